@@ -1,0 +1,65 @@
+"""Every error dpfy raises on purpose.
+
+An error says what was given, what was expected and what to do. None of them carries a value derived from
+private records: an exception text is an output like any other.
+"""
+
+
+class DpfyError(Exception):
+    """Base of every error that dpfy raises on purpose."""
+
+
+class InvalidArgument(DpfyError, ValueError):
+    """A declared value is outside its domain; nothing private was computed."""
+
+
+class UnsupportedEvent(DpfyError):
+    """No sound accounting rule is known for this event under this relation and method."""
+
+
+class BudgetExhausted(DpfyError):
+    """The next step would exceed the budget or the registered envelope; no record was read for it."""
+
+
+class LedgerError(DpfyError):
+    """The ledger cannot be used as asked."""
+
+
+class LedgerDamaged(LedgerError):
+    """The ledger or its head was truncated, edited or rolled back; the message names the place."""
+
+
+class LedgerLocked(LedgerError):
+    """Another process is writing to this ledger."""
+
+
+class LedgerMismatch(LedgerError):
+    """The ledger belongs to another plan, or the query that ran is not the event that was reserved."""
+
+
+class LedgerWriteFailed(LedgerError):
+    """An append could not be made durable; nothing is released after it."""
+
+
+class UnreleasedGradient(DpfyError):
+    """The optimizer was about to apply a gradient that no release produced."""
+
+
+class BatchAlreadyReleased(DpfyError):
+    """One sample licenses one release; draw another batch."""
+
+
+class LossError(DpfyError):
+    """``loss_fn`` does not return one loss per example, or fails on synthetic input."""
+
+
+class IsolationError(DpfyError):
+    """The model or the loss lets one example influence another one's loss, or keeps state between examples."""
+
+
+class DataError(DpfyError):
+    """The data set cannot be sampled or loaded as asked."""
+
+
+class DivergenceError(DpfyError):
+    """The released model has non-finite parameters."""

@@ -1,0 +1,184 @@
+"""What happened, as frozen facts that a machine without torch can read back years later.
+
+An event states exactly what its cost depends on and nothing else: never an ε, never a value derived from the
+records. Queries are in units of their bound, so that a run whose clip bound moves with noise in proportion is one
+event repeated; the realised scale is an annotation of the ledger line, not part of the event.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+
+_FACTS: dict[str, type["Fact"]] = {}
+
+
+class Fact:
+    """A frozen dataclass with a tag, a JSON round trip and a content address.
+
+    >>> Fact.from_json(Poisson(rate=0.01).to_json())
+    Poisson(rate=0.01)
+    """
+
+    tag: ClassVar[str]
+
+    def __init_subclass__(cls, tag: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if tag is not None:
+            cls.tag = tag
+            _FACTS[tag] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fact as plain JSON values."""
+        values = {field.name: _encode(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        return {"type": self.tag, **values}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Return the fact that :meth:`to_json` wrote; unknown types and fields are errors."""
+        if not isinstance(value, dict) or value.get("type") not in _FACTS:
+            known = ", ".join(sorted(_FACTS))
+            raise InvalidArgument(f"Expected an object whose 'type' is one of {known}, got {_shorten(value)}.")
+        fact = _FACTS[value["type"]]
+        try:
+            result = fact(**{name: _decode(item) for name, item in value.items() if name != "type"})
+        except TypeError:
+            names = ", ".join(field.name for field in fields(fact))  # type: ignore[arg-type]
+            raise InvalidArgument(f"Expected a {fact.tag!r} with the fields {names}, got {_shorten(value)}.") from None
+        if not isinstance(result, cls):
+            raise InvalidArgument(f"Expected a {cls.__name__}, got a {fact.tag!r}.")
+        return result
+
+    @property
+    def address(self) -> str:
+        """The content address: equal facts, and only they, have equal addresses."""
+        return hashlib.sha256(canonical_json(self.to_json())).hexdigest()[:32]
+
+
+class Policy(Fact):
+    """How the records of one step are chosen."""
+
+
+class Query(Fact):
+    """One noised, bounded function of one sample."""
+
+
+class Event(Fact):
+    """One release, or something else that costs privacy."""
+
+
+@dataclass(frozen=True)
+class Poisson(Policy, tag="poisson"):
+    """Each record is included independently with probability ``rate``."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _validate.real("rate", self.rate, 0, 1)
+
+
+@dataclass(frozen=True)
+class SumQuery(Query, tag="sum"):
+    """A sum in which one record moves by at most ``l2_bound``, with Gaussian noise of ``stddev`` per coordinate."""
+
+    l2_bound: float
+    stddev: float
+    name: str = "gradient"
+
+    def __post_init__(self) -> None:
+        _validate.real("l2_bound", self.l2_bound, 0, math.inf, open_high=True)
+        _validate.real("stddev", self.stddev, 0, math.inf, open_high=True)
+
+
+@dataclass(frozen=True)
+class Sampled(Event, tag="sampled"):
+    """One step: ``queries``, all answered on one and the same sample drawn by ``policy``.
+
+    ``numerical_delta`` is what the arithmetic of the noise adds to δ; accountants subtract it before they claim an ε.
+    ``adaptive`` marks a step whose rate or noise multiplier was chosen from earlier outputs: a filter must account it.
+    """
+
+    policy: Policy
+    queries: tuple[Query, ...]
+    numerical_delta: float = 0.0
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.real("numerical_delta", self.numerical_delta, 0, 1)
+        if not isinstance(self.policy, Policy) or not all(isinstance(query, Query) for query in self.queries):
+            raise InvalidArgument("Expected a sampled event to hold one policy and a tuple of queries.")
+
+
+@dataclass(frozen=True)
+class NonPrivate(Event, tag="non_private"):
+    """Something without any guarantee; it costs an infinite ε."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """An event and how many times it was reserved in a row."""
+
+    event: Event
+    times: int
+
+    def __post_init__(self) -> None:
+        _validate.count("times", self.times, minimum=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as plain JSON values."""
+        return {"event": self.event.to_json(), "times": self.times}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Return the run that :meth:`to_json` wrote; a bare event counts once."""
+        if isinstance(value, dict) and set(value) == {"event", "times"}:
+            return cls(Event.from_json(value["event"]), value["times"])
+        return cls(Event.from_json(value), 1)
+
+
+Envelope = tuple[Repeated, ...]
+"""The events of a whole run in order, run-length encoded."""
+
+
+def run_lengths(events: Iterable[Repeated]) -> Envelope:
+    """Merge neighbouring runs of equal events."""
+    merged: list[Repeated] = []
+    for run in events:
+        if merged and merged[-1].event == run.event:
+            merged[-1] = Repeated(run.event, merged[-1].times + run.times)
+        elif run.times:
+            merged.append(run)
+    return tuple(merged)
+
+
+def canonical_json(value: object) -> bytes:
+    """The one byte string that stands for a JSON value: sorted keys, no blanks, ASCII, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _encode(value: object) -> Any:
+    if isinstance(value, Fact):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(value: object) -> Any:
+    if isinstance(value, dict):
+        return Fact.from_json(value)
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    return value
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
