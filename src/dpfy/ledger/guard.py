@@ -1,0 +1,47 @@
+"""Who decides, in constant time and before any record is read, whether the next step may happen."""
+
+from typing import Any, Protocol
+
+from dpfy.ledger.events import Event
+
+
+class Guard(Protocol):
+    """The budget's gatekeeper: a ledger asks it before every reservation and tells it about every durable one.
+
+    *Formal guarantee*: a ledger appends only what :meth:`admit` let pass, and calls :meth:`record` exactly once for
+    what it appended, in the order of the file, both live and when an existing ledger is opened again. A guard may
+    therefore keep its whole state in memory and answer in O(1).
+
+    *Assumes* that :meth:`admit` changes nothing: it may be asked about several sizes of one block, and about steps
+    that are then not taken.
+    """
+
+    def describe(self) -> dict[str, Any]:
+        """Return the guard's name and declared limits as plain JSON values; they go into the header."""
+        ...
+
+    def admit(self, event: Event, times: int) -> None:
+        """Raise :class:`~dpfy.errors.BudgetExhausted` if ``times`` more of ``event`` would exceed a limit."""
+        ...
+
+    def record(self, event: Event, times: int) -> None:
+        """Count ``times`` more of ``event`` as spent; ``times`` is negative when an unused block is settled."""
+        ...
+
+
+class Unguarded:
+    """Admits everything: the ledger records what was spent and limits nothing.
+
+    >>> Unguarded().describe()
+    {'name': 'unguarded'}
+    """
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name only; there is no limit to declare."""
+        return {"name": "unguarded"}
+
+    def admit(self, event: Event, times: int) -> None:
+        """Let any event pass."""
+
+    def record(self, event: Event, times: int) -> None:
+        """Keep nothing; the ledger itself is the record."""
