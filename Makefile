@@ -1,0 +1,40 @@
+# Every target sets up what it needs: `make demo` or `make test` is all that a fresh machine has to run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-all lint bench docs clean
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint,docs]"
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term -m "slow or not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python benchmarks
+
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+clean:
+	rm -rf docs/_build build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
