@@ -1,0 +1,189 @@
+"""A plan: everything public about a private training run, frozen before the first record is read."""
+
+import math
+import sys
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal, Self
+
+from dpfy import _validate
+from dpfy.accounting import calibrate_envelope
+from dpfy.errors import InvalidArgument
+from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Policy, Repeated, Sampled
+from dpfy.mechanisms.query import ClippedSum, Query
+from dpfy.types import Budget, Relation, Unit
+
+# Sums are exact integers below 2^53 in lattice steps of at least bound·2^-32: see docs/proofs/gaussian-sum.md.
+_LARGEST_EXPECTED_BATCH = 2**19
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, how often, and what it may cost: public constants only.
+
+    Nothing in a plan is read off the data. ``divisor`` is what the released sum is divided by; ``records`` is the
+    declared size of the data set and is never compared with the data.
+
+    >>> plan = dpsgd(records=60_000, batch_size=256, epochs=10, noise_multiplier=1.1)
+    >>> plan.steps, round(plan.rate, 6)
+    (2344, 0.004267)
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    sampling: Policy
+    query: Query
+    steps: int
+    divisor: float
+    noise_multiplier: float | None = None
+    records: int | None = None
+    budget: Budget | None = None
+    unit: Unit = Unit.RECORD
+    relation: Relation = field(default=Relation.ADD_OR_REMOVE_ONE)
+
+    def __post_init__(self) -> None:
+        _validate.count("steps", self.steps)
+        _validate.real("divisor", self.divisor, 0, _LARGEST_EXPECTED_BATCH, open_low=True,
+                       remedy="It is the expected batch size, a public constant.")
+        if self.noise_multiplier is not None:
+            _validate.real("noise_multiplier", self.noise_multiplier, 0, math.inf, open_high=True)
+        if self.records is not None:
+            _validate.count("records", self.records)
+        _validate.choice("unit", self.unit, tuple(Unit))
+        _validate.choice("relation", self.relation, tuple(Relation))
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a record enters a step."""
+        return self.sampling.rate  # type: ignore[attr-defined]
+
+    @property
+    def clip(self) -> float:
+        """The bound of each record's gradient."""
+        return self.query.leaves[0].bound
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps see each record once in expectation."""
+        return max(1, round(1 / self.rate)) if self.rate > 0 else self.steps
+
+    @property
+    def event(self) -> Event:
+        """What one step will record."""
+        if self.noise_multiplier is None:
+            raise InvalidArgument("The plan has no noise_multiplier yet. Call .calibrate(epsilon=…, delta=…), or give "
+                                  "noise_multiplier=….")
+        return Sampled(self.sampling, self.query.sum_queries(self.noise_multiplier))
+
+    @property
+    def envelope(self) -> Envelope:
+        """All that the run may record, registered before the first step."""
+        return (Repeated(self.event, self.steps),)
+
+    def calibrate(self, epsilon: float, delta: float | Literal["auto"]) -> Self:
+        """Return the same plan with the least noise whose claimed ε stays within ``epsilon`` at ``delta``.
+
+        ``delta="auto"`` is 1/records^1.1, where records counts the units of privacy.
+        """
+        _validate.epsilon(epsilon)
+        budget = Budget(float(epsilon), self._auto_delta() if delta == "auto" else _validate.delta(delta))
+
+        def envelope(noise_multiplier: float) -> Envelope:
+            return replace(self, noise_multiplier=noise_multiplier).envelope
+
+        noise_multiplier = calibrate_envelope(envelope, epsilon=budget.epsilon, delta=budget.delta,
+                                              relation=self.relation)
+        return replace(self, noise_multiplier=noise_multiplier, budget=budget)
+
+    def _auto_delta(self) -> float:
+        if self.records is None:
+            raise InvalidArgument("delta='auto' is 1/records^1.1; declare records=…, or give delta a value.")
+        delta = self.records**-1.1 if self.records > 1 else 0.5
+        sys.stdout.write(f"delta='auto': delta = {self.records}^-1.1 = {delta:.4g}\n")
+        return delta
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        budget = self.budget and {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        return {
+            "sampling": self.sampling.to_json(), "query": self.query.to_json(), "steps": self.steps,
+            "divisor": self.divisor, "noise_multiplier": self.noise_multiplier, "records": self.records,
+            "budget": budget, "unit": str(self.unit), "relation": str(self.relation),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return the plan that :meth:`to_json` wrote."""
+        budget = value.get("budget")
+        try:
+            return cls(**{
+                **value, "sampling": Policy.from_json(value.get("sampling")), "query": _query(value.get("query")),
+                "budget": Budget(**budget) if budget else None, "unit": Unit(value["unit"]),
+                "relation": Relation(value["relation"]),
+            })
+        except (TypeError, KeyError) as error:
+            raise InvalidArgument(f"Expected a plan written by Plan.to_json; {error} does not fit.") from None
+
+
+def _query(value: object) -> Query:
+    query = Fact.from_json(value)
+    if not isinstance(query, Query):
+        raise InvalidArgument("Expected the plan's query to be a 'query'.")
+    return query
+
+
+def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs: float | None = None,
+          steps: int | None = None, rate: float | None = None, divisor: float | None = None, clip: float = 1.0,
+          noise_multiplier: float | None = None, unit: Unit | str = Unit.RECORD,
+          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> Plan:
+    """Plan DP-SGD: Poisson samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
+
+    *Formal guarantee*: with the noise multiplier z of the plan, each step is the Poisson-subsampled Gaussian mechanism
+    of that rate and z under ``relation``; the ledger's accountant composes the steps.
+
+    *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read off the data.
+
+    Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs`` or ``steps``.
+
+    >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
+    0.5
+    """
+    if records is not None:
+        _validate.count("records", records)
+    if (rate is None) == (batch_size is None):
+        raise InvalidArgument(f"Expected either batch_size= (with records=) or rate=, got batch_size={batch_size!r} "
+                              f"and rate={rate!r}.")
+    if rate is None:
+        _validate.positive("batch_size", batch_size)
+        if records is None:
+            raise InvalidArgument("batch_size= needs records=, the declared public size of the data set; "
+                                  "or give rate= and divisor=.")
+        if batch_size > records:
+            raise InvalidArgument(f"Expected batch_size={batch_size!r} to be at most records={records!r}.")
+        rate, expected = batch_size / records, float(batch_size)
+    else:
+        _validate.real("rate", rate, 0, 1)
+        if divisor is None and records is None:
+            raise InvalidArgument("rate= needs divisor= or records=: the released sum is divided by a public constant.")
+        expected = rate * records if records is not None else 0.0
+    if divisor is not None:
+        expected = _validate.positive("divisor", divisor)
+    return Plan(
+        sampling=Poisson(float(rate)), query=Query((ClippedSum(_validate.positive("clip", clip)),)),
+        steps=_steps(steps, epochs, Fraction(records) / Fraction(batch_size) if batch_size else None, rate),
+        divisor=expected, noise_multiplier=noise_multiplier, records=records,
+        unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
+        relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
+    )
+
+
+def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None, rate: float) -> int:
+    """⌈epochs · records / batch_size⌉, in exact arithmetic so that whole numbers stay whole."""
+    if (steps is None) == (epochs is None):
+        raise InvalidArgument(f"Expected exactly one of steps= and epochs=, got steps={steps!r} and epochs={epochs!r}.")
+    if steps is not None:
+        return _validate.count("steps", steps)
+    exact = Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6)
+    if per_epoch is None:
+        per_epoch = 1 / Fraction(_validate.positive("rate", rate, remedy="With rate=0 give steps=.")).limit_denominator(10**12)
+    return math.ceil(exact * per_epoch)
