@@ -185,5 +185,6 @@ def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None, 
         return _validate.count("steps", steps)
     exact = Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6)
     if per_epoch is None:
-        per_epoch = 1 / Fraction(_validate.positive("rate", rate, remedy="With rate=0 give steps=.")).limit_denominator(10**12)
+        _validate.positive("rate", rate, remedy="With rate=0 give steps=.")
+        per_epoch = 1 / Fraction(rate).limit_denominator(10**12)
     return math.ceil(exact * per_epoch)

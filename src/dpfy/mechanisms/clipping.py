@@ -1,0 +1,50 @@
+"""Per-record scaling: how much of each record's gradient may enter the sum."""
+
+from collections.abc import Callable
+
+import torch
+
+Weigh = Callable[[torch.Tensor], torch.Tensor]
+"""From squared norms [records, groups] to weights [records, groups], one record at a time."""
+
+_BLOCK = 2**20  # numbers converted to float64 at once: stays in cache, and no second copy of a chunk's gradients
+
+
+def clip_to(bound: float) -> Weigh:
+    """Return the weights min(1, bound/norm), and 0 where the norm is not finite.
+
+    A NaN or infinite gradient contributes nothing; a zero gradient keeps weight 1 and contributes nothing either.
+
+    >>> clip_to(1.0)(torch.tensor([[4.0], [0.0], [float("nan")]])).flatten().tolist()
+    [0.5, 1.0, 0.0]
+    """
+
+    def weigh(squared_norms: torch.Tensor) -> torch.Tensor:
+        weights = (bound / squared_norms.sqrt()).clamp(max=1.0)
+        return torch.where(squared_norms.isfinite(), weights, 0.0)
+
+    return weigh
+
+
+def squared_norms(per_record: torch.Tensor) -> torch.Tensor:
+    """Return each record's squared ℓ2 norm, accumulated in float64 so that no float32 gradient overflows it."""
+    rows = per_record.reshape(len(per_record), -1)
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+
+
+def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) -> torch.Tensor:
+    """Return Σ round(weight·gradient) in multiples of ``grid``, in float64.
+
+    Each record is rounded to the lattice before it is added. Whole multiples add exactly, so the sum depends neither
+    on order nor on chunking, and another record changes it by that record's own rounded contribution only.
+    """
+    shape = per_record.shape[1:]
+    rows = per_record.reshape(len(per_record), -1)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    factors = (weights.to(torch.float64) / grid).unsqueeze(1)  # exact: the grid is a power of two
+    records_per_block = max(1, _BLOCK // max(1, rows.shape[1]))
+    for block, factor in zip(rows.split(records_per_block), factors.split(records_per_block), strict=True):
+        scaled = block.to(torch.float64) * factor
+        # 0·inf is NaN: a weight of zero means that the record is left out, whatever its gradient holds.
+        total += torch.where(factor > 0, scaled, 0.0).round_().sum(0)
+    return (total * grid).reshape(shape)

@@ -1,0 +1,16 @@
+"""Engines: how per-record gradients are computed, weighed and summed.
+
+All are judged against :class:`~dpfy.training.engines.loop.LoopEngine`, which differentiates one record at a time.
+"""
+
+from dpfy.training.engines.base import BoundedSums, Engine
+from dpfy.training.engines.loop import LoopEngine
+from dpfy.training.engines.vmap import VmapEngine
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (LoopEngine, VmapEngine)}
+"""Every engine by its name."""
+
+PREFERENCE = ("vmap", "loop")
+"""What ``engine="auto"`` tries, fastest first; the oracle works for every model."""
+
+__all__ = ["ENGINES", "PREFERENCE", "BoundedSums", "Engine", "LoopEngine", "VmapEngine"]

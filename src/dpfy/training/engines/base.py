@@ -1,0 +1,62 @@
+"""What every engine is given and what it gives back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from dpfy.mechanisms.clipping import Weigh
+from dpfy.training.chunk import Chunk
+from dpfy.training.losses import per_example
+
+LossFn = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class BoundedSums:
+    """The clipped sum of one chunk, a tensor per trainable parameter, in whole multiples of the grid. Sensitive."""
+
+    gradients: list[torch.Tensor]
+
+
+class Engine(ABC):
+    """Sums weighed per-record gradients of one chunk.
+
+    An engine looks at one chunk and keeps nothing: parameters and buffers are substituted for the call, so the user's
+    model is never changed, not even by a layer that writes to its own buffers.
+    """
+
+    name: ClassVar[str]
+    isolation: ClassVar[str]  # how it is known that one record cannot influence another one's gradient
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        self.model = model
+        self.parameters = parameters
+
+    @abstractmethod
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, weigh: Weigh, grid: float) -> BoundedSums:
+        """Return Σ weight·gradient over the chunk, each record rounded to ``grid`` before it is added."""
+
+
+class LossCall(nn.Module):
+    """Gives the user's model a parent, so that ``functional_call`` can substitute parameters inside ``loss_fn``."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, *arguments: Any) -> Any:
+        """Call the user's loss; it uses the model it closed over."""
+        return self.loss_fn(*arguments)
+
+
+def loss_of_one(call: LossCall, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor],
+                record: Chunk) -> torch.Tensor:
+    """Return the loss of a chunk that holds a single record, as a scalar."""
+    state = {f"model.{name}": value for name, value in (parameters | buffers).items()}
+    return per_example(functional_call(call, state, record.arguments), size=1).sum()

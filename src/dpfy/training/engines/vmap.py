@@ -1,0 +1,30 @@
+"""All records of a chunk at once, by vectorising the gradient of one."""
+
+import torch
+from torch.func import grad, vmap
+
+from dpfy.mechanisms.clipping import Weigh, lattice_sum, squared_norms
+from dpfy.training.chunk import Chunk
+from dpfy.training.engines.base import BoundedSums, Engine, LossCall, LossFn, loss_of_one
+
+
+class VmapEngine(Engine):
+    """``torch.func.vmap`` over the gradient of one record; materialises one gradient per record of the chunk."""
+
+    name = "vmap"
+    isolation = "by construction: the loss function is only ever given one record, vectorised afterwards"
+
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, weigh: Weigh, grid: float) -> BoundedSums:
+        """Return the clipped sum of the chunk."""
+        call = LossCall(self.model, loss_fn)
+        tensors, rebuild = chunk.flatten()
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+        def loss(parameters: dict[str, torch.Tensor], *one: torch.Tensor) -> torch.Tensor:
+            return loss_of_one(call, parameters, buffers, rebuild([tensor.unsqueeze(0) for tensor in one]))
+
+        leaves = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        in_dims = (None, *(0 for _ in tensors))
+        found = list(vmap(grad(loss), in_dims=in_dims, randomness="different")(leaves, *tensors).values())
+        weights = weigh(torch.stack([squared_norms(g) for g in found]).sum(0).unsqueeze(1)).squeeze(1)
+        return BoundedSums([lattice_sum(gradient, weights, grid) for gradient in found])

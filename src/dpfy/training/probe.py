@@ -1,0 +1,241 @@
+"""The isolation probe: one example must not influence another one's loss, now or at a later step.
+
+It runs on synthetic input of the public shape, so whatever it says is about the model and never about a record.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.errors import IsolationError, LossError
+from dpfy.mechanisms.clipping import clip_to
+from dpfy.training.chunk import Chunk
+from dpfy.training.engines import ENGINES, PREFERENCE, Engine
+from dpfy.training.engines.base import LossFn
+from dpfy.training.losses import per_example
+from dpfy.training.synthetic import shortened, synthetic, with_row_from
+
+_SIZES = (2, 3, 5)
+_SCALES = (1.0, 1.0 / 16)
+_SEED = 20181216
+_GRID = 2.0**-40
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The judge of one model and one loss function, on input shaped like ``example``."""
+
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    loss_fn: LossFn
+    example: Chunk
+    declared: bool
+
+    def choose(self, engine: str) -> Engine:
+        """Return the engine to use, after every check has passed."""
+        self._check_layers()
+        with _undisturbed(self.model) as changed:
+            self._check_losses()
+            self._check_neighbours()
+            self._check_memory()
+            if (name := changed()) is not None:
+                raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
+            return self._agreeing_engine(engine)
+
+    def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
+        return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
+
+    def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
+        """The losses of a whole chunk, with the randomness of dropout held fixed."""
+        torch.manual_seed(_SEED + seed)
+        try:
+            with torch.no_grad():
+                returned = self.loss_fn(*chunk.arguments)
+        except Exception as error:
+            raise LossError(f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: {error}). "
+                            "If valid input has to look otherwise (labels, token ids), pass example_input= a collated "
+                            "batch of made-up but valid examples.") from None
+        return per_example(returned, chunk.size).double()
+
+    def _check_layers(self) -> None:
+        """Refuse what synthetic input need not bring to light: rows are only rescaled once they have grown."""
+        for name, module in self.model.named_modules():
+            if getattr(module, "max_norm", None) is not None:
+                raise IsolationError(f"The module {name!r} ({type(module).__name__}) has max_norm, which rewrites the "
+                                     "rows that the records use. Make it with max_norm=None.")
+
+    def _check_losses(self) -> None:
+        for size in _SIZES:
+            self._losses(self._input(size))
+
+    def _check_neighbours(self) -> None:
+        """Change one example: the other losses must not move, at any size, scale and position."""
+        for size, scale in product(_SIZES, _SCALES):
+            base, other = self._input(size, 1, scale), self._input(size, 2, scale)
+            losses = self._losses(base)
+            for position in sorted({0, size // 2, size - 1}):
+                changed = with_row_from(base, other, position)
+                rest = [row for row in range(size) if row != position]
+                if not _equal(losses[rest], self._losses(changed)[rest]):
+                    culprit = self._culprit(base, changed, rest)
+                    raise self._refusal(culprit, "lets one example change another one's loss")
+            if not self._is_random():
+                alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
+                if not _equal(losses, alone):
+                    culprit = self._culprit_alone(base)
+                    raise self._refusal(culprit, "gives an example another loss alone than in a batch")
+
+    def _check_memory(self) -> None:
+        """See something else in between: the losses must be what they were."""
+        first = self._losses(self._input(3))
+        for scale in _SCALES:
+            self._losses(self._input(5, 3, scale))
+        if not _equal(first, self._losses(self._input(3))):
+            raise self._refusal(None, "keeps state between steps that changes later losses")
+
+    def _is_random(self) -> bool:
+        chunk = self._input(3)
+        return not _equal(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
+
+    def _agreeing_engine(self, wanted: str) -> Engine:
+        """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
+        names = PREFERENCE if wanted == "auto" else (wanted,)
+        oracle = ENGINES["loop"](self.model, self.parameters)
+        with _without_dropout(self.model):
+            try:
+                expected = self._sums(oracle)
+            except RuntimeError as error:
+                raise LossError(f"The loss of one synthetic example cannot be differentiated ({error}).") from None
+            if not any(tensor.any() for tensor in expected):
+                raise LossError("No trainable parameter influences the loss on synthetic input. loss_fn must call the "
+                                "very model that was given to privatize, not a copy, a compiled or a wrapped one.")
+            random = self._is_random()
+            reason = ""
+            for name in names:
+                engine = ENGINES[name](self.model, self.parameters)
+                try:
+                    found = self._sums(engine)
+                except Exception as error:
+                    reason = f"fails on synthetic input ({type(error).__name__}: {error})"
+                    continue
+                if random or all(_equal(a, b) for a, b in zip(found, expected, strict=True)):
+                    return engine
+                reason = "does not give the gradients that one example at a time gives"
+        raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
+
+    def _sums(self, engine: Engine) -> list[torch.Tensor]:
+        torch.manual_seed(_SEED)
+        return engine.bounded_sums(self.loss_fn, self._input(3), clip_to(1.0), _GRID).gradients
+
+    def _culprit(self, base: Chunk, changed: Chunk, rest: list[int]) -> str | None:
+        """The first module, in the order of execution, whose output moves for untouched examples."""
+        before, after = self._outputs(base), self._outputs(changed)
+        for name, output in before.items():
+            if name in after and len(output) > max(rest) and not _equal(output[rest], after[name][rest]):
+                return name
+        return None
+
+    def _culprit_alone(self, base: Chunk) -> str | None:
+        together, alone = self._outputs(base), self._outputs(base.record(0))
+        for name, output in together.items():
+            batched = name in alone and len(output) == base.size and len(alone[name]) == 1
+            if batched and not _equal(output[:1], alone[name]):
+                return name
+        return None
+
+    def _outputs(self, chunk: Chunk) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+
+        def remember(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+                first = output[0] if isinstance(output, tuple) and output else output
+                if isinstance(first, torch.Tensor) and first.ndim and name not in found:
+                    found[name] = first.detach().double()
+            return hook
+
+        handles = [module.register_forward_hook(remember(name)) for name, module in self.model.named_modules()]
+        try:
+            self._losses(chunk)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+    def _refusal(self, name: str | None, what: str) -> IsolationError:
+        modules = dict(self.model.named_modules())
+        if name not in modules:
+            return IsolationError(f"The model or loss_fn {what}. Every example must be treated alone: let loss_fn "
+                                  "return per-example losses and keep nothing between calls.")
+        module = modules[name]
+        remedy = "Replace it by a layer that treats every example alone, or put it in eval mode before training."
+        if isinstance(module, _BATCH_NORMS):
+            remedy = "Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its place."
+        elif getattr(module, "track_running_stats", False):
+            remedy = "Give it track_running_stats=False (dpfy.fix(model) does)."
+        return IsolationError(f"The module {name or 'model'!r} ({type(module).__name__}) {what}. {remedy}")
+
+
+def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
+    """Refuse a collate function that pads a record to the length of its neighbours; judged on made-up records."""
+    long, short = shortened(record, 1.0), shortened(record, 0.5)
+    try:
+        together = Chunk.of(collate_fn([long, short]), 2)
+        alone = Chunk.of(collate_fn([short]), 1)
+        shapes = [[tuple(leaf.shape[1:]) for leaf in chunk.flatten()[0]] for chunk in (together, alone)]
+    except Exception:
+        return  # it takes one length only, or not these made-up records: nothing is padded
+    if shapes[0] != shapes[1]:
+        raise IsolationError("collate_fn pads an example to the longest of its neighbours, so that one record changes "
+                             "the input of others. Pad to a public fixed length, or to declared buckets.")
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal up to the rounding of differently shaped kernels."""
+    if a.shape != b.shape:
+        return False
+    a, b = a.double(), b.double()
+    scale = float(torch.cat([a.flatten(), b.flatten()]).nan_to_num(0, 0, 0).abs().max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale + 1e-12, equal_nan=True)
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
+    """Leave the model's state and torch's generators as they were; yields a function that names changed state."""
+    def state() -> dict[str, torch.Tensor]:
+        return dict(model.named_buffers()) | {name: p.detach() for name, p in model.named_parameters()}
+
+    before = {name: tensor.clone() for name, tensor in state().items()}
+
+    def changed() -> str | None:
+        now = state()
+        for name, tensor in before.items():
+            if name not in now or not torch.equal(now[name].nan_to_num(), tensor.nan_to_num()):
+                return name
+        return next((name for name in now if name not in before), None)
+
+    with torch.random.fork_rng():
+        try:
+            yield changed
+        finally:
+            for name, tensor in state().items():
+                if name in before and tensor.shape == before[name].shape and not torch.equal(tensor, before[name]):
+                    tensor.copy_(before[name])
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch dropout modules off, so that engines can be compared number by number."""
+    active = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    try:
+        for module in active:
+            module.training = False
+        yield
+    finally:
+        for module in active:
+            module.training = True

@@ -1,0 +1,317 @@
+"""A plan bound to a model, data and a ledger: the way of one step.
+
+    reserve the event ─▶ draw the sample ─▶ bounded sums, chunk by chunk ─▶ noise ─▶ Released ─▶ p.grad
+
+Everything left of ``Released`` is sensitive: it is never logged, printed, saved or put into an exception text.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from dpfy import _validate
+from dpfy._version import __version__
+from dpfy.accounting import EnvelopeGuard, account
+from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerMismatch
+from dpfy.ledger import Header, Ledger
+from dpfy.ledger.events import Event, Sampled
+from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
+from dpfy.mechanisms.sampling import sampler_for
+from dpfy.plan import Plan
+from dpfy.training.chunk import Chunk
+from dpfy.training.data import LoadedChunk, Records
+from dpfy.training.engines import ENGINES, Engine
+from dpfy.training.engines.base import LossFn
+from dpfy.training.gate import Gate, trainable
+from dpfy.training.probe import Probe, check_collation
+from dpfy.types import Interval
+
+_GRADIENT_NUMBERS_PER_CHUNK = 2**27  # per-record gradients of one chunk: half a gigabyte in float32
+_LARGEST_DEFAULT_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Released:
+    """What left the mechanism: noisy gradients divided by the plan's public divisor, by parameter name."""
+
+    gradients: dict[str, torch.Tensor]
+    step: int
+
+
+class Batch:
+    """An opaque promise of one sample; it is drawn, and records are read, only when it is released."""
+
+    __slots__ = ("_released", "_run", "step")
+
+    def __init__(self, run: "Run", step: int) -> None:
+        self._run = run
+        self._released = False
+        self.step = step
+
+    def __repr__(self) -> str:
+        return f"Batch(step={self.step})"
+
+
+class Run:
+    """The steps of a plan. Iterate over it, call :meth:`backward` for every batch, then ``opt.step()``.
+
+    *Formal guarantee*: whatever is computed from the released gradients, the plan and public data satisfies the
+    (ε, δ)-differential privacy that ``spent`` reports, for the plan's unit and relation; every release is durable in
+    the ledger before a record is read for it.
+
+    *Assumes*: the generator's key stays secret; ``loss_fn`` and the data set keep what they see to themselves.
+    """
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], gate: Gate, records: Records, plan: Plan,
+                 ledger: Ledger, streams: "_Streams", engine: str, example: Chunk | None) -> None:
+        self.plan = plan
+        self.ledger = ledger
+        self.model = model
+        self._parameters = parameters
+        self._gate = gate
+        self._records = records
+        self._wanted_engine = engine
+        self._declared_example = example
+        self._sampler = sampler_for(plan.sampling, streams.sampling)
+        self._noise = LatticeGaussian(streams.noise)
+        self._engines: dict[Any, Engine] = {}
+        self._next_step = min(ledger.count, plan.steps)
+        self._closed = False
+
+    # Walking through the plan
+
+    @property
+    def steps_left(self) -> int:
+        """How many batches the plan still has to give."""
+        return self.plan.steps - self._next_step
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.steps_left > 0:
+            self._next_step += 1
+            yield Batch(self, self._next_step)
+
+    def __len__(self) -> int:
+        return self.steps_left
+
+    def epochs(self) -> Iterator[Iterator[Batch]]:
+        """Yield one iterator of batches per epoch: as many steps as see each record once in expectation."""
+        while self.steps_left > 0:
+            last = self._next_step + self.plan.steps_per_epoch - self._next_step % self.plan.steps_per_epoch
+            yield self._until(min(last, self.plan.steps))
+
+    def _until(self, last: int) -> Iterator[Batch]:
+        for batch in self:
+            yield batch
+            if self._next_step >= last:
+                return
+
+    # One step
+
+    def backward(self, loss_fn: LossFn, batch: Batch) -> None:
+        """Release the batch and add the result to ``p.grad``, where ``loss.backward()`` would have put its own.
+
+        ``loss_fn`` is called once per physical chunk with the collated fields and returns the vector of per-example
+        losses, or :class:`~dpfy.Losses`.
+        """
+        self._gate.check("run.backward()")
+        released = self.release(loss_fn, batch)
+        for name, gradient in released.gradients.items():
+            parameter = self._parameters[name]
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        self._gate.mark_released()
+
+    def release(self, loss_fn: LossFn, batch: Batch) -> Released:
+        """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
+        self._check_ready(batch)
+        mechanism = self._mechanism()
+        event = self._event_of(mechanism)
+        self.ledger.reserve(event, note={"clip": mechanism.bound})
+        batch._released = True
+        engine = self._engine_for(loss_fn)
+        sums = [torch.zeros_like(p, dtype=torch.float64) for p in self._trained().values()]
+        if engine is not None:
+            for loaded in self._records.chunks(self._sampler.draw(len(self._records))):
+                for found in self._bounded_sums(engine, loss_fn, loaded, mechanism):
+                    for total, part in zip(sums, found, strict=True):
+                        total += part
+        noisy = mechanism.release(sums, self._noise)
+        gradients = {name: (tensor / self.plan.divisor).to(parameter.dtype)
+                     for (name, parameter), tensor in zip(self._trained().items(), noisy, strict=True)}
+        return Released(gradients, batch.step)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The parameters under the gate that are not frozen by now."""
+        return {name: p for name, p in self._parameters.items() if p.requires_grad}
+
+    def _mechanism(self) -> GaussianSum:
+        leaf, = self.plan.query.leaves
+        dimension = sum(p.numel() for p in self._parameters.values())
+        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension)
+
+    def _event_of(self, mechanism: GaussianSum) -> Event:
+        """The event that the sampler and the mechanism at hand license, compared with the one that was planned."""
+        event = Sampled(self._sampler.policy, self.plan.query.sum_queries(mechanism.noise_multiplier))
+        if event != self.plan.event:
+            raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
+        return event
+
+    def _check_ready(self, batch: Batch) -> None:
+        if self._closed:
+            raise InvalidArgument("This run is closed. Open another with dpfy.privatize.")
+        if not isinstance(batch, Batch) or batch._run is not self:
+            raise InvalidArgument("Expected a batch that iterating over this run yielded.")
+        if batch._released:
+            raise BatchAlreadyReleased(f"The batch of step {batch.step} was released already. One sample licenses one "
+                                       "release: take the next batch of the run.")
+        if not all(bool(p.isfinite().all()) for p in self._parameters.values()):
+            raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
+                                  "rate; the ledger keeps what was spent.")
+
+    def _bounded_sums(self, engine: Engine, loss_fn: LossFn, loaded: LoadedChunk,
+                      mechanism: GaussianSum) -> Iterator[list[torch.Tensor]]:
+        """The sums of a chunk; a chunk that raises is re-run record by record, and records that raise add nothing."""
+        try:
+            yield engine.bounded_sums(loss_fn, loaded.chunk, mechanism.weigh, mechanism.grid).gradients
+            return
+        except Exception:
+            pass
+        for index in loaded.indices:
+            record = self._records.alone(index)
+            try:
+                if record is not None:
+                    yield engine.bounded_sums(loss_fn, record, mechanism.weigh, mechanism.grid).gradients
+            except Exception:
+                continue
+
+    def _engine_for(self, loss_fn: LossFn) -> Engine | None:
+        """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
+        trained = self._trained()
+        modes = tuple(module.training for module in self.model.modules())
+        key = (getattr(loss_fn, "__code__", type(loss_fn)), modes, tuple(trained))
+        if key not in self._engines:
+            example, declared = self._declared_example, True
+            if example is None:
+                found = self._records.example()
+                if found is None:
+                    return None
+                record, example = found
+                declared = False
+                if self._records.collate_fn is not None:
+                    check_collation(self._records.collate_fn, record)
+            probe = Probe(self.model, trained, loss_fn, example, declared)
+            self._engines[key] = probe.choose(self._wanted_engine)
+        return self._engines[key]
+
+    # What was spent, and the gate
+
+    @property
+    def isolation(self) -> str:
+        """How it is known that one record cannot influence another one's gradient."""
+        return next((engine.isolation for engine in self._engines.values()), "not probed yet")
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine in use; what was asked for until the first release has probed the model."""
+        return next((engine.name for engine in self._engines.values()), self._wanted_engine)
+
+    def spent(self, delta: float) -> Interval:
+        """Return the ε of all that was reserved so far, as a certified interval."""
+        return account(self.ledger).epsilon(delta)
+
+    def postprocessing(self) -> AbstractContextManager[None]:
+        """Allow deliberate edits of released gradients inside the block."""
+        return self._gate.vouched("run.postprocessing()")
+
+    def public(self) -> AbstractContextManager[None]:
+        """Allow gradients of public data, from plain ``loss.backward()``, inside the block."""
+        return self._gate.vouched("run.public()")
+
+    def close(self) -> None:
+        """Remove the gate and close the ledger; the model and the optimizer are as they were."""
+        if not self._closed:
+            self._closed = True
+            self._gate.close()
+            self.ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Streams:
+    """Separate generators, so that no draw of the one says anything about the other."""
+
+    noise: SecureStream
+    sampling: SecureStream
+
+
+def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], data: Any,
+              plan: Plan, ledger: str | Path | Ledger = "run.dpl", *, max_physical_batch: int | None = None,
+              engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
+              example_input: Any = None, insecure_test_key: int | bytes | None = None,
+              anchor: str | Path | None = None, block: int = 1) -> Run:
+    """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
+
+    ``data`` is any map-style data set. ``max_physical_batch`` limits the memory of a step and never changes its result.
+    ``example_input`` is a collated batch of made-up examples for the probe. ``anchor`` keeps the ledger's head in a
+    second place; ``block`` reserves that many steps at once. With ``insecure_test_key`` nothing is private: the ledger
+    says so.
+    """
+    optimizers = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    _check_model(model)
+    _validate.choice("engine", engine, ("auto", *ENGINES))
+    _validate.count("num_workers", num_workers, minimum=0)
+    parameters = trainable(model, optimizers)
+    if max_physical_batch is None:
+        max_physical_batch = _default_chunk(parameters)
+    records = Records(data, collate_fn, num_workers, _validate.count("max_physical_batch", max_physical_batch))
+    streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
+                       sampling=SecureStream(insecure_test_key, purpose="sampling"))
+    opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
+    example = None if example_input is None else _declared(example_input)
+    return Run(model, parameters, Gate(optimizers, parameters), records, plan, opened, streams, engine, example)
+
+
+def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, anchor: str | Path | None,
+                 block: int) -> Ledger:
+    guard = EnvelopeGuard(plan.envelope, plan.budget, plan.relation)
+    header = Header(unit=plan.unit, relation=plan.relation, plan=plan.to_json(), key_source=key_source,
+                    guard=guard.describe(), envelope=plan.envelope, library=__version__)
+    if isinstance(ledger, Ledger):
+        ledger.register(guard, header)
+        return ledger
+    return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
+
+
+def _default_chunk(parameters: dict[str, nn.Parameter]) -> int:
+    numbers = sum(p.numel() for p in parameters.values())
+    return max(1, min(_LARGEST_DEFAULT_CHUNK, 2 ** int(math.log2(max(1, _GRADIENT_NUMBERS_PER_CHUNK // numbers)))))
+
+
+def _declared(example_input: Any) -> Chunk:
+    chunk = Chunk.of(example_input, 1)
+    tensors = [leaf for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if not tensors:
+        raise InvalidArgument("Expected example_input to be a collated batch: tensors with one row per example.")
+    declared = Chunk(chunk.arguments, len(tensors[0]))
+    if not declared.is_batched():
+        raise InvalidArgument("Expected every field of example_input to have one row per example.")
+    return declared
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise InvalidArgument(f"{type(model).__name__} averages raw gradients. Pass the module inside (model.module).")
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+        raise InvalidArgument("Compiled models drop the substitution of parameters that per-example gradients need. "
+                              "Pass the module that you compiled, and let loss_fn call it.")
