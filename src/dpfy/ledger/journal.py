@@ -1,0 +1,271 @@
+"""The ledger's format as a pure state machine: bytes in, verified facts out, no files.
+
+Every line is ``{"<kind>":<payload>,"hash":"<64 hex>"}`` in canonical JSON, where the hash is the SHA-256 of the
+previous line's hash followed by the line without its own. Equal steps therefore have equal bodies, so a million of
+them are read by looking the body up instead of parsing it.
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import accumulate
+from typing import Any, Self
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument, LedgerDamaged
+from dpfy.ledger.events import Envelope, Event, Repeated, canonical_json
+from dpfy.types import Relation, Unit
+
+SCHEMA = 1
+GENESIS = "0" * 64
+_HASH_KEY = b',"hash":"'
+_TAIL = len(_HASH_KEY) + 64 + len(b'"}\n')
+_RECOVER = b'{"recover":'
+_MAX_REMEMBERED = 4096  # bodies with ever new notes must not fill the memory
+
+
+@dataclass(frozen=True)
+class Head:
+    """How many lines a ledger has, and the hash of the last one."""
+
+    count: int = 0
+    hash: str = GENESIS
+
+
+def seal(previous: str, body: bytes) -> tuple[bytes, str]:
+    """Return ``body`` (a canonical JSON object) as a line chained to ``previous``, and the line's hash."""
+    digest = hashlib.sha256(previous.encode() + body).hexdigest()
+    return body[:-1] + _HASH_KEY + digest.encode() + b'"}\n', digest
+
+
+def unseal(previous: str, line: bytes) -> tuple[bytes, str] | None:
+    """Return the body and the hash of a line that :func:`seal` wrote, or None if any byte differs."""
+    body = line[:-_TAIL] + b"}"
+    sealed, digest = seal(previous, body)
+    return (body, digest) if sealed == line else None
+
+
+def recovery_line(journal: "Journal") -> bytes:
+    """Return the bytes that, appended to a torn tail, turn it into a line that charges it."""
+    charged = journal.next_event()
+    payload = {"bytes": len(journal.torn), "event": charged.to_json() if charged else None,
+               "sha256": hashlib.sha256(journal.torn).hexdigest()}
+    return seal(journal.head.hash, canonical_json({"recover": payload}))[0]
+
+
+def _library_version() -> str:
+    try:
+        return metadata.version("dpfy")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a ledger was opened for: declared before the first step, and equal for everyone who writes to it.
+
+    ``plan`` is an opaque JSON object. ``guard`` is filled in from the guard that the ledger is opened with.
+    ``filter`` declares, at creation or never, that plans may be added later and how they are accounted.
+
+    >>> header = Header(plan={"steps": 3})
+    >>> Header.from_json(header.to_json()) == header
+    True
+    """
+
+    unit: Unit = Unit.RECORD
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE
+    plan: dict[str, Any] | None = None
+    envelope: Envelope = ()
+    key_source: str = "os"
+    guard: dict[str, Any] = field(default_factory=lambda: {"name": "unguarded"})
+    filter: dict[str, Any] | None = None
+    library: str = field(default_factory=_library_version)
+    created: str = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "unit", Unit(self.unit))
+            object.__setattr__(self, "relation", Relation(self.relation))
+            canonical_json(self.to_json())
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"Expected a header of plain JSON values with a known unit and relation: {error}."
+                                  ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the header as plain JSON values, with the schema version of the ledger."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "envelope": [run.to_json() for run in self.envelope], "schema": SCHEMA}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Return the header that :meth:`to_json` wrote; other schema versions and unknown fields are errors."""
+        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+            given = value.get("schema") if isinstance(value, dict) else None
+            raise InvalidArgument(f"Expected a ledger of schema {SCHEMA}, got {given!r}. "
+                                  "Read it with the version of dpfy that wrote it, or with a newer one.")
+        values = {name: item for name, item in value.items() if name != "schema"}
+        if set(values) != {item.name for item in fields(cls)} or not isinstance(values["envelope"], list):
+            raise InvalidArgument(f"Expected a header with the fields {', '.join(item.name for item in fields(cls))}.")
+        return cls(**{**values, "envelope": tuple(Repeated.from_json(run) for run in values["envelope"])})
+
+    def differences(self, other: "Header") -> list[str]:
+        """Return the names of the fields in which two writers of one ledger must agree and do not."""
+        mine, theirs = self.to_json(), other.to_json()
+        names = ("unit", "relation", "plan", "envelope", "key_source", "filter")
+        return [name for name in names if canonical_json(mine[name]) != canonical_json(theirs[name])]
+
+
+class Journal:
+    """Everything that the verified lines of a ledger say; :meth:`feed` it line by line.
+
+    *Formal guarantee*: a byte string is accepted only if each line hashes to its own hash from the previous line's,
+    is canonical, and follows the lines it refers to. An unterminated tail is kept as ``torn`` and counts as spent.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.head = Head()
+        self.size = 0
+        self.torn = b""
+        self.headers: list[Header] = []
+        self.addresses: dict[Event, str] = {}
+        self._events: dict[str, Event] = {}
+        self._runs: list[tuple[Event, int]] = []
+        self._known_uses: dict[bytes, tuple[Event, int]] = {}
+        self._settleable = 0  # the paid steps of the last line that can still be handed back
+        self._spent = 0
+        self._header_start = 0
+        self._envelope_ends: list[int] = []
+
+    def feed(self, line: bytes) -> None:
+        """Verify one more line and take it in."""
+        if not line.endswith(b"\n"):
+            self.torn = line
+            return
+        opened = unseal(self.head.hash, line)
+        if opened is None:
+            digest = self._recover(line)
+        else:
+            body, digest = opened
+            use = self._known_uses.get(body)
+            if use is not None:
+                self._spend(*use)
+            else:
+                self._interpret(body)
+        self.head = Head(self.head.count + 1, digest)
+        self.size += len(line)
+
+    def runs(self) -> Iterator[Repeated]:
+        """Yield what was spent in order, run-length encoded; a torn tail counts as one more step."""
+        for event, times in self._runs:
+            yield Repeated(event, times)
+        charged = self.next_event() if self.torn else None
+        if charged is not None:
+            yield Repeated(charged, 1)
+
+    def next_event(self) -> Event | None:
+        """Return what an unreadable step is charged as: the envelope's next event, or else the last one known."""
+        envelope = self.headers[-1].envelope if self.headers else ()
+        if envelope:
+            return envelope[min(self._envelope_index(), len(envelope) - 1)].event
+        return self._runs[-1][0] if self._runs else None
+
+    def left_in_run(self, event: Event) -> int | None:
+        """Return how many more of ``event`` the envelope has from here; None without an envelope."""
+        envelope, index = self.headers[-1].envelope, self._envelope_index()
+        if not envelope:
+            return None
+        if index == len(envelope) or envelope[index].event != event:
+            return 0
+        return self._envelope_ends[index] - (self._spent - self._header_start)
+
+    def damaged(self, reason: str) -> LedgerDamaged:
+        """Return an error that names the line after the last good one."""
+        return LedgerDamaged(f"{self.name}, line {self.head.count + 1} (byte {self.size}): {reason} Nothing can be "
+                             "spent or claimed from it; restore the latest ledger and head, or claim no guarantee.")
+
+    def _envelope_index(self) -> int:
+        return bisect_right(self._envelope_ends, self._spent - self._header_start)
+
+    def _recover(self, line: bytes) -> str:
+        """Take in a torn tail that was sealed when the ledger was opened again."""
+        start = line.rfind(_RECOVER)
+        opened = unseal(self.head.hash, line[start:]) if start > 0 else None
+        if opened is None:
+            raise self.damaged("it does not continue the hash chain; it was edited or moved, "
+                               "or a line before it was removed.")
+        payload = json.loads(opened[0])["recover"]
+        if (payload["bytes"], payload["sha256"]) != (start, hashlib.sha256(line[:start]).hexdigest()):
+            raise self.damaged("the torn bytes that this line recovered were edited.")
+        if payload["event"] is not None:
+            self._spend(Event.from_json(payload["event"]), 1)
+        self._settleable = 0
+        return opened[1]
+
+    def _interpret(self, body: bytes) -> None:
+        try:
+            (kind, payload), = json.loads(body).items()
+            if canonical_json({kind: payload}) != body:
+                raise ValueError("not canonical")
+            if kind == "header":
+                self._enter(Header.from_json(payload))
+            elif kind == "define":
+                self._define(Event.from_json(payload))
+            elif kind == "use" and self.headers:
+                self._use(body, payload)
+            elif kind == "settle":
+                self._settle(payload["unused"])
+            else:
+                raise ValueError(f"unexpected {kind!r}")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self.damaged(f"it is chained but not allowed here: {error}") from error
+
+    def _enter(self, header: Header) -> None:
+        if self.headers and self.headers[0].filter is None:
+            raise ValueError("a second header without a filter declared in the first")
+        if self.headers and set(self.headers[0].differences(header)) & {"unit", "relation", "filter", "key_source"}:
+            raise ValueError("a second header with another unit, relation, filter or key source")
+        self.headers.append(header)
+        self._header_start = self._spent
+        self._envelope_ends = list(accumulate(run.times for run in header.envelope))
+        self._settleable = 0
+
+    def _define(self, event: Event) -> None:
+        self._events[event.address] = event
+        self.addresses[event] = event.address
+        self._settleable = 0
+
+    def _use(self, body: bytes, payload: dict[str, Any]) -> None:
+        if not set(payload) <= {"event", "times", "note"}:
+            raise ValueError("a use has an event, a number of times and perhaps a note")
+        use = self._events[payload["event"]], _validate.count("times", payload["times"])
+        if len(self._known_uses) < _MAX_REMEMBERED:
+            self._known_uses[body] = use
+        self._spend(*use)
+
+    def _spend(self, event: Event, times: int) -> None:
+        last, so_far = self._runs[-1] if self._runs else (None, 0)
+        if last is event or last == event:
+            self._runs[-1] = event, so_far + times
+        else:
+            self._runs.append((event, times))
+        self._spent += times
+        self._settleable = times - 1  # the reservation that paid took the first step itself
+
+    def _settle(self, value: object) -> None:
+        unused = _validate.count("unused", value)
+        if unused > self._settleable:
+            raise ValueError("more steps settled than the line before left unused")
+        event, times = self._runs[-1]
+        self._runs[-1] = event, times - unused
+        self._spent -= unused
+        self._settleable = 0
+

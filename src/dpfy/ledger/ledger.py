@@ -1,0 +1,316 @@
+"""The write-ahead record of what was spent: a step is durable here before a record is read for it."""
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dpfy import _validate
+from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, LedgerMismatch, LedgerWriteFailed
+from dpfy.ledger.events import Envelope, Event, Sampled, canonical_json, run_lengths
+from dpfy.ledger.guard import Guard, Unguarded
+from dpfy.ledger.journal import Head, Header, Journal, recovery_line, seal
+from dpfy.ledger.store import FileStore, Mark, MemoryStore, Store
+
+_StrPath = str | os.PathLike[str]
+
+
+class Ledger:
+    """An append-only, hash-chained record of reserved steps.
+
+    *Formal guarantee*: when :meth:`reserve` returns, the event is on stable storage and the guard admitted it; so in
+    every execution, crashes included, the steps that a later reader counts are at least those that were released.
+    Lines that go missing or change are a refusal that names the place.
+
+    *Assumes* that the storage keeps what ``fsync`` acknowledged, and that ledger, head and (if kept) anchor are not
+    all restored together: no local file can show that.
+
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.1),))
+    >>> with Ledger.in_memory(header=Header(plan={"steps": 2})) as ledger:
+    ...     ledger.reserve(step)
+    ...     ledger.reserve(step)
+    >>> ledger.count, len(ledger.uses), ledger.durable
+    (2, 1, False)
+    """
+
+    def __init__(self, store: Store, journal: Journal, block: int = 1, writable: bool = True) -> None:
+        self._store = store
+        self._journal = journal
+        self._block = _validate.count("block", block)
+        self._writable = writable
+        self._guard: Guard | None = None
+        self._paid_for: tuple[Event, bytes] | None = None
+        self._prepaid = 0
+        self._intact = True
+        self._pid = os.getpid()
+        self._mutex = threading.RLock()
+
+    @classmethod
+    def open(cls, path: _StrPath, guard: Guard | None = None, header: Header | None = None,
+             anchor: _StrPath | None = None, block: int = 1) -> Self:
+        """Open ``path`` as its only writer, after verifying it; create it if there is none.
+
+        ``anchor`` names a file in another place that also keeps the head. ``block`` reservations of one fixed event
+        are paid for at once; what a clean :meth:`close` finds unused is handed back, what a crash loses is not.
+        """
+        _validate.count("block", block)
+        store = FileStore(path, anchor)
+        store.acquire()
+        try:
+            journal = _replay(store)
+            ledger = cls(store, journal, block)
+            ledger._seal_tail()
+            if header is not None:
+                ledger.register(guard, header)
+            else:
+                ledger._attach(guard)
+        except BaseException:
+            store.close()
+            raise
+        return ledger
+
+    @classmethod
+    def read(cls, path: _StrPath, anchor: _StrPath | None = None) -> Self:
+        """Verify and read ``path`` without a lock, while a run may be writing to it; a torn tail counts as spent."""
+        store = FileStore(path, anchor)
+        return cls(store, _replay(store), writable=False)
+
+    @classmethod
+    def in_memory(cls, guard: Guard | None = None, header: Header | None = None, block: int = 1) -> Self:
+        """Return a ledger that is gone with the process; reports call it not durable."""
+        store = MemoryStore()
+        ledger = cls(store, Journal(store.name), block)
+        if header is not None:
+            ledger.register(guard, header)
+        else:
+            ledger._attach(guard)
+        return ledger
+
+    def register(self, guard: Guard | None, header: Header) -> None:
+        """Declare what this ledger is for, or check that it was declared so before.
+
+        Extending a ledger after looking at what it paid for is adaptive composition: a second plan is refused unless
+        the header declared a filter at creation. The guard replaces the one given before and is told all that was
+        spent; None keeps it.
+        """
+        guard = guard or self._guard or Unguarded()
+        header = replace(header, guard=guard.describe())
+        with self._mutex:
+            if self._is_new(header):
+                self._check_writable()
+                self._append([("header", header.to_json())])
+            self._attach(guard)
+
+    def reserve(self, event: Event, note: dict[str, Any] | None = None) -> None:
+        """Record one step durably, or raise; only after it returns may a record be read.
+
+        ``note`` holds public annotations of the step, such as the realised scale. After a failed write this and
+        every later reservation raises :class:`~dpfy.errors.LedgerWriteFailed`.
+        """
+        annotation = _as_json(note)
+        with self._mutex:
+            self._check_writable()
+            if self._prepaid and self._paid_for == (event, annotation):
+                self._prepaid -= 1
+                return
+            self._settle()
+            guard = self._ready_guard()
+            times = self._affordable(guard, event)
+            self._append(self._entries(event, times, note))
+            guard.record(event, times)
+            self._paid_for, self._prepaid = (event, annotation), times - 1
+
+    def verify(self) -> int:
+        """Read everything again and return the number of good lines; raise LedgerDamaged naming the first bad one."""
+        return _replay(self._store).head.count
+
+    def close(self) -> None:
+        """Hand back the unused rest of a pre-paid block and let go of the file."""
+        if self._pid != os.getpid() or not self._writable:
+            return
+        with self._mutex:
+            try:
+                if self._intact:
+                    self._settle()
+            finally:
+                self._writable = False
+                self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
+                 ) -> None:
+        self.close()
+
+    @property
+    def header(self) -> Header | None:
+        """What was declared last; None before anything was."""
+        return self._journal.headers[-1] if self._journal.headers else None
+
+    @property
+    def uses(self) -> Envelope:
+        """Everything a reader must count as spent, in order: a torn tail and the whole of an open block included."""
+        return run_lengths(self._journal.runs())
+
+    @property
+    def count(self) -> int:
+        """How many steps were reserved or lost; the rest of an open block, which :meth:`close` hands back, is not."""
+        return sum(run.times for run in self._journal.runs()) - self._prepaid
+
+    @property
+    def torn_bytes(self) -> int:
+        """The length of an unterminated last line, which counts as one step."""
+        return len(self._journal.torn)
+
+    @property
+    def durable(self) -> bool:
+        """Whether the record survives the process."""
+        return self._store.durable
+
+    @property
+    def path(self) -> Path | None:
+        """The file, if there is one."""
+        return self._store.path if isinstance(self._store, FileStore) else None
+
+    @property
+    def lines(self) -> int:
+        """How many lines were verified."""
+        return self._journal.head.count
+
+    @property
+    def head_hash(self) -> str:
+        """The hash of the last line, which stands for the whole ledger."""
+        return self._journal.head.hash
+
+    def _check_writable(self) -> None:
+        name = self._store.name
+        if self._pid != os.getpid():
+            raise LedgerError(f"{name} was opened by process {self._pid}; a forked process cannot write to it. "
+                              "Reserve in the process that opened it.")
+        if not self._writable:
+            raise LedgerError(f"{name} was closed or opened for reading. Use Ledger.open to write to it.")
+        if not self._intact:
+            raise LedgerWriteFailed(f"An earlier write to {name} did not complete, so nothing more may be released. "
+                                    "Open the ledger again in a new run; what is on disk counts as spent.")
+
+    def _is_new(self, header: Header) -> bool:
+        """Tell whether ``header`` must be appended; raise if this ledger cannot take it."""
+        if self.header is None:
+            return True
+        differ = self.header.differences(header)
+        if not differ and canonical_json(self.header.guard) != canonical_json(header.guard):
+            differ = ["guard"]
+        if differ and (self.header.filter is None or set(differ) & {"unit", "relation", "filter", "key_source"}):
+            raise LedgerMismatch(
+                f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a ledger after looking "
+                "at its outputs is adaptive composition, which its accounting does not cover unless a filter was "
+                "declared at creation; resume with the same plan or begin a new ledger.")
+        return bool(differ)
+
+    def _attach(self, guard: Guard | None) -> None:
+        if guard is not None and guard is not self._guard:  # told once, however often it is registered
+            for run in self.uses:
+                guard.record(run.event, run.times)
+            self._guard = guard
+
+    def _ready_guard(self) -> Guard:
+        """Return the guard that the header names; a ledger without a header gets the default one."""
+        guard = self._guard or Unguarded()
+        if self.header is None:
+            self._append([("header", Header(guard=guard.describe()).to_json())])
+        elif canonical_json(self.header.guard) != canonical_json(guard.describe()):
+            raise LedgerMismatch(f"{self._store.name} is guarded by {self.header.guard.get('name')!r}, but was opened "
+                                 f"with {guard.describe().get('name')!r}. Open it with its own guard.")
+        self._guard = guard
+        return guard
+
+    def _affordable(self, guard: Guard, event: Event) -> int:
+        """Return how many steps to pay for now; raise BudgetExhausted if not even one."""
+        times = 1
+        if isinstance(event, Sampled) and not event.adaptive:
+            left = self._journal.left_in_run(event)
+            times = self._block if left is None else min(self._block, left)
+        while times > 1:
+            try:
+                guard.admit(event, times)
+                return times
+            except BudgetExhausted:
+                times //= 2
+        guard.admit(event, 1)
+        return 1
+
+    def _entries(self, event: Event, times: int, note: dict[str, Any] | None) -> list[tuple[str, Any]]:
+        known = self._journal.addresses.get(event)
+        define = [] if known else [("define", event.to_json())]
+        use = {"event": known or event.address, "times": times} | ({} if note is None else {"note": note})
+        return [*define, ("use", use)]
+
+    def _settle(self) -> None:
+        if self._prepaid and self._paid_for is not None:
+            unused, self._prepaid = self._prepaid, 0
+            self._append([("settle", {"unused": unused})])
+            if self._guard is not None:
+                self._guard.record(self._paid_for[0], -unused)
+
+    def _seal_tail(self) -> None:
+        """Make durable, and cover by the head, what a crashed writer left; charge its torn line."""
+        line = recovery_line(self._journal) if self._journal.torn else b""
+        if line:
+            whole, self._journal.torn = self._journal.torn + line, b""
+            self._journal.feed(whole)
+        self._write(line, self._journal.head)
+
+    def _append(self, entries: Iterable[tuple[str, Any]]) -> None:
+        """Write all ``entries`` at once and take them in."""
+        lines: list[bytes] = []
+        digest = self._journal.head.hash
+        for kind, payload in entries:
+            line, digest = seal(digest, canonical_json({kind: payload}))
+            lines.append(line)
+        self._intact = False  # until all of it is done: an interrupt in between must not lead to a release either
+        self._write(b"".join(lines), Head(self._journal.head.count + len(lines), digest))
+        for line in lines:
+            self._journal.feed(line)
+        self._intact = True
+
+    def _write(self, data: bytes, head: Head) -> None:
+        try:
+            self._store.append(data, head)
+        except OSError as error:
+            raise LedgerWriteFailed(f"An append to {self._store.name} could not be made durable: {error.strerror}. "
+                                    "Nothing is released after it; free or repair the storage and start a new run."
+                                    ) from error
+
+
+def _as_json(note: dict[str, Any] | None) -> bytes:
+    try:
+        return canonical_json(note)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"Expected note to hold plain JSON values: {error}.") from error
+
+
+def _replay(store: Store) -> Journal:
+    """Verify the whole of ``store`` against its own chain and against head and anchor."""
+    marks = store.marks()  # before the lines: a writer appends first and moves the head afterwards
+    journal = Journal(store.name)
+    counts = {mark.count for mark in marks}
+    for line in store.lines():
+        journal.feed(line)
+        if journal.head.count in counts:
+            _check_hash(journal, marks)
+    for mark in marks:
+        if journal.head.count < mark.count:
+            raise journal.damaged(f"the ledger ends here, but {mark.where} remembers {mark.count} lines; "
+                                  "it was cut or rolled back.")
+    return journal
+
+
+def _check_hash(journal: Journal, marks: list[Mark]) -> None:
+    for mark in marks:
+        if mark.count == journal.head.count and mark.hash not in (None, journal.head.hash):
+            raise journal.damaged(f"the line before is not the one that {mark.where} remembers.")

@@ -1,0 +1,319 @@
+"""Where the lines of a ledger live: a file with a sidecar head, or memory.
+
+A store knows nothing about what the lines mean. It promises that what :meth:`Store.append` was given is durable when
+it returns, and that lines once covered by the head cannot go missing unnoticed.
+"""
+
+import contextlib
+import json
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dpfy.errors import LedgerDamaged, LedgerError, LedgerLocked, LedgerWriteFailed
+from dpfy.ledger.events import canonical_json
+from dpfy.ledger.journal import GENESIS, Head, seal
+
+_SLOT = 256
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A promise made earlier: the ledger has at least ``count`` lines, and that line's hash is ``hash`` if known."""
+
+    where: str
+    count: int
+    hash: str | None
+
+
+class Store(Protocol):
+    """The file mechanics behind a ledger; a shared database can take their place."""
+
+    durable: bool
+    name: str
+
+    def marks(self) -> list[Mark]:
+        """Return what the ledger is known to have contained; to be asked before :meth:`lines`."""
+        ...
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the raw lines; the last one may lack its newline."""
+        ...
+
+    def append(self, data: bytes, head: Head) -> None:
+        """Make ``data``, then ``head``, durable or raise; after an error the store must not be used again."""
+        ...
+
+    def close(self) -> None:
+        """Give up the right to append."""
+        ...
+
+
+class MemoryStore:
+    """Lines that are gone with the process.
+
+    >>> MemoryStore().durable
+    False
+    """
+
+    durable = False
+    name = "the in-memory ledger"
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def marks(self) -> list[Mark]:
+        """Return nothing: nobody else can have touched the lines."""
+        return []
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines so far."""
+        yield from bytes(self._data).splitlines(keepends=True)
+
+    def append(self, data: bytes, head: Head) -> None:
+        """Keep ``data``."""
+        self._data += data
+
+    def close(self) -> None:
+        """Do nothing; the lines can still be read."""
+
+
+class HeadFile:
+    """Two checksummed slots that are overwritten in turn, so that one of them is always whole.
+
+    *Formal guarantee*: when :meth:`write` returns, the head is durable; when it is interrupted at any point, the
+    previous head is still readable. It costs one ``fdatasync`` without metadata, half of a temporary file and a
+    rename, and the file keeps its inode, so that it can carry the writer's lock.
+    """
+
+    def __init__(self, path: Path, role: str) -> None:
+        self.path = path
+        self.role = role
+        self._fd = -1
+        self._turn = 0
+
+    def slots(self) -> list[Head | None]:
+        """Return both slots; an unreadable one is None."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            raw = b""
+        if len(raw) != 2 * _SLOT:
+            return [None, None]
+        return [_decode_slot(raw[:_SLOT]), _decode_slot(raw[_SLOT:])]
+
+    def marks(self) -> list[Mark]:
+        """Return what the slots promise; at least one must be whole."""
+        slots = self.slots()
+        whole = [Mark(str(self.path), slot.count, slot.hash) for slot in slots if slot is not None]
+        if not whole:
+            remedy = ("restore it together with the ledger" if self.role == "head" else
+                      "restore it, or, to begin keeping an anchor, copy the ledger's .head file there")
+            raise LedgerDamaged(f"{self.path}, the ledger's {self.role}, is missing or damaged (byte 0), so lost lines "
+                                f"could not be noticed; {remedy}.")
+        if None in slots:  # a slot is written after the lines it covers: a torn one proves one line more
+            whole.append(Mark(str(self.path), whole[0].count + 1, None))
+        return whole
+
+    def open(self, create: bool) -> int:
+        """Open for writing and return the descriptor."""
+        self._fd = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+        slots = self.slots()
+        self._turn = 0 if slots[0] is None or (slots[1] is not None and slots[0].count <= slots[1].count) else 1
+        return self._fd
+
+    def reset(self) -> None:
+        """Write the head of an empty ledger into both slots."""
+        _write(self._fd, 2 * _encode_slot(Head()), offset=0)
+        os.ftruncate(self._fd, 2 * _SLOT)
+        os.fsync(self._fd)
+
+    def write(self, head: Head) -> None:
+        """Replace the older slot, durably."""
+        _write(self._fd, _encode_slot(head), offset=self._turn * _SLOT)
+        os.fdatasync(self._fd)
+        self._turn = 1 - self._turn
+
+    def close(self) -> None:
+        """Close the descriptor, which gives up a lock that it carries."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FileStore:
+    """One file of lines, its head beside it, and perhaps an anchor: the same head in another place.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     store = FileStore(Path(directory, "run.dpl"))
+    ...     store.acquire()
+    ...     store.append(b"line\\n", Head(1, "f" * 64))
+    ...     list(store.lines()), max(mark.count for mark in store.marks())
+    ...     store.close()
+    ([b'line\\n'], 1)
+    """
+
+    durable = True
+
+    def __init__(self, path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None) -> None:
+        self.path = Path(path).resolve()  # one lock per file, whatever the link it is reached through
+        self.name = str(path)
+        self._head = HeadFile(self.path.with_name(self.path.name + ".head"), "head")
+        self._heads = [self._head, *([HeadFile(Path(anchor).resolve(), "anchor")] if anchor is not None else [])]
+        self._fd = -1
+        self._size = 0
+
+    def marks(self) -> list[Mark]:
+        """Return what head and anchor promise."""
+        if not self.path.exists():
+            self._check_not_deleted()
+            raise LedgerError(f"There is no ledger at {self.name}. Check the path.")
+        return [mark for head in self._heads for mark in head.marks()]
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines as they are now; what a writer appends meanwhile may or may not be among them."""
+        try:
+            with self.path.open("rb") as file:
+                for line in file:
+                    yield line
+                    if not line.endswith(b"\n"):
+                        return
+        except OSError as error:
+            raise LedgerError(f"{self.name} cannot be read: {error.strerror}.") from error
+
+    def acquire(self) -> None:
+        """Become the only writer; create the ledger if there is none."""
+        if not self.path.parent.is_dir():
+            raise LedgerError(f"The directory of {self.name} does not exist. Create it first.")
+        if self.path.is_dir():
+            raise LedgerError(f"{self.name} is a directory. Give the path of a file, such as run.dpl.")
+        try:
+            self._acquire()
+        except OSError as error:
+            self.close()
+            raise LedgerWriteFailed(f"{self.name} cannot be opened for writing: {error.strerror}. "
+                                    "Nothing private was computed; choose a writable place with free space.") from error
+        except BaseException:
+            self.close()
+            raise
+        _open_stores.add(self)
+
+    def append(self, data: bytes, head: Head) -> None:
+        """Append, sync, then move head and anchor; any failure raises and must be final.
+
+        The directory is not synced: neither file is created or renamed here. A failed ``fsync`` is never tried
+        again, because the kernel may by then have dropped the very pages that it failed to write.
+        """
+        _write(self._fd, data)
+        os.fsync(self._fd)
+        self._size += len(data)
+        for each in self._heads:
+            each.write(head)
+        self._check_still_there()
+
+    def close(self) -> None:
+        """Give up the lock and the files."""
+        _open_stores.discard(self)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        for head in self._heads:
+            head.close()
+
+    def _acquire(self) -> None:
+        create = not self.path.exists()
+        if not create and not self._head.path.exists():
+            self._head.marks()  # raises: an existing ledger without a head
+        _lock(self._head.open(create), self.name)
+        create = not self.path.exists()  # another process may have created it before we had the lock
+        if create:
+            self._create()
+        else:
+            for head in self._heads:
+                head.marks()
+            for head in self._heads[1:]:
+                head.open(create=False)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        self._size = os.fstat(self._fd).st_size
+
+    def _create(self) -> None:
+        """Write empty heads first, so that an interrupted creation can be told from a deleted ledger."""
+        self._check_not_deleted()
+        for head in self._heads[1:]:
+            head.open(create=True)
+        for head in self._heads:
+            head.reset()
+            _sync_directory(head.path.parent)
+        os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+        _sync_directory(self.path.parent)
+
+    def _check_not_deleted(self) -> None:
+        for head in self._heads:
+            if any(slot is not None and slot.count > 0 for slot in head.slots()):
+                raise LedgerDamaged(f"{self.name} is gone (byte 0), but {head.path} remembers lines of it. Restore it; "
+                                    "a new ledger needs a new name, because what was spent does not come back.")
+
+    def _check_still_there(self) -> None:
+        try:
+            seen, mine = os.stat(self.path), os.fstat(self._fd)
+        except FileNotFoundError:
+            raise LedgerDamaged(f"{self.name} was deleted while it was in use (byte 0).") from None
+        if not os.path.samestat(seen, mine) or seen.st_size != self._size:
+            raise LedgerDamaged(f"{self.name} was replaced, cut or written to by someone else while it was in use: "
+                                f"{seen.st_size} bytes, expected {self._size}.")
+
+
+def _write(fd: int, data: bytes, offset: int | None = None) -> None:
+    """Write all of ``data`` at once; a short write is a failure, because the rest would need a second chance."""
+    written = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
+    if written != len(data):
+        raise OSError(0, f"only {written} of {len(data)} bytes were written")
+
+
+def _lock(fd: int, name: str) -> None:
+    import fcntl  # where it does not exist, ledgers can still be read
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LedgerLocked(f"Another run is writing to {name}. Wait until it ends or give this run its own ledger; "
+                           "Ledger.read needs no lock.") from None
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _encode_slot(head: Head) -> bytes:
+    line, _ = seal(GENESIS, canonical_json({"count": head.count, "head": head.hash}))
+    return line.rstrip(b"\n").ljust(_SLOT - 1) + b"\n"
+
+
+def _decode_slot(raw: bytes) -> Head | None:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        value = json.loads(raw)
+        head = Head(value["count"], value["head"])
+        if _encode_slot(head) == raw:
+            return head
+    return None
+
+
+_open_stores: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked child must neither write nor keep the lock alive when the parent is gone."""
+    for store in list(_open_stores):
+        store.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
