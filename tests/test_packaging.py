@@ -1,0 +1,64 @@
+"""The wheel is complete: it installs what the repository imports."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+import dpfy
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build in this process: no isolated environment, so nothing can be fetched."""
+    target = tmp_path_factory.mktemp("wheel")
+    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(target), versions=["standard"])))
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def test_wheel_holds_every_module_and_the_typing_marker(unpacked: Path) -> None:
+    # A package left out of the build, or a private file swept into it, shows as a difference.
+    source = {p.relative_to(ROOT / "src") for p in (ROOT / "src" / "dpfy").rglob("*.py")}
+    shipped = {p.relative_to(unpacked) for p in unpacked.rglob("*") if p.is_file() and ".dist-info" not in str(p)}
+    assert shipped == source | {Path("dpfy/py.typed")}
+
+
+def test_wheel_imports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
+    code = ("import importlib, dpfy, pathlib; [getattr(dpfy, name) for name in dpfy.__all__]; "
+            "importlib.import_module('dpfy.cli.app'); print(pathlib.Path(dpfy.__file__).parent); print(dpfy.__version__)")
+    environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    home, version = run.stdout.split("\n")[:2]
+    assert Path(home) == unpacked / "dpfy"  # not the editable installation
+    assert version == dpfy.__version__
+
+
+def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
+    metadata = next(unpacked.glob("dpfy-*.dist-info/METADATA")).read_text()
+    required = {line.split(":")[1].split(";")[0].strip() for line in metadata.splitlines()
+                if line.startswith("Requires-Dist") and "extra ==" not in line}
+    names = {requirement.split("<")[0].split(">")[0] for requirement in required}
+    assert "License-Expression: Apache-2.0" in metadata
+    assert names == {"torch", "numpy", "scipy", "cryptography", "typer", "rich", "matplotlib", "safetensors",
+                     "scikit-learn", "dp-accounting"}
+
+
+def test_nothing_names_a_package_index() -> None:
+    # An address in these files would send other people's installations to a place of ours.
+    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
+        text = (ROOT / name).read_text()
+        assert "://" not in text and "--index" not in text and "--find-links" not in text, name

@@ -1,0 +1,89 @@
+"""What README and docs show is what happens: their Python runs, their commands work, the diff is the example."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpfy
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("tutorials/*.md")), *sorted((ROOT / "docs").glob("howto/*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(match[1], match[2], text.count("\n", 0, match.start(2))) for match in FENCE.finditer(text)]
+
+
+def only(language: str) -> str:
+    (block,) = (block for block in blocks(ROOT / "README.md") if block.language == language)
+    return block.text
+
+
+def run_command(line: str) -> None:
+    """Run one ``$ dpfy …`` line with the interpreter of the tests."""
+    program, *arguments = shlex.split(line)
+    assert program == "dpfy", line
+    result = subprocess.run([sys.executable, "-m", "dpfy", *arguments], capture_output=True, text=True,
+                            env={**os.environ, "NO_COLOR": "1"})
+    assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # the model's initial weights only: noise and samples have their own generator
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+        elif block.language == "console":
+            for line in block.text.splitlines():
+                if line.startswith("$ "):
+                    run_command(line.removeprefix("$ "))
+
+
+def side(sign: str) -> str:
+    """Return one side of the README's diff: ``-`` for the plain loop, ``+`` for the private one."""
+    lines = [line for line in only("diff").splitlines() if line[0] in f" {sign}"]
+    return "\n".join(line[2:] for line in lines)
+
+
+def test_the_private_side_of_the_diff_is_the_example() -> None:
+    # The diff is what people copy: every statement of it stands in the example that the test above runs, in order.
+    example = [ast.dump(node) for node in ast.parse(only("python")).body]
+    wanted = [ast.dump(node) for node in ast.parse(side("+")).body]
+    places = [example.index(statement) for statement in wanted]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_both_sides_of_the_diff_run_on_the_same_objects(sign: str, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_set = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    model = nn.Linear(4, 3)
+    before = model.weight.clone()
+    names = {"F": F, "dpfy": dpfy, "model": model, "opt": torch.optim.SGD(model.parameters(), lr=0.1),
+             "train_set": train_set, "loader": DataLoader(train_set, batch_size=8)}
+    exec(side(sign), names)
+    assert not torch.equal(before, model.weight)
