@@ -63,8 +63,8 @@ The released model satisfies **({spent.upper:.3f}, {DELTA:g})-differential priva
 | accountant | privacy loss distributions, from the ledger `{ledger.name}` |
 | accuracy on 360 public records | {accuracy:.1%} |
 
-Covered: every release of this run. Not covered: the choice of the settings, which were selected on other splits of these
-(public) digits.
+Covered: every release of this run. Not covered: the choice of the settings, which were selected on other splits of
+these (public) digits.
 
 Check it: `dpfy ledger verify {ledger}` and `dpfy account {ledger} --delta {DELTA:g}`
 """
@@ -95,8 +95,8 @@ def main() -> None:
     (folder / "report.md").write_text(text, encoding="utf-8")
     console.print(f"[bold]({spent.upper:.3f}, {DELTA:g})-differential privacy[/bold] per {plan.unit}, {plan.relation}; "
                   f"test accuracy [bold]{accuracy:.1%}[/bold]")
-    console.print(f"ledger {ledger}\nreport {folder / 'report.md'}\ncheck it with: dpfy account {ledger} --delta {DELTA:g}",
-                  highlight=False, soft_wrap=True)
+    console.print(f"ledger {ledger}\nreport {folder / 'report.md'}\n"
+                  f"check it with: .venv/bin/dpfy account {ledger} --delta {DELTA:g}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def test_wheel_holds_every_module_and_the_typing_marker(unpacked: Path) -> None:
 
 
 def test_wheel_imports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
-    code = ("import importlib, dpfy, pathlib; [getattr(dpfy, name) for name in dpfy.__all__]; "
-            "importlib.import_module('dpfy.cli.app'); print(pathlib.Path(dpfy.__file__).parent); print(dpfy.__version__)")
+    code = ("import dpfy, dpfy.cli.app, pathlib; [getattr(dpfy, name) for name in dpfy.__all__]; "
+            "print(pathlib.Path(dpfy.__file__).parent); print(dpfy.__version__)")
     environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

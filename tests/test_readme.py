@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dpfy
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("tutorials/*.md")), *sorted((ROOT / "docs").glob("howto/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/tutorials/*.md")), *sorted(ROOT.glob("docs/howto/*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
