@@ -1,0 +1,85 @@
+"""``dpfy ledger``: check a ledger and see what it says, without torch and without a lock."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dpfy.errors import LedgerError
+from dpfy.ledger import Ledger
+from dpfy.ledger.events import canonical_json
+
+ledger_app = typer.Typer(help="Verify and show ledgers.", no_args_is_help=True)
+
+_Path = Annotated[Path, typer.Argument(help="The ledger, such as run.dpl.", show_default=False)]
+_Anchor = Annotated[Path | None, typer.Option(help="The second place in which the run kept the head.",
+                                              show_default=False)]
+
+
+@ledger_app.command()
+def verify(path: _Path, anchor: _Anchor = None) -> None:
+    """Check every line against the hash chain, the head and the anchor; exit with 1 and the reason if one fails.
+
+    Without --anchor, restoring an older ledger together with its head cannot be noticed.
+
+    Examples: dpfy ledger verify run.dpl | dpfy ledger verify run.dpl --anchor /backup/run.head
+    """
+    ledger = _read(path, anchor)
+    torn = f", and a torn tail of {ledger.torn_bytes} bytes that counts as spent" if ledger.torn_bytes else ""
+    typer.echo(f"{path}: {ledger.lines} lines, {ledger.count} steps{torn}; head {ledger.head_hash}")
+
+
+@ledger_app.command()
+def show(path: _Path, anchor: _Anchor = None,
+         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show the header and the run-length list of what was spent.
+
+    Examples: dpfy ledger show run.dpl | dpfy ledger show run.dpl --json
+    """
+    ledger = _read(path, anchor)
+    if as_json:
+        typer.echo(json.dumps(_summary(ledger), indent=2))
+    else:
+        Console().print(_header_table(ledger), _uses_table(ledger), sep="\n")
+
+
+def _read(path: Path, anchor: Path | None) -> Ledger:
+    try:
+        return Ledger.read(path, anchor)
+    except LedgerError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _summary(ledger: Ledger) -> dict[str, Any]:
+    return {"path": str(ledger.path), "lines": ledger.lines, "head_hash": ledger.head_hash, "steps": ledger.count,
+            "torn_bytes": ledger.torn_bytes, "header": ledger.header.to_json() if ledger.header else None,
+            "uses": [run.to_json() for run in ledger.uses]}
+
+
+def _header_table(ledger: Ledger) -> Table:
+    table = Table(show_header=False, box=None)
+    rows = {"ledger": str(ledger.path), "lines": str(ledger.lines), "steps": str(ledger.count),
+            "head hash": ledger.head_hash}
+    if ledger.torn_bytes:
+        rows["torn tail"] = f"{ledger.torn_bytes} bytes, counted as one step"
+    if ledger.header is not None:
+        header = ledger.header.to_json()
+        planned = sum(run.times for run in ledger.header.envelope)
+        rows |= {name: str(header[name]) for name in ("unit", "relation", "key_source", "library", "created")}
+        rows |= {"registered steps": str(planned) if planned else "none",
+                 **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")}}
+    for name, value in rows.items():
+        table.add_row(name, escape(value), style=None)
+    return table
+
+
+def _uses_table(ledger: Ledger) -> Table:
+    table = Table("times", "event")
+    for run in ledger.uses:
+        table.add_row(str(run.times), escape(str(run.event)))
+    return table
