@@ -1,0 +1,101 @@
+"""Every engine against the oracle, and the oracle against plain autograd."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpfy.mechanisms.clipping import clip_to, lattice_sum, squared_norms
+from dpfy.testing import ENGINE_CASES, check_engine
+from dpfy.training.chunk import Chunk
+from dpfy.training.engines import ENGINES, Engine, LoopEngine
+from dpfy.training.engines.base import BoundedSums
+
+GRID = 2.0**-40
+REFUSED = {("vmap", "lstm", torch.float64)}  # torch writes batched gates into an unbatched state: "auto" goes on to loop
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_every_engine_conforms(engine, case, dtype):
+    if (engine.name, case.name, dtype) in REFUSED:
+        with pytest.raises(RuntimeError):
+            check_engine(engine, case, dtype)
+    else:
+        check_engine(engine, case, dtype)
+
+
+def test_the_oracle_sums_clipped_gradients_of_plain_autograd():
+    model = nn.Linear(3, 2).double()
+    x, bound = torch.randn(4, 3, dtype=torch.float64) * 5, 0.7
+    expected = torch.zeros(8, dtype=torch.float64)
+    for row in x:
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(model(row).square().sum(), model.parameters())])
+        expected += gradient * min(1.0, bound / float(gradient.norm()))
+    engine = LoopEngine(model, dict(model.named_parameters()))
+    found = engine.bounded_sums(lambda x: model(x).square().sum(1), Chunk((x,), 4), clip_to(bound), GRID)
+    torch.testing.assert_close(torch.cat([g.flatten() for g in found.gradients]), expected)
+
+
+class _MeanClipped(Engine):
+    """The classic bug: the aggregate is clipped instead of every record."""
+
+    name, isolation = "broken", "none"
+
+    def bounded_sums(self, loss_fn, chunk, weigh, grid):
+        gradients = torch.autograd.grad(loss_fn(*chunk.arguments).sum(), list(self.parameters.values()))
+        norm = torch.stack([g.double().square().sum() for g in gradients]).sum()
+        return BoundedSums([g.double() * weigh(norm.reshape(1, 1)).squeeze() for g in gradients])
+
+
+def test_the_suite_catches_an_engine_that_clips_the_aggregate():
+    with pytest.raises(AssertionError):
+        check_engine(_MeanClipped, ENGINE_CASES[0])
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_engines_leave_model_gradients_and_buffers_alone(engine):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(3, 1, 5, 5)
+    try:
+        engine(model, dict(model.named_parameters())).bounded_sums(
+            lambda x: model(x).square().flatten(1).sum(1), Chunk((x,), 3), clip_to(1.0), GRID)
+    except RuntimeError:
+        pass  # vmap cannot write a batched value into a buffer; the probe refuses the model beforehand
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_norms_of_short_floats_neither_overflow_nor_vanish(dtype):
+    large = torch.full((1, 1000), 6e4, dtype=dtype)
+    small = torch.full((1, 1000), 1e-5, dtype=dtype)
+    assert float(squared_norms(large)) == pytest.approx(float(large.double().square().sum()))
+    assert float(squared_norms(small)) == pytest.approx(float(small.double().square().sum()))
+
+
+def test_the_lattice_sum_is_exact_under_permutation_and_chunking():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(4096, 3, generator=generator) * torch.logspace(-6, 3, 4096).unsqueeze(1)
+    weights = torch.rand(4096, generator=generator)
+    whole = lattice_sum(rows, weights, 2.0**-20)
+    order = torch.randperm(4096, generator=generator)
+    pieces = sum(lattice_sum(r, w, 2.0**-20)
+                 for r, w in zip(rows[order].split(7), weights[order].split(7), strict=True))
+    assert torch.equal(whole, pieces)
+
+
+def test_one_more_aligned_record_moves_a_long_float32_sum_by_no_more_than_the_bound():
+    rows = torch.full((12_001, 50), 1 / 50**0.5)
+    weights = clip_to(1.0)(squared_norms(rows).unsqueeze(1)).squeeze(1)
+    moved = lattice_sum(rows, weights, 2.0**-28) - lattice_sum(rows[:-1], weights[:-1], 2.0**-28)
+    assert float(moved.norm()) <= 1 + 51 * 2.0**-53 + 50**0.5 * 2.0**-29
+
+
+def test_zero_bound_weights_and_extreme_norms():
+    squares = torch.tensor([[0.0], [float("inf")], [float("nan")], [1e300], [5e-324]], dtype=torch.float64)
+    weights = clip_to(1e-3)(squares).flatten()
+    assert weights.isfinite().all()
+    assert weights.tolist()[:3] == [1.0, 0.0, 0.0]
+    assert float(weights[3] * 1e150) <= 1e-3 * (1 + 1e-12)
