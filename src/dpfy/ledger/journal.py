@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from importlib import metadata
 from itertools import accumulate
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy._version import __version__
 from dpfy.errors import InvalidArgument, LedgerDamaged
 from dpfy.ledger.events import Envelope, Event, Repeated, canonical_json
 from dpfy.types import Relation, Unit
@@ -57,13 +57,6 @@ def recovery_line(journal: "Journal") -> bytes:
     return seal(journal.head.hash, canonical_json({"recover": payload}))[0]
 
 
-def _library_version() -> str:
-    try:
-        return metadata.version("dpfy")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -87,7 +80,7 @@ class Header:
     key_source: str = "os"
     guard: dict[str, Any] = field(default_factory=lambda: {"name": "unguarded"})
     filter: dict[str, Any] | None = None
-    library: str = field(default_factory=_library_version)
+    library: str = __version__
     created: str = field(default_factory=_now)
 
     def __post_init__(self) -> None:
