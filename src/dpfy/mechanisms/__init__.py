@@ -1,0 +1,1 @@
+"""Which mechanism runs, configured how: sampling, clipping, queries and noise, without a training loop."""

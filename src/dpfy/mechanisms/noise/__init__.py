@@ -1,0 +1,27 @@
+"""Noise: where the randomness comes from, and how it becomes Gaussian on a lattice."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from dpfy.mechanisms.noise.gaussian import LatticeGaussian
+from dpfy.mechanisms.noise.lattice import lattice_step, round_to_lattice
+from dpfy.mechanisms.noise.randomness import SecureStream
+
+__all__ = ["NOISES", "LatticeGaussian", "Noise", "SecureStream", "lattice_step", "round_to_lattice"]
+
+
+class Noise(Protocol):
+    """A stateful stream of noise; independent noise is the identity strategy of a correlated one."""
+
+    @property
+    def key_source(self) -> str:
+        """Where the key came from: ``"operating system"``, or a name that says that nothing is private."""
+
+    def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
+        """Add the next noise of the stream to float64 ``values`` in place, on the lattice of step ``grid``."""
+
+
+NOISES: dict[str, Callable[[SecureStream], Noise]] = {"independent": LatticeGaussian}
+"""Every kind of noise that the conformance suite runs over."""

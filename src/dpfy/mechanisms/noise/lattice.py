@@ -1,0 +1,44 @@
+"""The lattice gℤ on which sums and noise live, so that their floating-point addition is exact."""
+
+import math
+
+import torch
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+
+_STEPS_PER_STDDEV = 28  # log2; rounding d coordinates moves a sum by √d·g/2, which for d = 10^8 is 2e-5 of the noise
+_SMALLEST, _LARGEST = 2.0**-900, 2.0**900  # no step, product or quotient under- or overflows between them
+
+
+def lattice_step(stddev: float) -> float:
+    """Return the power of two, between 2⁻²⁹ and 2⁻²⁸ of ``stddev``, whose multiples are released.
+
+    It depends on the declared noise alone, never on the values, so the lattice is fixed before the data is seen.
+
+    >>> lattice_step(1.0) == lattice_step(1.99) == 2.0**-28
+    True
+    """
+    _validate.real("stddev", stddev, _SMALLEST, _LARGEST)
+    return math.ldexp(1.0, math.frexp(stddev)[1] - 1 - _STEPS_PER_STDDEV)
+
+
+def steps_per_stddev(stddev: float, grid: float) -> float:
+    """Return ``stddev / grid``, which is exact because ``grid`` is required to be a power of two."""
+    _validate.real("stddev", stddev, _SMALLEST, _LARGEST)
+    _validate.real("grid", grid, _SMALLEST * 2.0**-100, _LARGEST * 2.0**100)
+    if math.frexp(grid)[0] != 0.5 or not 2.0**-100 <= stddev / grid <= 2.0**32:
+        raise InvalidArgument(f"Expected grid={grid!r} to be a power of two between 2^-32 and 2^100 times "
+                              f"stddev={stddev!r}. Use lattice_step(stddev).")
+    return stddev / grid
+
+
+def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
+    """Round float64 ``values`` in place to the nearest multiples of the power of two ``grid``.
+
+    Scaling by a power of two is exact, so only the rounding itself moves a value, by at most ``grid / 2``.
+
+    >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
+    tensor([ 0.2500, -0.7500], dtype=torch.float64)
+    """
+    return values.mul_(1 / grid).round_().mul_(grid)

@@ -1,0 +1,117 @@
+"""The only source of randomness for noise and sampling: a block cipher in counter mode, keyed by the operating system."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Literal, Never
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+
+Purpose = Literal["noise", "sampling"]
+Words = npt.NDArray[np.uint64]
+
+_PURPOSES = ("noise", "sampling")
+_ZEROS = bytes(1 << 16)  # encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def _has_aes_instructions() -> bool:
+    """Whether AES is fast here; only Linux tells cheaply, and elsewhere it almost always is."""
+    if platform.system() != "Linux":
+        return True
+    try:
+        return " aes" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
+
+
+class SecureStream:
+    """An endless stream of uniform 64-bit words that nobody without the key can tell from coin flips.
+
+    *Formal guarantee.* The words are the key stream of AES-256-CTR (ChaCha20 where the processor has no AES
+    instructions) under a key of 256 bits that the operating system drew for this object in this process. After a fork
+    the child draws another key. A stream cannot be copied, pickled or saved, so no word is ever emitted twice.
+
+    *Assumes* that the cipher is a pseudo-random function and that ``os.urandom`` is unpredictable: the differential
+    privacy of what is built on it is computational in this sense.
+
+    ``insecure_test_key`` makes a stream reproducible and everything drawn from it *not private*; the streams of
+    different purposes differ also under the same test key. A forked child of such a stream is keyed by the operating
+    system, since replaying the parent's words would be worse than not being reproducible.
+
+    >>> SecureStream().key_source
+    'operating system'
+    >>> SecureStream(insecure_test_key=7).words(2)
+    array([14334699503775572441,   597653164674997877], dtype=uint64)
+    """
+
+    def __init__(self, insecure_test_key: int | bytes | None = None, purpose: Purpose = "noise") -> None:
+        self.purpose: Purpose = purpose
+        _validate.choice("purpose", purpose, _PURPOSES)
+        self._insecure = insecure_test_key is not None
+        self._rekey(os.urandom(32) if insecure_test_key is None else _test_secret(insecure_test_key))
+
+    @property
+    def key_source(self) -> str:
+        """Where the key came from; anything but ``"operating system"`` means that nothing here is private."""
+        return "insecure test key" if self._insecure else "operating system"
+
+    def fill(self, out: Words) -> None:
+        """Overwrite the contiguous array ``out`` with fresh words."""
+        if self._process != (os.getpid(), _forks):
+            self._rekey(os.urandom(32))
+        target = memoryview(out).cast("B")
+        for start in range(0, len(target), len(_ZEROS)):
+            block = target[start:start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[:len(block)], block)
+
+    def words(self, count: int) -> Words:
+        """Return ``count`` fresh words."""
+        out = np.empty(count, dtype=np.uint64)
+        if count:
+            self.fill(out)
+        return out
+
+    def _rekey(self, secret: bytes) -> None:
+        self._process = (os.getpid(), _forks)  # the count of forks catches a process id that was used before
+        key = hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest()
+        if _HAS_AES:
+            self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        else:
+            self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise InvalidArgument("A SecureStream cannot be copied, pickled or saved: two copies would emit the same "
+                              "noise, and their difference is free of it. Make a new stream where one is needed.")
+
+
+_HAS_AES = _has_aes_instructions()
+
+
+def _test_secret(key: int | bytes) -> bytes:
+    """Return the secret that a test key stands for; an int and its bytes are different keys."""
+    if isinstance(key, bytes):
+        return b"bytes" + key
+    return b"int" + str(_validate.count("insecure_test_key", key, minimum=0)).encode()
+
+
+def require_purpose(stream: SecureStream, purpose: Purpose) -> SecureStream:
+    """Return ``stream`` if it was made for ``purpose``: noise and sampling never share words."""
+    if stream.purpose != purpose:
+        raise InvalidArgument(f"Expected a stream with purpose={purpose!r}, got one for {stream.purpose!r}. "
+                              f"Pass SecureStream(purpose={purpose!r}).")
+    return stream
