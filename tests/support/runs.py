@@ -1,0 +1,40 @@
+"""Small models whose gradients are known, and runs on them."""
+
+import torch
+from torch import nn
+
+import dpfy
+
+
+class Dot(nn.Module):
+    """One weight vector; with :func:`dot_loss` the gradient of a record is the record itself."""
+
+    def __init__(self, dimension: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dimension))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+class Started:
+    """A model, its optimizer and the run over them."""
+
+    def __init__(self, data, *, dimension=3, model=None, key=1, ledger=None, plan=None, **options):
+        noise = options.pop("noise_multiplier", 0.0)
+        steps = options.pop("steps", 5)
+        clip = options.pop("clip", 1.0)
+        rate = options.pop("rate", 1.0)
+        self.model = model or Dot(dimension)
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.plan = plan or dpfy.dpsgd(rate=rate, divisor=1, steps=steps, clip=clip, noise_multiplier=noise)
+        self.ledger = dpfy.Ledger.in_memory() if ledger is None else ledger
+        self.run = dpfy.privatize(self.model, self.opt, data, self.plan, self.ledger, insecure_test_key=key, **options)
+
+    def loss(self, x, *_):
+        return self.model(x)
+
+    def release(self, loss_fn=None):
+        """The flat released gradient of the next batch."""
+        released = self.run.release(loss_fn or self.loss, next(iter(self.run)))
+        return torch.cat([gradient.flatten() for gradient in released.gradients.values()])

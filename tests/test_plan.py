@@ -1,0 +1,72 @@
+"""Plans: public constants, validated, frozen, readable."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+import dpfy
+
+
+def test_steps_rate_and_divisor_follow_from_the_declared_constants():
+    plan = dpfy.dpsgd(records=60_000, batch_size=256, epochs=10, clip=1.0)
+    assert plan.steps == math.ceil(10 * 60_000 / 256) == 2344
+    assert (plan.rate, plan.divisor, plan.clip, plan.records) == (256 / 60_000, 256, 1.0, 60_000)
+    assert dpfy.dpsgd(records=1000, batch_size=100, epochs=3).steps == 30
+    assert dpfy.dpsgd(records=60_000, batch_size=60, epochs=0.1).steps == 100
+    assert dpfy.dpsgd(rate=0.1, records=50, epochs=3).steps == 30
+    assert dpfy.dpsgd(rate=0.1, records=50, steps=3).divisor == pytest.approx(5)
+    assert dpfy.dpsgd(rate=0.1, divisor=7, steps=3).divisor == 7
+
+
+@pytest.mark.parametrize("options", [
+    {"clip": -1.0}, {"clip": math.nan}, {"clip": 0.0}, {"clip": math.inf}, {"noise_multiplier": -1.0},
+    {"noise_multiplier": math.nan}, {"records": 0}, {"records": -5}, {"records": 2.5}, {"batch_size": 0},
+    {"batch_size": 101}, {"batch_size": math.nan}, {"epochs": 0}, {"epochs": -1}, {"epochs": None},
+    {"steps": 5}, {"epochs": None, "steps": 0}, {"epochs": None, "steps": 1.5}, {"rate": 0.5},
+    {"batch_size": None}, {"batch_size": None, "rate": 1.4}, {"batch_size": None, "rate": -0.1},
+    {"batch_size": None, "rate": math.nan}, {"records": None}, {"records": None, "batch_size": None, "rate": 0.1},
+    {"divisor": 0}, {"divisor": math.inf}, {"unit": "planet"}, {"relation": "cousins"}, {"clip": "1"}, {"clip": True},
+], ids=str)
+def test_values_outside_their_domain_are_one_clear_error(options):
+    with pytest.raises(dpfy.InvalidArgument) as caught:
+        dpfy.dpsgd(**{"records": 100, "batch_size": 10, "epochs": 1, **options})
+    assert len(str(caught.value)) > 20
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (1, 0),
+                                                (1, 1), (1, -1e-5), (1, math.nan), (1, "soon"), ("1", 1e-5)])
+def test_targets_outside_their_domain_are_refused(epsilon, delta):
+    with pytest.raises(dpfy.InvalidArgument):
+        dpfy.dpsgd(records=100, batch_size=10, epochs=1).calibrate(epsilon=epsilon, delta=delta)
+
+
+def test_calibration_reaches_the_target_and_never_exceeds_it():
+    plan = dpfy.dpsgd(records=60_000, batch_size=256, epochs=10, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+    assert plan.budget == dpfy.Budget(3.0, 1e-5)
+    assert 2.99 < dpfy.account(plan).epsilon(1e-5).upper <= 3.0
+
+
+def test_automatic_delta_is_printed_and_needs_the_number_of_records(capsys):
+    plan = dpfy.dpsgd(records=1000, batch_size=100, steps=5).calibrate(epsilon=5.0, delta="auto")
+    assert plan.budget.delta == pytest.approx(1000**-1.1)
+    assert f"{1000**-1.1:.4g}" in capsys.readouterr().out
+    with pytest.raises(dpfy.InvalidArgument, match="records"):
+        dpfy.dpsgd(rate=0.1, divisor=5, steps=5).calibrate(epsilon=5.0, delta="auto")
+
+
+def test_a_plan_is_frozen_and_survives_json():
+    plan = dpfy.dpsgd(records=1000, batch_size=100, steps=5).calibrate(epsilon=5.0, delta=1e-3)
+    assert dpfy.Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.steps = 6
+    with pytest.raises(dpfy.InvalidArgument):
+        dpfy.Plan.from_json({**plan.to_json(), "typo": 1})
+    with pytest.raises(dpfy.InvalidArgument):
+        dpfy.Plan.from_json({**plan.to_json(), "query": {"type": "poisson", "rate": 0.1}})
+
+
+def test_an_uncalibrated_plan_has_no_event():
+    with pytest.raises(dpfy.InvalidArgument, match="calibrate"):
+        _ = dpfy.dpsgd(records=1000, batch_size=100, steps=5).event

@@ -1,0 +1,215 @@
+"""No way past the gate: every entry point of an optimizer step."""
+
+import pytest
+import torch
+from runs import Dot
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpfy
+
+ROWS = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.3, 0.4]])
+
+
+def raw_gradient(s):
+    s.loss(ROWS).sum().backward()
+
+
+def private_gradient(s):
+    s.run.backward(s.loss, next(iter(s.run)))
+
+
+def test_a_released_gradient_passes(started):
+    s = started(ROWS)
+    private_gradient(s)
+    s.opt.step()
+    assert s.model.weight.any()
+
+
+def test_a_raw_gradient_is_refused(started):
+    s = started(ROWS)
+    raw_gradient(s)
+    with pytest.raises(dpfy.UnreleasedGradient, match="weight"):
+        s.opt.step()
+    assert not s.model.weight.any()
+
+
+def test_a_raw_gradient_mixed_into_a_released_one_is_refused(started):
+    s = started(ROWS)
+    private_gradient(s)
+    raw_gradient(s)
+    with pytest.raises(dpfy.UnreleasedGradient):
+        s.opt.step()
+
+
+def test_a_release_does_not_launder_a_raw_gradient(started):
+    s = started(ROWS)
+    raw_gradient(s)
+    with pytest.raises(dpfy.UnreleasedGradient):
+        private_gradient(s)
+    assert s.ledger.count == 0
+
+
+@pytest.mark.parametrize("call", [lambda opt, closure: opt.step(closure), lambda opt, closure: opt.step(closure=closure)],
+                         ids=["positional", "keyword"])
+def test_a_closure_that_computes_a_raw_gradient_is_refused(started, call):
+    s = started(ROWS)
+
+    def closure():
+        s.opt.zero_grad()
+        loss = s.loss(ROWS).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(dpfy.UnreleasedGradient):
+        call(s.opt, closure)
+    assert not s.model.weight.any()
+
+
+def test_a_closure_that_releases_passes_and_keeps_its_noise(started):
+    s = started(ROWS, noise_multiplier=1.0)
+
+    def closure():
+        s.opt.zero_grad()
+        private_gradient(s)
+
+    s.opt.step(closure)
+    torch.testing.assert_close(s.model.weight.detach(), -s.model.weight.grad)
+    assert s.ledger.count == 1
+
+
+def test_an_optimizer_that_evaluates_its_closure_twice_is_refused(started):
+    class Twice(torch.optim.SGD):
+        def step(self, closure=None):
+            closure()
+            return closure()
+
+    model = Dot()
+    opt = Twice(model.parameters(), lr=1.0)
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
+    run = dpfy.privatize(model, opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    with pytest.raises(dpfy.UnreleasedGradient, match="more than once"):
+        opt.step(lambda: (opt.zero_grad(), run.backward(model, next(iter(run)))))
+
+
+@pytest.mark.parametrize("edit", [
+    lambda g: g.mul_(2), lambda g: g.clamp_(-1, 1), lambda g: g.detach().add_(1), lambda g: g.view(-1)[0].fill_(3),
+])
+def test_an_edited_gradient_is_refused_outside_of_postprocessing(started, edit):
+    s = started(ROWS)
+    private_gradient(s)
+    edit(s.model.weight.grad)
+    with pytest.raises(dpfy.UnreleasedGradient):
+        s.opt.step()
+
+
+def test_a_replaced_gradient_is_refused(started):
+    s = started(ROWS)
+    private_gradient(s)
+    s.model.weight.grad = s.model.weight.grad.clone()
+    with pytest.raises(dpfy.UnreleasedGradient):
+        s.opt.step()
+
+
+def test_postprocessing_allows_edits_of_released_gradients_only(started):
+    s = started(ROWS)
+    private_gradient(s)
+    with s.run.postprocessing():
+        nn.utils.clip_grad_norm_(s.model.parameters(), 0.1)
+    s.opt.step()
+    assert float(s.model.weight.norm()) == pytest.approx(0.1)
+    raw = started(ROWS)
+    raw_gradient(raw)
+    with pytest.raises(dpfy.UnreleasedGradient), raw.run.postprocessing():
+        pass
+
+
+def test_an_edit_that_fails_halfway_is_not_vouched_for(started):
+    s = started(ROWS)
+    private_gradient(s)
+    with pytest.raises(ZeroDivisionError), s.run.postprocessing():
+        s.model.weight.grad.mul_(2)
+        1 / 0  # noqa: B018
+    with pytest.raises(dpfy.UnreleasedGradient):
+        s.opt.step()
+
+
+def test_gradients_of_public_data_pass_and_add_up(started):
+    s = started(ROWS)
+    with s.run.public():
+        raw_gradient(s)
+    private_gradient(s)
+    s.opt.step()
+    assert s.ledger.count == 1
+    torch.testing.assert_close(s.model.weight.detach(), -(ROWS.sum(0) + torch.tensor([0.6, 1.1, 0.4])))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zeroed_gradients_say_nothing(started, set_to_none):
+    s = started(ROWS)
+    for _ in range(2):
+        private_gradient(s)
+        s.opt.step()
+        s.opt.zero_grad(set_to_none=set_to_none)
+    s.opt.step()
+    assert s.ledger.count == 2
+
+
+def test_parameters_unfrozen_later_are_refused():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
+    run = dpfy.privatize(model, opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    run.backward(lambda x: model(x).squeeze(1), next(iter(run)))
+    opt.step()
+    model[0].requires_grad_(True)
+    with pytest.raises(dpfy.UnreleasedGradient, match="unfrozen or added"):
+        opt.step()
+
+
+def test_parameters_added_later_are_refused(started):
+    s = started(ROWS)
+    private_gradient(s)
+    s.opt.add_param_group({"params": nn.Parameter(torch.ones(1))})
+    with pytest.raises(dpfy.UnreleasedGradient, match="unfrozen or added"):
+        s.opt.step()
+
+
+def test_parameters_frozen_later_are_left_out(started):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    s = started(ROWS, model=model, noise_multiplier=1.0)
+    private = lambda: s.run.backward(lambda x: model(x).squeeze(1), next(iter(s.run)))  # noqa: E731
+    private()
+    s.opt.zero_grad()
+    model[0].requires_grad_(False)
+    private()
+    assert model[0].weight.grad is None and model[1].weight.grad is not None
+
+
+def test_gradients_from_before_the_run_are_refused():
+    model = Dot()
+    model(ROWS).sum().backward()
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
+    with pytest.raises(dpfy.UnreleasedGradient, match="zero_grad"):
+        dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(ROWS), plan,
+                       dpfy.Ledger.in_memory())
+
+
+def test_closing_the_run_removes_the_gate(started):
+    s = started(ROWS)
+    s.run.close()
+    raw_gradient(s)
+    s.opt.step()
+    assert s.model.weight.any()
+
+
+def test_the_gate_stands_at_every_optimizer():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    first, second = (torch.optim.SGD(layer.parameters(), lr=1.0) for layer in model)
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
+    dpfy.privatize(model, [first, second], TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    model(ROWS).sum().backward()
+    for opt in (first, second):
+        with pytest.raises(dpfy.UnreleasedGradient):
+            opt.step()

@@ -1,0 +1,241 @@
+"""Models that mix examples, remember them, or cannot be judged are refused; others pass untouched."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+import dpfy
+
+ROWS = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))
+
+
+def first_release(started, model, rows=ROWS, loss=None, **options):
+    s = started(rows, model=model, **options)
+    return s, s.release(loss or (lambda x: model(x).flatten(1).square().sum(1)))
+
+
+class Centred(nn.Module):
+    """Subtracts the mean over the batch, as a hand-written normalisation does."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Counting(nn.Module):
+    """Changes its behaviour with everything it sees, in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0.0
+
+    def forward(self, x):
+        self.seen += float(x.detach().abs().sum())
+        return x * (1 + self.seen)
+
+
+class Averaging(nn.Module):
+    """Keeps a running value in a buffer that nothing uses yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x
+
+
+class Odd(nn.Module):
+    """Mixes examples only in batches of three."""
+
+    def forward(self, x):
+        return x - x.mean(0) if len(x) == 3 else x
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+@pytest.mark.parametrize(("layer", "name"), [
+    (nn.BatchNorm1d(5), "BatchNorm1d"), (Centred(), "Centred"), (Odd(), "Odd"),
+], ids=["batch norm", "hand-written", "one size only"])
+def test_a_model_that_mixes_examples_is_refused_by_name(started, layer, name, engine):
+    model = nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 2))
+    with pytest.raises(dpfy.IsolationError, match=rf"'1' \({name}\)"):
+        first_release(started, model, engine=engine)
+
+
+def test_the_refusal_of_batch_norm_names_the_remedy_and_the_remedy_works(started, capsys):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(dpfy.IsolationError, match=r"dpfy\.fix"):
+        first_release(started, model)
+    fixed = dpfy.fix(model)
+    assert fixed is model and isinstance(model[1], nn.GroupNorm)
+    assert "'1': BatchNorm1d(6) became GroupNorm(2, 6)" in capsys.readouterr().out
+    first_release(started, model)
+
+
+def test_fix_carries_scale_and_shift_over_and_reaches_every_depth(capsys):
+    inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8, track_running_stats=True))
+    nn.init.normal_(inner[1].weight), nn.init.normal_(inner[1].bias)
+    weight = inner[1].weight.detach().clone()
+    model = nn.ModuleDict({"deep": inner, "other": nn.BatchNorm1d(4, affine=False)}).eval()
+    dpfy.fix(model)
+    assert torch.equal(model["deep"][1].weight, weight) and not model["deep"][1].training
+    assert not model["deep"][2].track_running_stats and isinstance(model["other"], nn.GroupNorm)
+    assert isinstance(dpfy.fix(nn.BatchNorm2d(4)), nn.GroupNorm)
+    capsys.readouterr()
+    dpfy.fix(model)
+    assert "nothing to change" in capsys.readouterr().out
+
+
+def test_batch_norm_in_eval_mode_passes_and_is_probed_again_when_the_mode_changes(started):
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    model[1].eval()
+    s, _ = first_release(started, model)
+    model.train()
+    with pytest.raises(dpfy.IsolationError):
+        s.release(lambda x: model(x).square().sum(1))
+
+
+@pytest.mark.parametrize(("layer", "match"), [
+    (Counting(), "keeps state|alone"), (Averaging(), "0.mean"),
+    (spectral_norm(nn.Linear(4, 4)), "parametrizations"), (nn.InstanceNorm1d(4, track_running_stats=True), "running"),
+], ids=["attribute", "buffer", "spectral norm", "instance norm"])
+def test_a_model_that_remembers_is_refused_and_left_as_it_was(started, layer, match):
+    model = nn.Sequential(layer, nn.Linear(4, 2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    rows = ROWS.unsqueeze(2) if isinstance(layer, nn.InstanceNorm1d) else ROWS
+    if isinstance(layer, nn.InstanceNorm1d):
+        model, rows = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2)), torch.randn(8, 4, 3)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(dpfy.IsolationError, match=match):
+        first_release(started, model, rows)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_embeddings_that_rewrite_their_rows_are_refused(started):
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Flatten(), nn.Linear(12, 1))
+    with pytest.raises(dpfy.IsolationError, match="max_norm"):
+        first_release(started, model, torch.zeros(3, 4, dtype=torch.long))
+
+
+def test_a_loss_that_mixes_examples_is_refused(started):
+    model = nn.Linear(4, 2)
+    with pytest.raises(dpfy.IsolationError, match="loss_fn"):
+        first_release(started, model, loss=lambda x: torch.softmax(model(x).sum(1), dim=0))
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+def test_dropout_works_and_differs_between_records(started, engine):
+    model = nn.Sequential(nn.Linear(4, 50, bias=False), nn.Dropout(0.5))
+    s, _ = first_release(started, model, torch.ones(2, 4), engine=engine)
+    assert s.run.engine == ("loop" if engine == "loop" else "vmap")
+    masks = []
+
+    def loss(x):
+        return F.dropout(model[0](x), 0.5).sum(1)
+
+    for row in s.release(loss).reshape(50, 4)[:, 0].tolist():
+        masks.append(row)
+    assert len({round(value, 6) for value in masks}) > 1
+
+
+def test_the_probe_disturbs_neither_torch_s_generator_nor_the_training_mode(started):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5))
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    started(ROWS, model=model, rate=0.0).release(lambda x: model(x).sum(1))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(("loss", "match"), [
+    (lambda model: lambda x: model(x).sum(), "reduction='none'"),
+    (lambda model: lambda x: model(x), "one loss per example"),
+    (lambda model: lambda x: model(x).sum(1)[:1], "one loss per example"),
+    (lambda model: lambda x: 3.0, "float"),
+    (lambda model: lambda x: dpfy.Losses(model(x).sum(1), stats={"a": torch.zeros(1)}), "'a'"),
+    (lambda model: lambda x: model(x[:, :2]).sum(1), "fails on synthetic input"),
+    (lambda model: lambda x: nn.Linear(4, 2)(x).sum(1), "very model"),
+], ids=["scalar", "matrix", "short", "number", "statistic", "raises", "another model"])
+def test_losses_that_cannot_be_used_are_explained(started, loss, match):
+    model = nn.Linear(4, 2)
+    s = started(ROWS, model=model)
+    with pytest.raises(dpfy.LossError, match=match) as caught:
+        s.release(loss(model))
+    assert caught.value.__cause__ is None
+    assert s.ledger.count == 1  # the step was reserved before the first shape was looked at
+
+
+def test_a_declared_example_replaces_the_synthetic_labels(started):
+    model = nn.Linear(4, 2)
+
+    def loss(x, label):
+        if (label < 10).any():  # data-dependent, so that 0 and 1 are not valid labels
+            raise ValueError
+        return model(x).sum(1)
+
+    records = [(row, torch.tensor(10 + index)) for index, row in enumerate(ROWS)]
+    with pytest.raises(dpfy.LossError, match="example_input"):
+        started(records, model=model, engine="loop").release(loss)
+    example = (torch.zeros(2, 4), torch.tensor([10, 11]))
+    assert started(records, model=model, engine="loop", example_input=example).release(loss).any()
+
+
+def test_auto_falls_back_to_the_oracle_and_an_explicit_engine_says_why(started):
+    model = nn.Linear(4, 2)
+
+    def loss(x):  # control flow on values, which vmap cannot trace
+        return model(x).sum(1) * (2.0 if float(x.sum()) > 1e9 else 1.0)
+
+    s = started(ROWS, model=model)
+    s.release(loss)
+    assert s.run.engine == "loop" and s.run.isolation.startswith("by construction")
+    with pytest.raises(dpfy.IsolationError, match="engine='loop'"):
+        started(ROWS, model=model, engine="vmap").release(loss)
+
+
+def test_the_probe_never_looks_at_values(started):
+    """A first record with an extreme value must not change what the probe says."""
+    model = nn.Linear(4, 2)
+    poisoned = torch.cat([torch.full((1, 4), float("nan")), ROWS])
+    first_release(started, model, poisoned)
+
+
+def test_one_oddly_shaped_record_does_not_decide_the_public_shape(started):
+    model = nn.Linear(4, 2)
+    s = started([torch.zeros(9), *ROWS], model=model)
+    assert s.release(lambda x: model(x).square().sum(1)).any()
+
+
+def longest(records):
+    """Pads to the longest neighbour."""
+    return nn.utils.rnn.pad_sequence([r[0] for r in records], batch_first=True), torch.tensor([r[1] for r in records])
+
+
+def fixed(records):
+    """Pads to a public length."""
+    return torch.stack([F.pad(r[0], (0, 6 - len(r[0]))) for r in records]), torch.tensor([r[1] for r in records])
+
+
+def test_padding_to_the_longest_neighbour_is_refused_and_to_a_public_length_accepted(started):
+    model = nn.Linear(1, 1)
+    records = [(torch.ones(n), 1.0) for n in (3, 5, 2, 4)]
+
+    def loss(x, y):
+        return model(x.unsqueeze(2)).sum((1, 2)) * y
+
+    with pytest.raises(dpfy.IsolationError, match="pads"):
+        started(records, model=model, collate_fn=longest).release(loss)
+    assert started(records, model=model, collate_fn=fixed).release(loss).any()
+
+
+def test_buckets_of_several_lengths_are_collated_by_length(started):
+    model = nn.Linear(1, 1)
+    records = [torch.ones(n) for n in (4, 8, 4, 8, 8)]
+
+    def loss(x):
+        return model(x.unsqueeze(2)).mean((1, 2))
+
+    torch.testing.assert_close(started(records, model=model, clip=10.0).release(loss), torch.tensor([5.0, 5.0]))
