@@ -83,18 +83,21 @@ def test_a_forked_child_cannot_write_and_does_not_release_the_parents_lock(path,
 def test_a_child_that_outlives_the_writer_does_not_keep_the_lock(path, header):
     """Data-loading workers may live a little longer than the run that forked them."""
     wait, go = os.pipe()
+    forked, ready = os.pipe()
     ledger = Ledger.open(path, header=header)
     pid = os.fork()
     if pid == 0:
         os.close(go)
+        os.write(ready, b".")
         os.read(wait, 1)
         os._exit(0)
     try:
+        os.read(forked, 1)
         ledger._store.close()
         Ledger.open(path).close()
     finally:
-        os.close(go)
-        os.close(wait)
+        for end in (wait, go, forked, ready):
+            os.close(end)
         os.waitpid(pid, 0)
 
 

@@ -303,10 +303,10 @@ def _replay(store: Store) -> Journal:
         journal.feed(line)
         if journal.head.count in counts:
             _check_hash(journal, marks)
-    for mark in marks:
-        if journal.head.count < mark.count:
-            raise journal.damaged(f"the ledger ends here, but {mark.where} remembers {mark.count} lines; "
-                                  "it was cut or rolled back.")
+    latest = max(marks, key=lambda mark: mark.count, default=None)
+    if latest is not None and journal.head.count < latest.count:
+        raise journal.damaged(f"the ledger ends here, but {latest.where} remembers {latest.count} lines; "
+                              "it was cut or rolled back.")
     return journal
 
 

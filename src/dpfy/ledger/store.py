@@ -94,6 +94,7 @@ class HeadFile:
         self.role = role
         self._fd = -1
         self._turn = 0
+        self._newest: Head | None = None
 
     def slots(self) -> list[Head | None]:
         """Return both slots; an unreadable one is None."""
@@ -114,15 +115,16 @@ class HeadFile:
                       "restore it, or, to begin keeping an anchor, copy the ledger's .head file there")
             raise LedgerDamaged(f"{self.path}, the ledger's {self.role}, is missing or damaged (byte 0), so lost lines "
                                 f"could not be noticed; {remedy}.")
-        if None in slots:  # a slot is written after the lines it covers: a torn one proves one line more
+        if None in slots:  # a slot is written after new lines that it covers: a torn one proves one line more
             whole.append(Mark(str(self.path), whole[0].count + 1, None))
         return whole
 
     def open(self, create: bool) -> int:
         """Open for writing and return the descriptor."""
         self._fd = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
-        slots = self.slots()
-        self._turn = 0 if slots[0] is None or (slots[1] is not None and slots[0].count <= slots[1].count) else 1
+        first, second = self.slots()
+        self._turn = 0 if first is None or (second is not None and first.count <= second.count) else 1
+        self._newest = second if self._turn == 0 else first
         return self._fd
 
     def reset(self) -> None:
@@ -130,12 +132,16 @@ class HeadFile:
         _write(self._fd, 2 * _encode_slot(Head()), offset=0)
         os.ftruncate(self._fd, 2 * _SLOT)
         os.fsync(self._fd)
+        self._newest = Head()
 
     def write(self, head: Head) -> None:
-        """Replace the older slot, durably."""
+        """Replace the older slot, durably; a head that is there already is left alone, so that counts only grow."""
+        if head == self._newest:
+            return
         _write(self._fd, _encode_slot(head), offset=self._turn * _SLOT)
         os.fdatasync(self._fd)
         self._turn = 1 - self._turn
+        self._newest = head
 
     def close(self) -> None:
         """Close the descriptor, which gives up a lock that it carries."""
