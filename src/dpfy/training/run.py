@@ -137,7 +137,8 @@ class Run:
         engine = self._engine_for(loss_fn)
         sums = [torch.zeros_like(p, dtype=torch.float64) for p in self._trained().values()]
         if engine is not None:
-            for loaded in self._records.chunks(self._sampler.draw(len(self._records))):
+            drawn = torch.from_numpy(self._sampler.draw(len(self._records)))
+            for loaded in self._records.chunks(drawn):
                 for found in self._bounded_sums(engine, loss_fn, loaded, mechanism):
                     for total, part in zip(sums, found, strict=True):
                         total += part
@@ -277,8 +278,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     records = Records(data, collate_fn, num_workers, _validate.count("max_physical_batch", max_physical_batch))
     streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
                        sampling=SecureStream(insecure_test_key, purpose="sampling"))
-    opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
     example = None if example_input is None else _declared(example_input)
+    opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
     return Run(model, parameters, Gate(optimizers, parameters), records, plan, opened, streams, engine, example)
 
 

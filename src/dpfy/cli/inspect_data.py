@@ -1,0 +1,33 @@
+"""``dpfy inspect-data``: the owner's tool for finding bad records. It prints private facts, and says so."""
+
+from typing import Annotated
+
+import typer
+
+from dpfy.cli._objects import load_object
+
+
+def inspect_data(
+    data: Annotated[str, typer.Argument(help="A data set, or a function that returns one: package.module:name.",
+                                        show_default=False)],
+    collate: Annotated[str | None, typer.Option(help="The collate function of the run: package.module:name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many findings to print.")] = 50,
+) -> None:
+    """List the records that a run would silently leave out, and why. FOR THE OWNER OF THE DATA ONLY.
+
+    What it prints are facts about single records: it is not differentially private and is not recorded in any ledger.
+
+    Examples: dpfy inspect-data mydata:train_set | dpfy inspect-data mydata:load --collate mydata:collate
+    """
+    from dpfy.training.inspection import inspect_records  # torch is loaded only when it is needed
+
+    found = load_object(data)
+    records = found() if callable(found) else found
+    typer.echo("Private facts about single records follow; keep this output with the data.", err=True)
+    count = 0
+    for finding in inspect_records(records, load_object(collate) if collate else None):
+        count += 1
+        if count <= limit:
+            typer.echo(f"record {finding.index}: {finding.problem}")
+    more = f", of which {limit} are shown; see --limit" if count > limit else ""
+    typer.echo(f"{count} findings in {len(records)} records{more}.")
