@@ -54,7 +54,9 @@ def test_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: p
     torch.manual_seed(0)  # the model's initial weights only: noise and samples have their own generator
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
-        if block.language == "python":
+        if file := re.match(r"# (\w+\.py)\n", block.text):
+            Path(file[1]).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
         elif block.language == "console":
             for line in block.text.splitlines():
