@@ -36,6 +36,12 @@ def test_wheel_holds_every_module_and_the_typing_marker(unpacked: Path) -> None:
     assert shipped == source | {Path("dpfy/py.typed")}
 
 
+def test_every_package_is_a_regular_one() -> None:
+    # Import contracts, type checks and doctests pass by a folder without __init__.py, or load it under a second name.
+    folders = {path.parent for path in (ROOT / "src" / "dpfy").rglob("*.py")}
+    assert not {str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()}
+
+
 def test_wheel_imports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     code = ("import dpfy, dpfy.cli.app, pathlib; [getattr(dpfy, name) for name in dpfy.__all__]; "
             "print(pathlib.Path(dpfy.__file__).parent); print(dpfy.__version__)")
