@@ -1,0 +1,97 @@
+"""From the facts of a ledger to what an accountant composes: dominating pairs and how often each occurs.
+
+Every step becomes one pair of distributions whose privacy loss bounds that of the step for all neighbours. Steps with
+equal pairs are interchangeable under composition, so a run of any length is a short table.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dpfy.accounting.pairs import Pair, Pairs
+from dpfy.accounting.rules import RULES
+from dpfy.errors import UnsupportedEvent
+from dpfy.ledger.events import NonPrivate, Query, Repeated, Sampled, SumQuery
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A run as accountants see it."""
+
+    pairs: Pairs
+    steps: int
+    numerical_delta: float
+    non_private: bool
+
+    @property
+    def unprotected(self) -> float:
+        """The chance that one record takes part in a step without any noise."""
+        return -math.expm1(sum(times * _log_absent(pair.rate) for pair, times in self.pairs
+                               if pair.noise_multiplier == 0))
+
+
+def noise_multiplier(queries: Iterable[Query]) -> float:
+    """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½, never rounded up.
+
+    The queries are one Gaussian sum of a concatenated vector after each is scaled by its noise (McMahan et al. 2018,
+    §3). No noise on a positive bound gives 0; no positive bound gives ∞.
+
+    >>> noise_multiplier([SumQuery(3.0, 5.0), SumQuery(4.0, 5.0)]) <= 1.0
+    True
+    """
+    active = []
+    for query in queries:
+        if not isinstance(query, SumQuery):
+            raise UnsupportedEvent(f"No rule for the query {query.tag!r}; expected sums with Gaussian noise.")
+        if query.l2_bound > 0:
+            active.append(query)
+    if not active:
+        return math.inf
+    if any(query.stddev == 0 for query in active):
+        return 0.0
+    if len(active) == 1 and active[0].l2_bound == 1:
+        return active[0].stddev
+    signal = math.hypot(*(query.l2_bound / query.stddev for query in active))
+    return (1 / signal if signal else math.inf) * (1 - 1e-15)
+
+
+def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canonical:
+    """Return the pairs of a run, by the rules of ``method`` for ``relation``.
+
+    *Formal guarantee*: the composition of the pairs dominates the composition of the events, up to the total
+    ``numerical_delta``. *Assumes* that the list was fixed, or registered, before the first step.
+    """
+    table: Counter[Pair] = Counter()
+    steps, numerical, non_private = 0, 0.0, False
+    for run in envelope:
+        steps += run.times
+        if run.times == 0:
+            continue
+        if isinstance(run.event, NonPrivate):
+            non_private = True
+            continue
+        if not isinstance(run.event, Sampled):
+            raise UnsupportedEvent(f"No {method} rule for the event {run.event.tag!r} under {relation}.")
+        pair = _pair(run.event, method, relation)
+        numerical += run.times * run.event.numerical_delta
+        if pair.rate > 0 and pair.noise_multiplier < math.inf:
+            table[pair] += run.times
+    return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-12), non_private)
+
+
+def _pair(event: Sampled, method: str, relation: str) -> Pair:
+    """Return the dominating pair of one step, or refuse by name."""
+    if event.adaptive:
+        raise UnsupportedEvent("An adaptive step was chosen from earlier outputs: only a filter may account it, "
+                               f"not {method} over the realised list.")
+    rule = RULES.get((method, type(event.policy), relation))
+    if rule is None:
+        known = sorted({key[0] for key in RULES if key[1] is type(event.policy) and key[2] == relation})
+        remedy = f" Use method {' or '.join(map(repr, known))}." if known else ""
+        raise UnsupportedEvent(f"No {method} rule for sampling {event.policy.tag!r} under {relation}.{remedy}")
+    return rule.pair(event.policy, noise_multiplier(event.queries))
+
+
+def _log_absent(rate: float) -> float:
+    return math.log1p(-rate) if rate < 1 else -math.inf

@@ -1,0 +1,145 @@
+"""From facts to a claim: ``account(source).epsilon(delta)``."""
+
+import math
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from dpfy import _validate
+from dpfy.accounting import pld, rdp
+from dpfy.accounting.canonical import Canonical, canonical
+from dpfy.accounting.pairs import Bound
+from dpfy.accounting.sources import Source, read_source
+from dpfy.types import Interval, Relation, Unit
+
+METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a run costs under one method, relation and unit, for every δ.
+
+    *Formal guarantee*: for neighbouring data sets the released values satisfy (``epsilon(δ).upper``, δ)-differential
+    privacy. ``lower`` is certified too: no analysis of these events can claim less.
+
+    *Assumes* that the events are what ran, that they were fixed or registered before the first step, and that noise
+    and sampling came from a secret key (``private`` is False if they did not).
+
+    ``envelope`` is the guarantee of what a ledger registered. Who stops early after looking at outputs is entitled to
+    that one only, because when to stop then depends on the data.
+    """
+
+    source: Source
+    canonical: Canonical
+    method: str
+    relation: Relation
+    unit: Unit
+
+    @property
+    def steps(self) -> int:
+        """How many steps are accounted."""
+        return self.canonical.steps
+
+    @property
+    def numerical_delta(self) -> float:
+        """The part of δ that the arithmetic of the noise uses up."""
+        return self.canonical.numerical_delta
+
+    @property
+    def private(self) -> bool:
+        """Whether sampling and noise came from a secret key."""
+        return self.source.private
+
+    @property
+    def durable(self) -> bool | None:
+        """Whether a ledger on stable storage recorded the events; None if there is no ledger."""
+        return self.source.durable
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The noise multiplier that all steps share, if they do."""
+        pairs = self.canonical.pairs
+        return pairs[0][0].noise_multiplier if len(pairs) == 1 else None
+
+    @property
+    def rate(self) -> float | None:
+        """The sampling rate that all steps share, if they do."""
+        pairs = self.canonical.pairs
+        return pairs[0][0].rate if len(pairs) == 1 else None
+
+    @property
+    def envelope(self) -> "Guarantee | None":
+        """The guarantee of the registered events, for a ledger that has them."""
+        if self.source.registered is None:
+            return None
+        source = replace(self.source, events=self.source.registered, registered=None)
+        return replace(self, source=source, canonical=canonical(source.events, self.method, self.relation))
+
+    def epsilon(self, delta: float) -> Interval:
+        """Return the bracket of ε at ``delta``; numerical δ is set aside first.
+
+        >>> from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+        >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),))
+        >>> bracket = account(Repeated(step, 100)).epsilon(delta=1e-5)
+        >>> bracket.lower < 0.695 < bracket.upper < 0.6955
+        True
+        """
+        _validate.delta(delta)
+        lower, upper = self._epsilon_lower(delta), self._epsilon_upper(delta).value
+        return Interval(min(lower, upper), upper)
+
+    def delta(self, epsilon: float) -> Interval:
+        """Return the bracket of δ at ``epsilon``; numerical δ is included."""
+        _validate.real("epsilon", epsilon, 0, math.inf, open_high=True)
+        if self.canonical.non_private:
+            return Interval(1.0, 1.0)
+        exposed = self.canonical.unprotected
+        if exposed > 0:
+            return Interval(max(0.0, exposed - self.numerical_delta), 1.0)
+        engine = METHODS[self.method]
+        upper = min(1.0, engine.delta_upper(self.canonical.pairs, epsilon).value + self.numerical_delta)
+        lower = max(0.0, engine.delta_lower(self.canonical.pairs, epsilon) - self.numerical_delta)
+        return Interval(min(lower, upper), upper)
+
+    def claim(self, delta: float) -> float:
+        """Return the ε that one may claim at ``delta``: ``epsilon(delta).upper`` without the work for the lower end."""
+        return self._epsilon_upper(_validate.delta(delta)).value
+
+    def note(self, delta: float) -> str:
+        """Say how the claim at ``delta`` was computed, where the method's name does not say it all."""
+        return self._epsilon_upper(_validate.delta(delta)).note
+
+    def _epsilon_upper(self, delta: float) -> Bound:
+        rest = delta - self.numerical_delta
+        if self.canonical.non_private or self.canonical.unprotected > 0 or rest <= 0:
+            return Bound(math.inf, "numerical delta reaches delta" if rest <= 0 else "a step has no protection")
+        bound: Bound = METHODS[self.method].epsilon_upper(self.canonical.pairs, rest)
+        return bound
+
+    def _epsilon_lower(self, delta: float) -> float:
+        raised = delta + self.numerical_delta
+        if self.canonical.non_private:
+            return math.inf
+        if raised >= 1:
+            return 0.0
+        if self.canonical.unprotected > 0:
+            return math.inf if self.canonical.unprotected > raised else 0.0
+        lower: float = METHODS[self.method].epsilon_lower(self.canonical.pairs, raised)
+        return lower
+
+
+def account(source: object, method: str = "pld", relation: Relation | str | None = None,
+            unit: Unit | str | None = None) -> Guarantee:
+    """Return the guarantee of a ledger (or its path), a plan, an event, or a list of events or of their JSON.
+
+    A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it registered. ``relation`` and
+    ``unit`` default to what the source declares, and to adding or removing one record.
+
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> account(Sampled(Poisson(1.0), (SumQuery(1.0, 4.0),))).epsilon(delta=1e-5).upper
+    0.90...
+    """
+    _validate.choice("method", method, tuple(METHODS))
+    facts = read_source(source)
+    relation = facts.relation if relation is None else Relation(_validate.choice("relation", relation, tuple(Relation)))
+    unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
+    return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit)

@@ -1,0 +1,73 @@
+"""Dominating pairs: two distributions whose privacy loss bounds that of a step, for all neighbouring data sets."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Neighbours = Literal["absent", "opposed"]
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """A dominating pair of one step, in units of the noise multiplier z.
+
+    ``absent``: (1 − q)·N(0, z²) + q·N(1, z²) against N(0, z²): the record is in the data or is not.
+    ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or the other.
+    """
+
+    rate: float
+    noise_multiplier: float
+    neighbours: Neighbours = "absent"
+
+    @property
+    def mu(self) -> float:
+        """The distance of the two means over the noise, when the record takes part for sure."""
+        return (1 if self.neighbours == "absent" else 2) / self.noise_multiplier
+
+
+Pairs = tuple[tuple[Pair, int], ...]
+"""Pairs and how often each is composed, sorted; free steps are left out."""
+
+
+class Bound(NamedTuple):
+    """An upper bound, and how it was obtained where that is not what the method's name says."""
+
+    value: float
+    note: str = ""
+
+
+def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
+    """Merge similar pairs until at most ``limit`` are left, each bin standing for its costliest or cheapest member.
+
+    More noise and a smaller rate are post-processings of less noise and a larger rate, so the composition of the
+    result dominates (``pessimistic``) or is dominated by that of ``pairs``.
+    """
+    width = 0.0025
+    merged = pairs
+    while len(merged) > limit:
+        bins: dict[tuple[int, int, str], list[tuple[Pair, int]]] = {}
+        for pair, times in pairs:
+            place = (math.floor(math.log(pair.rate) / width), math.floor(math.log(pair.noise_multiplier) / width))
+            bins.setdefault((*place, pair.neighbours), []).append((pair, times))
+        merged = tuple(sorted(_representative(members, pessimistic) for members in bins.values()))
+        width *= 2
+    return merged
+
+
+def full_batch_merged(pairs: Pairs) -> Pairs:
+    """Replace the pairs with rate 1 by the one Gaussian pair that they compose to (Dong, Roth & Su 2022, Cor. 3.3)."""
+    rest = tuple((pair, times) for pair, times in pairs if pair.rate < 1)
+    mu = math.sqrt(math.fsum(times * pair.mu**2 for pair, times in pairs if pair.rate == 1))
+    return (*rest, (Pair(1.0, 1 / mu), 1)) if mu > 0 else rest
+
+
+def _representative(members: list[tuple[Pair, int]], pessimistic: bool) -> tuple[Pair, int]:
+    worst, best = (max, min) if pessimistic else (min, max)
+    rate = worst(pair.rate for pair, _ in members)
+    noise = best(pair.noise_multiplier for pair, _ in members)
+    return Pair(rate, noise, members[0][0].neighbours), sum(times for _, times in members)
+
+
+def merging_note(pairs: Pairs, merged: Pairs) -> str:
+    """Say that steps were merged, if they were."""
+    return f"{len(pairs)} kinds of steps merged pessimistically into {len(merged)}" if len(merged) < len(pairs) else ""

@@ -1,0 +1,66 @@
+"""The rule tables: which method may account which event under which relation, and by what theorem.
+
+A rule is pure: it turns one step into its dominating pair and knows nothing about composition. What is not in the
+table is refused, so the table is also the support matrix.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dpfy.accounting.pairs import Pair
+from dpfy.ledger.events import Poisson, Policy
+from dpfy.types import Relation
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a policy with noise multiplier z becomes a pair, and why that is sound."""
+
+    pair: Callable[[Policy, float], Pair]
+    reference: str
+
+
+def _poisson_absent(policy: Policy, noise_multiplier: float) -> Pair:
+    assert isinstance(policy, Poisson)
+    return Pair(policy.rate, noise_multiplier, "absent")
+
+
+def _poisson_opposed(policy: Policy, noise_multiplier: float) -> Pair:
+    assert isinstance(policy, Poisson)
+    return Pair(policy.rate, noise_multiplier, "opposed")
+
+
+_REMOVED = "Zhu, Dong & Wang 2022, Theorem 11; the record is in the sample with probability q, or is not there"
+_MOMENTS = "Mironov, Talwar & Zhang 2019, Theorem 5 (removing a record has the larger Rényi divergence)"
+_ZEROED = "a record set to zero contributes what an absent one does, and Poisson sampling ignores the others: as "
+
+RULES: dict[tuple[str, type[Policy], str], Rule] = {
+    ("pld", Poisson, Relation.ADD_OR_REMOVE_ONE): Rule(_poisson_absent, _REMOVED),
+    ("pld", Poisson, Relation.ZERO_OUT): Rule(_poisson_absent, _ZEROED + _REMOVED),
+    ("pld", Poisson, Relation.REPLACE_ONE): Rule(
+        _poisson_opposed, "the two records' sums lie in one ball: opposed points of it are the worst "
+                          "(Lebeda, Regehr, Kamath & Steinke 2024, §5)"),
+    ("rdp", Poisson, Relation.ADD_OR_REMOVE_ONE): Rule(_poisson_absent, _MOMENTS),
+    ("rdp", Poisson, Relation.ZERO_OUT): Rule(_poisson_absent, _ZEROED + _MOMENTS),
+}
+"""(method, policy type, relation) → rule."""
+
+
+@dataclass(frozen=True)
+class Supported:
+    """One cell of the support matrix."""
+
+    method: str
+    policy: str
+    relation: str
+    reference: str
+
+
+def supported() -> tuple[Supported, ...]:
+    """List what can be accounted.
+
+    >>> sorted({row.method for row in supported()})
+    ['pld', 'rdp']
+    """
+    return tuple(Supported(method, policy.tag, str(relation), rule.reference)
+                 for (method, policy, relation), rule in RULES.items())

@@ -1,0 +1,95 @@
+"""What can be accounted: a ledger, a plan, events or their JSON, all read as one envelope with its context."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from dpfy.errors import InvalidArgument, LedgerError, UnsupportedEvent
+from dpfy.ledger import Ledger
+from dpfy.ledger.events import Envelope, Event, Repeated, run_lengths
+from dpfy.types import Relation, Unit
+
+_SECRET_KEYS = ("os", "operating system")
+
+
+@runtime_checkable
+class PlanLike(Protocol):
+    """Anything that declares its events, its unit of privacy and its neighbouring relation."""
+
+    @property
+    def envelope(self) -> Envelope: ...
+
+    @property
+    def relation(self) -> Relation: ...
+
+    @property
+    def unit(self) -> Unit: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was, or will be, spent; and, from a ledger, what was registered before the first step."""
+
+    events: Envelope
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE
+    unit: Unit = Unit.RECORD
+    registered: Envelope | None = None
+    private: bool = True
+    durable: bool | None = None
+
+
+def read_source(source: object) -> Source:
+    """Return ``source`` as events with their context; text is JSON if it opens with a bracket, and a path if not."""
+    if isinstance(source, Ledger):
+        return _from_ledger(source)
+    if isinstance(source, os.PathLike):
+        return _from_path(Path(source))
+    if isinstance(source, str):
+        return Source(_from_json(source)) if source.lstrip().startswith(("[", "{")) else _from_path(Path(source))
+    if isinstance(source, PlanLike):
+        return Source(source.envelope, Relation(source.relation), Unit(source.unit))
+    if isinstance(source, Event | Repeated | dict):
+        source = [source]
+    if not isinstance(source, Iterable):
+        raise InvalidArgument(f"Expected a ledger, a plan, a path, an event or a list of events, got "
+                              f"{type(source).__name__}.")
+    return Source(run_lengths(_as_run(item) for item in source))
+
+
+def _from_ledger(ledger: Ledger) -> Source:
+    header = ledger.header
+    if header is None:
+        raise LedgerError("The ledger has no header yet: it names neither unit nor relation. Register a plan first.")
+    if header.filter is not None:
+        raise UnsupportedEvent("The ledger declares a filter, so plans may have been added after looking at outputs; "
+                               "only that filter may account it.")
+    return Source(ledger.uses, Relation(header.relation), Unit(header.unit), tuple(header.envelope) or None,
+                  header.key_source in _SECRET_KEYS, ledger.durable)
+
+
+def _from_path(path: Path) -> Source:
+    try:
+        with path.open("rb") as file:
+            opening = file.read(64)
+    except OSError as error:
+        raise LedgerError(f"Cannot read {str(path)!r}: {error.strerror or error}.") from None
+    if opening.lstrip().startswith(b"["):
+        return Source(_from_json(path.read_text(encoding="utf-8")))
+    return _from_ledger(Ledger.read(path))
+
+
+def _from_json(text: str) -> Envelope:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidArgument("Expected a JSON list of events; this is not JSON.") from None
+    return run_lengths(_as_run(item) for item in (values if isinstance(values, list) else [values]))
+
+
+def _as_run(item: Any) -> Repeated:
+    if isinstance(item, Repeated):
+        return item
+    return Repeated(item, 1) if isinstance(item, Event) else Repeated.from_json(item)
