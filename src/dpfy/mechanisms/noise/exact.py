@@ -64,7 +64,7 @@ def _cosine_and_sine(angle: Decimal, digits: int) -> tuple[Decimal, Decimal]:
 @cache
 def _pi(digits: int) -> Decimal:
     """π to ``digits`` digits by Machin's formula in integers."""
-    one = 10 ** (digits + 8)
+    one: int = 10 ** (digits + 8)
 
     def inverse_tangent_of_one_over(x: int) -> int:
         total, power, odd = 0, one // x, 1
@@ -73,4 +73,5 @@ def _pi(digits: int) -> Decimal:
             power, odd = power // (x * x), odd + 2
         return total
 
-    return Decimal(16 * inverse_tangent_of_one_over(5) - 4 * inverse_tangent_of_one_over(239)) / one
+    with localcontext(Context(prec=digits)):
+        return Decimal(16 * inverse_tangent_of_one_over(5) - 4 * inverse_tangent_of_one_over(239)) / one

@@ -24,12 +24,11 @@ def lattice_step(stddev: float) -> float:
 
 
 def steps_per_stddev(stddev: float, grid: float) -> float:
-    """Return ``stddev / grid``, which is exact because ``grid`` is required to be a power of two."""
+    """Return ``stddev / grid``, which is exact because ``grid`` is a power of two."""
     _validate.real("stddev", stddev, _SMALLEST, _LARGEST)
-    _validate.real("grid", grid, _SMALLEST * 2.0**-100, _LARGEST * 2.0**100)
-    if math.frexp(grid)[0] != 0.5 or not 2.0**-100 <= stddev / grid <= 2.0**32:
-        raise InvalidArgument(f"Expected grid={grid!r} to be a power of two between 2^-32 and 2^100 times "
-                              f"stddev={stddev!r}. Use lattice_step(stddev).")
+    if not 2.0**-100 <= stddev / _power_of_two(grid) <= 2.0**32:
+        raise InvalidArgument(f"Expected grid={grid!r} between 2^-32 and 2^100 times stddev={stddev!r}. "
+                              "Use lattice_step(stddev).")
     return stddev / grid
 
 
@@ -41,4 +40,11 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
     tensor([ 0.2500, -0.7500], dtype=torch.float64)
     """
-    return values.mul_(1 / grid).round_().mul_(grid)
+    return values.mul_(1 / _power_of_two(grid)).round_().mul_(grid)
+
+
+def _power_of_two(grid: float) -> float:
+    _validate.real("grid", grid, _SMALLEST * 2.0**-100, _LARGEST * 2.0**100)
+    if math.frexp(grid)[0] != 0.5:
+        raise InvalidArgument(f"Expected grid={grid!r} to be a power of two. Use lattice_step(stddev).")
+    return grid

@@ -1,8 +1,9 @@
-"""The only source of randomness for noise and sampling: a block cipher in counter mode, keyed by the operating system."""
+"""The only source of randomness for noise and sampling: a cipher's key stream, keyed by the operating system."""
 
 import hashlib
 import os
 import platform
+import threading
 from pathlib import Path
 from typing import Literal, Never
 
@@ -74,10 +75,11 @@ class SecureStream:
         """Overwrite the contiguous array ``out`` with fresh words."""
         if self._process != (os.getpid(), _forks):
             self._rekey(os.urandom(32))
-        target = memoryview(out).cast("B")
-        for start in range(0, len(target), len(_ZEROS)):
-            block = target[start:start + len(_ZEROS)]
-            self._cipher.update_into(_ZEROS[:len(block)], block)
+        target = out.data.cast("B")
+        with self._lock:
+            for start in range(0, len(target), len(_ZEROS)):
+                block = target[start:start + len(_ZEROS)]
+                self._cipher.update_into(_ZEROS[:len(block)], block)
 
     def words(self, count: int) -> Words:
         """Return ``count`` fresh words."""
@@ -88,6 +90,7 @@ class SecureStream:
 
     def _rekey(self, secret: bytes) -> None:
         self._process = (os.getpid(), _forks)  # the count of forks catches a process id that was used before
+        self._lock = threading.Lock()  # a new one, since the fork may have copied it locked
         key = hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest()
         if _HAS_AES:
             self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()

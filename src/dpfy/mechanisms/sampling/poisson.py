@@ -9,7 +9,7 @@ from dpfy import _validate
 from dpfy.ledger.events import Poisson
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 16  # coins at a time: half a megabyte of words
 
 
 class PoissonSampler:
@@ -30,7 +30,6 @@ class PoissonSampler:
     def __init__(self, rate: float, stream: SecureStream) -> None:
         self._policy = Poisson(_validate.real("rate", rate, 0, 1))
         self._stream = require_purpose(stream, "sampling")
-        self._words = np.empty(_CHUNK, dtype=np.uint64)
 
     @property
     def policy(self) -> Poisson:
@@ -49,8 +48,7 @@ class PoissonSampler:
 
     def _heads(self, count: int) -> npt.NDArray[np.int64]:
         """Return which of ``count`` coins came up heads."""
-        words = self._words[:count]
-        self._stream.fill(words)
+        words = self._stream.words(count)
         first, rest = divmod(Fraction(self._policy.rate) * 2**64, 1)
         candidates = np.flatnonzero(words <= np.uint64(first))
         ties = np.flatnonzero(words[candidates] == np.uint64(first))

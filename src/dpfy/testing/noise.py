@@ -1,0 +1,105 @@
+"""Conformance of noise: Gaussian of the right scale, on the lattice, independent, never from a common generator."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy import stats
+
+from dpfy.mechanisms.noise import Noise, SecureStream, lattice_step
+
+_COUNT = 200_000
+_LEVEL = 2e-8  # of one statistical check; fewer than fifty of them, so a correct noise fails with less than 1e-6
+_STDDEVS = (0.3, 1.0, 1.9999, 1e-6, 4e5)
+
+MakeNoise = Callable[[SecureStream], Noise]
+
+
+def check_noise(make_noise: MakeNoise) -> None:
+    """Raise ``AssertionError`` unless ``make_noise(stream)`` is sound independent Gaussian noise on a lattice.
+
+    The streams have fixed test keys, so the outcome is the same on every run; over the choice of keys a correct noise
+    fails with probability below 1e-6, and a scale that is wrong by 3 % is always noticed.
+
+    >>> from dpfy.mechanisms.noise import LatticeGaussian
+    >>> check_noise(LatticeGaussian)
+    """
+    _check_key_source(make_noise)
+    _check_shapes(make_noise)
+    _check_lattice(make_noise)
+    _check_law(make_noise)
+    _check_independence(make_noise)
+    _check_generators(make_noise)
+
+
+def _draw(noise: Noise, count: int, stddev: float = 1.0) -> torch.Tensor:
+    """Return pure noise in standard deviations."""
+    values = torch.zeros(count, dtype=torch.float64)
+    return noise.add_noise(values, stddev=stddev, grid=lattice_step(stddev)) / stddev
+
+
+def _check_key_source(make_noise: MakeNoise) -> None:
+    assert make_noise(SecureStream(insecure_test_key=1)).key_source == "insecure test key", \
+        "noise from a test key must say so in key_source"
+    first, second = (make_noise(SecureStream()) for _ in range(2))
+    assert first.key_source == "operating system", "noise from the default stream must name the operating system"
+    assert not torch.equal(_draw(first, 8), _draw(second, 8)), "two default streams gave the same noise"
+
+
+def _check_shapes(make_noise: MakeNoise) -> None:
+    noise = make_noise(SecureStream(insecure_test_key=2))
+    transposed = torch.zeros(3, 5, dtype=torch.float64).t()
+    for values in (torch.zeros(()).double(), torch.zeros(0, 3).double(), torch.zeros(7).double(), transposed):
+        result = noise.add_noise(values, stddev=1.0, grid=lattice_step(1.0))
+        assert result is values, "add_noise must work in place and return its argument"
+        assert bool((result != 0).all()), f"a coordinate of shape {tuple(values.shape)} got no noise"
+    zeros = noise.add_noise(torch.zeros(4, dtype=torch.float64), stddev=0.0, grid=0.5)
+    assert bool((zeros == 0).all()), "stddev=0 must add nothing"
+
+
+def _check_lattice(make_noise: MakeNoise) -> None:
+    for stddev in _STDDEVS:
+        grid = lattice_step(stddev)
+        start = torch.arange(-500, 500, dtype=torch.float64) * (12345 * grid)
+        pure, shifted = (make_noise(SecureStream(insecure_test_key=3)).add_noise(values, stddev=stddev, grid=grid)
+                         for values in (torch.zeros_like(start), start.clone()))
+        assert bool((shifted.remainder(grid) == 0).all()), f"released values leave the lattice at stddev={stddev}"
+        assert torch.equal(shifted - start, pure), "the noise depends on the values that it is added to"
+
+
+def _check_law(make_noise: MakeNoise) -> None:
+    noise = make_noise(SecureStream(insecure_test_key=4))
+    for stddev in _STDDEVS:
+        drawn = _draw(noise, _COUNT, stddev).numpy()
+        square = float(drawn @ drawn)
+        tail = 2 * min(stats.chi2.cdf(square, _COUNT), stats.chi2.sf(square, _COUNT))
+        realised = math.sqrt(square / _COUNT)
+        assert tail > _LEVEL, f"the noise has {realised:.4f} of its declared standard deviation {stddev}"
+        distance = stats.kstest(drawn, "norm")
+        assert distance.pvalue > _LEVEL, f"the noise at stddev={stddev} is not Gaussian (KS p={distance.pvalue:.2g})"
+
+
+def _check_independence(make_noise: MakeNoise) -> None:
+    noise = make_noise(SecureStream(insecure_test_key=5))
+    first, second = _draw(noise, _COUNT), _draw(noise, _COUNT)
+    common = set(first[:1000].tolist()) & set(second[:1000].tolist())
+    assert not common, "a later call repeats the noise of an earlier one"
+    _check_uncorrelated(first, second, "two calls")
+    for lag in (1, 2, 3, _COUNT // 4, _COUNT // 2):  # halves: a pair of Box and Muller's may lie that far apart
+        _check_uncorrelated(first[:-lag], first[lag:], f"coordinates {lag} apart")
+
+
+def _check_uncorrelated(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
+    """Compare the values and their squares, which catches a shared radius as well."""
+    for x, y in ((a, b), (a.square() - 1, b.square() - 1)):
+        score = float((x @ y) / math.sqrt(len(x)) / x.std() / y.std())
+        assert 2 * stats.norm.sf(abs(score)) > _LEVEL, f"the noise of {what} is correlated (score {score:.1f})"
+
+
+def _check_generators(make_noise: MakeNoise) -> None:
+    noise = make_noise(SecureStream(insecure_test_key=6))
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)
+    _draw(noise, 1000)
+    assert torch.equal(torch_state, torch.get_rng_state()), "the noise draws from torch's generator"
+    assert str(numpy_state) == str(np.random.get_state(legacy=False)), "the noise draws from numpy's generator"
