@@ -3,8 +3,7 @@
 import math
 
 from scipy.optimize import brentq
-from scipy.special import erfcx, ndtr
-from scipy.stats import binom
+from scipy.special import betainc, erfcx, ndtr
 
 from dpfy.types import Interval
 
@@ -75,7 +74,7 @@ def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> f
     """
     best = math.inf
     for count in _counts(steps, rate):
-        rest = delta - float(binom.sf(count, steps, rate))
+        rest = delta - _more_than(count, steps, rate)
         if rest > 0:
             best = min(best, epsilon(math.sqrt(count) * mu, rest).upper)
     return best
@@ -83,15 +82,28 @@ def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> f
 
 def participation_delta(rate: float, mu: float, steps: int, epsilon: float) -> float:
     """Return the upper bound on δ that :func:`participation_epsilon` inverts."""
-    return min(float(binom.sf(count, steps, rate)) + delta(math.sqrt(count) * mu, epsilon)
+    return min(_more_than(count, steps, rate) + delta(math.sqrt(count) * mu, epsilon)
                for count in _counts(steps, rate))
 
 
 def _counts(steps: int, rate: float) -> range:
-    """The participation counts worth trying: from none to where the binomial tail is far below any δ of interest."""
-    top = int(binom.isf(1e-30, steps, rate)) if rate < 1 else steps
-    low = 0 if top < _MAX_PARTICIPATIONS else int(binom.isf(0.5, steps, rate))
-    return range(low, top + 1, max(1, (top - low) // _MAX_PARTICIPATIONS))
+    """The participation counts worth trying: from the median, or none, to where more of them are beyond any δ."""
+    most = _smallest_count(steps, rate, 1e-30)
+    least = 0 if most < _MAX_PARTICIPATIONS else _smallest_count(steps, rate, 0.5)
+    return range(least, most + 1, max(1, (most - least) // _MAX_PARTICIPATIONS))
+
+
+def _smallest_count(steps: int, rate: float, tail: float) -> int:
+    low, high = 0, steps
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _more_than(middle, steps, rate) <= tail else (middle + 1, high)
+    return low
+
+
+def _more_than(count: int, steps: int, rate: float) -> float:
+    """Pr[Binomial(steps, rate) > count]."""
+    return float(betainc(count + 1, steps - count, rate)) if count < steps else 0.0
 
 
 def _amplified(rate: float, base: float) -> float:

@@ -11,28 +11,28 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import gammaln, logsumexp
 
 from dpfy.accounting.pairs import Bound, Pairs, coarsened, merging_note
 
 Array = NDArray[np.float64]
 
-ORDERS: Array = np.concatenate((1 + np.geomspace(0.05, 1, 20)[:-1], np.arange(2, 12, 0.1), np.arange(12, 64),
+_ORDERS: Array = np.concatenate((1 + np.geomspace(0.05, 1, 20)[:-1], np.arange(2, 12, 0.1), np.arange(12, 64),
                                 np.arange(64, 256, 8), np.arange(256, 1025, 64)))
-SEARCH_ORDERS: Array = np.concatenate(([1.1, 1.2, 1.35, 1.5, 1.75], np.arange(2.0, 65.0)))
+_SEARCH_ORDERS: Array = np.concatenate((np.geomspace(1.05, 2, 8), np.arange(2.5, 10, 0.5), np.arange(10, 65, 2)))
 _MAX_PAIRS = 64
 
 
 def epsilon_upper(pairs: Pairs, delta: float) -> Bound:
     """Return an upper bound on ε(δ)."""
     merged = coarsened(pairs, _MAX_PAIRS, pessimistic=True)
-    return Bound(best_epsilon(ORDERS, total(merged, ORDERS), delta)[0], merging_note(pairs, merged))
+    return Bound(_best_epsilon(_ORDERS, _total(merged, _ORDERS), delta)[0], merging_note(pairs, merged))
 
 
 def delta_upper(pairs: Pairs, epsilon: float) -> Bound:
     """Return an upper bound on δ(ε)."""
     merged = coarsened(pairs, _MAX_PAIRS, pessimistic=True)
-    return Bound(_best_delta(ORDERS, total(merged, ORDERS), epsilon), merging_note(pairs, merged))
+    return Bound(_best_delta(_ORDERS, _total(merged, _ORDERS), epsilon), merging_note(pairs, merged))
 
 
 def epsilon_lower(pairs: Pairs, delta: float) -> float:
@@ -45,7 +45,7 @@ def delta_lower(pairs: Pairs, epsilon: float) -> float:
     return 0.0
 
 
-def total(pairs: Pairs, orders: Array) -> Array:
+def _total(pairs: Pairs, orders: Array) -> Array:
     """Return the Rényi curve of the composition."""
     curve = np.zeros_like(orders)
     for pair, times in pairs:
@@ -53,7 +53,7 @@ def total(pairs: Pairs, orders: Array) -> Array:
     return curve
 
 
-def best_epsilon(orders: Array, curve: Array, delta: float) -> tuple[float, float]:
+def _best_epsilon(orders: Array, curve: Array, delta: float) -> tuple[float, float]:
     """Return ε and the order that attains it, by Canonne, Kamath & Steinke 2020, Proposition 12.
 
     Orders with δ² ≥ 1 − e^{−D} give ε = 0: a total variation below δ is (0, δ)-DP (Bretagnolle & Huber 1979).
@@ -97,10 +97,31 @@ def _quiet() -> Iterator[None]:
 
 
 def search(pairs: Pairs, delta: float) -> tuple[float, float]:
-    """Return a quick (ε, order): an upper bound for steps that remove a record, a starting point otherwise."""
-    return best_epsilon(SEARCH_ORDERS, total(coarsened(pairs, 8, pessimistic=True), SEARCH_ORDERS), delta)
+    """Return a first guess of ε and its order, without loading ``dp_accounting``; nobody claims it."""
+    return _best_epsilon(_SEARCH_ORDERS, _search_total(pairs), delta)
 
 
 def search_delta(pairs: Pairs, epsilon: float) -> float:
-    """Return a quick δ, as good as :func:`search`."""
-    return _best_delta(SEARCH_ORDERS, total(coarsened(pairs, 8, pessimistic=True), SEARCH_ORDERS), epsilon)
+    """Return a first guess of δ, as good as that of :func:`search`."""
+    return _best_delta(_SEARCH_ORDERS, _search_total(pairs), epsilon)
+
+
+def _search_total(pairs: Pairs) -> Array:
+    curve = np.zeros_like(_SEARCH_ORDERS)
+    for pair, times in coarsened(pairs, 16, pessimistic=True):
+        curve = curve + times * _integrated(pair.rate, 1 / pair.mu)
+    return curve
+
+
+@lru_cache(maxsize=256)
+def _integrated(rate: float, noise_multiplier: float) -> Array:
+    """The Rényi curve at the orders of the search, by the trapezoidal rule."""
+    orders, variance = _SEARCH_ORDERS[:, None], noise_multiplier**2
+    left, right = -9 * noise_multiplier, orders.max() + 9 * noise_multiplier
+    x = np.linspace(left, right, int(min(3 * (right - left) / noise_multiplier, 2e4)))
+    absent = math.log1p(-rate) if rate < 1 else -math.inf
+    loss = np.logaddexp(absent, math.log(rate) + (2 * x - 1) / (2 * variance))
+    moments = logsumexp(orders * loss - x**2 / (2 * variance), axis=1)
+    density = math.log((x[1] - x[0]) / (noise_multiplier * math.sqrt(2 * math.pi)))
+    curve: Array = np.maximum(moments + density, 0.0) / (_SEARCH_ORDERS - 1)
+    return curve
