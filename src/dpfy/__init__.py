@@ -11,12 +11,13 @@ from dpfy._version import __version__ as __version__
 _HOMES = {
     "dpfy.accounting": ("Guarantee", "account", "calibrate_noise"),
     "dpfy.errors": (
-        "BatchAlreadyReleased", "BudgetExhausted", "DataError", "DivergenceError", "DpfyError", "InvalidArgument",
-        "IsolationError", "LedgerDamaged", "LedgerError", "LedgerLocked", "LedgerMismatch", "LedgerWriteFailed",
-        "LossError", "UnreleasedGradient", "UnsupportedEvent",
+        "BatchAlreadyReleased", "BudgetExhausted", "CheckpointError", "DataError", "DivergenceError", "DpfyError",
+        "InvalidArgument", "IsolationError", "LedgerDamaged", "LedgerError", "LedgerLocked", "LedgerMismatch",
+        "LedgerWriteFailed", "LossError", "UnreleasedGradient", "UnsupportedEvent",
     ),
     "dpfy.ledger": ("Ledger",),
     "dpfy.plan": ("Plan", "dpsgd"),
+    "dpfy.training.checkpoint": ("resume",),
     "dpfy.training.fix": ("fix",),
     "dpfy.training.losses": ("Losses",),
     "dpfy.training.run": ("Released", "Run", "privatize"),

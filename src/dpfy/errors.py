@@ -63,3 +63,7 @@ class DataError(DpfyError):
 
 class DivergenceError(DpfyError):
     """The released model has non-finite parameters."""
+
+
+class CheckpointError(DpfyError):
+    """A checkpoint cannot be written, read, or continued with this ledger."""

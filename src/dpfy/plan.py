@@ -150,41 +150,40 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
     """
     if records is not None:
         _validate.count("records", records)
-    if (rate is None) == (batch_size is None):
-        raise InvalidArgument(f"Expected either batch_size= (with records=) or rate=, got batch_size={batch_size!r} "
-                              f"and rate={rate!r}.")
-    if rate is None:
-        _validate.positive("batch_size", batch_size)
-        if records is None:
-            raise InvalidArgument("batch_size= needs records=, the declared public size of the data set; "
-                                  "or give rate= and divisor=.")
-        if batch_size > records:
-            raise InvalidArgument(f"Expected batch_size={batch_size!r} to be at most records={records!r}.")
-        rate, expected = batch_size / records, float(batch_size)
-    else:
-        _validate.real("rate", rate, 0, 1)
-        if divisor is None and records is None:
-            raise InvalidArgument("rate= needs divisor= or records=: the released sum is divided by a public constant.")
-        expected = rate * records if records is not None else 0.0
     if divisor is not None:
-        expected = _validate.positive("divisor", divisor)
+        _validate.positive("divisor", divisor)
+    per_epoch: Fraction | None
+    if rate is None and batch_size is not None and records is not None:
+        rate, expected, per_epoch = *_declared_batch(batch_size, records), Fraction(records) / Fraction(batch_size)
+    elif rate is not None and batch_size is None and not (records is None and divisor is None):
+        _validate.real("rate", rate, 0, 1)
+        expected, per_epoch = rate * (records or 0), 1 / Fraction(rate).limit_denominator(10**12) if rate else None
+    else:
+        raise InvalidArgument(f"Expected records= and batch_size=, or rate= with records= or divisor=; got "
+                              f"{records=}, {batch_size=}, {rate=}, {divisor=}. The released sum is divided by a "
+                              "public constant: the batch size, or divisor.")
     return Plan(
         sampling=Poisson(float(rate)), query=Query((ClippedSum(_validate.positive("clip", clip)),)),
-        steps=_steps(steps, epochs, Fraction(records) / Fraction(batch_size) if batch_size else None, rate),
-        divisor=expected, noise_multiplier=noise_multiplier, records=records,
-        unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
+        steps=_steps(steps, epochs, per_epoch), divisor=float(divisor or expected), noise_multiplier=noise_multiplier,
+        records=records, unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
     )
 
 
-def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None, rate: float) -> int:
+def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:
+    """The rate and the divisor that a declared batch size means."""
+    _validate.positive("batch_size", batch_size)
+    if batch_size > records:
+        raise InvalidArgument(f"Expected batch_size={batch_size!r} to be at most records={records!r}.")
+    return batch_size / records, float(batch_size)
+
+
+def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None) -> int:
     """⌈epochs · records / batch_size⌉, in exact arithmetic so that whole numbers stay whole."""
     if (steps is None) == (epochs is None):
-        raise InvalidArgument(f"Expected exactly one of steps= and epochs=, got steps={steps!r} and epochs={epochs!r}.")
+        raise InvalidArgument(f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}.")
     if steps is not None:
         return _validate.count("steps", steps)
-    exact = Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6)
     if per_epoch is None:
-        _validate.positive("rate", rate, remedy="With rate=0 give steps=.")
-        per_epoch = 1 / Fraction(rate).limit_denominator(10**12)
-    return math.ceil(exact * per_epoch)
+        raise InvalidArgument("With rate=0 no number of steps makes an epoch. Give steps=.")
+    return math.ceil(Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6) * per_epoch)

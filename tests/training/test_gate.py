@@ -50,8 +50,9 @@ def test_a_release_does_not_launder_a_raw_gradient(started):
     assert s.ledger.count == 0
 
 
-@pytest.mark.parametrize("call", [lambda opt, closure: opt.step(closure), lambda opt, closure: opt.step(closure=closure)],
-                         ids=["positional", "keyword"])
+@pytest.mark.parametrize("call", [
+    lambda opt, closure: opt.step(closure), lambda opt, closure: opt.step(closure=closure),
+], ids=["positional", "keyword"])
 def test_a_closure_that_computes_a_raw_gradient_is_refused(started, call):
     s = started(ROWS)
 

@@ -115,7 +115,8 @@ def test_several_optimizers_frozen_parameters_and_parameter_groups():
     first = torch.optim.SGD([{"params": model[0].weight, "lr": 0.1}, {"params": model[0].bias}], lr=0.5)
     second = torch.optim.Adam(model[1].parameters())
     plan = dpfy.dpsgd(rate=1.0, divisor=3, steps=2, noise_multiplier=1.0)
-    run = dpfy.privatize(model, [first, second], TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    run = dpfy.privatize(model, [first, second], TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(),
+                         insecure_test_key=1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run.backward(lambda x: model(x).squeeze(1), next(iter(run)))
     first.step(), second.step()
@@ -227,7 +228,7 @@ def test_no_chunk_exceeds_the_physical_limit_and_none_is_empty(started):
     s = started([*torch.randn(1000, 3)], rate=0.5, max_physical_batch=64, collate_fn=lambda records: (
         sizes.append(len(records)), torch.stack(records))[1])
     s.release()
-    assert 0 < min(sizes) and max(sizes) <= 64 and sum(sizes) > 400
+    assert min(sizes) > 0 and max(sizes) <= 64 and sum(sizes) > 400
 
 
 def test_loading_with_workers_gives_the_same_release(started):

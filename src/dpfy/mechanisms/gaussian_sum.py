@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from dpfy.mechanisms.clipping import Weigh, clip_to
-from dpfy.mechanisms.noise import LatticeGaussian, lattice_step
+from dpfy.mechanisms.noise import Noise, lattice_step
 
 _FINEST_NOISE = 2.0**-4  # below this multiplier the lattice follows the bound, so that sums stay below 2^53 steps
 
@@ -50,6 +50,6 @@ class GaussianSum:
         """The noise per coordinate."""
         return self.noise_multiplier * self.sensitivity
 
-    def release(self, sums: list[torch.Tensor], noise: LatticeGaussian) -> list[torch.Tensor]:
-        """Return the sums with fresh noise on every coordinate."""
-        return [noise.add_noise(tensor, stddev=self.stddev, grid=self.grid) for tensor in sums]
+    def release(self, total: torch.Tensor, noise: Noise) -> torch.Tensor:
+        """Add fresh noise to every coordinate of the sum, in place, and return it."""
+        return noise.add_noise(total, stddev=self.stddev, grid=self.grid)

@@ -6,7 +6,7 @@ Everything left of ``Released`` is sensitive: it is never logged, printed, saved
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,13 +69,16 @@ class Run:
     *Assumes*: the generator's key stays secret; ``loss_fn`` and the data set keep what they see to themselves.
     """
 
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], gate: Gate, records: Records, plan: Plan,
-                 ledger: Ledger, streams: "_Streams", engine: str, example: Chunk | None) -> None:
+    def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
+                 parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger,
+                 streams: "_Streams", engine: str, example: Chunk | None) -> None:
         self.plan = plan
         self.ledger = ledger
         self.model = model
+        self.optimizers = optimizers
+        self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
         self._parameters = parameters
-        self._gate = gate
+        self._gate = Gate(optimizers, parameters)
         self._records = records
         self._wanted_engine = engine
         self._declared_example = example
@@ -135,17 +138,17 @@ class Run:
         self.ledger.reserve(event, note={"clip": mechanism.bound})
         batch._released = True
         engine = self._engine_for(loss_fn)
-        sums = [torch.zeros_like(p, dtype=torch.float64) for p in self._trained().values()]
+        trained = self._trained()
+        total, parts = _zero_sums(list(trained.values()))
         if engine is not None:
             drawn = torch.from_numpy(self._sampler.draw(len(self._records)))
             for loaded in self._records.chunks(drawn):
                 for found in self._bounded_sums(engine, loss_fn, loaded, mechanism):
-                    for total, part in zip(sums, found, strict=True):
-                        total += part
-        noisy = mechanism.release(sums, self._noise)
-        gradients = {name: (tensor / self.plan.divisor).to(parameter.dtype)
-                     for (name, parameter), tensor in zip(self._trained().items(), noisy, strict=True)}
-        return Released(gradients, batch.step)
+                    for part, tensor in zip(parts, found, strict=True):
+                        part += tensor.to(part.device)
+        mechanism.release(total, self._noise).div_(self.plan.divisor)
+        return Released({name: part.to(p.device, p.dtype, copy=True)
+                         for (name, p), part in zip(trained.items(), parts, strict=True)}, batch.step)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
@@ -171,6 +174,8 @@ class Run:
         if batch._released:
             raise BatchAlreadyReleased(f"The batch of step {batch.step} was released already. One sample licenses one "
                                        "release: take the next batch of the run.")
+        if not self._trained():
+            raise InvalidArgument("Every parameter is frozen by now: there is no gradient to release.")
         if not all(bool(p.isfinite().all()) for p in self._parameters.values()):
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
@@ -234,6 +239,16 @@ class Run:
         """Allow gradients of public data, from plain ``loss.backward()``, inside the block."""
         return self._gate.vouched("run.public()")
 
+    def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+        """Write a checkpoint of the model, the optimizers and ``extra`` to ``directory``, for :func:`dpfy.resume`.
+
+        ``extra`` holds plain values or objects with a ``state_dict``, such as a scheduler. No state of the noise or of
+        the sampling is saved: a resumed run draws fresh ones.
+        """
+        from dpfy.training.checkpoint import save  # it builds on this module
+
+        return save(self, directory, extra)
+
     def close(self) -> None:
         """Remove the gate and close the ledger; the model and the optimizer are as they were."""
         if not self._closed:
@@ -246,6 +261,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _zero_sums(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return one flat float64 buffer, which is noised at once, and its views in the shapes of the parameters."""
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=parameters[0].device)
+    views = total.split([p.numel() for p in parameters])
+    return total, [view.view(p.shape) for view, p in zip(views, parameters, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -268,7 +290,7 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     second place; ``block`` reserves that many steps at once. With ``insecure_test_key`` nothing is private: the ledger
     says so.
     """
-    optimizers = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    optimizers = as_optimizers(optimizer)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
@@ -280,7 +302,13 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
                        sampling=SecureStream(insecure_test_key, purpose="sampling"))
     example = None if example_input is None else _declared(example_input)
     opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
-    return Run(model, parameters, Gate(optimizers, parameters), records, plan, opened, streams, engine, example)
+    return Run(model, optimizers, parameters, records, plan, opened, streams, engine, example)
+
+
+def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+                  ) -> tuple[torch.optim.Optimizer, ...]:
+    """Return one or several optimizers as a tuple."""
+    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
 
 
 def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, anchor: str | Path | None,

@@ -27,7 +27,7 @@ class VmapEngine(Engine):
 
         leaves = {name: parameter.detach() for name, parameter in self.parameters.items()}
         in_dims = (None, *(0 for _ in tensors))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.no_grad():  # the outer graph of parameters that are not trained here
             # Layers without a batching rule are looped over inside torch: slower, and just as right.
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             found = list(vmap(grad(loss), in_dims=in_dims, randomness="different")(leaves, *tensors).values())

@@ -1,0 +1,101 @@
+"""Save a run and go on with it: model, optimizers and what else is public; never noise or sampling state.
+
+A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and is lost: the
+resumed run draws fresh samples and fresh noise, and stops early rather than exceed the plan.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.errors import CheckpointError
+from dpfy.ledger import Ledger
+from dpfy.plan import Plan
+from dpfy.training.run import Run, as_optimizers, privatize
+from dpfy.training.state import read_state, write_state
+
+FILE = "checkpoint.safetensors"
+_SCHEMA = 1
+
+
+def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+    """Write the run's public state to ``directory`` and return the file; see :meth:`dpfy.Run.save`."""
+    ledger = run.ledger
+    if ledger.path is None:
+        raise CheckpointError("A run with an in-memory ledger cannot be resumed. Give privatize a ledger file.")
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_state(folder / FILE, {
+        "schema": _SCHEMA,
+        "plan": run.plan.to_json(),
+        "ledger": {"path": str(ledger.path), "lines": ledger.lines, "hash": ledger.head_hash, "steps": ledger.count},
+        "model": run.model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
+    })
+    return folder / FILE
+
+
+def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+           data: Any, ledger: str | Path | None = None, *, extra: Mapping[str, Any] | None = None,
+           **options: Any) -> Run:
+    """Continue the run that :meth:`dpfy.Run.save` wrote to ``directory``, with fresh samples and fresh noise.
+
+    The state of the model, the optimizers and of every object in ``extra`` is restored in place. ``options`` are those
+    of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise, the ledger's path are the saved ones.
+    """
+    state = read_state(Path(directory) / FILE)
+    if state.get("schema") != _SCHEMA:
+        raise CheckpointError(f"Expected a checkpoint of schema {_SCHEMA}, got {state.get('schema')!r}. Read it with "
+                              "the version of dpfy that wrote it.")
+    saved = state["ledger"]
+    path = Path(ledger if ledger is not None else saved["path"])
+    _check_ledger(path, saved)
+    plan = Plan.from_json(state["plan"])
+    optimizers = as_optimizers(optimizer)
+    _restore(model, optimizers, state, extra or {})
+    run = privatize(model, optimizers, data, plan, path, **options)
+    run.lost_steps = run.ledger.count - saved["steps"]
+    if run.lost_steps:
+        sys.stdout.write(f"{run.lost_steps} steps after the checkpoint were paid for and are lost; "
+                         f"{run.steps_left} of {plan.steps} are left.\n")
+    return run
+
+
+def _check_ledger(path: Path, saved: dict[str, Any]) -> None:
+    """Refuse a ledger that does not contain the line at which the checkpoint was made."""
+    if not path.exists():
+        raise CheckpointError(f"The ledger {path} of this checkpoint is missing. Without it nobody knows what was "
+                              "spent; restore it, or give its new place as ledger=.")
+    found = Ledger.read(path).hash_at(saved["lines"])
+    if found is None:
+        raise CheckpointError(f"The checkpoint is newer than the ledger {path}: it was made after line "
+                              f"{saved['lines']}. Restore the latest ledger.")
+    if found != saved["hash"]:
+        raise CheckpointError(f"The checkpoint belongs to another ledger than {path}. Give its own as ledger=.")
+
+
+def _restore(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], state: dict[str, Any],
+             extra: Mapping[str, Any]) -> None:
+    if len(optimizers) != len(state["optimizers"]):
+        raise CheckpointError(f"The checkpoint has {len(state['optimizers'])} optimizers, got {len(optimizers)}.")
+    missing = sorted(set(extra) - set(state["extra"]))
+    if missing:
+        raise CheckpointError(f"The checkpoint has no state for {', '.join(missing)}; it has "
+                              f"{', '.join(sorted(state['extra'])) or 'none'}.")
+    try:
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for name, value in extra.items():
+            value.load_state_dict(state["extra"][name])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"The checkpoint does not fit the model, optimizer or extra state: {error}") from None
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value
