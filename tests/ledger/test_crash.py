@@ -63,7 +63,6 @@ def test_nothing_is_released_after_any_failed_call(tmp_path, header, step, monke
     counting = FaultyDisk()
     monkeypatch.setattr(store_module, "os", counting)
     path = tmp_path / "clean.dpl"
-    (tmp_path / "anchor").unlink(missing_ok=True)
     assert fifty_steps(path, header, step, block) == 50
     for n in range(counting.calls):
         folder = tmp_path / str(n)
@@ -251,7 +250,7 @@ def test_damage_beyond_a_lagging_head_is_refused_or_counted(path, header, step):
 def test_deleted_swapped_repeated_and_foreign_lines_are_refused(small):
     lines = small.read_bytes().splitlines(keepends=True)
     versions = [lines[:i] + lines[i + 1:] for i in range(len(lines))]
-    versions += [lines[:i] + [lines[i]] + lines[i:] for i in range(len(lines))]
+    versions += [[*lines[:i], lines[i], *lines[i:]] for i in range(len(lines))]
     for i in range(len(lines)):
         for j in range(i):
             swapped = list(lines)

@@ -1,3 +1,6 @@
+import json
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +28,6 @@ events = st.one_of(sampled, st.builds(NonPrivate, st.text(max_size=10)))
 
 @given(events)
 def test_json_round_trip_is_exact(event):
-    import json
     assert Event.from_json(json.loads(canonical_json(event.to_json()))) == event
 
 
@@ -66,7 +68,7 @@ def test_run_lengths_keep_the_sequence_and_merge_all_neighbours(runs):
         return [run.event for run in items for _ in range(run.times)]
     assert flatten(merged) == flatten(runs)
     assert all(run.times for run in merged)
-    assert all(one.event != two.event for one, two in zip(merged, merged[1:], strict=False))
+    assert all(one.event != two.event for one, two in pairwise(merged))
 
 
 def test_repeated_counts_a_bare_event_once():

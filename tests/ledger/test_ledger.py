@@ -161,6 +161,12 @@ def test_blocks_stay_within_the_guard_and_the_envelope(path, step, limit, steps)
             assert Ledger.read(path).count <= min(limit, 33)
 
 
+def test_a_block_that_the_guard_refuses_is_tried_smaller(path, step):
+    with Ledger.open(path, Limit(7), Header(), block=10) as ledger:
+        ledger.reserve(step)
+        assert Ledger.read(path).count == 5
+
+
 def test_adaptive_events_and_changed_notes_are_never_prepaid(path, header, step):
     adaptive = replace(step, adaptive=True)
     with Ledger.open(path, header=replace(header, envelope=()), block=10) as ledger:

@@ -27,11 +27,15 @@ def in_child(action) -> int:
 def test_a_reservation_is_synced_line_first_head_second_before_it_returns(path, header, step, monkeypatch):
     with Ledger.open(path, header=header, anchor=path.with_name("anchor")) as ledger:
         calls = []
-        for name in ("write", "fsync", "pwrite", "fdatasync"):
-            def traced(fd, *args, name=name, real=getattr(os, name)):
+
+        def traced(name, real):
+            def call(fd, *args):
                 calls.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
                 return real(fd, *args)
-            monkeypatch.setattr(os, name, traced)
+            return call
+
+        for name in ("write", "fsync", "pwrite", "fdatasync"):
+            monkeypatch.setattr(os, name, traced(name, getattr(os, name)))
         ledger.reserve(step)
     assert calls == [("write", "run.dpl"), ("fsync", "run.dpl"), ("pwrite", "run.dpl.head"),
                      ("fdatasync", "run.dpl.head"), ("pwrite", "anchor"), ("fdatasync", "anchor")]
@@ -52,7 +56,8 @@ def test_a_second_writer_is_refused_and_readers_are_not(path, header, step, tmp_
 
 def test_the_lock_dies_with_another_process(path, header, tmp_path):
     Ledger.open(path, header=header).close()
-    code = "import sys; from dpfy.ledger import Ledger; l = Ledger.open(sys.argv[1]); print('held', flush=True); input()"
+    code = ("import sys; from dpfy.ledger import Ledger; "
+            "ledger = Ledger.open(sys.argv[1]); print('held', flush=True); input()")
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as other:
         assert other.stdout.readline() == b"held\n"
@@ -161,13 +166,13 @@ def test_a_file_that_changes_under_a_running_writer_stops_it(path, header, step,
 
 
 def test_places_that_cannot_hold_a_ledger_are_one_clear_error(tmp_path, header):
-    with pytest.raises(LedgerError, match="directory of .* does not exist"):
+    with pytest.raises(LedgerError, match=r"directory of .* does not exist"):
         Ledger.open(tmp_path / "missing" / "run.dpl", header=header)
     with pytest.raises(LedgerError, match="is a directory"):
         Ledger.open(tmp_path, header=header)
     with pytest.raises(LedgerError, match="no ledger at"):
         Ledger.read(tmp_path / "none.dpl")
-    with pytest.raises(LedgerError, match=r"cannot be read|missing or damaged"):
+    with pytest.raises(LedgerError, match="no ledger at"):
         Ledger.read(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,7 +181,7 @@ def test_a_read_only_place_is_one_clear_error(path, header, monkeypatch):
     def read_only(*args):
         raise OSError(30, "Read-only file system")
     monkeypatch.setattr(store_module.os, "open", read_only)
-    with pytest.raises(LedgerWriteFailed, match="Read-only file system.*Nothing private"):
+    with pytest.raises(LedgerWriteFailed, match=r"Read-only file system.*Nothing private"):
         Ledger.open(path, header=header)
 
 

@@ -175,7 +175,7 @@ class FileStore:
 
     def marks(self) -> list[Mark]:
         """Return what head and anchor promise."""
-        if not self.path.exists():
+        if not self.path.is_file():
             self._check_not_deleted()
             raise LedgerError(f"There is no ledger at {self.name}. Check the path.")
         return [mark for head in self._heads for mark in head.marks()]
