@@ -1,7 +1,10 @@
 """Gaussian noise that is exactly a real Gaussian rounded to a lattice."""
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +16,8 @@ from dpfy.mechanisms.noise.exact import Expansion, rounded_pair
 from dpfy.mechanisms.noise.lattice import round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 
-_PAIRS = 1 << 16  # four megabytes of scratch: the chunk stays in the cache, and torch cuts it for two threads
+_PAIRS = 1 << 15  # of a block: two megabytes that stay in the cache
+_AHEAD = 4  # blocks under way at once, on as many threads as torch may use
 _EDGE = 2.0**-19  # uniforms closer than this to 0 or 1 are always evaluated exactly
 _ERROR = 2.0**-42  # of a float64 evaluation, in standard deviations, for uniforms away from the edges; proof, lemma 3
 
@@ -84,57 +88,75 @@ class LatticeGaussian:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in self._chunks(count, scale))])
 
     def _chunks(self, count: int, scale: float) -> Iterator[torch.Tensor]:
-        """Yield ``count`` rounded Gaussians as float64 integers, in chunks that are valid until the next one."""
-        pairs = min(_PAIRS, (count + 1) // 2)
-        scratch = _Scratch(pairs)
-        while count > 0:
-            pairs = min(pairs, (count + 1) // 2)
-            yield scratch.draw(pairs, scale, self._stream)[:count]
-            count -= 2 * pairs
+        """Yield ``count`` rounded Gaussians as float64 integers, in chunks that are valid until the next one.
+
+        Words are drawn in an order that does not depend on the number of threads.
+        """
+        sizes = [_PAIRS] * (count // (2 * _PAIRS))
+        if rest := count % (2 * _PAIRS):
+            sizes.append((rest + 1) // 2)
+        threads = min(_AHEAD, torch.get_num_threads(), len(sizes))
+        free: list[_Block] = []
+        waiting: deque[tuple[_Block, Callable[[], npt.NDArray[np.int64]]]] = deque()
+        with ThreadPoolExecutor(max(1, threads)) as pool:  # starts a thread when it is given work, not before
+            while sizes or waiting:
+                if sizes and len(waiting) < _AHEAD:
+                    pairs = sizes.pop(0)
+                    block = free.pop() if free and pairs == _PAIRS else _Block(pairs)
+                    self._stream.fill(block.words.numpy().view(np.uint64))
+                    evaluate = partial(block.evaluate, scale)
+                    waiting.append((block, pool.submit(evaluate).result if threads > 1 else evaluate))
+                    continue
+                block, undecided = waiting.popleft()
+                block.decide(undecided(), scale, self._stream)
+                for chunk in block.rounded:
+                    yield chunk[:count]
+                    count = max(0, count - len(chunk))
+                free.append(block)
 
 
-class _Scratch:
-    """The buffers of one chunk; made for every call, so that threads and forks have nothing to share."""
+class _Block:
+    """The buffers of one block of pairs; made for every call, so that threads and forks have nothing to share.
+
+    A row has at most as many elements as torch keeps on one thread, so that blocks, not operations, run in parallel:
+    one hand-over a block instead of a barrier for each of its twenty operations.
+    """
 
     def __init__(self, pairs: int) -> None:
-        self.words = torch.empty(2 * pairs, dtype=torch.int64)
-        self.uniform = torch.empty(pairs, dtype=torch.float64)
-        self.radius = torch.empty(pairs, dtype=torch.float64)
-        self.scaled = torch.empty(2 * pairs, dtype=torch.float64)
-        self.rounded = torch.empty(2 * pairs, dtype=torch.float64)
+        self.words = torch.empty(2, pairs, dtype=torch.int64)
+        self.uniform, self.radius = torch.empty(2, pairs, dtype=torch.float64)
+        self.scaled = torch.empty(2, pairs, dtype=torch.float64)
+        self.rounded = torch.empty(2, pairs, dtype=torch.float64)
 
-    def draw(self, pairs: int, scale: float, stream: SecureStream) -> torch.Tensor:
-        """Return 2·pairs rounded Gaussians: first the cosines, then the sines."""
-        words = self.words[:2 * pairs]
-        stream.fill(words.numpy().view(np.uint64))
-        words[:pairs].bitwise_and_(2**63 - 1)
-        uniform, radius = self.uniform[:pairs], self.radius[:pairs]
-        scaled, rounded = self.scaled[:2 * pairs], self.rounded[:2 * pairs]
-        cosine, sine = scaled[:pairs], scaled[pairs:]
-
-        uniform.copy_(words[:pairs]).mul_(2.0**-63)
-        torch.log(uniform, out=radius).mul_(-2 * scale * scale).sqrt_()
-        sine.copy_(words[pairs:]).mul_(2 * math.pi * 2.0**-64)  # the angle, in [-π, π)
+    def evaluate(self, scale: float) -> npt.NDArray[np.int64]:
+        """Round the pairs, cosines in the first row and sines in the second; return those that remain undecided."""
+        (u, v), (cosine, sine) = self.words, self.scaled
+        u.bitwise_and_(2**63 - 1)
+        self.uniform.copy_(u).mul_(2.0**-63)
+        torch.log(self.uniform, out=self.radius).mul_(-2 * scale * scale).sqrt_()
+        sine.copy_(v).mul_(2 * math.pi * 2.0**-64)  # the angle, in [-π, π)
         torch.cos(sine, out=cosine)
         sine.sin_()
-        cosine.mul_(radius)
-        sine.mul_(radius)
-        torch.round(scaled, out=rounded)
-        for pair in self._undecided(pairs, scale):
-            u, v = Expansion(int(words[pair]), 63), Expansion(int(words[pairs + pair]), 64)
-            rounded[pair], rounded[pairs + pair] = rounded_pair(u, v, scale, stream)
-        return rounded
+        for scaled, rounded in zip(self.scaled, self.rounded, strict=True):
+            torch.round(scaled.mul_(self.radius), out=rounded)
+            scaled.sub_(rounded).abs_()  # the distance from the integer, exactly
+        return self._undecided(scale)
 
-    def _undecided(self, pairs: int, scale: float) -> npt.NDArray[np.int64]:
-        """Return the pairs whose rounding the float64 error could have changed; overwrites ``scaled``."""
-        distance = self.scaled[:2 * pairs].sub_(self.rounded[:2 * pairs]).abs_().numpy()
+    def _undecided(self, scale: float) -> npt.NDArray[np.int64]:
+        """Return the pairs whose rounding the float64 error could have changed."""
+        distance, uniform = self.scaled.view(-1).numpy(), self.uniform.numpy()
         near = np.flatnonzero(distance > 0.5 - _ERROR * scale)
-        pair = near % pairs
-        error = scale * _error(self.radius.numpy()[pair] / scale, self.uniform.numpy()[pair])
+        pair = near % len(uniform)
+        error = scale * _error(self.radius.numpy()[pair] / scale, uniform[pair])
         undecided = pair[distance[near] > 0.5 - error]
-        uniform = self.uniform[:pairs]
-        low, high = torch.aminmax(uniform)
+        low, high = torch.aminmax(self.uniform)
         if float(low) < _EDGE or float(high) > 1 - _EDGE:
-            edge = np.flatnonzero(np.abs(uniform.numpy() - 0.5) > 0.5 - _EDGE)
-            undecided = np.concatenate([undecided, edge])
+            undecided = np.concatenate([undecided, np.flatnonzero(np.abs(uniform - 0.5) > 0.5 - _EDGE)])
         return np.unique(undecided) if undecided.size else undecided
+
+    def decide(self, undecided: npt.NDArray[np.int64], scale: float, stream: SecureStream) -> None:
+        """Round the undecided pairs exactly, with as many more bits of theirs as this takes."""
+        for pair in undecided:
+            u, v = self.words[:, pair].tolist()
+            rounded = rounded_pair(Expansion(u, 63), Expansion(v, 64), scale, stream)
+            self.rounded[:, pair] = torch.tensor(rounded, dtype=torch.float64)
