@@ -1,0 +1,53 @@
+"""How commands print numbers: strict JSON for machines, one sentence for people."""
+
+import json
+import math
+from typing import Any
+
+import typer
+
+from dpfy.accounting import Guarantee
+
+_RELATIONS = {
+    "add_or_remove_one": "adding or removing one {unit}",
+    "replace_one": "replacing one {unit}",
+    "zero_out": "setting one {unit} to zero",
+}
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """Print one strict JSON object; an infinite number becomes the string "inf", which every float parser reads."""
+    typer.echo(json.dumps({name: _strict(value) for name, value in values.items()}, indent=2, allow_nan=False))
+
+
+def claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
+    """Return what every command reports about a guarantee."""
+    bracket = guarantee.epsilon(delta)
+    return {"epsilon": bracket.upper, "epsilon_lower": bracket.lower, "delta": delta, "method": guarantee.method,
+            "noise_multiplier": guarantee.noise_multiplier, "rate": guarantee.rate, "steps": guarantee.steps,
+            "relation": str(guarantee.relation), "unit": str(guarantee.unit),
+            "numerical_delta": guarantee.numerical_delta, "note": guarantee.note(delta) or None}
+
+
+def sentence(values: dict[str, Any]) -> str:
+    """Say what :func:`claims` returned."""
+    relation = _RELATIONS[values["relation"]].format(unit=values["unit"])
+    steps = "1 step" if values["steps"] == 1 else f"{values['steps']:,} steps"
+    if math.isinf(values["epsilon"]):
+        return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
+    floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000
+    low = f", and no analysis can claim less than {floor:.4f}" if floor else ""
+    note = f" ({values['note']})" if values["note"] else ""
+    return (f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy for {relation}, "
+            f"by {values['method'].upper()}{note}{low}.")
+
+
+def round_up(value: float) -> float:
+    """Round a claim to four digits after the point, never down."""
+    return math.ceil(value * 10_000) / 10_000 if math.isfinite(value) else value
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _strict(item) for name, item in value.items()}
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

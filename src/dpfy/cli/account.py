@@ -1,0 +1,48 @@
+"""``dpfy account``: what a ledger, or a list of events, has cost."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfy.cli._options import DeltaOption, JsonOption, Method, MethodOption
+from dpfy.types import Relation
+
+
+def account(
+    path: Annotated[Path, typer.Argument(help="A ledger, such as run.dpl, or a file with a JSON list of events.",
+                                         show_default=False)],
+    delta: DeltaOption,
+    method: MethodOption = Method.PLD,
+    relation: Annotated[Relation | None, typer.Option("--relation", show_default=False,
+                                                      help="Another relation than the ledger declares.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the guarantee of what a ledger reserved, and of what it registered before the first step.
+
+    Examples:
+
+    dpfy account run.dpl --delta 1e-5
+
+    dpfy account events.json --delta 1e-5 --method rdp --json
+    """
+    from dpfy.accounting import account as account_source
+    from dpfy.cli._output import claims, print_json
+
+    guarantee = account_source(path, str(method), relation)
+    values: dict[str, Any] = claims(guarantee, delta) | {"private": guarantee.private, "durable": guarantee.durable}
+    registered = guarantee.envelope
+    values["envelope"] = registered and {"epsilon": registered.claim(delta), "steps": registered.steps}
+    print_json(values) if as_json else _describe(values)
+
+
+def _describe(values: dict[str, Any]) -> None:
+    from dpfy.cli._output import round_up, sentence
+
+    if not values["private"]:
+        typer.echo("NOT PRIVATE: insecure test key. The numbers are what a secret key would have given.")
+    typer.echo(sentence(values))
+    envelope = values["envelope"]
+    if envelope and envelope["steps"] != values["steps"]:
+        typer.echo(f"Registered: {envelope['steps']:,} steps, epsilon {round_up(envelope['epsilon']):.4f}. Claim this "
+                   "one if the run was stopped after looking at its outputs: when it stopped then depends on the data.")

@@ -1,0 +1,63 @@
+"""The ``dpfy`` command: commands, and one sentence for everything that goes wrong."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dpfy import __version__
+from dpfy.cli.account import account
+from dpfy.cli.calibrate import calibrate
+from dpfy.cli.epsilon import epsilon
+from dpfy.cli.inspect_data import inspect_data
+from dpfy.cli.ledger import ledger_app
+from dpfy.errors import DpfyError, InvalidArgument
+
+# Typer ships its own click or needs one, depending on the version; its base class of everything that it rejects is
+# the only name that both have.
+_Rejected: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+app = typer.Typer(name="dpfy", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Train with differential privacy, and know exactly what was spent.")
+app.command()(epsilon)
+app.command()(calibrate)
+app.command()(account)
+app.command()(inspect_data)
+app.add_typer(ledger_app, name="ledger")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dpfy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                          help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options that come before any command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exit with 2 for what was asked wrongly and with 1 for what failed."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(app(given, standalone_mode=False))
+    except typer.Abort:
+        _fail("Interrupted.", 1)
+    except _Rejected as error:
+        _fail(error.format_message().replace("\n", " "), error.exit_code)
+    except (DpfyError, OSError) as error:
+        if "--debug" in given:
+            raise
+        _fail(str(error), 2 if isinstance(error, InvalidArgument) else 1)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    if sentence:  # empty when the help text was the answer
+        typer.echo(f"Error: {sentence}", err=True)
+    sys.exit(code)

@@ -1,0 +1,58 @@
+"""Published and independently certified values."""
+
+import pytest
+
+from dpfy.accounting import account, calibrate_noise
+from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+
+
+def run(rate, noise, steps):
+    return Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), steps)
+
+
+# How to DP-fy ML, footnote 19: N = 10^6, B = 5000, σ = 1, δ = 1e-6, for 1 and for 100 epochs of 200 steps.
+@pytest.mark.parametrize(("method", "epochs", "printed"), [
+    ("rdp", 1, 1.21), ("rdp", 100, 4.95), ("pld", 1, 0.59), ("pld", 100, 4.62)])
+def test_footnote_19(method, epochs, printed):
+    assert account(run(0.005, 1.0, 200 * epochs), method).epsilon(1e-6).upper == pytest.approx(printed, abs=0.01)
+
+
+# Brackets of an independent certified computation.
+ANCHORS = [
+    (0.01, 1.0, 10_000, 1e-5, 6.18766, 6.18772),
+    (0.001, 0.6, 100_000, 1e-6, 6.96011, 6.96087),
+    (0.17, 4.65, 600, 1e-5, 3.95328, 3.95329),
+    (1.0, 30.0, 1_000, 1e-5, 4.6529845, 4.6529855),
+    (0.005, 1.0, 200, 1e-6, 0.586784, 0.586786),
+    (0.005, 1.0, 20_000, 1e-6, 4.61042, 4.61058),
+]
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps", "delta", "low", "high"), ANCHORS)
+def test_pld_brackets_the_truth(rate, noise, steps, delta, low, high):
+    lower, upper = account(run(rate, noise, steps)).epsilon(delta)
+    assert upper >= low
+    assert upper <= 1.0005 * high
+    assert 0.995 * low <= lower <= high
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps", "delta", "rdp"), [
+    (0.01, 1.0, 10_000, 1e-5, 6.7128), (0.001, 0.6, 100_000, 1e-6, 7.756), (0.17, 4.65, 600, 1e-5, 4.284),
+    (1.0, 30.0, 1_000, 1e-5, 5.0239)])
+def test_rdp_agrees_with_peers(rate, noise, steps, delta, rdp):
+    lower, upper = account(run(rate, noise, steps), "rdp").epsilon(delta)
+    assert lower == 0
+    assert upper == pytest.approx(rdp, rel=2e-4)
+
+
+def test_replace_one_agrees_with_an_independent_bracket():
+    # Calibrated by another implementation to ε = 3 at discretisation 1e-3.
+    lower, upper = account(run(0.02, 3.0478, 3000), relation="replace_one").epsilon(1e-5)
+    assert 2.99 < lower <= upper < 3.0
+
+
+def test_calibration_anchor():
+    # The truth lies in [1.698847, 1.698854].
+    noise = calibrate_noise(epsilon=3.0, delta=1e-5, rate=0.02, steps=3000)
+    assert 1.698847 <= noise <= 1.698854 * 1.0003
+    assert 2.99 < account(run(0.02, noise, 3000)).epsilon(1e-5).upper <= 3.0

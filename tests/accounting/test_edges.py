@@ -1,0 +1,81 @@
+"""Extreme declarations: never NaN, never negative, never a silent zero."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfy.accounting import account, gaussian, pld
+from dpfy.accounting.pairs import Pair
+from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+
+EXTREMES = list(itertools.product([0.0, 1e-3, 1e6], [0.0, 1e-9, 1.0], [0, 1, 10**7]))
+
+
+def run(rate, noise, steps):
+    return Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), steps)
+
+
+@pytest.mark.parametrize(("method", "relation"), [
+    ("pld", "add_or_remove_one"), ("pld", "replace_one"), ("rdp", "add_or_remove_one")])
+@pytest.mark.parametrize(("noise", "rate", "steps"), EXTREMES)
+def test_extremes_give_an_ordered_bracket(noise, rate, steps, method, relation):
+    guarantee = account(run(rate, noise, steps), method, relation)
+    lower, upper = guarantee.epsilon(1e-5)
+    assert 0 <= lower <= upper
+    low, high = guarantee.delta(1.0)
+    assert 0 <= low <= high <= 1
+    if rate == 0 or steps == 0:
+        assert upper == high == 0
+    elif noise == 0:
+        assert upper == math.inf
+    else:
+        assert upper < math.inf
+        assert high > 0 or lower == 0
+
+
+def test_zero_is_claimed_only_if_the_total_variation_allows_it():
+    mu = 1e-3 * math.sqrt(1000)
+    tight = gaussian.delta(mu, 0.0)
+    assert account(run(1.0, 1e3, 1000)).epsilon(tight * 1.001).upper == 0
+    assert account(run(1.0, 1e3, 1000)).epsilon(tight * 0.999).upper > 0
+
+
+@given(rate=st.floats(1e-5, 1), noise=st.floats(0.05, 50), steps=st.integers(1, 3000), log_delta=st.floats(-12, -1))
+@settings(max_examples=60)
+def test_random_runs_are_bracketed_and_never_above_what_counting_gives(rate, noise, steps, log_delta):
+    delta = 10**log_delta
+    pairs = ((Pair(rate, noise), steps),)
+    lower, upper = pld.epsilon_lower(pairs, delta), pld.epsilon_upper(pairs, delta).value
+    assert 0 <= lower <= upper * (1 + 1e-9)
+    assert upper <= gaussian.epsilon(math.sqrt(steps) / noise, delta).upper * 1.001 + 1e-6  # amplification never hurts
+    if 0 < upper < math.inf:
+        assert pld.delta_upper(pairs, upper * 1.001).value <= delta * 1.01
+        assert pld.delta_lower(pairs, lower * 0.999) >= min(delta, pld.delta_upper(pairs, 0.0).value) * 0.5 or lower == 0
+
+
+@pytest.mark.parametrize(("mu", "delta"), list(itertools.product([1e-6, 1e-2, 1, 30, 3e6],
+                                                                     [1e-300, 1e-12, 1e-5, 0.3])))
+def test_gaussian_closed_form_inverts_itself(mu, delta):
+    lower, upper = gaussian.epsilon(mu, delta)
+    assert lower <= upper
+    if upper > 0:
+        assert gaussian.log_delta(mu, upper) <= math.log(delta) + 1e-6
+        assert gaussian.log_delta(mu, lower * (1 - 1e-9)) >= math.log(delta) - 1e-6
+
+
+def test_many_kinds_of_steps_are_merged_and_the_note_says_so():
+    events = [Sampled(Poisson(0.01), (SumQuery(1.0, 2.0 * 0.35 ** (t / 399)),)) for t in range(400)]
+    guarantee = account(events)
+    lower, upper = guarantee.epsilon(1e-5)
+    assert "merged" in guarantee.note(1e-5)
+    assert 0 < lower < upper < 1.3 * lower
+    assert account(run(0.01, 2.0, 400)).epsilon(1e-5).upper < upper < account(run(0.01, 0.7, 400)).epsilon(1e-5).upper
+
+
+def test_tiny_delta_falls_back_to_bounds_without_a_lattice():
+    lower, upper = account(run(0.01, 1.0, 10_000)).epsilon(1e-15)
+    assert 11.7 < upper < 13  # an independent computation gives 11.760
+    assert lower <= 11.77

@@ -1,0 +1,33 @@
+"""Every registered rule obeys the laws that all rules share."""
+
+import pytest
+
+from dpfy.accounting import RULES, Rule, supported
+from dpfy.accounting.pairs import Pair
+from dpfy.ledger.events import Poisson
+from dpfy.testing.rules import check_rule
+
+EXAMPLES = {Poisson: [Poisson(0.05), Poisson(1.0)]}
+
+
+@pytest.mark.parametrize(("method", "policy", "relation"), [
+    (method, example, relation) for method, policy, relation in RULES for example in EXAMPLES[policy]])
+def test_rule(method, policy, relation):
+    check_rule(method, policy, relation)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda policy, noise: Pair(policy.rate, max(noise, 1.0)),  # ignores a lack of noise
+    lambda policy, noise: Pair(policy.rate, 1 / max(noise, 1e-9)),  # noise upside down
+    lambda policy, noise: Pair(policy.rate, min(noise, 3.0)),  # charges for empty queries
+])
+def test_the_suite_catches_a_wrong_rule(monkeypatch, wrong):
+    monkeypatch.setitem(RULES, ("pld", Poisson, "add_or_remove_one"), Rule(wrong, "wrong"))
+    with pytest.raises(AssertionError):
+        check_rule("pld", Poisson(0.05), "add_or_remove_one")
+
+
+def test_every_rule_is_listed_with_its_reference():
+    rows = supported()
+    assert len(rows) == len(RULES)
+    assert all(row.reference and row.policy == "poisson" for row in rows)
