@@ -200,7 +200,6 @@ class Journal:
             raise self.damaged("the torn bytes that this line recovered were edited.")
         if payload["event"] is not None:
             self._spend(Event.from_json(payload["event"]), 1)
-        self._settleable = 0
         return opened[1]
 
     def _interpret(self, body: bytes) -> None:
