@@ -7,7 +7,7 @@ import torch
 Weigh = Callable[[torch.Tensor], torch.Tensor]
 """From squared norms [records, groups] to weights [records, groups], one record at a time."""
 
-_BLOCK = 2**20  # numbers converted to float64 at once: stays in cache, and no second copy of a chunk's gradients
+_BLOCK = 2**16  # numbers scaled in float64 at once: half a megabyte stays in the cache
 
 
 def clip_to(bound: float) -> Weigh:
@@ -40,11 +40,12 @@ def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) ->
     """
     shape = per_record.shape[1:]
     rows = per_record.reshape(len(per_record), -1)
+    kept = weights > 0  # 0·inf is NaN: a record of weight zero is left out, whatever its gradient holds
+    if not bool(kept.all()):
+        rows, weights = rows[kept], weights[kept]
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     factors = (weights.to(torch.float64) / grid).unsqueeze(1)  # exact: the grid is a power of two
     records_per_block = max(1, _BLOCK // max(1, rows.shape[1]))
     for block, factor in zip(rows.split(records_per_block), factors.split(records_per_block), strict=True):
-        scaled = block.to(torch.float64) * factor
-        # 0·inf is NaN: a weight of zero means that the record is left out, whatever its gradient holds.
-        total += torch.where(factor > 0, scaled, 0.0).round_().sum(0)
+        total += torch.mul(block, factor).round_().sum(0)
     return (total * grid).reshape(shape)
