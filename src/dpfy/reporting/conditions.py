@@ -1,0 +1,163 @@
+"""What the guarantee rests on, whom it protects against, and where it ends."""
+
+from typing import Any
+
+from dpfy.reporting.costs import Costs
+from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.numbers import delta_text, plain
+from dpfy.reporting.record import LedgerRecord
+from dpfy.reporting.statement import Item
+from dpfy.reporting.verdict import Verdict
+from dpfy.types import Unit
+
+HOLDS, FAILS, DECLARED, UNKNOWN = "holds", "does not hold", "declared", "not known"
+
+
+def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
+    """List what the accounting assumes and whether it holds (guide, item 3b)."""
+    return (_sampling(record), _key(record, costs), _registered(record), _arithmetic(costs), _isolation(facts),
+            _constants(record), _small_delta(record, costs), _durable(record), _intact(record))
+
+
+def _sampling(record: LedgerRecord) -> Item:
+    names = ", ".join(record.policies) or "none"
+    return Item("sampling", "The sampling that is accounted is the sampling that ran",
+                f"Sampling: {names}. By construction: the recorded event is named by the sampler that draws the batch, "
+                "and no setting pairs one with another's accounting. Batches are not shuffled and cut; their size "
+                "varies and may be zero.", status=HOLDS)
+
+
+def _key(record: LedgerRecord, costs: Costs) -> Item:
+    text = ("A fresh key from the operating system in every process, never saved; noise and samples are drawn from a "
+            "cipher under it." if costs.secret_key else
+            "Noise and samples can be recomputed and subtracted by whoever knows the key. Runs with such keys are for "
+            "testing.")
+    return Item("secret_key", "Noise and samples come from a secret key", f"Key source: {record.key_source}. {text}",
+                status=HOLDS if costs.secret_key else FAILS)
+
+
+def _registered(record: LedgerRecord) -> Item:
+    title = "The steps were fixed before the first one"
+    if not record.registered:
+        return Item("registered", title, "The ledger registered no list of steps in advance. The numbers hold only if "
+                    "neither the steps nor their number were chosen from outputs.", status=UNKNOWN)
+    if record.unregistered:
+        return Item("registered", title, f"{record.unregistered} of {record.steps_reserved} reserved steps are not in "
+                    "the registered list, in its order.", status=FAILS)
+    early = (" The run has not used all of them: who stops after looking at outputs is entitled to the ε of all "
+             "registered steps only, which is the one claimed; the smaller ε of the reserved steps may be claimed if "
+             "stopping had nothing to do with the outputs." if record.steps_reserved < record.steps_registered else "")
+    return Item("registered", title, f"{record.steps_registered} steps are registered in the header; "
+                f"{record.steps_reserved} were reserved, all of them from that list.{early}", status=HOLDS)
+
+
+def _arithmetic(costs: Costs) -> Item:
+    return Item("arithmetic", "Noise on a computer is as good as real noise",
+                "Sums and noise are rounded to one lattice, whose step is a power of two between 2^-29 and 2^-28 of the "
+                "noise's standard deviation (or, for noise below 1/16 of the clip bound, of that fraction) and is "
+                "fixed before the data is seen; rounding is exact and its effect on the bound is inside the noise "
+                "scale, so the release is post-processing of the Gaussian mechanism. Numerical δ recorded: "
+                f"{delta_text(costs.numerical_delta)}; it is set aside before ε is claimed.", status=HOLDS)
+
+
+def _isolation(facts: RunFacts) -> Item:
+    return Item("isolation", "A record influences nothing but its own clipped contribution",
+                f"Engine: {facts.engine}. Isolation: {facts.isolation}.",
+                status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED)
+
+
+def _constants(record: LedgerRecord) -> Item:
+    return Item("public_constants", "What is called public is public",
+                "Number of records, expected batch size, rate, number of steps and clip bound are constants of the "
+                "plan, never read off the data by the library. That they, the hyper-parameters and the initial "
+                "model are public is for whoever declared them to answer.", status=DECLARED)
+
+
+def _small_delta(record: LedgerRecord, costs: Costs) -> Item:
+    title = "δ is below one over the number of units"
+    count = (record.plan or {}).get("records")
+    if not isinstance(count, int) or count < 1:
+        return Item("small_delta", title, f"δ = {delta_text(costs.delta)}; the plan does not declare the number of "
+                    "records.", status=UNKNOWN)
+    usual = float(count) ** -1.1
+    place = "within" if costs.delta <= usual * (1 + 1e-9) else "above"
+    return Item("small_delta", title, f"δ = {delta_text(costs.delta)} with {count} units; it is {place} the conventional "
+                f"{count}^-1.1 = {delta_text(usual)}.", status=HOLDS if costs.delta < 1 / count else FAILS)
+
+
+def _durable(record: LedgerRecord) -> Item:
+    if record.durable:
+        return Item("durable", "Everything that was spent is on record", "Each step was written to stable storage "
+                    "before records were read for it, so a crash can over-count and never under-count.", status=HOLDS)
+    return Item("durable", "Everything that was spent is on record",
+                "NOT DURABLE: the ledger lives in memory and is gone with its process; a crash leaves no trace of what "
+                "was spent.", status=FAILS)
+
+
+def _intact(record: LedgerRecord) -> Item:
+    torn = (f"The last line is torn ({record.torn_bytes} bytes) and counts as one more step spent. "
+            if record.torn_bytes else "")
+    checked = ("Every line was checked against the chain of hashes and the remembered head. Restoring an older ledger "
+               "together with its head, anchor and checkpoint cannot be noticed locally." if record.durable else
+               "Only the process that kept it can vouch for it.")
+    return Item("intact", "The ledger is complete and unaltered", torn + checked,
+                status=HOLDS if record.durable else UNKNOWN)
+
+
+def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
+    """Say against whom the output is protected: levels B1 to B6 of §3.1 and the row of Table 1."""
+    if not verdict.private:
+        return (Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
+                Item("table_1", "Row of Table 1", "None applies.", "Table 1"))
+    whose = "users" if record.unit is Unit.USER else "records"
+    return (
+        Item("threat_level", "Threat level",
+             "B4, and therefore B5 and B6. Protected against somebody who sees every intermediate model and noisy sum "
+             "(B4), the final parameters (B5) or its predictions, any number of them (B6). Not protected: the raw data "
+             f"(B1), the training set (B2) and gradients of single {whose} (B3), which only access control keeps from "
+             "view.", "§3.1"),
+        Item("table_1", "Row of Table 1",
+             "Mode of access: model weights. Differential privacy is added in the training process; model weights and "
+             "model predictions may be public, the training data may not.", "Table 1"),
+    )
+
+
+def exclusions(facts: RunFacts) -> tuple[Item, ...]:
+    """List what no number in the report covers."""
+    return (
+        Item("timing", "Timing and other side channels",
+             "How long a step takes, memory, power and logs of the surrounding system depend on the records."),
+        Item("tuning", "Hyper-parameters chosen on private data",
+             "If settings were chosen by looking at earlier runs on the same data, those runs have their own cost and "
+             f"so has the choice. Declared: {facts.hyperparameter_selection}."),
+        Item("curation", "Data curation",
+             "Cleaning, filtering, labelling and featurising with statistics of the private data came before the "
+             "ledger."),
+        Item("other_ledgers", "Other ledgers on the same data",
+             "Costs add up: releases recorded in another ledger on the same people compose with this one."),
+        Item("rollback", "Restored copies",
+             "If ledger, head, anchor and checkpoint are all restored from one older copy, steps can be repeated "
+             "without a trace in these files."),
+        Item("population", "Facts about the population",
+             "Differential privacy hides who took part. What the model teaches about people in general may be used for "
+             "inferences about anybody, whether in the data or not."),
+    )
+
+
+def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
+    """Return the public constants of the plan in words; fields of other kinds of plans are left to the JSON."""
+    plan = plan or {}
+    budget = _part(plan, "budget")
+    bounds = [plain(leaf["bound"]) for leaf in _part(plan, "query").get("leaves", ()) if "bound" in leaf]
+    values = {
+        "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
+        "Sampling rate": _part(plan, "sampling").get("rate"), "Steps": plan.get("steps"),
+        "Clip bound": ", ".join(bounds) or None, "Noise multiplier": plan.get("noise_multiplier"),
+        "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}" if budget else None,
+    }
+    return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _part(plan: dict[str, Any], name: str) -> dict[str, Any]:
+    part = plan.get(name)
+    return part if isinstance(part, dict) else {}

@@ -1,0 +1,171 @@
+"""What the recorded steps cost: every number of a report, computed once."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from dpfy import _validate
+from dpfy.accounting import Guarantee, account
+from dpfy.errors import UnsupportedEvent
+from dpfy.ledger import Ledger
+from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled
+from dpfy.reporting.numbers import finite
+from dpfy.types import Interval, Relation
+
+METHODS = ("pld", "rdp")
+_POINTS = 20
+_MEASURED = 40
+
+
+class Scope(StrEnum):
+    """Which list of steps a number is for."""
+
+    REGISTERED = "registered"
+    RESERVED = "reserved"
+    WITHOUT_SAMPLING = "without_sampling"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """ε of one list of steps by one method; ``interval`` is None where the method has no rule, and ``note`` says why."""
+
+    scope: Scope
+    method: str
+    steps: int
+    interval: Interval | None
+    note: str = ""
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a number to claim."""
+        return self.interval is not None and math.isfinite(self.interval.upper)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the claim as plain JSON values; ``why_null`` says why there is no number."""
+        interval = self.interval
+        missing = None if self.finite else self.note if interval is None else f"ε is infinite: {self.note}"
+        return {
+            "scope": str(self.scope), "method": self.method, "steps": self.steps, "note": self.note or None,
+            "epsilon": finite(interval.upper) if interval else None,
+            "epsilon_lower": finite(interval.lower) if interval else None, "why_null": missing,
+        }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The claimed ε after some numbers of steps, by method."""
+
+    steps: tuple[int, ...]
+    epsilons: dict[str, tuple[float, ...]]
+
+    def at(self, step: int, method: str) -> float:
+        """Return the ε of the first computed point that is not before ``step``: never less than the claim there."""
+        return self.epsilons[method][min(bisect_left(self.steps, step), len(self.steps) - 1)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the points as plain JSON values."""
+        return {"steps": list(self.steps),
+                "epsilons": {method: [finite(value) for value in values] for method, values in self.epsilons.items()}}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything that was computed from the ledger at one δ.
+
+    ``guess`` bounds how often somebody who sees every released value, and tosses a fair coin for whether one unit of
+    privacy is in the data, can be right about the coin: (1 + δ(0))/2, where δ(0) bounds the total variation distance.
+    """
+
+    delta: float
+    secret_key: bool
+    numerical_delta: float
+    claims: tuple[Claim, ...]
+    headline: Claim
+    without_sampling: Claim
+    guess: float
+    curve: Curve
+
+    @classmethod
+    def of(cls, ledger: Ledger, delta: float, measured: Iterable[int] = ()) -> Self:
+        """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps if they are few."""
+        _validate.delta(delta)
+        guarantees, refusals = _guarantees(ledger)
+        claims = []
+        for method in METHODS:
+            if method in guarantees:
+                claims += [_claim(scope, guarantee, delta) for scope, guarantee in _scopes(guarantees[method])]
+            else:
+                claims.append(Claim(Scope.RESERVED, method, 0, None, refusals[method]))
+        best = next(iter(guarantees))
+        headline = max((claim for claim in claims if claim.method == best), key=_upper)
+        accounted = dict(_scopes(guarantees[best]))[headline.scope]
+        return cls(
+            delta=delta, secret_key=guarantees[best].private, numerical_delta=accounted.numerical_delta,
+            claims=tuple(claims), headline=headline,
+            without_sampling=_without_sampling(accounted.source.events, accounted.relation, delta),
+            guess=(1 + accounted.delta(0.0).upper) / 2,
+            curve=_curve(ledger.uses, guarantees, delta, measured))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as plain JSON values."""
+        return {
+            "delta": self.delta, "numerical_delta": self.numerical_delta, "headline": self.headline.to_json(),
+            "claims": [claim.to_json() for claim in self.claims],
+            "without_sampling": self.without_sampling.to_json(), "guess": self.guess, "curve": self.curve.to_json(),
+        }
+
+
+def _guarantees(ledger: Ledger) -> tuple[dict[str, Guarantee], dict[str, str]]:
+    """The guarantee by every method that has rules for the ledger, and why the others have none."""
+    guarantees, refusals = {}, {}
+    for method in METHODS:
+        try:
+            guarantees[method] = account(ledger, method)
+        except UnsupportedEvent as error:
+            refusals[method] = str(error)
+    if not guarantees:
+        raise UnsupportedEvent(refusals[METHODS[0]])
+    return guarantees, refusals
+
+
+def _scopes(guarantee: Guarantee) -> list[tuple[Scope, Guarantee]]:
+    registered = guarantee.envelope
+    first = [] if registered is None else [(Scope.REGISTERED, registered)]
+    return [*first, (Scope.RESERVED, guarantee)]
+
+
+def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
+    return Claim(scope, guarantee.method, guarantee.steps, guarantee.epsilon(delta), guarantee.note(delta))
+
+
+def _upper(claim: Claim) -> float:
+    return claim.interval.upper if claim.interval else math.inf
+
+
+def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Claim:
+    """The same noise with every record in every step: what holds if amplification by sampling is not believed."""
+    full = [Repeated(replace(run.event, policy=Poisson(1.0)), run.times) if isinstance(run.event, Sampled) else run
+            for run in events]
+    return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
+
+
+def _curve(events: Envelope, guarantees: dict[str, Guarantee], delta: float, measured: Iterable[int]) -> Curve:
+    total = sum(run.times for run in events)
+    wanted = {round(total * point / _POINTS) for point in range(1, _POINTS + 1)} | {1}
+    exact = {min(step, total) for step in measured}
+    steps = sorted((wanted | exact if len(exact) <= _MEASURED else wanted) - {0}) if total else []
+    return Curve((0, *steps), {
+        method: (0.0, *(account(_prefix(events, step), method, guarantee.relation).claim(delta) for step in steps))
+        for method, guarantee in guarantees.items()})
+
+
+def _prefix(events: Envelope, steps: int) -> Envelope:
+    taken = []
+    for run in events:
+        times = min(run.times, steps)
+        steps -= times
+        taken.append(Repeated(run.event, times))
+    return tuple(taken)

@@ -1,0 +1,102 @@
+"""``report(ledger, delta)``: everything that may be said about a run, computed once and written three ways."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfy.ledger import Ledger
+from dpfy.reporting import conditions, html, markdown, statement
+from dpfy.reporting.costs import Costs
+from dpfy.reporting.facts import RunFacts
+from dpfy.reporting.record import LedgerRecord
+from dpfy.reporting.statement import Item
+from dpfy.reporting.verdict import Tier, Verdict, judge, tier
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """The statement of "How to DP-fy ML" §5.3.3 about one ledger at one δ.
+
+    *Formal guarantee*: where ``verdict.private`` is True, ``formal_statement`` holds for what the ledger recorded,
+    given the assumptions that the report lists with their status.
+
+    *Assumes* that the declared facts are true; they are marked as declared.
+
+    Reference: Ponomareva et al. 2023, "How to DP-fy ML", §3.1, Table 1, §5.2.1 and §5.3.3.
+    """
+
+    facts: RunFacts
+    record: LedgerRecord
+    costs: Costs
+    verdict: Verdict
+    tier: Tier
+    statement: tuple[Item, ...]
+    assumptions: tuple[Item, ...]
+    protection: tuple[Item, ...]
+    exclusions: tuple[Item, ...]
+
+    @property
+    def formal_statement(self) -> str:
+        """The guarantee in one sentence that can be quoted alone."""
+        return statement.formal_statement(self.record, self.costs, self.verdict)
+
+    @property
+    def plain_statement(self) -> str:
+        """What the guarantee means, without formulas."""
+        return statement.plain_statement(self.record, self.costs, self.verdict)
+
+    def to_markdown(self) -> str:
+        """Return the report as Markdown."""
+        return markdown.render(self)
+
+    def to_html(self) -> str:
+        """Return the report as one HTML page that needs no other file, no script and no network."""
+        return html.render(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values that follow ``schema.json`` beside this module."""
+        return {
+            "schema_version": SCHEMA_VERSION, "verdict": self.verdict.to_json(),
+            "formal_statement": self.formal_statement, "plain_statement": self.plain_statement,
+            "tier": self.tier.to_json(), "costs": self.costs.to_json(),
+            **{name: [item.to_json() for item in getattr(self, name)]
+               for name in ("statement", "assumptions", "protection", "exclusions")},
+            "facts": self.facts.to_json(), "ledger": self.record.to_json(),
+        }
+
+    def write(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+        """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder`` and return their paths."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        texts = {"report.md": self.to_markdown(), "report.html": self.to_html(),
+                 "report.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"}
+        for name, text in texts.items():
+            (target / name).write_text(text, encoding="utf-8")
+        return target / "report.md", target / "report.json", target / "report.html"
+
+
+def report(ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFacts | None = None) -> Report:
+    """Return the privacy report of a ledger, or of the ledger at a path, at ``delta``.
+
+    >>> from dpfy.ledger import Header
+    >>> from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+    >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),))
+    >>> with Ledger.in_memory(header=Header(envelope=(Repeated(step, 100),))) as ledger:
+    ...     ledger.reserve(step)
+    >>> report(ledger, delta=1e-5).costs.headline.interval.upper
+    0.695...
+    """
+    facts = facts or RunFacts()
+    ledger = ledger if isinstance(ledger, Ledger) else Ledger.read(ledger)
+    record = LedgerRecord.of(ledger)
+    costs = Costs.of(ledger, delta, measured=[step for step, _ in facts.history])
+    verdict = judge(record, costs)
+    return Report(
+        facts=facts, record=record, costs=costs, verdict=verdict, tier=tier(facts, record, costs, verdict),
+        statement=statement.statement(facts, record, costs, verdict),
+        assumptions=conditions.assumptions(facts, record, costs),
+        protection=conditions.protection(record, verdict), exclusions=conditions.exclusions(facts))

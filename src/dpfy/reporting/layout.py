@@ -1,0 +1,141 @@
+"""The tables of a report in words, shared by every format so that no two can disagree."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfy.ledger.events import canonical_json
+from dpfy.reporting.conditions import plan_rows
+from dpfy.reporting.costs import METHODS, Claim, Scope
+from dpfy.reporting.numbers import delta_text, epsilon_text, plain
+from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
+
+if TYPE_CHECKING:
+    from dpfy.reporting.document import Report
+
+_CURVE_ROWS = 6
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table; ``lead`` is a sentence before it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lead: str = ""
+
+
+def headline(report: "Report") -> str:
+    """Return the one line that a reader in a hurry sees."""
+    interval = report.costs.headline.interval
+    if not report.verdict.private or interval is None:
+        return "NOT PRIVATE"
+    return f"ε = {epsilon_text(interval.upper)} at δ = {delta_text(report.costs.delta)}"
+
+
+def cautions(report: "Report") -> tuple[str, ...]:
+    """Return what has to be said before any number."""
+    durable = () if report.record.durable else (
+        "NOT DURABLE: the ledger was kept in memory only, so nobody can check this report later.",)
+    torn = () if not report.record.torn_bytes else (
+        "The last line of the ledger is torn, as after a crash; it is counted as one more step spent.",)
+    return (*report.verdict.reasons, *durable, *torn)
+
+
+def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
+    """Return the handful of facts that give the number its meaning."""
+    record, tier = report.record, report.tier
+    planned = record.steps_registered or "not registered"
+    return (
+        ("Unit of privacy", f"one {record.unit}"),
+        ("Neighbours", str(record.relation).replace("_", " ")),
+        ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
+        ("Protected from", "B4, B5, B6" if report.verdict.private else "nobody"),
+        ("Steps", f"{record.steps_reserved} of {planned}"),
+        ("Key", record.key_source),
+    )
+
+
+def tables(report: "Report") -> tuple[Table, ...]:
+    """Return all tables in reading order."""
+    facts = report.facts
+    declared = tuple((name, value) for name, value in (
+        ("Data set", facts.dataset), ("One record", facts.record), ("Model", facts.model), ("Released", facts.released),
+        ("Public data", facts.public_data), ("Hyper-parameters chosen", facts.hyperparameter_selection),
+        *((f"Hyper-parameter {name}", plain(value)) for name, value in facts.hyperparameters.items())))
+    return (
+        _epsilons(report),
+        Table("Statement", ("Item", "Guide §5.3.3", "Answer"),
+              tuple((item.title, item.guide, item.text) for item in report.statement)),
+        Table("Assumptions", ("Assumption", "Status", "How that is known"), _with_status(report.assumptions),
+              "The guarantee is as good as what it rests on."),
+        Table("Whom it protects from", ("Question", "Guide", "Answer"),
+              (*((item.title, item.guide, item.text) for item in report.protection),
+               ("Tier", "§5.2.1", report.tier.text))),
+        Table("What is not covered", ("What", "Why"), tuple((item.title, item.text) for item in report.exclusions)),
+        Table("The plan", ("Public constant", "Value"), plan_rows(report.record.plan), "From the ledger's header."),
+        Table("Declared facts", ("Fact", "Value"), declared, "Stated by whoever made the run; no ledger can know them."),
+        Table("The ledger", ("Fact", "Value"), _ledger_rows(report)),
+        _curve(report),
+        Table(f"{facts.metric} on public data", ("Steps", "ε spent", "Value"), _history(report)),
+    )
+
+
+def _with_status(items: tuple[Item, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple((item.title, item.status, item.text) for item in items)
+
+
+def _epsilons(report: "Report") -> Table:
+    costs = report.costs
+    scopes = [scope for scope in (Scope.REGISTERED, Scope.RESERVED)
+              if any(claim.scope is scope for claim in costs.claims)]
+    rows = []
+    for scope in scopes:
+        by_method = {claim.method: claim for claim in costs.claims if claim.scope is scope}
+        steps = max(claim.steps for claim in by_method.values())
+        rows.append((scope_name(scope), str(steps), *(_cell(by_method.get(method)) for method in METHODS)))
+    without = costs.without_sampling
+    rows.append((scope_name(without.scope), str(without.steps), _cell(without), "–"))
+    void = "" if report.verdict.private else "NOT PRIVATE: the numbers below are no guarantee. "
+    return Table(f"ε at δ = {delta_text(costs.delta)}", ("Scope", "Steps", *(METHOD_NAMES[m] for m in METHODS)),
+                 tuple(rows),
+                 f"{void}Each ε is rounded up; the bracket shows the certified interval. Who stops early after looking "
+                 "at outputs is entitled to the ε of all registered steps.")
+
+
+def _cell(claim: Claim | None) -> str:
+    if claim is None or claim.interval is None:
+        return "no rule"
+    upper, lower = epsilon_text(claim.interval.upper), epsilon_text(claim.interval.lower, lower=True)
+    return upper if upper == "∞" or lower == "0" else f"{upper} [{lower}, {upper}]"
+
+
+def _ledger_rows(report: "Report") -> tuple[tuple[str, str], ...]:
+    record = report.record
+    return (
+        ("File", record.file or "none (in memory)"), ("Head hash (SHA-256)", record.head_hash),
+        ("Lines", str(record.lines)), ("Durable", plain(record.durable) if record.durable else "no: NOT DURABLE"),
+        ("Torn last line", f"{record.torn_bytes} bytes, counted as one step" if record.torn_bytes else "none"),
+        ("Steps registered", str(record.steps_registered or "none")), ("Steps reserved", str(record.steps_reserved)),
+        ("Begun", record.created), ("Written by", f"dpfy {record.written_by}"),
+        ("Accounted by", f"dpfy {record.read_by}"), ("Key source", record.key_source),
+        ("Guard", canonical_json(record.guard).decode()),
+        ("Numerical δ", delta_text(report.costs.numerical_delta)),
+    )
+
+
+def _curve(report: "Report") -> Table:
+    """A few rows of the curve, the last one included."""
+    curve = report.costs.curve
+    last = len(curve.steps) - 1
+    chosen = sorted({round(last * row / _CURVE_ROWS) for row in range(1, _CURVE_ROWS + 1)}) if last else []
+    methods = [method for method in METHODS if method in curve.epsilons]
+    return Table("ε over steps", ("Steps", *(METHOD_NAMES[method] for method in methods)),
+                 tuple((str(curve.steps[index]), *(epsilon_text(curve.epsilons[method][index]) for method in methods))
+                       for index in chosen))
+
+
+def _history(report: "Report") -> tuple[tuple[str, ...], ...]:
+    costs = report.costs
+    return tuple((str(step), epsilon_text(costs.curve.at(step, costs.headline.method)), plain(float(value)))
+                 for step, value in report.facts.history)

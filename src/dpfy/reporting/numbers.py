@@ -1,0 +1,64 @@
+"""Numbers as a reader may quote them: a privacy parameter is rounded up, its lower bound down."""
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+_EXACT = Context(prec=400)  # a float has up to 309 digits before its point; three more are asked for
+_PLACES = 3
+
+
+def epsilon_text(value: float, *, lower: bool = False) -> str:
+    """Return ε with three decimals, or three significant digits if it is small; rounded up unless it is a ``lower`` bound.
+
+    >>> epsilon_text(2.99512), epsilon_text(2.99512, lower=True), epsilon_text(0.0123449), epsilon_text(math.inf)
+    ('2.996', '2.995', '0.0124', '∞')
+    """
+    if math.isinf(value):
+        return "∞"
+    exact = Decimal(value)
+    if exact == 0:
+        return "0"
+    if exact.adjusted() >= 6 or exact.adjusted() < -6:
+        return _scientific(exact, ROUND_FLOOR if lower else ROUND_CEILING)
+    places = max(_PLACES, _PLACES - 1 - exact.adjusted())
+    return str(exact.quantize(Decimal(1).scaleb(-places), ROUND_FLOOR if lower else ROUND_CEILING, _EXACT))
+
+
+def delta_text(value: float) -> str:
+    """Return δ in scientific notation with up to three digits, rounded up.
+
+    >>> delta_text(1e-5), delta_text(60_000**-1.1), delta_text(0.0)
+    ('1e-5', '5.55e-6', '0')
+    """
+    return _scientific(Decimal(repr(value)), ROUND_CEILING) if value else "0"
+
+
+def percent_text(share: float) -> str:
+    """Return a share as a percentage with one decimal, rounded up.
+
+    >>> percent_text(0.6301)
+    '63.1 %'
+    """
+    return f"{Decimal(100 * share).quantize(Decimal('0.1'), ROUND_CEILING)} %"
+
+
+def plain(value: object) -> str:
+    """Return a public constant as it was declared, without the noise of binary fractions.
+
+    >>> plain(0.1 + 0.2), plain(60_000), plain(True)
+    ('0.3', '60000', 'yes')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def finite(value: float) -> float | None:
+    """Return ``value`` for JSON, which has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _scientific(exact: Decimal, rounding: str) -> str:
+    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - _PLACES + 1), rounding, _EXACT)
+    digits = str(rounded.scaleb(-rounded.adjusted(), _EXACT).normalize(_EXACT))
+    return f"{digits}e{rounded.adjusted()}"

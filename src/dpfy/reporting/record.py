@@ -1,0 +1,99 @@
+"""What the ledger itself says about a run, read once."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from dpfy._version import __version__
+from dpfy.errors import LedgerError
+from dpfy.ledger import Ledger
+from dpfy.ledger.events import Envelope, NonPrivate, Sampled
+from dpfy.types import Relation, Unit
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """A snapshot of a verified ledger: facts only, no ε."""
+
+    file: str | None
+    lines: int
+    head_hash: str
+    torn_bytes: int
+    durable: bool
+    unit: Unit
+    relation: Relation
+    key_source: str
+    created: str
+    written_by: str
+    read_by: str
+    guard: dict[str, Any]
+    plan: dict[str, Any] | None
+    registered: Envelope
+    reserved: Envelope
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Self:
+        """Return the snapshot of ``ledger``."""
+        header = ledger.header
+        if header is None:
+            raise LedgerError("The ledger has no header yet: it names neither unit nor relation. Register a plan first.")
+        return cls(
+            file=ledger.path.name if ledger.path else None, lines=ledger.lines, head_hash=ledger.head_hash,
+            torn_bytes=ledger.torn_bytes, durable=ledger.durable, unit=header.unit, relation=header.relation,
+            key_source=header.key_source, created=header.created, written_by=header.library, read_by=__version__,
+            guard=header.guard, plan=header.plan, registered=header.envelope, reserved=ledger.uses)
+
+    @property
+    def steps_registered(self) -> int:
+        """How many steps the plan registered before the first one; 0 if it registered none."""
+        return sum(run.times for run in self.registered)
+
+    @property
+    def steps_reserved(self) -> int:
+        """How many steps count as spent, torn lines included."""
+        return sum(run.times for run in self.reserved)
+
+    @property
+    def unregistered(self) -> int:
+        """How many reserved steps do not follow the registered list in order.
+
+        A list that skips registered steps, or ends early, is still dominated by it step by step; one that adds or
+        reorders steps is not. The step that stands for a torn last line is left out: its reservation never
+        returned, so nothing was released for it.
+        """
+        if not self.registered:
+            return 0
+        places = [[run.event, run.times] for run in self.registered]
+        missing = 0
+        for run in self.reserved:
+            wanted = run.times
+            while wanted and places:
+                if places[0][0] == run.event:
+                    taken = min(wanted, places[0][1])
+                    wanted, places[0][1] = wanted - taken, places[0][1] - taken
+                if wanted:
+                    places.pop(0)
+            missing += wanted
+        return max(0, missing - (1 if self.torn_bytes else 0))
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the sampling policies in use."""
+        events = [run.event for run in (*self.registered, *self.reserved)]
+        return tuple(dict.fromkeys(event.policy.tag for event in events if isinstance(event, Sampled)))
+
+    @property
+    def exposures(self) -> tuple[str, ...]:
+        """The recorded reasons of what was released without any guarantee."""
+        return tuple(dict.fromkeys(run.event.reason for run in self.reserved if isinstance(run.event, NonPrivate)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the snapshot as plain JSON values."""
+        return {
+            "file": self.file, "lines": self.lines, "head_hash": self.head_hash, "durable": self.durable,
+            "torn_bytes": self.torn_bytes, "unit": str(self.unit), "relation": str(self.relation),
+            "key_source": self.key_source, "created": self.created, "written_by": self.written_by,
+            "read_by": self.read_by, "guard": self.guard, "plan": self.plan,
+            "steps_registered": self.steps_registered, "steps_reserved": self.steps_reserved,
+            "registered": [run.to_json() for run in self.registered],
+            "reserved": [run.to_json() for run in self.reserved],
+        }

@@ -1,0 +1,149 @@
+"""The statement that "How to DP-fy ML" (Ponomareva et al. 2023, §5.3.3) asks for, item by item."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpfy.accounting import supported
+from dpfy.reporting.costs import Claim, Costs, Scope
+from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text
+from dpfy.reporting.record import LedgerRecord
+from dpfy.reporting.verdict import Verdict
+from dpfy.types import Relation, Unit
+
+METHOD_NAMES = {"pld": "PLD", "rdp": "RDP"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One answer: a stable key, a title, plain sentences, and where the guide asks for it."""
+
+    key: str
+    title: str
+    text: str
+    guide: str = ""
+    status: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the item as plain JSON values."""
+        return {"key": self.key, "title": self.title, "text": self.text, "guide": self.guide or None,
+                "status": self.status or None}
+
+
+_RELATIONS = {
+    Relation.ADD_OR_REMOVE_ONE: ("add-or-remove-one", "one of them has one {unit} more than the other"),
+    Relation.ZERO_OUT: ("zero-out", "one {unit} of the one is replaced in the other by a null that contributes nothing"),
+    Relation.REPLACE_ONE: ("replace-one", "one {unit} has another value"),
+}
+
+
+def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
+    """Return the guarantee as one sentence that can be quoted on its own, or that there is none."""
+    if not verdict.private:
+        return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
+    assert costs.headline.interval is not None
+    name, difference = _RELATIONS[record.relation]
+    return (f"The training mechanism, whose output is the whole sequence of released noisy sums and hence every model "
+            f"computed from them, is ({epsilon_text(costs.headline.interval.upper)}, {delta_text(costs.delta)})-"
+            f"differentially private in the central model, for {name} neighbours: data sets are neighbours if "
+            f"{difference.format(unit=record.unit)}.")
+
+
+def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
+    """Return what the guarantee means to somebody who does not read formulas."""
+    whose = "one user's data" if record.unit is Unit.USER else "one record"
+    if not verdict.private:
+        return ("Nothing in this report protects anybody. Do not release the model on its account; repeat the run "
+                "after mending what is named above.")
+    changed = ("is the one that was used or another" if record.relation is Relation.REPLACE_ONE
+               else "was used in training or not")
+    return (f"Suppose a coin decides whether {whose} {changed}, and an expert who sees everything that was released, "
+            f"and knows all the other data, has to tell which: the expert is right at most "
+            f"{percent_text(min(1.0, costs.guess))} of the time, where blind guessing is right 50 % of the time.")
+
+
+def statement(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> tuple[Item, ...]:
+    """Answer every item of the guide's list from the ledger and the declared facts."""
+    return (
+        Item("dp_setting", "DP setting",
+             "Central differential privacy: whoever trains sees the raw records, and is trusted to run the mechanism "
+             "as recorded and to let nothing out but its output.", "1"),
+        Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
+        Item("output", "Output of the mechanism", _output(facts), "2b"),
+        Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
+        Item("adjacency", "Adjacency", _adjacency(record), "2d"),
+        Item("accounting", "Type of accounting", _accounting(record, costs), "3a"),
+        Item("assumptions", "Accounting assumptions",
+             "Listed in the table of assumptions, each with whether it holds and how that is known.", "3b"),
+        Item("formal_statement", "Formal statement", formal_statement(record, costs, verdict), "3c"),
+        Item("tuning_statement", "Statement for the tuning process",
+             "No guarantee is stated for the choice of hyper-parameters: reads of private data for it, if there were "
+             f"any, are not in this ledger. Declared: {facts.hyperparameter_selection}.", "3c"),
+        Item("without_amplification", "Without amplification by sampling", _unamplified(costs), "3b"),
+        Item("verifiability", "Transparency and verifiability", _verifiability(record), "4"),
+    )
+
+
+def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
+    return (f"Covered: all reads of the private records by the {record.steps_reserved} steps that this ledger "
+            "reserved, each recorded before the records were read. Not covered: every other read of the same data, "
+            "such as exploring it, choosing hyper-parameters or architecture on it, or training with another ledger. "
+            f"How the hyper-parameters were chosen (declared): {facts.hyperparameter_selection}. Public data used "
+            f"(declared): {facts.public_data}.")
+
+
+def _output(facts: RunFacts) -> str:
+    return ("The noisy sums of all steps. What is computed from them and public data is post-processing with the same "
+            f"guarantee: every iterate, optimizer state, average and the final model. Released (declared): "
+            f"{facts.released}.")
+
+
+def _unit(facts: RunFacts, record: LedgerRecord) -> str:
+    if record.unit is Unit.USER:
+        return f"User: everything that one user contributed, features and labels. A record is (declared): {facts.record}."
+    owned = {True: "declared to be at most one", False: "declared to be possibly more than one",
+             None: NOT_DECLARED}[facts.records_per_user_at_most_one]
+    return (f"Record: one whole record, features and label. A record is (declared): {facts.record}. Records that one "
+            f"user owns: {owned}.")
+
+
+def _adjacency(record: LedgerRecord) -> str:
+    name, difference = _RELATIONS[record.relation]
+    return f"{name.capitalize()}: two data sets are neighbours if {difference.format(unit=record.unit)}."
+
+
+def _accounting(record: LedgerRecord, costs: Costs) -> str:
+    rules = {(row.method, row.policy): row.reference for row in supported() if row.relation == record.relation}
+    cited = [f"{METHOD_NAMES[method]}, {policy} sampling: {rules[method, policy]}." for method in METHOD_NAMES
+             for policy in record.policies if (method, policy) in rules]
+    return (f"The claim is by {METHOD_NAMES[costs.headline.method]}. PLD composes the privacy loss distributions of "
+            "all steps numerically, with discretisation and truncation rounded against us, and certifies a lower "
+            "bound as well; RDP adds up Rényi divergences and is looser. Rules: " + " ".join(cited))
+
+
+def _unamplified(costs: Costs) -> str:
+    claim: Claim = costs.without_sampling
+    if not claim.finite or claim.interval is None:
+        return f"There is no finite bound for the same noise without sampling: {claim.note or 'it is infinite'}."
+    return (f"If no amplification by sampling is assumed (every record in every one of the {claim.steps} steps, the "
+            f"same noise), the bound is ε = {epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}. "
+            "It holds however the batches were formed, as long as a record enters a step at most once.")
+
+
+def _verifiability(record: LedgerRecord) -> str:
+    file = record.file or "the ledger"
+    recheck = (f"Anybody who has {file} can check the chain with 'dpfy ledger verify' and repeat every number with "
+               "'dpfy report'." if record.durable else
+               "The ledger was kept in memory only, so nobody can check these numbers after the process has ended.")
+    return (f"Trained and recorded with dpfy {record.written_by}, accounted with dpfy {record.read_by}, open source "
+            f"under Apache-2.0. This report is about the ledger whose last line has the SHA-256 hash "
+            f"{record.head_hash}. {recheck}")
+
+
+def scope_name(scope: Scope) -> str:
+    """Return the scope of a number in words."""
+    return {
+        Scope.REGISTERED: "All registered steps",
+        Scope.RESERVED: "Steps reserved so far",
+        Scope.WITHOUT_SAMPLING: "Same noise, without amplification by sampling",
+    }[scope]
