@@ -53,10 +53,10 @@ def _registered(record: LedgerRecord) -> Item:
 
 def _arithmetic(costs: Costs) -> Item:
     return Item("arithmetic", "Noise on a computer is as good as real noise",
-                "Sums and noise are rounded to one lattice, whose step is a power of two between 2^-29 and 2^-28 of the "
-                "noise's standard deviation (or, for noise below 1/16 of the clip bound, of that fraction) and is "
-                "fixed before the data is seen; rounding is exact and its effect on the bound is inside the noise "
-                "scale, so the release is post-processing of the Gaussian mechanism. Numerical δ recorded: "
+                "Sums and noise are rounded to one lattice, fixed before the data is seen: its step is a power of two "
+                "between 2^-29 and 2^-28 of the noise's standard deviation, or of 1/16 of the clip bound if that is "
+                "more. Rounding is exact, and what it adds to the bound is inside the noise scale, so the release is "
+                "post-processing of the Gaussian mechanism. Numerical δ recorded: "
                 f"{delta_text(costs.numerical_delta)}; it is set aside before ε is claimed.", status=HOLDS)
 
 
@@ -81,8 +81,8 @@ def _small_delta(record: LedgerRecord, costs: Costs) -> Item:
                     "records.", status=UNKNOWN)
     usual = float(count) ** -1.1
     place = "within" if costs.delta <= usual * (1 + 1e-9) else "above"
-    return Item("small_delta", title, f"δ = {delta_text(costs.delta)} with {count} units; it is {place} the conventional "
-                f"{count}^-1.1 = {delta_text(usual)}.", status=HOLDS if costs.delta < 1 / count else FAILS)
+    return Item("small_delta", title, f"δ = {delta_text(costs.delta)} with {count} units; it is {place} the "
+                f"conventional {count}^-1.1 = {delta_text(usual)}.", status=HOLDS if costs.delta < 1 / count else FAILS)
 
 
 def _durable(record: LedgerRecord) -> Item:

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -16,8 +16,8 @@ from dpfy.reporting.numbers import finite
 from dpfy.types import Interval, Relation
 
 METHODS = ("pld", "rdp")
-_POINTS = 20
-_MEASURED = 40
+_POINTS = 10
+_MEASURED = 16
 
 
 class Scope(StrEnum):
@@ -30,7 +30,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """ε of one list of steps by one method; ``interval`` is None where the method has no rule, and ``note`` says why."""
+    """ε of one list of steps by one method; ``interval`` is None where no rule applies, and ``note`` says why."""
 
     scope: Scope
     method: str
@@ -90,13 +90,13 @@ class Costs:
 
     @classmethod
     def of(cls, ledger: Ledger, delta: float, measured: Iterable[int] = ()) -> Self:
-        """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps if they are few."""
+        """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps, thinned if they are many."""
         _validate.delta(delta)
         guarantees, refusals = _guarantees(ledger)
         claims = []
         for method in METHODS:
             if method in guarantees:
-                claims += [_claim(scope, guarantee, delta) for scope, guarantee in _scopes(guarantees[method])]
+                claims += _claims(guarantees[method], delta)
             else:
                 claims.append(Claim(Scope.RESERVED, method, 0, None, refusals[method]))
         best = next(iter(guarantees))
@@ -112,9 +112,9 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
         return {
-            "delta": self.delta, "numerical_delta": self.numerical_delta, "headline": self.headline.to_json(),
+            "delta": self.delta, "numerical_delta": self.numerical_delta,
             "claims": [claim.to_json() for claim in self.claims],
-            "without_sampling": self.without_sampling.to_json(), "guess": self.guess, "curve": self.curve.to_json(),
+            "without_sampling": self.without_sampling.to_json(), "curve": self.curve.to_json(),
         }
 
 
@@ -137,6 +137,17 @@ def _scopes(guarantee: Guarantee) -> list[tuple[Scope, Guarantee]]:
     return [*first, (Scope.RESERVED, guarantee)]
 
 
+def _claims(guarantee: Guarantee, delta: float) -> list[Claim]:
+    """The claims in both scopes; they are one computation for a run that took all its steps."""
+    reserved = _claim(Scope.RESERVED, guarantee, delta)
+    registered = guarantee.envelope
+    if registered is None:
+        return [reserved]
+    if registered.canonical == guarantee.canonical:
+        return [replace(reserved, scope=Scope.REGISTERED), reserved]
+    return [_claim(Scope.REGISTERED, registered, delta), reserved]
+
+
 def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
     return Claim(scope, guarantee.method, guarantee.steps, guarantee.epsilon(delta), guarantee.note(delta))
 
@@ -154,12 +165,23 @@ def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Cla
 
 def _curve(events: Envelope, guarantees: dict[str, Guarantee], delta: float, measured: Iterable[int]) -> Curve:
     total = sum(run.times for run in events)
-    wanted = {round(total * point / _POINTS) for point in range(1, _POINTS + 1)} | {1}
-    exact = {min(step, total) for step in measured}
-    steps = sorted((wanted | exact if len(exact) <= _MEASURED else wanted) - {0}) if total else []
-    return Curve((0, *steps), {
-        method: (0.0, *(account(_prefix(events, step), method, guarantee.relation).claim(delta) for step in steps))
+    # Denser at first, where ε grows like the root of the number of steps.
+    regular = {math.ceil(total * (point / _POINTS) ** 2) for point in range(_POINTS + 1)}
+    steps = sorted(regular | {min(step, total) for step in thinned(sorted(set(measured)))} | {0})
+    return Curve(tuple(steps), {
+        method: tuple(account(_prefix(events, step), method, guarantee.relation).claim(delta) for step in steps)
         for method, guarantee in guarantees.items()})
+
+
+def thinned(steps: Sequence[int]) -> tuple[int, ...]:
+    """Keep a few of many, evenly and with the last one.
+
+    >>> thinned(range(1, 101))[-3:], thinned([5, 9])
+    ((88, 94, 100), (5, 9))
+    """
+    if len(steps) <= _MEASURED:
+        return tuple(steps)
+    return tuple(steps[round(len(steps) * part / _MEASURED) - 1] for part in range(1, _MEASURED + 1))
 
 
 def _prefix(events: Envelope, steps: int) -> Envelope:

@@ -60,13 +60,20 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values that follow ``schema.json`` beside this module."""
         return {
-            "schema_version": SCHEMA_VERSION, "verdict": self.verdict.to_json(),
+            "schema_version": SCHEMA_VERSION, "verdict": self.verdict.to_json(), "guarantee": self._guarantee(),
             "formal_statement": self.formal_statement, "plain_statement": self.plain_statement,
             "tier": self.tier.to_json(), "costs": self.costs.to_json(),
             **{name: [item.to_json() for item in getattr(self, name)]
                for name in ("statement", "assumptions", "protection", "exclusions")},
             "facts": self.facts.to_json(), "ledger": self.record.to_json(),
         }
+
+    def _guarantee(self) -> dict[str, Any]:
+        """The claim; a program that reads nothing else must not find a number that is no guarantee."""
+        claim, private = self.costs.headline.to_json(), self.verdict.private
+        void = {} if private else {"epsilon": None, "epsilon_lower": None, "why_null": " ".join(self.verdict.reasons)}
+        return {**claim, **void, "delta": self.costs.delta, "relation": str(self.record.relation),
+                "unit": str(self.record.unit), "guess": self.costs.guess if private else None}
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
         """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder`` and return their paths."""

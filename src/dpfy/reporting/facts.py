@@ -52,7 +52,8 @@ class RunFacts:
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain JSON values."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "hyperparameters": dict(self.hyperparameters), "history": [list(pair) for pair in self.history]}
+        return {**values, "hyperparameters": dict(self.hyperparameters),
+                "history": [list(pair) for pair in self.history]}
 
     @classmethod
     def from_json(cls, value: object) -> Self:

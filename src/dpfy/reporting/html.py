@@ -42,12 +42,13 @@ def _summary(report: "Report") -> str:
 
 
 def _figures(report: "Report") -> str:
+    void = "" if report.verdict.private else " NOT PRIVATE: this ε is no guarantee."
     drawn = (
         (plots.epsilon_plot(report.record, report.costs), "Privacy spent: ε over the steps, by accounting method."),
         (plots.metric_plot(report.facts, report.costs),
-         f"{report.facts.metric} on public data, over the ε spent when it was measured."),
+         f"Metric on public data over the ε spent when it was measured: {report.facts.metric}."),
     )
-    figures = "".join(f"<figure>{svg}<figcaption>{_escape(caption)}</figcaption></figure>"
+    figures = "".join(f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
                       for svg, caption in drawn if svg)
     return f'<section class="figures">{figures}</section>' if figures else ""
 

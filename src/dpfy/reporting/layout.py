@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.ledger.events import canonical_json
 from dpfy.reporting.conditions import plan_rows
-from dpfy.reporting.costs import METHODS, Claim, Scope
+from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
 from dpfy.reporting.numbers import delta_text, epsilon_text, plain
 from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
 
@@ -50,7 +50,7 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
-        ("Protected from", "B4, B5, B6" if report.verdict.private else "nobody"),
+        ("Protected from", "whoever sees the models (B4 to B6)" if report.verdict.private else "nobody"),
         ("Steps", f"{record.steps_reserved} of {planned}"),
         ("Key", record.key_source),
     )
@@ -74,10 +74,10 @@ def tables(report: "Report") -> tuple[Table, ...]:
                ("Tier", "§5.2.1", report.tier.text))),
         Table("What is not covered", ("What", "Why"), tuple((item.title, item.text) for item in report.exclusions)),
         Table("The plan", ("Public constant", "Value"), plan_rows(report.record.plan), "From the ledger's header."),
-        Table("Declared facts", ("Fact", "Value"), declared, "Stated by whoever made the run; no ledger can know them."),
+        Table("Declared facts", ("Fact", "Value"), declared, "Stated by whoever made the run; a ledger cannot know."),
         Table("The ledger", ("Fact", "Value"), _ledger_rows(report)),
         _curve(report),
-        Table(f"{facts.metric} on public data", ("Steps", "ε spent", "Value"), _history(report)),
+        Table(f"Metric on public data: {facts.metric}", ("Steps", "ε spent", "Value"), _history(report)),
     )
 
 
@@ -136,6 +136,6 @@ def _curve(report: "Report") -> Table:
 
 
 def _history(report: "Report") -> tuple[tuple[str, ...], ...]:
-    costs = report.costs
-    return tuple((str(step), epsilon_text(costs.curve.at(step, costs.headline.method)), plain(float(value)))
-                 for step, value in report.facts.history)
+    costs, values = report.costs, dict(report.facts.history)
+    return tuple((str(step), epsilon_text(costs.curve.at(step, costs.headline.method)), plain(values[step]))
+                 for step in thinned(sorted(values)))

@@ -8,7 +8,7 @@ _PLACES = 3
 
 
 def epsilon_text(value: float, *, lower: bool = False) -> str:
-    """Return ε with three decimals, or three significant digits if it is small; rounded up unless it is a ``lower`` bound.
+    """Return ε rounded up (a ``lower`` bound: down) to three decimals, or three significant digits if it is small.
 
     >>> epsilon_text(2.99512), epsilon_text(2.99512, lower=True), epsilon_text(0.0123449), epsilon_text(math.inf)
     ('2.996', '2.995', '0.0124', '∞')

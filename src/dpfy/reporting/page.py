@@ -25,8 +25,8 @@ p { margin: .5rem 0; max-width: 48rem; }
   font-weight: 600; }
 .bad .caution { background: var(--bad-paper); color: var(--bad); }
 .formal { color: var(--soft); font-size: .95rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); gap: .75rem 1.5rem;
-  margin: 1.1rem 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(max(12rem, 30%), 1fr));
+  gap: .75rem 1rem; margin: 1.1rem 0 0; }
 dt { color: var(--soft); font-size: .8rem; }
 dd { margin: 0; font-weight: 600; overflow-wrap: anywhere; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem 1.5rem;

@@ -5,9 +5,11 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpfy.reporting.costs import Costs, Scope
 from dpfy.reporting.facts import RunFacts
-from dpfy.reporting.numbers import epsilon_text
+from dpfy.reporting.numbers import delta_text
 from dpfy.reporting.record import LedgerRecord
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ _LINES: dict[str, dict[str, Any]] = {
     "pld": {"color": _PLD, "linestyle": "-", "label": "PLD"},
     "rdp": {"color": _RDP, "linestyle": "--", "label": "RDP"},
 }
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "dpfy", "font.size": 10, "text.color": _INK, "axes.labelcolor": _INK,
     "axes.edgecolor": _INK, "xtick.color": _INK, "ytick.color": _INK, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": _PALE, "grid.linewidth": 0.6, "axes.axisbelow": True,
@@ -36,13 +38,13 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
     if len(curve.steps) < 2 or not finite:
         return None
     with _drawing():
-        figure, axes = _axes("Steps reserved", f"ε at δ = {costs.delta:g}")
+        figure, axes = _axes("Steps reserved", f"ε at δ = {delta_text(costs.delta)}")
         for method, values in finite.items():
-            axes.plot(curve.steps, values, marker="o", markersize=3, **_LINES[method])
+            axes.plot(curve.steps, values, **_LINES[method])
         claim = costs.headline
         if claim.scope is Scope.REGISTERED and claim.interval and record.steps_reserved < claim.steps:
             axes.axhline(claim.interval.upper, color=_INK, linewidth=1, linestyle=":",
-                         label=f"claimed: {epsilon_text(claim.interval.upper)}, all {claim.steps} registered steps")
+                         label=f"claimed: all {claim.steps} registered steps")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.legend(loc="best")
@@ -52,12 +54,14 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
 def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
     """Draw the declared metric over the ε that had been spent when it was measured; None without measurements."""
     method = costs.headline.method
-    points = [(costs.curve.at(step, method), value) for step, value in facts.history]
-    if not points or not all(math.isfinite(epsilon) for epsilon, _ in points):
+    epsilons = costs.curve.epsilons[method]
+    if not facts.history or not all(map(math.isfinite, epsilons)):
         return None
+    steps, values = zip(*sorted(facts.history), strict=True)
+    spent = np.interp(steps, costs.curve.steps, epsilons)  # between computed points, for the eye only
     with _drawing():
-        figure, axes = _axes(f"ε at δ = {costs.delta:g} ({_LINES[method]['label']})", _one_line(facts.metric))
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=_PLD)
+        figure, axes = _axes(f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})", _one_line(facts.metric))
+        axes.plot(spent, values, marker="o" if len(steps) <= 60 else None, markersize=4, color=_PLD)
         return _svg(figure, "metric", "metric on public data over the ε spent")
 
 
@@ -70,7 +74,7 @@ def _drawing() -> Any:
 def _axes(x: str, y: str) -> "tuple[Figure, Axes]":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.3), layout="constrained")
+    figure = Figure(figsize=(5.2, 3.0), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x, parse_math=False)
     axes.set_ylabel(y, parse_math=False)

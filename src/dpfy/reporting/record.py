@@ -6,7 +6,7 @@ from typing import Any, Self
 from dpfy._version import __version__
 from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import Envelope, NonPrivate, Sampled
+from dpfy.ledger.events import Envelope, NonPrivate, Repeated, Sampled
 from dpfy.types import Relation, Unit
 
 
@@ -35,7 +35,8 @@ class LedgerRecord:
         """Return the snapshot of ``ledger``."""
         header = ledger.header
         if header is None:
-            raise LedgerError("The ledger has no header yet: it names neither unit nor relation. Register a plan first.")
+            raise LedgerError("The ledger has no header yet: it names neither unit nor relation. "
+                              "Register a plan first.")
         return cls(
             file=ledger.path.name if ledger.path else None, lines=ledger.lines, head_hash=ledger.head_hash,
             torn_bytes=ledger.torn_bytes, durable=ledger.durable, unit=header.unit, relation=header.relation,
@@ -62,16 +63,15 @@ class LedgerRecord:
         """
         if not self.registered:
             return 0
-        places = [[run.event, run.times] for run in self.registered]
-        missing = 0
+        places, missing = list(self.registered), 0
         for run in self.reserved:
             wanted = run.times
             while wanted and places:
-                if places[0][0] == run.event:
-                    taken = min(wanted, places[0][1])
-                    wanted, places[0][1] = wanted - taken, places[0][1] - taken
-                if wanted:
-                    places.pop(0)
+                place = places.pop(0)
+                taken = min(wanted, place.times) if place.event == run.event else 0
+                wanted -= taken
+                if not wanted:
+                    places.insert(0, Repeated(place.event, place.times - taken))
             missing += wanted
         return max(0, missing - (1 if self.torn_bytes else 0))
 

@@ -32,7 +32,7 @@ class Item:
 
 _RELATIONS = {
     Relation.ADD_OR_REMOVE_ONE: ("add-or-remove-one", "one of them has one {unit} more than the other"),
-    Relation.ZERO_OUT: ("zero-out", "one {unit} of the one is replaced in the other by a null that contributes nothing"),
+    Relation.ZERO_OUT: ("zero-out", "one {unit} is replaced in one of them by a null that contributes nothing"),
     Relation.REPLACE_ONE: ("replace-one", "one {unit} has another value"),
 }
 
@@ -100,7 +100,8 @@ def _output(facts: RunFacts) -> str:
 
 def _unit(facts: RunFacts, record: LedgerRecord) -> str:
     if record.unit is Unit.USER:
-        return f"User: everything that one user contributed, features and labels. A record is (declared): {facts.record}."
+        return ("User: everything that one user contributed, features and labels. "
+                f"A record is (declared): {facts.record}.")
     owned = {True: "declared to be at most one", False: "declared to be possibly more than one",
              None: NOT_DECLARED}[facts.records_per_user_at_most_one]
     return (f"Record: one whole record, features and label. A record is (declared): {facts.record}. Records that one "

@@ -1,0 +1,72 @@
+"""``dpfy report``: the privacy report of a ledger, for whoever has to judge or to sign it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from dpfy.ledger import Ledger
+    from dpfy.reporting import RunFacts
+
+
+def report(
+    path: Annotated[Path, typer.Argument(help="A ledger, such as run.dpl, or the folder of a run.",
+                                         show_default=False)],
+    delta: Annotated[float | None, typer.Option(help="δ of the guarantee; that of the plan's budget if left out.",
+                                                show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write report.md, report.json and report.html into this folder.",
+                                             show_default=False)] = None,
+    facts: Annotated[Path | None, typer.Option(help="A JSON file of declared facts, or an earlier report.json.",
+                                               show_default=False)] = None,
+    anchor: Annotated[Path | None, typer.Option(help="The second place in which the run kept the head.",
+                                                show_default=False)] = None,
+) -> None:
+    """State what a run guarantees, to whom, on which assumptions, and what is not covered.
+
+    Without --out the report is printed as Markdown. The facts of a run's own report.json are used again.
+
+    Examples:
+
+    dpfy report run.dpl --delta 1e-5
+
+    dpfy report runs/digits --out reports/digits
+
+    dpfy report run.dpl --delta 1e-5 --facts facts.json --out .
+    """
+    from dpfy.ledger import Ledger
+    from dpfy.reporting import report as report_on
+
+    if facts is None and (path / "report.json").is_file():
+        facts = path / "report.json"
+    ledger = Ledger.read(path / "ledger.dpl" if path.is_dir() else path, anchor)
+    result = report_on(ledger, _planned_delta(ledger) if delta is None else delta, _declared(facts))
+    if out is None:
+        typer.echo(result.to_markdown(), nl=False)
+    else:
+        for file in result.write(out):
+            typer.echo(str(file))
+
+
+def _planned_delta(ledger: "Ledger") -> float:
+    plan = ledger.header.plan if ledger.header else None
+    budget = (plan or {}).get("budget")
+    if not isinstance(budget, dict) or not isinstance(budget.get("delta"), float):
+        raise InvalidArgument("The ledger's plan has no budget to take δ from. Give --delta, such as --delta 1e-5.")
+    return budget["delta"]
+
+
+def _declared(file: Path | None) -> "RunFacts | None":
+    from dpfy.reporting import RunFacts
+
+    if file is None:
+        return None
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InvalidArgument(f"Expected {str(file)!r} to hold declared facts as a JSON object; it is not JSON.") from None
+    is_report = isinstance(value, dict) and "schema_version" in value
+    return RunFacts.from_json(value.get("facts") if is_report else value)
