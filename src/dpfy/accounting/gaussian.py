@@ -63,7 +63,8 @@ def one_step_epsilon(rate: float, mu: float, delta: float) -> Interval:
 
 def one_step_delta(rate: float, mu: float, epsilon: float) -> float:
     """Return δ(ε) of one Poisson-sampled Gaussian sum under adding or removing a record."""
-    return rate * delta(mu, math.log1p(math.expm1(epsilon) / rate)) if epsilon < 500 else 0.0
+    base = math.log1p(math.expm1(epsilon) / rate) if epsilon < 500 else epsilon - math.log(rate)
+    return rate * delta(mu, base)
 
 
 def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> float:

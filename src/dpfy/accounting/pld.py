@@ -14,6 +14,7 @@ from dpfy.types import Interval
 
 _ACCURACY = 2e-5  # relative, in ε
 _PRECISION = 1e-5  # relative, in δ
+_LEAST_DELTA = 1e-15  # float64 hides what is below
 _MAX_POINTS = 3e5
 _MAX_PAIRS = 32
 _MAX_EPSILON = 150.0  # beyond it, e^ε times a mass loses all digits
@@ -44,10 +45,13 @@ def delta_upper(pairs: Pairs, epsilon: float) -> Bound:
     closed = _closed_delta(pairs, epsilon)
     if closed is not None:
         return Bound(closed, "closed form")
-    guess = _delta_guess(pairs, epsilon)
-    grid = _grid(pairs, *rdp.search(pairs, guess))
-    merged, laws = _laws(pairs, grid, guess, pessimistic=True)
-    bounds = [Bound(max(law.delta(epsilon) for law in laws), merging_note(pairs, merged))] if laws else []
+    guess, value = math.inf, rdp.search_delta(pairs, epsilon)
+    while value < guess / 10 and guess > _LEAST_DELTA:  # what the window may cut off must be small against δ itself
+        guess = _as_delta(value)
+        grid = _grid(pairs, *rdp.search(pairs, guess))
+        merged, laws = _laws(pairs, grid, guess, pessimistic=True)
+        value = max((law.delta(epsilon) for law in laws), default=guess)
+    bounds = [Bound(value, merging_note(pairs, merged))] if laws else []
     if not laws or not grid.fine or lattice.round_off(_steps(pairs)) > bounds[0].value / 100:
         bounds.append(Bound(gaussian.participation_delta(*_worst(pairs), epsilon), "by counting participations"))
         if _has_renyi_curve(pairs):
@@ -71,7 +75,7 @@ def delta_lower(pairs: Pairs, epsilon: float) -> float:
     closed = _closed_delta(pairs, epsilon)
     if closed is not None:
         return closed
-    guess = _delta_guess(pairs, epsilon)
+    guess = _as_delta(delta_upper(pairs, epsilon).value)
     _, laws = _laws(pairs, _grid(pairs, *rdp.search(pairs, guess)), guess, pessimistic=False)
     if laws:
         return max(law.delta(epsilon) for law in laws)
@@ -117,8 +121,8 @@ def _has_renyi_curve(pairs: Pairs) -> bool:
     return all(pair.neighbours == "absent" or pair.rate == 1 for pair, _ in pairs)
 
 
-def _delta_guess(pairs: Pairs, epsilon: float) -> float:
-    return min(max(rdp.search_delta(pairs, epsilon), 1e-15), 0.5)
+def _as_delta(guess: float) -> float:
+    return min(max(guess, _LEAST_DELTA), 0.5)
 
 
 def _grid(pairs: Pairs, guess: float, order: float) -> _Grid:

@@ -77,11 +77,11 @@ def _from_path(path: Path) -> Source:
     except OSError as error:
         raise LedgerError(f"Cannot read {str(path)!r}: {error.strerror or error}.") from None
     if opening.lstrip().startswith(b"["):
-        return Source(_from_json(path.read_text(encoding="utf-8")))
+        return Source(_from_json(path.read_bytes()))
     return _from_ledger(Ledger.read(path))
 
 
-def _from_json(text: str) -> Envelope:
+def _from_json(text: str | bytes) -> Envelope:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

@@ -12,6 +12,7 @@ from dpfy.cli.calibrate import calibrate
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.train import init, train
 from dpfy.errors import DpfyError, InvalidArgument
 
 # Typer ships its own click or needs one, depending on the version; its base class of everything that it rejects is
@@ -24,6 +25,8 @@ app.command()(epsilon)
 app.command()(calibrate)
 app.command()(account)
 app.command()(inspect_data)
+app.command()(train)
+app.command()(init)
 app.add_typer(ledger_app, name="ledger")
 
 

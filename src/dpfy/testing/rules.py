@@ -44,8 +44,8 @@ def _check_composition(cost: Callable[..., Interval], step: Callable[[float], Sa
     apart = cost(*(step(0.8) for _ in range(_STEPS))).upper
     together = cost(Repeated(step(0.8), _STEPS)).upper
     assert math.isclose(apart, together, rel_tol=_RELATIVE), f"{_STEPS} events cost {apart}, repeated {together}"
-    mixed = cost(step(0.8), step(1.6), step(0.8)).upper
-    assert math.isclose(mixed, cost(Repeated(step(0.8), 2), step(1.6)).upper, rel_tol=_RELATIVE), "order changes the cost"
+    mixed, ordered = cost(step(0.8), step(1.6), step(0.8)).upper, cost(Repeated(step(0.8), 2), step(1.6)).upper
+    assert math.isclose(mixed, ordered, rel_tol=_RELATIVE), "the order of the events changes the cost"
     costs = [cost(Repeated(step(0.8), times)).upper for times in (0, 1, 2, 10, 100)]
     assert costs == sorted(costs), f"more steps cost less: {costs}"
 
