@@ -79,7 +79,8 @@ class Poisson(Policy, tag="poisson"):
     rate: float
 
     def __post_init__(self) -> None:
-        _validate.real("rate", self.rate, 0, 1)
+        # Equal facts must have equal addresses: 1 and 1.0 are written differently.
+        object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class SumQuery(Query, tag="sum"):
     name: str = "gradient"
 
     def __post_init__(self) -> None:
-        _validate.real("l2_bound", self.l2_bound, 0, math.inf, open_high=True)
-        _validate.real("stddev", self.stddev, 0, math.inf, open_high=True)
+        for name in ("l2_bound", "stddev"):
+            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Sampled(Event, tag="sampled"):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        _validate.real("numerical_delta", self.numerical_delta, 0, 1)
+        object.__setattr__(self, "numerical_delta", _validate.real("numerical_delta", self.numerical_delta, 0, 1))
         if not isinstance(self.policy, Policy) or not all(isinstance(query, Query) for query in self.queries):
             raise InvalidArgument("Expected a sampled event to hold one policy and a tuple of queries.")
 

@@ -128,6 +128,15 @@ class Ledger:
         """Read everything again and return the number of good lines; raise LedgerDamaged naming the first bad one."""
         return _replay(self._store).head.count
 
+    def hash_at(self, count: int) -> str | None:
+        """Return the hash of the ``count``-th line, or None if there is none; it ties other files to this history."""
+        journal = Journal(self._store.name)
+        for line in self._store.lines():
+            if journal.head.count == count:
+                break
+            journal.feed(line)
+        return journal.head.hash if journal.head.count == count else None
+
     def close(self) -> None:
         """Hand back the unused rest of a pre-paid block and let go of the file."""
         if self._pid != os.getpid() or not self._writable:
