@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpfy
+import dpfy.errors
 
 ROOT = Path(__file__).parents[1]
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
@@ -22,8 +23,10 @@ def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", dpfy.__all__)
 def test_public_name_is_in_the_reference(name: str) -> None:
-    reference = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
-    assert re.search(rf":: (dpfy\.)?{name}$", reference, re.MULTILINE)
+    if hasattr(dpfy.errors, name):  # that page documents the whole module
+        return
+    reference = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert f":: dpfy.{name}\n" in reference
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
