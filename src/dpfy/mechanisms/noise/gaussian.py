@@ -104,8 +104,10 @@ class LatticeGaussian:
                     pairs = sizes.pop(0)
                     block = free.pop() if free and pairs == _PAIRS else _Block(pairs)
                     self._stream.fill(block.words.numpy().view(np.uint64))
-                    evaluate = partial(block.evaluate, scale)
-                    waiting.append((block, pool.submit(evaluate).result if threads > 1 else evaluate))
+                    if threads > 1:
+                        waiting.append((block, pool.submit(block.evaluate, scale).result))
+                    else:
+                        waiting.append((block, partial(np.asarray, block.evaluate(scale))))
                     continue
                 block, undecided = waiting.popleft()
                 block.decide(undecided(), scale, self._stream)
@@ -118,8 +120,7 @@ class LatticeGaussian:
 class _Block:
     """The buffers of one block of pairs; made for every call, so that threads and forks have nothing to share.
 
-    A row has at most as many elements as torch keeps on one thread, so that blocks, not operations, run in parallel:
-    one hand-over a block instead of a barrier for each of its twenty operations.
+    Blocks, not operations, run in parallel: one hand-over a block instead of a barrier for each of its operations.
     """
 
     def __init__(self, pairs: int) -> None:
