@@ -102,6 +102,7 @@ def test_demo_reports_what_it_spent(tmp_path: Path) -> None:
     assert 2.9 < epsilon <= 3.0  # all of the plan's steps, and no more than its budget
     claimed = float(re.search(r"\(([\d.]+), 1e-05\)-differential privacy", report)[1])
     assert epsilon <= claimed < epsilon + 0.001  # rounded, and never down
-    # The noise is fresh in every run. Over trial runs accuracy was 0.925 with a standard deviation of 0.01.
+    # The noise is fresh in every run. Five simulated runs gave 91.4 to 93.9 %, with a standard deviation of 1 %; the
+    # threshold is twelve of those below their mean, and far above what labels at random would reach (10 %).
     accuracy = float(re.search(r"accuracy on 360 public records \| ([\d.]+)%", report)[1])
     assert accuracy > 80
