@@ -88,19 +88,17 @@ class LatticeGaussian:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in self._chunks(count, scale))])
 
     def _chunks(self, count: int, scale: float) -> Iterator[torch.Tensor]:
-        """Yield ``count`` rounded Gaussians as float64 integers, in chunks that are valid until the next one.
-
-        Words are drawn in an order that does not depend on the number of threads.
-        """
+        """Yield ``count`` rounded Gaussians as float64 integers, in chunks that are valid until the next one."""
         sizes = [_PAIRS] * (count // (2 * _PAIRS))
         if rest := count % (2 * _PAIRS):
             sizes.append((rest + 1) // 2)
         threads = min(_AHEAD, torch.get_num_threads(), len(sizes))
+        ahead = _AHEAD if threads > 1 else 1  # alone, a block is used while it is in the cache
         free: list[_Block] = []
         waiting: deque[tuple[_Block, Callable[[], npt.NDArray[np.int64]]]] = deque()
         with ThreadPoolExecutor(max(1, threads)) as pool:  # starts a thread when it is given work, not before
             while sizes or waiting:
-                if sizes and len(waiting) < _AHEAD:
+                if sizes and len(waiting) < ahead:
                     pairs = sizes.pop(0)
                     block = free.pop() if free and pairs == _PAIRS else _Block(pairs)
                     self._stream.fill(block.words.numpy().view(np.uint64))
