@@ -67,6 +67,6 @@ def _declared(file: Path | None) -> "RunFacts | None":
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        raise InvalidArgument(f"Expected {str(file)!r} to hold declared facts as a JSON object; it is not JSON.") from None
+        raise InvalidArgument(f"Expected {str(file)!r} to hold declared facts as JSON; it is not JSON.") from None
     is_report = isinstance(value, dict) and "schema_version" in value
     return RunFacts.from_json(value.get("facts") if is_report else value)

@@ -95,7 +95,7 @@ def report(ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFact
     >>> with Ledger.in_memory(header=Header(envelope=(Repeated(step, 100),))) as ledger:
     ...     ledger.reserve(step)
     >>> report(ledger, delta=1e-5).costs.headline.interval.upper
-    0.695...
+    0.71...
     """
     facts = facts or RunFacts()
     ledger = ledger if isinstance(ledger, Ledger) else Ledger.read(ledger)

@@ -50,7 +50,7 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
-        ("Protected from", "whoever sees the models (B4 to B6)" if report.verdict.private else "nobody"),
+        ("Protected from", "whoever sees models (B4–B6)" if report.verdict.private else "nobody"),
         ("Steps", f"{record.steps_reserved} of {planned}"),
         ("Key", record.key_source),
     )

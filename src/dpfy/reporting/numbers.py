@@ -15,7 +15,7 @@ def epsilon_text(value: float, *, lower: bool = False) -> str:
     """
     if math.isinf(value):
         return "∞"
-    exact = Decimal(value)
+    exact = Decimal(repr(float(value)))
     if exact == 0:
         return "0"
     if exact.adjusted() >= 6 or exact.adjusted() < -6:
@@ -30,7 +30,7 @@ def delta_text(value: float) -> str:
     >>> delta_text(1e-5), delta_text(60_000**-1.1), delta_text(0.0)
     ('1e-5', '5.55e-6', '0')
     """
-    return _scientific(Decimal(repr(value)), ROUND_CEILING) if value else "0"
+    return _scientific(Decimal(repr(float(value))), ROUND_CEILING) if value else "0"
 
 
 def percent_text(share: float) -> str:
