@@ -66,7 +66,7 @@ def glove(data_dir: str | Path | None = None, vocabulary: int = VOCABULARY) -> t
     ``glove.6B.100d.txt`` together with ``imdb_word_index.json``. Reference: Pennington, Socher, Manning, EMNLP 2014.
     """
     _validate.count("vocabulary", vocabulary, minimum=_FIRST_WORD + 1)
-    folder = files.locate("glove", data_dir, [_GLOVE_ARRAYS, _GLOVE_TEXT], ["../glove"])
+    folder = _glove_folder(data_dir)
     words = vocabulary - _FIRST_WORD - 1  # token ids start at rank 1
     table = np.zeros((vocabulary, DIMENSION), dtype=np.float32)
     if (folder / _GLOVE_ARRAYS).is_file():
@@ -79,6 +79,18 @@ def glove(data_dir: str | Path | None = None, vocabulary: int = VOCABULARY) -> t
         index = files.locate("imdb", data_dir, [_WORD_INDEX], ["../imdb"]) / _WORD_INDEX
         _fill_from_text(table, folder / _GLOVE_TEXT, _tokens_of_words(index, vocabulary))
     return torch.from_numpy(table)
+
+
+def has_glove(data_dir: str | Path | None = None) -> bool:
+    """Whether a file of GloVe vectors is where :func:`glove` looks for one."""
+    try:
+        return bool(_glove_folder(data_dir))
+    except DataError:
+        return False
+
+
+def _glove_folder(data_dir: str | Path | None) -> Path:
+    return files.locate("glove", data_dir, [_GLOVE_ARRAYS, _GLOVE_TEXT], ["../glove"])
 
 
 def shakespeare(data_dir: str | Path | None = None, window: int = 80) -> UserSource:

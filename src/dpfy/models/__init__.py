@@ -1,0 +1,7 @@
+"""Small networks for the reference data sets, and settings that suit them."""
+
+from dpfy.models.defaults import default_model, recommended
+from dpfy.models.networks import MeanEmbedding, Normalize, cifar_cnn, digits_mlp, mlp, mnist_cnn, review_classifier
+
+__all__ = ["MeanEmbedding", "Normalize", "cifar_cnn", "default_model", "digits_mlp", "mlp", "mnist_cnn", "recommended",
+           "review_classifier"]
