@@ -152,7 +152,8 @@ def test_small_scales_have_the_law_of_a_rounded_gaussian():
 
 def test_chunks_neither_overlap_nor_repeat(monkeypatch):
     monkeypatch.setattr(gaussian, "_PAIRS", 64)
-    for count in (0, 1, 2, 127, 128, 129, 257, 1000):
+    monkeypatch.setattr(gaussian, "_SEGMENT", 300)
+    for count in (0, 1, 2, 127, 128, 129, 257, 300, 301, 1000):
         drawn = sample(count)
         assert len(drawn) == count
         assert len(set(drawn.tolist())) > count - 3  # about count²/2^31 coincidences
@@ -256,9 +257,25 @@ def test_threads_never_release_the_same_noise():
 
 
 def test_the_number_of_threads_does_not_change_the_noise(monkeypatch):
-    monkeypatch.setattr(gaussian, "_PAIRS", 512)
+    monkeypatch.setattr(gaussian, "_PAIRS", 64)
+    monkeypatch.setattr(gaussian, "_SEGMENT", 2000)
     drawn = []
-    for threads in (1, 3):
+    for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         drawn.append(sample(9001))
     assert torch.equal(*drawn)
+    assert len(set(drawn[0].tolist())) > 8995  # segments do not share words; 0.1 coincidences are expected
+
+
+def test_threads_of_torch_are_left_as_they_were():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        sample(5000)
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert [torch.get_num_threads(), *seen] == [2, 2]
+    finally:
+        torch.set_num_threads(before)

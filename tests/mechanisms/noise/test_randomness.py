@@ -52,6 +52,15 @@ def test_noise_and_sampling_differ_under_one_test_key():
     assert not set(noise.words(1000)) & set(sampling.words(1000))
 
 
+def test_a_split_stream_shares_no_word_and_remembers_where_its_key_came_from():
+    stream = SecureStream(insecure_test_key=1)
+    first, second = stream.split(), stream.split()
+    assert len({*stream.words(500), *first.words(500), *second.words(500)}) == 1500
+    assert first.key_source == "insecure test key" and SecureStream().split().key_source == "operating system"
+    again = SecureStream(insecure_test_key=1).split()
+    assert (again.words(3) == SecureStream(insecure_test_key=1).split().words(3)).all()
+
+
 @pytest.mark.parametrize("key", [None, 5])
 def test_a_forked_child_never_repeats_the_parent_or_a_sibling(key):
     stream = SecureStream(insecure_test_key=key)

@@ -1,10 +1,10 @@
 """Gaussian noise that is exactly a real Gaussian rounded to a lattice."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import contextmanager
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,8 @@ from dpfy.mechanisms.noise.lattice import round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 
 _PAIRS = 1 << 15  # of a block: two megabytes that stay in the cache
-_AHEAD = 4  # blocks under way at once, on as many threads as torch may use
+_SEGMENT = 1 << 19  # values that one thread takes at a time, with a stream of their own
+_SERIAL = 1 << 12  # fewer values than torch would divide among threads
 _EDGE = 2.0**-19  # uniforms closer than this to 0 or 1 are always evaluated exactly
 _ERROR = 2.0**-42  # of a float64 evaluation, in standard deviations, for uniforms away from the edges; proof, lemma 3
 
@@ -56,7 +57,6 @@ class LatticeGaussian:
         """Where the key of the stream came from."""
         return self._stream.key_source
 
-    @torch.no_grad()
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
 
@@ -66,16 +66,23 @@ class LatticeGaussian:
         """
         if values.dtype != torch.float64:
             raise InvalidArgument(f"Expected values of dtype torch.float64, got {values.dtype}. Sum in float64.")
+        raw = values.detach()
         if stddev == 0:
-            return round_to_lattice(values, grid)
+            round_to_lattice(raw, grid)
+            return values
         scale = steps_per_stddev(stddev, grid)
-        flat = values.view(-1) if values.is_contiguous() else values.flatten()
-        start = 0
-        for integers in self._chunks(flat.numel(), scale):
-            part = flat[start:start + len(integers)]
-            round_to_lattice(part, grid).add_(integers.to(flat.device), alpha=grid)
-            start += len(integers)
-        return values if values.is_contiguous() else values.copy_(flat.view(values.shape))
+        flat = raw.reshape(-1)
+        segments = flat.split(_SEGMENT)
+        streams = [self._stream.split() for _ in segments] if len(segments) > 1 else [self._stream]
+        if flat.numel() > _SERIAL and torch.get_num_threads() > 1:
+            with _single_threads(len(segments)) as pool:
+                list(pool.map(_add, segments, streams, repeat(scale), repeat(grid)))
+        else:
+            for segment, stream in zip(segments, streams, strict=True):
+                _add(segment, stream, scale, grid)
+        if not values.is_contiguous():
+            raw.copy_(flat.view(values.shape))
+        return values
 
     def integers(self, count: int, scale: float) -> torch.Tensor:
         """Return ``count`` independent N(0, scale²) reals, each rounded to the nearest integer.
@@ -84,42 +91,37 @@ class LatticeGaussian:
         tensor([ 5, 13, -5, -7])
         """
         _validate.count("count", count, minimum=0)
-        scale = steps_per_stddev(scale, 1.0)
-        return torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in self._chunks(count, scale))])
+        return self.add_noise(torch.zeros(count, dtype=torch.float64), stddev=scale, grid=1.0).long()
 
-    def _chunks(self, count: int, scale: float) -> Iterator[torch.Tensor]:
-        """Yield ``count`` rounded Gaussians as float64 integers, in chunks that are valid until the next one."""
-        sizes = [_PAIRS] * (count // (2 * _PAIRS))
-        if rest := count % (2 * _PAIRS):
-            sizes.append((rest + 1) // 2)
-        threads = min(_AHEAD, torch.get_num_threads(), len(sizes))
-        ahead = _AHEAD if threads > 1 else 1  # alone, a block is used while it is in the cache
-        free: list[_Block] = []
-        waiting: deque[tuple[_Block, Callable[[], npt.NDArray[np.int64]]]] = deque()
-        with ThreadPoolExecutor(max(1, threads)) as pool:  # starts a thread when it is given work, not before
-            while sizes or waiting:
-                if sizes and len(waiting) < ahead:
-                    pairs = sizes.pop(0)
-                    block = free.pop() if free and pairs == _PAIRS else _Block(pairs)
-                    self._stream.fill(block.words.numpy().view(np.uint64))
-                    if threads > 1:
-                        waiting.append((block, pool.submit(block.evaluate, scale).result))
-                    else:
-                        waiting.append((block, partial(np.asarray, block.evaluate(scale))))
-                    continue
-                block, undecided = waiting.popleft()
-                block.decide(undecided(), scale, self._stream)
-                for chunk in block.rounded:
-                    yield chunk[:count]
-                    count = max(0, count - len(chunk))
-                free.append(block)
+
+@contextmanager
+def _single_threads(tasks: int) -> Iterator[ThreadPoolExecutor]:
+    """Give a pool of as many threads as torch may use, on which torch divides no operation any further.
+
+    A barrier for every operation would cost more than the operation whenever other processes use the same cores.
+    """
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(min(threads, tasks), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)  # a thread sets its own number and the default of those that come after it
+
+
+def _add(values: torch.Tensor, stream: SecureStream, scale: float, grid: float) -> None:
+    """Add noise to the vector ``values`` block by block."""
+    block = _Block(min(_PAIRS, (len(values) + 1) // 2))
+    for part in values.split(2 * _PAIRS) if len(values) else ():
+        pairs = (len(part) + 1) // 2
+        block = block if len(block.uniform) == pairs else _Block(pairs)
+        stream.fill(block.words.numpy().view(np.uint64))
+        block.decide(block.evaluate(scale), scale, stream)
+        for target, integers in zip(part.split(pairs), block.rounded, strict=False):  # one value has no sine
+            round_to_lattice(target, grid).add_(integers[:len(target)].to(target.device), alpha=grid)
 
 
 class _Block:
-    """The buffers of one block of pairs; made for every call, so that threads and forks have nothing to share.
-
-    Blocks, not operations, run in parallel: one hand-over a block instead of a barrier for each of its operations.
-    """
+    """The buffers of one block of pairs; made for every call, so that threads and forks have nothing to share."""
 
     def __init__(self, pairs: int) -> None:
         self.words = torch.empty(2, pairs, dtype=torch.int64)

@@ -88,6 +88,12 @@ class SecureStream:
             self.fill(out)
         return out
 
+    def split(self) -> "SecureStream":
+        """Return an independent stream whose key is drawn from this one."""
+        child = SecureStream(self.words(4).tobytes(), self.purpose)
+        child._insecure = self._insecure
+        return child
+
     def _rekey(self, secret: bytes) -> None:
         self._process = (os.getpid(), _forks)  # the count of forks catches a process id that was used before
         self._lock = threading.Lock()  # a new one, since the fork may have copied it locked
