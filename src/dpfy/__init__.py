@@ -4,22 +4,57 @@ Names are imported on first use, so that reading a ledger or computing an ε nev
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfy._version import __version__ as __version__
+
+if TYPE_CHECKING:  # the lazy names, for type checkers and editors
+    from dpfy.accounting import Guarantee as Guarantee, account as account, calibrate_noise as calibrate_noise
+    from dpfy.errors import (
+        BatchAlreadyReleased as BatchAlreadyReleased,
+        BudgetExhausted as BudgetExhausted,
+        CheckpointError as CheckpointError,
+        DataError as DataError,
+        DivergenceError as DivergenceError,
+        DpfyError as DpfyError,
+        InvalidArgument as InvalidArgument,
+        IsolationError as IsolationError,
+        LedgerDamaged as LedgerDamaged,
+        LedgerError as LedgerError,
+        LedgerLocked as LedgerLocked,
+        LedgerMismatch as LedgerMismatch,
+        LedgerWriteFailed as LedgerWriteFailed,
+        LossError as LossError,
+        TrainingInterrupted as TrainingInterrupted,
+        UnreleasedGradient as UnreleasedGradient,
+        UnsupportedEvent as UnsupportedEvent,
+    )
+    from dpfy.ledger import Ledger as Ledger
+    from dpfy.plan import Plan as Plan, dpsgd as dpsgd
+    from dpfy.training.callbacks import Callback as Callback
+    from dpfy.training.checkpoint import resume as resume
+    from dpfy.training.config import TrainConfig as TrainConfig
+    from dpfy.training.fix import fix as fix
+    from dpfy.training.losses import Losses as Losses
+    from dpfy.training.run import Released as Released, Run as Run, privatize as privatize
+    from dpfy.training.trainer import Trainer as Trainer, TrainingResult as TrainingResult
+    from dpfy.types import Budget as Budget, Interval as Interval, Relation as Relation, Unit as Unit
 
 _HOMES = {
     "dpfy.accounting": ("Guarantee", "account", "calibrate_noise"),
     "dpfy.errors": (
         "BatchAlreadyReleased", "BudgetExhausted", "CheckpointError", "DataError", "DivergenceError", "DpfyError",
         "InvalidArgument", "IsolationError", "LedgerDamaged", "LedgerError", "LedgerLocked", "LedgerMismatch",
-        "LedgerWriteFailed", "LossError", "UnreleasedGradient", "UnsupportedEvent",
+        "LedgerWriteFailed", "LossError", "TrainingInterrupted", "UnreleasedGradient", "UnsupportedEvent",
     ),
     "dpfy.ledger": ("Ledger",),
     "dpfy.plan": ("Plan", "dpsgd"),
     "dpfy.training.checkpoint": ("resume",),
     "dpfy.training.fix": ("fix",),
     "dpfy.training.losses": ("Losses",),
+    "dpfy.training.config": ("TrainConfig",),
+    "dpfy.training.callbacks": ("Callback",),
+    "dpfy.training.trainer": ("Trainer", "TrainingResult"),
     "dpfy.training.run": ("Released", "Run", "privatize"),
     "dpfy.types": ("Budget", "Interval", "Relation", "Unit"),
 }

@@ -65,5 +65,9 @@ class DivergenceError(DpfyError):
     """The released model has non-finite parameters."""
 
 
+class TrainingInterrupted(DpfyError):
+    """Training was interrupted; the message says how to go on."""
+
+
 class CheckpointError(DpfyError):
     """A checkpoint cannot be written, read, or continued with this ledger."""

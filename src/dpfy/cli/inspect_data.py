@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli._objects import load_object
+from dpfy._objects import load_object
 
 
 def inspect_data(

@@ -7,6 +7,7 @@ them are read by looking the body up instead of parsing it.
 
 import hashlib
 import json
+import secrets
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -82,6 +83,7 @@ class Header:
     filter: dict[str, Any] | None = None
     library: str = __version__
     created: str = field(default_factory=_now)
+    identity: str = field(default_factory=lambda: secrets.token_hex(16))  # two ledgers of one plan must differ
 
     def __post_init__(self) -> None:
         try:

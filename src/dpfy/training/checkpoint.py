@@ -59,6 +59,7 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     optimizers = as_optimizers(optimizer)
     _restore(model, optimizers, state, extra or {})
     run = privatize(model, optimizers, data, plan, path, **options)
+    run.restored = state["extra"]
     run.lost_steps = run.ledger.count - saved["steps"]
     if run.lost_steps:
         sys.stdout.write(f"{run.lost_steps} steps after the checkpoint were paid for and are lost; "

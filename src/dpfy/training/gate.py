@@ -15,14 +15,15 @@ class Gate:
     """Knows which gradient tensors a release produced, and stops every optimizer step on any other.
 
     A gradient counts as released while it is the very tensor that a release left there, unedited: torch counts edits
-    in ``_version``. An all-zero gradient, as ``zero_grad(set_to_none=False)`` leaves it, says nothing and passes.
+    in ``_version``. The same tensor full of zeros, as ``zero_grad(set_to_none=False)`` leaves it, passes too.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]) -> None:
         self._optimizers = tuple(optimizers)
         self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._released: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._released: dict[str, tuple[Callable[[], torch.Tensor | None], int]] = {}
+        self.mark_released()  # there are none, or zeros
         self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
 
     def mark_released(self) -> None:
@@ -58,10 +59,8 @@ class Gate:
             handle.remove()
 
     def _is_released(self, name: str, gradient: torch.Tensor) -> bool:
-        reference, version = self._released.get(name, (None, 0))
-        if reference is not None and reference() is gradient and gradient._version == version:
-            return True
-        return not gradient.any()
+        reference, version = self._released.get(name, (lambda: None, 0))
+        return reference() is gradient and (gradient._version == version or not gradient.any())
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.check("opt.step()")

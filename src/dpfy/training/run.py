@@ -76,6 +76,7 @@ class Run:
         self.ledger = ledger
         self.model = model
         self.optimizers = optimizers
+        self.restored: dict[str, Any] = {}  # what ``save`` was given as ``extra``, after a resume
         self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
         self._parameters = parameters
         self._gate = Gate(optimizers, parameters)
