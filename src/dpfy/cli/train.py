@@ -1,0 +1,110 @@
+"""``dpfy train`` and ``dpfy init``: from settings to a model, a ledger and a report."""
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from dpfy.errors import InvalidArgument
+from dpfy.training.config import TrainConfig, template
+
+if TYPE_CHECKING:
+    from dpfy.training.trainer import TrainingResult
+
+ConfigArgument = Annotated[Path | None, typer.Argument(help="A TOML or YAML file of settings; `dpfy init` writes one.",
+                                                       show_default=False)]
+ResumeOption = Annotated[Path | None, typer.Option(help="The folder of an interrupted run to go on with.",
+                                                   show_default=False)]
+
+
+def train(config: ConfigArgument = None, resume: ResumeOption = None, **flags: Any) -> None:
+    """Train with differential privacy; without arguments, on the embedded digits at ε = 3.
+
+    Flags go over the settings in the file. The run's folder holds the model, the ledger and the report.
+
+    Examples:
+
+    dpfy train
+
+    dpfy train --data mnist --data-dir ~/data --epsilon 1 --epochs 20
+
+    dpfy train config.toml --name second-try
+
+    dpfy train --resume runs/digits-20260101-120000
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    if resume is not None and (config is not None or given):
+        raise InvalidArgument("--resume goes on with the settings of the run; leave the other settings out.")
+    if "delta" in given and given["delta"] != "auto":
+        given["delta"] = _number("delta", given["delta"])
+    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
+
+    from dpfy.cli._progress import ProgressBar  # these load torch, and the help does not need it
+    from dpfy.training.trainer import Trainer, resume_training
+
+    console = Console()
+    bar = ProgressBar(console)
+    result = resume_training(resume, [bar]) if resume is not None else Trainer(settings, callbacks=[bar]).fit()
+    _conclude(result, console)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the template.")] = Path("dpfy.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented template of all settings.
+
+    Examples:
+
+    dpfy init
+
+    dpfy init experiments/mnist.toml
+    """
+    if path.exists() and not force:
+        raise InvalidArgument(f"{path} exists. Choose another name, or give --force to replace it.")
+    path.write_text(template(), encoding="utf-8")
+    typer.echo(f"Wrote {path}. Edit it, then: dpfy train {path}")
+
+
+def _conclude(result: "TrainingResult", console: Console) -> None:
+    from dpfy.cli._output import round_up
+
+    early = " (stopped early on public data: the claim is the whole plan's)" if result.stopped_early else ""
+    if result.evaluations:
+        console.print(f"accuracy on public data: [bold]{result.evaluations[-1].accuracy:.1%}[/bold]")
+    console.print(f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-differential privacy[/bold]{early}")
+    folder = escape(str(result.folder))
+    console.print(f"report: {folder}/report.html\nnext:   dpfy account {folder}/ledger.dpl --delta {result.delta:g}",
+                  highlight=False, soft_wrap=True)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"Expected {name}={text!r} to be a number or 'auto'.") from None
+
+
+def _flag(name: str, annotation: Any, help: str) -> inspect.Parameter:
+    """The command-line flag of one setting; None means that it was not given."""
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
+    kind = str if str in kinds else kinds[0]
+    option = f"--{name.replace('_', '-')}"
+    declaration = f"{option}/--no-{option[2:]}" if kind is bool else option
+    described = Annotated[kind | None, typer.Option(declaration, help=help, show_default=False)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described)
+
+
+def _add_flags() -> None:
+    """Give :func:`train` one flag per setting, so that there is one schema for files and flags."""
+    flags = [_flag(item.name, item.type, item.metadata["help"]) for item in fields(TrainConfig)]
+    own = [p for p in inspect.signature(train).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    train.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    train.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
+
+
+_add_flags()

@@ -1,0 +1,161 @@
+"""One schema for a training run: from Python, from TOML or YAML, and from flags."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_origin
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULES = ("constant", "cosine", "linear")
+
+
+def _option(default: Any, help: str) -> Any:
+    """A field whose one description serves the documentation, the template and ``--help``."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that ``dpfy train`` and :class:`dpfy.Trainer` need; public constants only.
+
+    What is None is chosen for the data set. Unknown names, wrong types and values outside their domain are errors.
+
+    >>> TrainConfig.from_mapping({"epsilon": 1.0, "epochs": 5}).epsilon
+    1.0
+    """
+
+    data: str = _option("digits", "digits, mnist, fashion-mnist, cifar-10, imdb, adult, or your own module:loader")
+    data_dir: str | None = _option(None, "where the data sets are; default: the environment variable DPFY_DATA")
+    records: int | None = _option(None, "the declared public number of records; needed for your own data")
+    model: str | None = _option(None, "your own model as module:factory; default: a network for the data set")
+    epsilon: float = _option(3.0, "the privacy budget")
+    delta: float | str = _option(1e-5, "the failure probability, or 'auto' for 1/records^1.1")
+    epochs: float | None = _option(None, "passes over the data in expectation")
+    batch_size: int | None = _option(None, "the expected number of records per step")
+    clip: float | None = _option(None, "the bound of each record's gradient")
+    optimizer: str = _option("sgd", "sgd or adam")
+    learning_rate: float | None = _option(None, "the step size")
+    momentum: float | None = _option(None, "momentum of sgd")
+    schedule: str = _option("constant", "of the learning rate: constant, cosine or linear")
+    warmup_steps: int = _option(0, "steps over which the learning rate rises from zero")
+    ema: float = _option(0.0, "decay of the average of the weights that is evaluated and saved; 0 is off")
+    evaluate_every: int = _option(1, "epochs between evaluations on public data")
+    early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
+    checkpoint_every: int = _option(1, "epochs between checkpoints")
+    engine: str = _option("auto", "how per-record gradients are computed: auto, vmap or loop")
+    max_physical_batch: int | None = _option(None, "records in memory at once; never changes the result")
+    num_workers: int = _option(0, "processes that load records")
+    seed: int = _option(0, "of the initial weights and dropout; never of noise or sampling")
+    name: str | None = _option(None, "of the run; default: the data set and the time")
+    out: str = _option("runs", "the folder of all runs")
+    anchor: str | None = _option(None, "a file in another place that also keeps the head of the ledger")
+    csv: bool = _option(True, "write the evaluations to evaluations.csv")
+    tensorboard: bool = _option(False, "write them for TensorBoard too (needs the extra 'tensorboard')")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_type(item.name, getattr(self, item.name), item.type)
+        _validate.epsilon(self.epsilon)
+        if self.delta != "auto":
+            _validate.delta(self.delta)
+        for name in ("epochs", "batch_size", "clip", "learning_rate"):
+            if getattr(self, name) is not None:
+                _validate.positive(name, getattr(self, name))
+        if self.momentum is not None:
+            _validate.real("momentum", self.momentum, 0, 1, open_high=True)
+        _validate.real("ema", self.ema, 0, 1, open_high=True)
+        for name in ("evaluate_every", "checkpoint_every"):
+            _validate.count(name, getattr(self, name))
+        for name in ("warmup_steps", "early_stop", "num_workers", "seed"):
+            _validate.count(name, getattr(self, name), minimum=0)
+        _validate.choice("optimizer", self.optimizer, OPTIMIZERS)
+        _validate.choice("schedule", self.schedule, SCHEDULES)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Return the configuration with these values; an unknown name is an error that suggests the nearest one."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise InvalidArgument(f"Unknown setting {name!r}." + (f" Did you mean {near[0]!r}?" if near else
+                                      f" Known: {', '.join(known)}."))
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Return the configuration in a TOML file, or in a YAML file if PyYAML is installed."""
+        return cls.from_mapping(_read(Path(path)))
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Self:
+        """Return the configuration with every flag that was given in the place of its value."""
+        return replace(self, **{name: value for name, value in flags.items() if value is not None})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return all settings that are not None."""
+        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+
+
+def template() -> str:
+    """Return a commented TOML file with every setting at its default."""
+    lines = ["# Settings of `dpfy train`. Every line is a default; remove the leading # to change one.", ""]
+    for item in fields(TrainConfig):
+        default = item.default if item.default is not MISSING else None
+        lines += [f"# {item.metadata['help']}", f"#{item.name} = {_toml(default)}", ""]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return '""  # chosen for you'
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidArgument(f"There is no file {path}. `dpfy init` writes a template.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read as text: {error}.") from None
+    if path.suffix in (".yaml", ".yml"):
+        return _read_yaml(path, text)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path} is not valid TOML: {error}.") from None
+
+
+def _read_yaml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise InvalidArgument(f"Reading {path} needs PyYAML. Install the extra dpfy[yaml], or use TOML.") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidArgument(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(values, dict | None):
+        raise InvalidArgument(f"Expected {path} to map names to values.")
+    return values or {}
+
+
+def _check_type(name: str, value: Any, annotation: Any) -> None:
+    """Refuse a value of another type than declared; whole numbers are numbers, and truth values are not."""
+    allowed = get_args(annotation) if get_origin(annotation) not in (None, Literal) else (annotation,)
+    plain = tuple(kind for kind in allowed if isinstance(kind, type))
+    if float in plain and isinstance(value, int) and not isinstance(value, bool):
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"Expected {name}={value!r} to be finite.")
+    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
+        kinds = " or ".join(kind.__name__ for kind in plain if kind is not type(None))
+        raise InvalidArgument(f"Expected {name}={value!r} to be of type {kinds}, got {type(value).__name__}.")

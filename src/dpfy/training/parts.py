@@ -1,0 +1,111 @@
+"""What a configuration names: data, model, optimizer, schedule and the measure on public data."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dpfy import data as reference_data
+from dpfy._objects import load_object
+from dpfy.errors import DataError, InvalidArgument
+from dpfy.models import default_model, recommended
+from dpfy.training.config import TrainConfig
+
+_EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The private records, the public ones, and the declared facts about them."""
+
+    train: Any
+    test: Any | None
+    records: int
+    description: str
+    unit: str
+
+
+def completed(config: TrainConfig) -> TrainConfig:
+    """Fill in what was left open with the public settings that are recommended for the data set."""
+    if config.data not in reference_data.NAMES:
+        known = {"epochs": 10, "batch_size": 256, "clip": 1.0, "lr": 0.1, "momentum": 0.9}
+    else:
+        known = recommended(config.data)
+    defaults: dict[str, Any] = {
+        "epochs": known["epochs"], "batch_size": int(known["batch_size"]), "clip": known["clip"],
+        "learning_rate": known["lr"] if config.optimizer == "sgd" else 1e-3, "momentum": known["momentum"],
+    }
+    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
+
+
+def load_data(config: TrainConfig, train: Any, test: Any) -> TrainingData:
+    if train is None and ":" not in config.data:
+        source = reference_data.load(config.data, config.data_dir)
+        records = config.records or source.records
+        return TrainingData(source.train, source.test, records, source.description, source.unit)
+    if train is None:
+        train, test = _own_data(config.data)
+    if config.records is None:
+        raise InvalidArgument("Your own data needs records=, the declared public number of records: it is never read "
+                              "off the data.")
+    return TrainingData(train, test, config.records, f"own data ({config.data})", "one record")
+
+
+def _own_data(reference: str) -> tuple[Any, Any]:
+    loaded = load_object(reference)
+    loaded = loaded() if callable(loaded) else loaded
+    if isinstance(loaded, tuple) and len(loaded) == 2:
+        return loaded
+    if isinstance(loaded, tuple) or not hasattr(loaded, "__len__"):
+        raise DataError(f"Expected {reference} to return a data set, or a pair of a private and a public one.")
+    return loaded, None
+
+
+def make_model(config: TrainConfig) -> nn.Module:
+    if config.model is not None:
+        model = load_object(config.model)()
+        if not isinstance(model, nn.Module):
+            raise InvalidArgument(f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}.")
+        return model
+    if config.data not in reference_data.NAMES:
+        raise InvalidArgument("Your own data needs model=, your own network as module:factory.")
+    return default_model(reference_data.load(config.data, config.data_dir), config.data_dir)
+
+
+def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    assert config.learning_rate is not None
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=config.learning_rate)
+    return torch.optim.SGD(parameters, lr=config.learning_rate, momentum=config.momentum or 0.0)
+
+
+def make_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer,
+                    steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    shapes: dict[str, Callable[[float], float]] = {
+        "constant": lambda done: 1.0,
+        "linear": lambda done: 1.0 - done,
+        "cosine": lambda done: 0.5 + 0.5 * math.cos(math.pi * done),
+    }
+
+    def factor(step: int) -> float:
+        warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        return warm * shapes[config.schedule](min(1.0, step / steps))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def accuracy_of(model: nn.Module, public: Any) -> float:
+    was_training = model.training
+    model.eval()
+    right = total = 0
+    with torch.no_grad():
+        for x, y in DataLoader(public, batch_size=_EVALUATION_BATCH):
+            right += int((model(x).argmax(1) == y).sum())
+            total += len(y)
+    model.train(was_training)
+    return right / max(1, total)

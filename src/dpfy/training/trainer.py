@@ -1,0 +1,211 @@
+"""The trainer: a configuration in, a folder with model, ledger and report out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_model
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from dpfy.accounting import account
+from dpfy.errors import CheckpointError, InvalidArgument, TrainingInterrupted
+from dpfy.ledger import Ledger
+from dpfy.plan import Plan, dpsgd
+from dpfy.reporting import RunFacts, report
+from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
+from dpfy.training.checkpoint import resume
+from dpfy.training.config import TrainConfig
+from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
+from dpfy.training.run import Run, privatize
+from dpfy.types import Interval
+
+LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
+_READINGS = 40  # how often the ε shown on the way is brought up to date; each reading is a computation of its own
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training run left behind; all of it is released or public.
+
+    ``claim`` is the ε one may claim at ``delta``: that of the whole plan where the run stopped early after looking.
+    """
+
+    folder: Path
+    spent: Interval
+    claim: float
+    delta: float
+    evaluations: tuple[Evaluation, ...]
+    stopped_early: bool
+
+
+class Trainer:
+    """Trains a model with DP-SGD as a :class:`~dpfy.training.config.TrainConfig` says, and writes the report.
+
+    *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
+    folder and everything that callbacks see is a function of released values, declared constants and public data.
+
+    ``model``, ``train`` and ``test`` may be given as objects in the place of what the configuration names.
+    """
+
+    def __init__(self, config: TrainConfig | None = None, *, model: nn.Module | None = None, train: Any = None,
+                 test: Any = None, callbacks: Sequence[Callback] = ()) -> None:
+        config = config or TrainConfig()
+        self.config = completed(config)
+        self.data = load_data(self.config, train, test)
+        torch.manual_seed(self.config.seed)
+        self.model = model if model is not None else make_model(self.config)
+        self.optimizer = make_optimizer(self.config, self.model)
+        self.plan = self._make_plan()
+        self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.config.ema)) \
+            if self.config.ema else None
+        self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
+        self._extra_callbacks = tuple(callbacks)
+        self._evaluations: list[Evaluation] = []
+
+    def fit(self) -> TrainingResult:
+        """Train from the beginning and write everything to a new folder."""
+        if self.folder.exists():
+            raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
+                                  f"{self.folder}`.")
+        self.folder.mkdir(parents=True)
+        (self.folder / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
+        run = privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER, **self._options())
+        return self._train(run)
+
+    def resume(self) -> TrainingResult:
+        """Go on from the last checkpoint in the folder, with fresh samples and fresh noise."""
+        run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
+                     extra=self._stateful(), **self._options())
+        self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
+        return self._train(run)
+
+    def _options(self) -> dict[str, Any]:
+        config = self.config
+        return {"engine": config.engine, "max_physical_batch": config.max_physical_batch,
+                "num_workers": config.num_workers, "anchor": config.anchor}
+
+    def _make_plan(self) -> Plan:
+        config = self.config
+        plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
+                     clip=config.clip or 1.0)
+        return plan.calibrate(epsilon=config.epsilon, delta=config.delta)  # type: ignore[arg-type]
+
+    def _stateful(self) -> dict[str, Any]:
+        return {"scheduler": self.scheduler} | ({"average": self.average} if self.average is not None else {})
+
+    @property
+    def _delta(self) -> float:
+        assert self.plan.budget is not None
+        return self.plan.budget.delta
+
+    def _callbacks(self) -> tuple[Callback, ...]:
+        own: list[Callback] = []
+        if self.config.csv:
+            own.append(CsvLog(self.folder / "evaluations.csv"))
+        if self.config.tensorboard:
+            own.append(TensorBoardLog(self.folder / "tensorboard"))
+        return (*own, *self._extra_callbacks)
+
+    def _train(self, run: Run) -> TrainingResult:
+        callbacks = self._callbacks()
+        with run:
+            try:
+                _tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
+                self._save(run)
+                stopped_early = self._steps(run, callbacks)
+            except KeyboardInterrupt:
+                self._save(run)
+                raise TrainingInterrupted(f"Interrupted; the state is saved and the ledger keeps what was spent. Go on "
+                                          f"with: dpfy train --resume {self.folder}") from None
+            finally:
+                _tell(callbacks, "on_end")
+            self._save(run)
+        save_model(self._evaluated_model(), str(self.folder / MODEL))
+        return self._finish(run, stopped_early)
+
+    def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
+        """Take the steps of the plan; return whether the public data said to stop before the last."""
+        per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
+        epsilon = run.spent(self._delta).upper if self.plan.steps > run.steps_left else 0.0
+        for batch in run:
+            self.optimizer.zero_grad()
+            run.backward(self._loss, batch)
+            rate = self.optimizer.param_groups[0]["lr"]
+            self.optimizer.step()
+            self.scheduler.step()
+            if self.average is not None:
+                self.average.update_parameters(self.model)
+            last = run.steps_left == 0
+            evaluates = batch.step % (self.config.evaluate_every * per_epoch) == 0 or last
+            if evaluates or batch.step % between == 0:
+                epsilon = run.spent(self._delta).upper
+            _tell(callbacks, "on_step", Step(batch.step, self.plan.steps, rate, epsilon))
+            if evaluates and self._evaluate(batch.step, epsilon, callbacks) and not last:
+                return True
+            if batch.step % (self.config.checkpoint_every * per_epoch) == 0:
+                self._save(run)
+        return False
+
+    def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+    def _evaluated_model(self) -> nn.Module:
+        return self.average.module if self.average is not None else self.model
+
+    def _evaluate(self, step: int, epsilon: float, callbacks: tuple[Callback, ...]) -> bool:
+        """Measure the accuracy on public data; return whether it has not improved for too long."""
+        if self.data.test is None:
+            return False
+        accuracy = accuracy_of(self._evaluated_model(), self.data.test)
+        self._evaluations.append(Evaluation(step, step * self.plan.rate, epsilon, accuracy))
+        _tell(callbacks, "on_evaluation", self._evaluations[-1])
+        recent = [evaluation.accuracy for evaluation in self._evaluations]
+        patience = self.config.early_stop
+        return bool(patience) and len(recent) > patience and max(recent[:-patience]) >= max(recent[-patience:])
+
+    def _save(self, run: Run) -> None:
+        values = [[getattr(e, item.name) for item in fields(Evaluation)] for e in self._evaluations]
+        run.save(self.folder, extra={**self._stateful(), "evaluations": values})
+
+    def _finish(self, run: Run, stopped_early: bool) -> TrainingResult:
+        history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
+        public = "none" if self.data.test is None else "the held-out test records, for evaluation only"
+        facts = RunFacts(
+            name=self.folder.name, title=f"Privacy report: {self.folder.name}", dataset=self.data.description,
+            record=self.data.unit, released="the model after every step", engine=run.engine, isolation=run.isolation,
+            model=f"{type(self.model).__name__} with {sum(p.numel() for p in self.model.parameters()):,} parameters",
+            hyperparameters={name: value for name, value in self.config.to_mapping().items() if name != "data_dir"},
+            public_data=public, metric="accuracy on public data", history=history,
+        )
+        ledger = Ledger.read(self.folder / LEDGER)
+        report(ledger, self._delta, facts).write(self.folder)
+        spent = run.spent(self._delta)
+        claim = account(self.plan).claim(self._delta) if stopped_early else spent.upper
+        return TrainingResult(self.folder, spent, claim, self._delta, tuple(self._evaluations), stopped_early)
+
+
+def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> TrainingResult:
+    """Go on with the run that ``folder`` holds, with the configuration saved there."""
+    path = Path(folder)
+    try:
+        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise CheckpointError(f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged).") from None
+    config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
+    return Trainer(config, callbacks=callbacks).resume()
+
+
+def _tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:
+    for callback in callbacks:
+        getattr(callback, what)(*values)
+
+
+def _new_name(config: TrainConfig) -> str:
+    return f"{config.data.replace(':', '-').replace('.', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
