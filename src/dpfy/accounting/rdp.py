@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from dpfy.accounting.pairs import Bound, Pairs, coarsened, merging_note
+from dpfy.accounting.pairs import Bound, Pair, Pairs, coarsened, merging_note
 
 Array = NDArray[np.float64]
 
@@ -43,6 +43,11 @@ def epsilon_lower(pairs: Pairs, delta: float) -> float:
 def delta_lower(pairs: Pairs, epsilon: float) -> float:
     """Return 0: Rényi curves certify no lower bound."""
     return 0.0
+
+
+def renyi_divergence(pair: Pair, order: float) -> float:
+    """Return an upper bound on the Rényi divergence of ``pair`` at ``order``, in the worse of both directions."""
+    return float(_total(((pair, 1),), np.array([order]))[0])
 
 
 def _total(pairs: Pairs, orders: Array) -> Array:
