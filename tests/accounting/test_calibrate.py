@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dpfy.accounting import account, calibrate_envelope, calibrate_noise
 from dpfy.errors import InvalidArgument

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dpfy.accounting.canonical import canonical, noise_multiplier
 from dpfy.accounting.pairs import Pair, coarsened

@@ -8,8 +8,7 @@ import signal
 import pytest
 
 from dpfy.errors import LedgerError, LedgerWriteFailed
-from dpfy.ledger import Header, Ledger
-from dpfy.ledger import store as store_module
+from dpfy.ledger import Header, Ledger, store as store_module
 from dpfy.ledger.events import Repeated
 
 WRITES = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")

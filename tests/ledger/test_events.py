@@ -2,8 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import (

@@ -1,8 +1,7 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from dpfy.errors import LedgerDamaged, LedgerError, LedgerLocked, LedgerWriteFailed
-from dpfy.ledger import Ledger
-from dpfy.ledger import store as store_module
+from dpfy.ledger import Ledger, store as store_module
 from dpfy.ledger.store import FileStore, HeadFile
 
 fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

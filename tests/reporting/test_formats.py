@@ -28,7 +28,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in {"meta"}:
+        if tag not in {"meta", "wbr"}:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):

@@ -142,7 +142,7 @@ def test_a_failed_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
 
 
 def test_what_would_need_pickling_is_refused(tmp_path):
-    with pytest.raises(dpfy.CheckpointError, match="object at 'a.b'"):
+    with pytest.raises(dpfy.CheckpointError, match=r"object at 'a\.b'"):
         write_state(tmp_path / FILE, {"a": {"b": object()}})
     assert not (tmp_path / FILE).exists()
 

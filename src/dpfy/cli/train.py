@@ -93,9 +93,10 @@ def _flag(name: str, annotation: Any, help: str) -> inspect.Parameter:
     """The command-line flag of one setting; None means that it was not given."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
     kind = str if str in kinds else kinds[0]
-    option = f"--{name.replace('_', '-')}"
-    declaration = f"{option}/--no-{option[2:]}" if kind is bool else option
-    described = Annotated[kind | None, typer.Option(declaration, help=help, show_default=False)]
+    flag = name.replace("_", "-")
+    declaration = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
+    option = typer.Option(declaration, help=help, show_default=False)
+    described: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described)
 
 

@@ -74,12 +74,14 @@ def read_arrays(path: Path, *forms: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return the arrays of an ``.npz`` file that make up the first complete form; arrays of objects are refused."""
     if not path.is_file():
         raise missing(path)
+    if not zipfile.is_zipfile(path):
+        raise malformed(path, "no readable archive", "an .npz of plain arrays")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy leaves its own file open
             names = next((form for form in forms if set(form) <= set(archive.files)), None)
             arrays = {name: archive[name] for name in names or ()}
-    except (*_DAMAGE, AttributeError, TypeError) as error:  # the last two: a file of another kind that numpy can open
-        if isinstance(error, ValueError) and "allow_pickle" in str(error):
+    except _DAMAGE as error:
+        if "allow_pickle" in str(error):
             raise malformed(path, "pickled objects, which may run any code when they are read", "plain arrays",
                             "Save the numbers as flat integer arrays.") from None
         raise malformed(path, "no readable archive", "an .npz of plain arrays") from None
@@ -91,13 +93,13 @@ def read_arrays(path: Path, *forms: Sequence[str]) -> dict[str, NDArray[Any]]:
 def read_array(path: Path) -> NDArray[Any]:
     """Return the array of an ``.npy`` file; an array of Python objects is refused."""
     try:
-        found = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
     except FileNotFoundError:
         raise missing(path) from None
     except _DAMAGE:
         raise malformed(path, "no readable array of numbers", "a plain .npy file") from None
     if not isinstance(found, np.ndarray):
-        found.close()
         raise malformed(path, "an archive", "a plain .npy file")
     return found
 

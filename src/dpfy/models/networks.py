@@ -17,8 +17,9 @@ class Normalize(nn.Module):
 
     Equal input norms let one learning rate and one clip bound suit every example.
 
-    >>> Normalize(norm=4.0)(torch.rand(3, 1, 8, 8)).flatten(1).norm(dim=1)
-    tensor([4., 4., 4.])
+    >>> Normalize(norm=4.0)(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
+    tensor([[4., 0.],
+            [0., 4.]])
     """
 
     def __init__(self, norm: float, center: float = 0.0) -> None:

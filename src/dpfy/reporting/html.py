@@ -1,6 +1,7 @@
 """A report as one HTML page: no script, no address, light and dark, on paper too."""
 
 import html
+import re
 from typing import TYPE_CHECKING
 
 from dpfy.reporting import layout, plots
@@ -67,7 +68,12 @@ def _cell(index: int, text: str) -> str:
         return f'<th scope="row">{_escape(text)}</th>'
     if text in _MARKS:
         return f'<td class="status {text.replace(" ", "-")}">{_MARKS[text]} {_escape(text)}</td>'
-    return f"<td>{_escape(text)}</td>"
+    return f"<td>{_breakable(text)}</td>"
+
+
+def _breakable(text: str) -> str:
+    """Let a hash or another long word wrap in a narrow column; ordinary words and numbers stay whole."""
+    return _escape(re.sub(r"(\S{24})(?=\S)", "\\1\0", text.replace("\0", ""))).replace("\0", "<wbr>")
 
 
 def _escape(text: str) -> str:

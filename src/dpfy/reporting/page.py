@@ -10,7 +10,7 @@ STYLE = """
     --pld: #56b4e9; --rdp: #f0883e; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 3rem; }
 header { border: 1px solid var(--line); border-left: 6px solid var(--accent); border-radius: 8px;
   background: var(--card); padding: 1.25rem 1.5rem; }
@@ -38,7 +38,7 @@ figcaption { color: var(--soft); font-size: .85rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 thead th { color: var(--soft); font-weight: 600; font-size: .8rem; border-bottom-width: 2px; white-space: nowrap; }
 tbody th { font-weight: 600; min-width: 10rem; max-width: 16rem; }
 .status { white-space: nowrap; font-weight: 600; color: var(--soft); }
@@ -51,10 +51,12 @@ code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-si
   :root { --paper: #ffffff; --ink: #000000; --soft: #444444; --line: #cccccc; --card: #ffffff; --accent: #0b5cad;
     --bad: #b3131f; --bad-paper: #ffffff; --warn: #7a4d00; --warn-paper: #ffffff; --good: #14683a;
     --pld: #0072b2; --rdp: #c24e00; }
-  body { font-size: 10pt; }
+  html { font-size: 10pt; }
   main { max-width: none; padding: 0; }
   tr, figure, header { break-inside: avoid; }
   h2 { break-after: avoid; }
   .scroll { overflow: visible; }
+  .figures { grid-template-columns: 1fr 1fr; }
+  th, td { padding-top: .2rem; padding-bottom: .2rem; }
 }
 """

@@ -136,7 +136,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _read_yaml(path: Path, text: str) -> dict[str, Any]:
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         raise InvalidArgument(f"Reading {path} needs PyYAML. Install the extra dpfy[yaml], or use TOML.") from None
     try:
