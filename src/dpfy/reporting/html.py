@@ -73,7 +73,7 @@ def _cell(index: int, text: str) -> str:
 
 def _breakable(text: str) -> str:
     """Let a hash or another long word wrap in a narrow column; ordinary words and numbers stay whole."""
-    return _escape(re.sub(r"(\S{24})(?=\S)", "\\1\0", text.replace("\0", ""))).replace("\0", "<wbr>")
+    return _escape(re.sub(r"(\S{16})(?=\S)", "\\1\0", text.replace("\0", ""))).replace("\0", "<wbr>")
 
 
 def _escape(text: str) -> str:
