@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dpfy.accounting import account
-from dpfy.errors import CheckpointError, InvalidArgument, TrainingInterrupted
+from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.ledger import Ledger
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
@@ -75,8 +75,14 @@ class Trainer:
             raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
                                   f"{self.folder}`.")
         self.folder.mkdir(parents=True)
+        try:
+            run = privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER,
+                            **self._options())
+        except DpfyError:
+            if not any(self.folder.iterdir()):  # refused before there was a ledger: leave no trace
+                self.folder.rmdir()
+            raise
         (self.folder / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
-        run = privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER, **self._options())
         return self._train(run)
 
     def resume(self) -> TrainingResult:

@@ -1,0 +1,90 @@
+"""``dpfy train`` and ``dpfy init`` as a user types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from dpfy.cli.app import main
+from dpfy.data import load
+from dpfy.models import default_model
+
+OWN = '''
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def load():
+    y = torch.arange(200) % 2
+    data = TensorDataset(torch.randn(200, 3) + 2.0 * y.unsqueeze(1), y)
+    return data, data
+
+def model():
+    return nn.Linear(3, 2)
+
+def broken():
+    raise ValueError("secret value 42")
+'''
+SHORT = ["--epochs", "1", "--batch-size", "500", "--delta", "1e-3"]
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    output = capsys.readouterr()
+    return caught.value.code or 0, output.out, output.err
+
+
+def test_training_ends_with_the_guarantee_the_report_and_the_next_command(tmp_path, capsys):
+    code, out, err = run(capsys, "train", *SHORT, "--out", str(tmp_path), "--name", "a")
+    assert (code, err) == (0, "")
+    assert "differential privacy" in out and "report.html" in out and "dpfy account" in out
+    code, out, _ = run(capsys, "account", str(tmp_path / "a" / "ledger.dpl"), "--delta", "1e-3", "--json")
+    assert code == 0 and json.loads(out)["epsilon"] <= 3.0
+
+
+def test_a_file_and_flags_over_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "init")[0] == 0
+    (tmp_path / "dpfy.toml").write_text('epsilon = 8.0\nepochs = 1\nbatch_size = 500\ndelta = "auto"\nname = "a"\n')
+    assert run(capsys, "train", "dpfy.toml", "--epsilon", "5", "--no-csv")[0] == 0
+    saved = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
+    assert (saved["epsilon"], saved["epochs"], saved["csv"]) == (5.0, 1, False)
+    assert run(capsys, "init")[0] == 2  # never overwritten
+
+
+def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine_for_test.py").write_text(OWN)
+    code, out, _ = run(capsys, "train", "--data", "mine_for_test:load", "--model", "mine_for_test:model",
+                       "--records", "200", "--batch-size", "100", "--epochs", "1", "--name", "a")
+    assert code == 0 and "accuracy" in out
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--data", "nonsense"], "nonsense"), (["--data", "mnist", "--data-dir", "/nowhere"], "nowhere"),
+    (["--epsilon", "-1"], "epsilon"), (["--delta", "soon"], "delta"), (["missing.toml"], "missing.toml"),
+    (["--resume", "/nowhere"], "/nowhere"), (["--resume", "/nowhere", "--epsilon", "1"], "leave"),
+    (["--data", "json:missing"], "missing"), (["--model", "no_such_module:x"], "no_such_module"),
+    (["--engine", "warp"], "warp"), (["--batch-size", "99999"], "99999"), (["--schedule", "zigzag"], "zigzag"),
+])
+def test_mistakes_are_one_sentence_and_leave_no_ledger(tmp_path, capsys, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "train", *arguments)
+    assert code != 0 and says in err and "Traceback" not in err
+    assert err.startswith("Error: ") and err.count("\n") == 1
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_the_help_loads_no_torch():
+    code = "import sys; from dpfy.cli.app import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n" \
+           "assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_the_released_model_can_be_loaded(tmp_path, capsys):
+    run(capsys, "train", *SHORT, "--out", str(tmp_path), "--name", "a")
+    default_model(load("digits")).load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))

@@ -1,0 +1,117 @@
+"""The trainer: a folder with everything, nothing private in it, and a way back after any interruption."""
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpfy
+from dpfy.training.callbacks import Evaluation, Step
+from dpfy.training.trainer import resume_training
+
+FILES = {"checkpoint.safetensors", "config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head",
+         "model.safetensors", "report.html", "report.json", "report.md"}
+
+
+def blobs(n, seed):
+    """Two classes that a line separates."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (n,), generator=generator)
+    return TensorDataset(torch.randn(n, 4, generator=generator) + 2.0 * y.unsqueeze(1), y)
+
+
+def config(folder, **settings):
+    return dpfy.TrainConfig(**{"out": str(folder), "name": "a", "records": 400, "batch_size": 100, "epochs": 3,
+                               "data": "blobs", "learning_rate": 0.5, "delta": 1e-3, **settings})
+
+
+def trainer(folder, callbacks=(), model=None, **settings):
+    torch.manual_seed(0)
+    return dpfy.Trainer(config(folder, **settings), model=model or nn.Linear(4, 2), train=blobs(400, 1),
+                        test=blobs(200, 2), callbacks=callbacks)
+
+
+class Listener(dpfy.Callback):
+    def __init__(self, interrupt_at=None):
+        self.heard, self.interrupt_at = [], interrupt_at
+
+    def on_step(self, step):
+        self.heard.append(step)
+        if step.step == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def on_evaluation(self, evaluation):
+        self.heard.append(evaluation)
+
+
+def test_a_run_leaves_model_ledger_and_report(tmp_path):
+    listener = Listener()
+    result = trainer(tmp_path, [listener]).fit()
+    assert {path.name for path in result.folder.iterdir()} == FILES
+    assert result.evaluations[-1].accuracy > 0.9
+    assert 2.9 < result.claim <= 3.0 and result.claim == result.spent.upper
+    assert dpfy.account(dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl")).claim(1e-3) == result.claim
+    assert [type(heard) for heard in listener.heard].count(Step) == 12
+    assert [heard.step for heard in listener.heard if isinstance(heard, Evaluation)] == [4, 8, 12]
+    rows = list(csv.DictReader((tmp_path / "a" / "evaluations.csv").read_text().splitlines()))
+    assert [float(row["accuracy"]) for row in rows] == [evaluation.accuracy for evaluation in result.evaluations]
+    assert json.loads((tmp_path / "a" / "report.json").read_text())["facts"]["name"] == "a"
+
+
+def test_an_existing_folder_is_never_overwritten(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(dpfy.InvalidArgument, match="--resume"):
+        trainer(tmp_path).fit()
+
+
+def test_an_interrupted_run_is_saved_and_resumed_to_the_end(tmp_path):
+    with pytest.raises(dpfy.TrainingInterrupted, match="dpfy train --resume"):
+        trainer(tmp_path, [Listener(interrupt_at=6)], ema=0.5, schedule="cosine").fit()
+    resumed = trainer(tmp_path, ema=0.5, schedule="cosine")
+    result = resumed.resume()
+    assert [evaluation.step for evaluation in result.evaluations] == [4, 8, 12]
+    assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 12
+    assert result.claim <= 3.0 and resumed.optimizer.param_groups[0]["lr"] < 0.1
+
+
+def test_early_stopping_claims_the_whole_plan(tmp_path):
+    result = trainer(tmp_path, epochs=20, learning_rate=1e-9, early_stop=2).fit()
+    assert result.stopped_early and len(result.evaluations) == 3
+    assert result.spent.upper < result.claim <= 3.0 and result.claim > 2.9
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
+    subject = trainer(tmp_path, ema=0.9)
+    subject.fit()
+    saved = load_file(tmp_path / "a" / "model.safetensors")
+    assert torch.equal(saved["weight"], subject.average.module.weight)
+    assert not torch.equal(saved["weight"], subject.model.weight)
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 1 / 12), ("cosine", 0.017)])
+def test_learning_rates_follow_the_schedule(tmp_path, schedule, last):
+    listener = Listener()
+    trainer(tmp_path, [listener], schedule=schedule, warmup_steps=2).fit()
+    rates = [heard.learning_rate for heard in listener.heard if isinstance(heard, Step)]
+    assert rates[0] == pytest.approx(0.25) and rates[-1] == pytest.approx(0.5 * last, rel=0.02)
+
+
+def test_own_data_needs_a_declared_size_and_a_model(tmp_path):
+    with pytest.raises(dpfy.InvalidArgument, match="records="):
+        dpfy.Trainer(config(tmp_path, records=None), model=nn.Linear(4, 2), train=blobs(10, 1))
+    with pytest.raises(dpfy.InvalidArgument, match="model="):
+        dpfy.Trainer(config(tmp_path), train=blobs(10, 1))
+
+
+def test_resuming_what_is_not_a_run_is_one_clear_error(tmp_path):
+    with pytest.raises(dpfy.CheckpointError, match="no run"):
+        resume_training(tmp_path)
+
+
+def test_without_public_data_nothing_is_evaluated(tmp_path):
+    result = dpfy.Trainer(config(tmp_path, early_stop=1), model=nn.Linear(4, 2), train=blobs(400, 1)).fit()
+    assert result.evaluations == () and not result.stopped_early
