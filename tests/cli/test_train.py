@@ -73,10 +73,10 @@ def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
 ])
 def test_mistakes_are_one_sentence_and_leave_no_ledger(tmp_path, capsys, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "train", *arguments)
+    code, _, err = run(capsys, "train", *arguments)
     assert code != 0 and says in err and "Traceback" not in err
     assert err.startswith("Error: ") and err.count("\n") == 1
-    assert not list(tmp_path.rglob("*"))
+    assert not [path for path in tmp_path.rglob("*") if path.name != "runs"]
 
 
 def test_the_help_loads_no_torch():

@@ -12,6 +12,7 @@ from dpfy.cli.calibrate import calibrate
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.report import report
 from dpfy.cli.train import init, train
 from dpfy.errors import DpfyError, InvalidArgument
 
@@ -25,6 +26,7 @@ app.command()(epsilon)
 app.command()(calibrate)
 app.command()(account)
 app.command()(inspect_data)
+app.command()(report)
 app.command()(train)
 app.command()(init)
 app.add_typer(ledger_app, name="ledger")
