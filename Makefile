@@ -17,7 +17,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/dpfy train
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term

@@ -1,0 +1,41 @@
+"""A learning rate schedule and an average of the weights use released values only: both are free."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import dpfy
+from dpfy.data import digits
+from dpfy.models import digits_mlp
+
+torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
+source = digits()
+model = digits_mlp()
+opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
+
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+run = dpfy.privatize(model, opt, source.train, plan, ledger="scheduler_and_ema.dpl")
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=plan.steps)
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+
+
+def loss_fn(x, y):
+    """Return one loss for each record."""
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+for batch in run:
+    opt.zero_grad()
+    run.backward(loss_fn, batch)
+    opt.step()
+    scheduler.step()
+    average.update_parameters(model)
+
+epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
+run.close()
+x, y = source.test.tensors  # public records
+with torch.no_grad():
+    accuracy = (average(x).argmax(1) == y).float().mean()
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")

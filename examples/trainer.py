@@ -1,0 +1,22 @@
+"""The trainer: settings in; model, ledger and report out."""
+
+import math
+
+import torch
+
+import dpfy
+from dpfy.data import digits
+from dpfy.models import digits_mlp
+
+torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
+source = digits()
+model = digits_mlp()
+
+config = dpfy.TrainConfig(data="digits", epsilon=3.0, epochs=8, batch_size=512, learning_rate=0.25)
+result = dpfy.Trainer(config, model=model).fit()
+
+epsilon = math.ceil(result.claim * 1000) / 1000  # a claim is rounded up
+x, y = source.test.tensors  # public records
+with torch.no_grad():
+    accuracy = (model(x).argmax(1) == y).float().mean()
+print(f"report in {result.folder}, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
