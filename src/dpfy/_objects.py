@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any
 
-from dpfy.errors import InvalidArgument
+from dpfy.errors import DataError, InvalidArgument
 
 
 def load_object(reference: str) -> Any:
@@ -19,9 +19,33 @@ def load_object(reference: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise InvalidArgument(f"There is no module {error.name!r} to take {reference!r} from. Run dpfy in the folder "
+        raise InvalidArgument(f"There is no module {error.name!r}, and {reference!r} needs it. Run dpfy in the folder "
                               "that holds it, or install it.") from None
-    except AttributeError:
-        raise InvalidArgument(f"The module {module_name!r} has no {name!r}.") from None
+    except Exception as error:
+        raise _failed(f"Importing {module_name!r}", error) from error
+    if not hasattr(module, name):
+        raise InvalidArgument(f"The module {module_name!r} has no {name!r}. Check the name after the colon.")
+    return getattr(module, name)
+
+
+def make_object(reference: str) -> Any:
+    """Return what ``package.module:name`` names, or what it returns if it is a function or a class.
+
+    >>> make_object("fractions:Fraction")
+    Fraction(0, 1)
+    """
+    found = load_object(reference)
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise _failed(f"Calling {reference!r}", error) from error
+
+
+def _failed(action: str, error: Exception) -> DataError:
+    """Name the error and leave out its text, which may quote records; ``--debug`` is for whoever may see them."""
+    return DataError(f"{action} raised {type(error).__name__}. Mend it, and use `dpfy --debug` to see where; the "
+                     "traceback may quote records.")

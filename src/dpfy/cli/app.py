@@ -19,6 +19,7 @@ from dpfy.errors import DpfyError, InvalidArgument
 # Typer ships its own click or needs one, depending on the version; its base class of everything that it rejects is
 # the only name that both have.
 _Rejected: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_INTERRUPTED = 130
 
 app = typer.Typer(name="dpfy", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Train with differential privacy, and know exactly what was spent.")
@@ -50,16 +51,30 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exit with 2 for what was asked wrongly and with 1 for what failed."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
     try:
-        sys.exit(app(given, standalone_mode=False))
-    except typer.Abort:
-        _fail("Interrupted.", 1)
+        code = app([argument for argument in given if argument != "--debug"], standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("Interrupted.", _INTERRUPTED)
     except _Rejected as error:
         _fail(error.format_message().replace("\n", " "), error.exit_code)
-    except (DpfyError, OSError) as error:
-        if "--debug" in given:
+    except Exception as error:
+        if debug:
             raise
-        _fail(str(error), 2 if isinstance(error, InvalidArgument) else 1)
+        _fail(_sentence(error), 2 if isinstance(error, InvalidArgument) else 1)
+    if code == _INTERRUPTED:  # some versions of Typer turn Ctrl-C into this number and say nothing
+        _fail("Interrupted.", code)
+    sys.exit(code)
+
+
+def _sentence(error: Exception) -> str:
+    """Say what happened and what to do; only our own errors are known to quote nothing private."""
+    if isinstance(error, DpfyError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}. Check the path, its permissions and the free space."
+    return (f"An unexpected {type(error).__name__}. Its text may quote records and is not shown; `dpfy --debug` shows "
+            "it, for the owner of the data.")
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

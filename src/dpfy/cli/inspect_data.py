@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy._objects import load_object
+from dpfy._objects import load_object, make_object
 
 
 def inspect_data(
@@ -17,17 +17,19 @@ def inspect_data(
 
     What it prints are facts about single records: it is not differentially private and is not recorded in any ledger.
 
-    Examples: dpfy inspect-data mydata:train_set | dpfy inspect-data mydata:load --collate mydata:collate
+    Examples:
+
+    dpfy inspect-data mydata:train_set
+
+    dpfy inspect-data mydata:load --collate mydata:collate
     """
     from dpfy.training.inspection import inspect_records  # torch is loaded only when it is needed
 
-    found = load_object(data)
-    records = found() if callable(found) else found
+    made = make_object(data)
+    records = made[0] if isinstance(made, tuple) else made  # a loader may return a private and a public data set
+    findings = list(inspect_records(records, load_object(collate) if collate else None))
     typer.echo("Private facts about single records follow; keep this output with the data.", err=True)
-    count = 0
-    for finding in inspect_records(records, load_object(collate) if collate else None):
-        count += 1
-        if count <= limit:
-            typer.echo(f"record {finding.index}: {finding.problem}")
-    more = f", of which {limit} are shown; see --limit" if count > limit else ""
-    typer.echo(f"{count} findings in {len(records)} records{more}.")
+    for finding in findings[:limit]:
+        typer.echo(f"record {finding.index}: {finding.problem}")
+    more = f", of which {limit} are shown; see --limit" if len(findings) > limit else ""
+    typer.echo(f"{len(findings)} findings in {len(records)} records{more}.")

@@ -26,7 +26,11 @@ def verify(path: _Path, anchor: _Anchor = None) -> None:
 
     Without --anchor, restoring an older ledger together with its head cannot be noticed.
 
-    Examples: dpfy ledger verify run.dpl | dpfy ledger verify run.dpl --anchor /backup/run.head
+    Examples:
+
+    dpfy ledger verify run.dpl
+
+    dpfy ledger verify run.dpl --anchor /backup/run.head
     """
     ledger = _read(path, anchor)
     torn = f", and a torn tail of {ledger.torn_bytes} bytes that counts as spent" if ledger.torn_bytes else ""
@@ -38,7 +42,11 @@ def show(path: _Path, anchor: _Anchor = None,
          as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Show the header and the run-length list of what was spent.
 
-    Examples: dpfy ledger show run.dpl | dpfy ledger show run.dpl --json
+    Examples:
+
+    dpfy ledger show run.dpl
+
+    dpfy ledger show run.dpl --json
     """
     ledger = _read(path, anchor)
     if as_json:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpfy import data as reference_data
-from dpfy._objects import load_object
+from dpfy._objects import make_object
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
 from dpfy.training.config import TrainConfig
@@ -56,8 +56,7 @@ def load_data(config: TrainConfig, train: Any, test: Any) -> TrainingData:
 
 
 def _own_data(reference: str) -> tuple[Any, Any]:
-    loaded = load_object(reference)
-    loaded = loaded() if callable(loaded) else loaded
+    loaded = make_object(reference)
     if isinstance(loaded, tuple) and len(loaded) == 2:
         return loaded
     if isinstance(loaded, tuple) or not hasattr(loaded, "__len__"):
@@ -67,7 +66,7 @@ def _own_data(reference: str) -> tuple[Any, Any]:
 
 def make_model(config: TrainConfig) -> nn.Module:
     if config.model is not None:
-        model = load_object(config.model)()
+        model = make_object(config.model)
         if not isinstance(model, nn.Module):
             raise InvalidArgument(f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}.")
         return model
