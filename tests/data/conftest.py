@@ -1,9 +1,9 @@
-"""No test sees the data folder of the machine unless it asks for it."""
+"""Only the tests of the real files see the data folder of the machine."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def no_data_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "real" not in request.node.name:
+    if request.path.name != "test_real.py":
         monkeypatch.delenv("DPFY_DATA", raising=False)

@@ -94,13 +94,14 @@ class MeanEmbedding(nn.Module):
         if table.ndim != 2 or not table.is_floating_point():
             raise InvalidArgument(f"Expected a table of shape (vocabulary, dimension) with floating-point numbers, got "
                                   f"shape {tuple(table.shape)} and {table.dtype}.")
+        table = table.clone()
+        table[0] = 0  # padding then adds nothing, which saves masking every vector of every token
         self.register_buffer("table", table)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return one vector per row of tokens."""
-        present = (tokens != 0).unsqueeze(-1)
-        total = (F.embedding(tokens, self.table) * present).sum(dim=-2)
-        return total / present.sum(dim=-2).clamp(min=1)
+        words = (tokens != 0).sum(dim=-1, keepdim=True)
+        return F.embedding(tokens, self.table).sum(dim=-2) / words.clamp(min=1)
 
 
 def review_classifier(table: torch.Tensor, classes: int = 2, hidden: int = 64) -> nn.Sequential:
