@@ -118,7 +118,7 @@ def test_recommended_settings_are_a_copy_for_every_data_set() -> None:
 
 
 def test_digits_reach_their_accuracy_at_epsilon_three(tmp_path: Path) -> None:
-    # Fixed weights and key: the same model every time, up to rounding. Measured: 92.8 %, and 93 to 94 % with other keys.
+    # Fixed weights and key: the same model every time, up to rounding. Measured: 92.8 %; with other keys 93 to 94 %.
     torch.manual_seed(0)
     source, settings = digits(), recommended("digits")
     model = default_model(source)
