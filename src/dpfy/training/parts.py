@@ -27,6 +27,7 @@ class TrainingData:
     records: int
     description: str
     unit: str
+    source: reference_data.DataSource | None = None
 
 
 def completed(config: TrainConfig) -> TrainConfig:
@@ -43,10 +44,11 @@ def completed(config: TrainConfig) -> TrainConfig:
 
 
 def load_data(config: TrainConfig, train: Any, test: Any) -> TrainingData:
+    """Return the data that was given as objects or that the configuration names."""
     if train is None and ":" not in config.data:
         source = reference_data.load(config.data, config.data_dir)
         records = config.records or source.records
-        return TrainingData(source.train, source.test, records, source.description, source.unit)
+        return TrainingData(source.train, source.test, records, source.description, source.unit, source)
     if train is None:
         train, test = _own_data(config.data)
     if config.records is None:
@@ -64,18 +66,20 @@ def _own_data(reference: str) -> tuple[Any, Any]:
     return loaded, None
 
 
-def make_model(config: TrainConfig) -> nn.Module:
+def make_model(config: TrainConfig, data: TrainingData) -> nn.Module:
+    """Return the user's own model, or the network for the data set."""
     if config.model is not None:
         model = make_object(config.model)
         if not isinstance(model, nn.Module):
             raise InvalidArgument(f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}.")
         return model
-    if config.data not in reference_data.NAMES:
+    if data.source is None:
         raise InvalidArgument("Your own data needs model=, your own network as module:factory.")
-    return default_model(reference_data.load(config.data, config.data_dir), config.data_dir)
+    return default_model(data.source, config.data_dir)
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of all parameters that are not frozen."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert config.learning_rate is not None
     if config.optimizer == "adam":
@@ -84,7 +88,8 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def make_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer,
-                    steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+                   steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the schedule of the learning rate over ``steps``."""
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda done: 1.0,
         "linear": lambda done: 1.0 - done,
@@ -99,6 +104,7 @@ def make_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer,
 
 
 def accuracy_of(model: nn.Module, public: Any) -> float:
+    """Return the share of public records that the model classifies rightly."""
     was_training = model.training
     model.eval()
     right = total = 0

@@ -59,7 +59,7 @@ class Trainer:
         self.config = completed(config)
         self.data = load_data(self.config, train, test)
         torch.manual_seed(self.config.seed)
-        self.model = model if model is not None else make_model(self.config)
+        self.model = model if model is not None else make_model(self.config, self.data)
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
