@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import Field, fields
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def test_public_name_is_in_the_reference(name: str) -> None:
         return
     reference = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     assert f":: dpfy.{name}\n" in reference
+
+
+@pytest.mark.parametrize("setting", fields(dpfy.TrainConfig), ids=lambda setting: setting.name)
+def test_setting_is_in_the_reference(setting: Field[object]) -> None:
+    # A new setting without a row, or a row that says what is no longer true.
+    reference = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{setting.name}` \| (.*) \| (.*) \|$", reference, re.MULTILINE)
+    assert row and row[2] == setting.metadata["help"]
+    value = str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
+    assert row[1] == f"`{value}`" if setting.default is not None else row[1] in ("none", "chosen for the data")
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
