@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,24 @@ def test_a_plan_is_calibrated_without_torch() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     assert not {"torch", "matplotlib", "sklearn"} & loaded_modules("import dpfy.cli.app")
+
+
+@pytest.mark.parametrize("commands", [
+    ["--help", "train --help", "inspect-data --help", "init template.toml"],
+    ["train --epsilon 0", "train missing.toml", "train template.yaml"],  # a mistake is told before anything is loaded
+    ["calibrate --epsilon 3 --delta 1e-5 --rate 0.1 --steps 5", "ledger verify run.dpl", "ledger show run.dpl",
+     "account run.dpl --delta 1e-5", "report run.dpl --delta 1e-5", "report run.dpl --delta 1e-5 --out report"],
+], ids=["help", "mistakes", "ledgers"])
+def test_commands_that_need_no_torch_do_not_load_it(commands: list[str], tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = dpfy.dpsgd(records=100, batch_size=50, steps=2, noise_multiplier=2.0)
+    with dpfy.Ledger.open("run.dpl") as ledger:
+        ledger.reserve(plan.event)
+    code = "\n".join(["from dpfy.cli.app import main", *(
+        f"try: main({command.split()!r})\nexcept SystemExit as stop: assert stop.code in (0, None, 2), {command!r}"
+        for command in commands)])
+    assert "torch" not in loaded_modules(code)
 
 
 def test_import_alone_loads_nothing_heavy() -> None:

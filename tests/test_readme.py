@@ -107,8 +107,8 @@ def test_demo_is_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert 2.9 < spent <= claimed <= 3.0  # all of the plan's steps, no more than its budget, rounded and never down
     assert f"{Path('runs') / folder.name / 'report.html'}\n" in output and (folder / "report.html").exists()
     run_command(re.search(r"^next: +(dpfy .*)$", output, re.MULTILINE)[1])
-    # The noise is fresh in every run. Runs reached 93 to 94 %; at a standard deviation of 1 % the threshold is more than
-    # ten below, and far above what labels at random would reach (10 %).
+    # The noise is fresh in every run. Runs reached 93 to 94 %; at a standard deviation of 1 % the threshold is more
+    # than ten below, and far above what labels at random would reach (10 %).
     assert float(re.search(r"accuracy on public data: ([\d.]+)%", output)[1]) > 80
 
 
