@@ -100,7 +100,7 @@ def test_it_guards_a_real_ledger_and_resumes_where_it_was(tmp_path):
 
 def test_it_describes_itself_in_plain_json():
     assert EnvelopeGuard((Repeated(B, 3),), Budget(8.0, 1e-5)).describe() == {
-        "name": "envelope", "steps": 3, "limit": 3, "budget": {"epsilon": 8.0, "delta": 1e-5},
+        "name": "envelope", "steps": 3, "budget": {"epsilon": 8.0, "delta": 1e-5},
         "relation": "add_or_remove_one", "method": "pld"}
 
 

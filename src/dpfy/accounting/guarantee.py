@@ -131,7 +131,8 @@ def account(source: object, method: str = "pld", relation: Relation | str | None
             unit: Unit | str | None = None) -> Guarantee:
     """Return the guarantee of a ledger (or its path), a plan, an event, or a list of events or of their JSON.
 
-    A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it registered. ``relation`` and
+    A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it registered. A ledger that
+    declared a filter is accounted by that filter's limit, never by the steps that it reserved. ``relation`` and
     ``unit`` default to what the source declares, and to adding or removing one record.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
@@ -142,4 +143,8 @@ def account(source: object, method: str = "pld", relation: Relation | str | None
     facts = read_source(source)
     relation = facts.relation if relation is None else Relation(_validate.choice("relation", relation, tuple(Relation)))
     unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
+    if facts.filter is not None:
+        from dpfy.accounting.adaptive import filter_guarantee  # it builds on this module
+
+        return filter_guarantee(facts, method, relation)
     return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit)

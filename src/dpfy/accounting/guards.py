@@ -1,12 +1,49 @@
-"""The guard of a run that registered all its steps in advance."""
+"""Guards: who may take the next step, decided in constant time and before any record is read."""
 
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, Protocol
 
 from dpfy import _validate
+from dpfy.accounting.canonical import noise_multiplier
 from dpfy.accounting.guarantee import METHODS, account
-from dpfy.errors import BudgetExhausted, LedgerMismatch
-from dpfy.ledger.events import Envelope, Event, Repeated, run_lengths
+from dpfy.errors import BudgetExhausted, LedgerMismatch, UnsupportedEvent
+from dpfy.ledger.events import Envelope, Event, Poisson, Repeated, Sampled, SumQuery, run_lengths
+from dpfy.ledger.guard import Guard
 from dpfy.types import Budget, Relation
+
+
+class _Walk:
+    """A place in an envelope, moved in constant time."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = run_lengths(envelope)
+        self.total = sum(run.times for run in self.envelope)
+        self.spent = 0
+        self._run, self._before = 0, 0  # the current run of the envelope, and the steps before it
+
+    def following(self, steps: int) -> Iterator[Repeated]:
+        """Yield the next ``steps`` of the envelope, or what is left of it."""
+        run, left = self._run, self._before + self._times(self._run) - self.spent
+        while steps > 0 and run < len(self.envelope):
+            taken = min(steps, left)
+            yield Repeated(self.envelope[run].event, taken)
+            steps, run = steps - taken, run + 1
+            left = self._times(run)
+
+    def move(self, steps: int) -> None:
+        """Go ``steps`` on, or back if negative."""
+        self.spent += steps
+        while self._run > 0 and self.spent < self._before:
+            self._run -= 1
+            self._before -= self._times(self._run)
+        while self._run < len(self.envelope) and self.spent >= self._before + self._times(self._run):
+            self._before += self._times(self._run)
+            self._run += 1
+
+    def _times(self, run: int) -> int:
+        return self.envelope[run].times if run < len(self.envelope) else 0
 
 
 class EnvelopeGuard:
@@ -27,48 +64,43 @@ class EnvelopeGuard:
 
     def __init__(self, envelope: Envelope, budget: Budget | None,
                  relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> None:
-        self._envelope = run_lengths(envelope)
+        if any(isinstance(run.event, Sampled) and run.event.adaptive for run in envelope):
+            raise UnsupportedEvent("An adaptive step is chosen from earlier outputs and cannot be registered before "
+                                   "them. Declare a filter in the ledger's header, and open it with filter.guard().")
+        self._walk = _Walk(envelope)
         self._budget = budget
         self._relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         self._method = _validate.choice("method", method, tuple(METHODS))
-        self._total = sum(run.times for run in self._envelope)
-        self.limit = self._total if budget is None else self._affordable(budget)
-        self._spent = 0
-        self._run, self._before = 0, 0  # the current run of the envelope, and the steps before it
+        self.limit = self._walk.total if budget is None else self._affordable(budget)
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard's name and limits as plain JSON values."""
+        """Return the guard's name and declared limits as plain JSON values; none that an accountant computed."""
         budget = self._budget and {"epsilon": self._budget.epsilon, "delta": self._budget.delta}
-        return {"name": "envelope", "steps": self._total, "limit": self.limit, "budget": budget,
-                "relation": str(self._relation), "method": self._method}
+        return {"name": "envelope", "steps": self._walk.total, "budget": budget, "relation": str(self._relation),
+                "method": self._method}
 
     def admit(self, event: Event, times: int) -> None:
         """Raise unless ``times`` more of ``event`` are the next steps of the envelope and within the limit."""
-        if self._spent + times > self.limit:
-            reason = ("the budget would be exceeded" if self.limit < self._total
+        spent = self._walk.spent
+        if spent + times > self.limit:
+            reason = ("the budget would be exceeded" if self.limit < self._walk.total
                       else "the plan registered no further step")
-            raise BudgetExhausted(f"{self._spent} of {self.limit} steps are spent, {times} more were asked for: "
+            raise BudgetExhausted(f"{spent} of {self.limit} steps are spent, {times} more were asked for: "
                                   f"{reason}. Nothing was read; begin a new ledger for a new plan.")
-        current = self._envelope[self._run]
+        current = next(self._walk.following(times))
         if event != current.event:
-            raise LedgerMismatch(f"Step {self._spent + 1} of the plan is {current.event}, got {event}.")
-        if self._spent + times > self._before + current.times:
-            raise BudgetExhausted(f"Only {self._before + current.times - self._spent} more of this event are planned "
-                                  f"before another one, {times} were asked for. Reserve a shorter block.")
+            raise LedgerMismatch(f"Step {spent + 1} of the plan is {current.event}, got {event}.")
+        if current.times < times:
+            raise BudgetExhausted(f"Only {current.times} more of this event are planned before another one, {times} "
+                                  "were asked for. Reserve a shorter block.")
 
     def record(self, event: Event, times: int) -> None:
         """Count ``times`` more steps as spent; a negative number hands steps back."""
-        self._spent += times
-        while self._run > 0 and self._spent < self._before:
-            self._run -= 1
-            self._before -= self._envelope[self._run].times
-        while self._run < len(self._envelope) and self._spent >= self._before + self._envelope[self._run].times:
-            self._before += self._envelope[self._run].times
-            self._run += 1
+        self._walk.move(times)
 
     def _affordable(self, budget: Budget) -> int:
         """The number of steps in the longest prefix whose claim is within budget; ε never falls as steps are added."""
-        low, high = 0, self._total
+        low, high = 0, self._walk.total
         if self._claim(high, budget) <= budget.epsilon:
             return high
         while high - low > 1:
@@ -77,11 +109,130 @@ class EnvelopeGuard:
         return low
 
     def _claim(self, steps: int, budget: Budget) -> float:
-        return account(self._prefix(steps), self._method, self._relation).claim(budget.delta)
+        prefix = tuple(self._walk.following(steps))
+        return account(prefix, self._method, self._relation).claim(budget.delta)
 
-    def _prefix(self, steps: int) -> Envelope:
-        taken, left = [], steps
-        for run in self._envelope:
-            taken.append(Repeated(run.event, min(run.times, left)))
-            left -= taken[-1].times
-        return tuple(taken)
+
+class FilterGuard(Guard, Protocol):
+    """The guard of a filter, which also knows how much of it is used."""
+
+    @property
+    def used(self) -> float:
+        """The share of the filter that is spent; 1 is all of it."""
+        ...
+
+
+class AdditiveGuard:
+    """Admits steps while one of several running sums of costs stays within its limit.
+
+    *Formal guarantee*: the sums are exact, so they do not depend on the order of steps, on blocks that were handed
+    back, or on how often the ledger was opened again; a refused step changes nothing.
+
+    *Assumes* that ``cost`` bounds from above what one step costs, and is ∞ for what must never pass.
+
+    >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
+    >>> guard = AdditiveGuard({"name": "at most 1"}, limits=(1.0,), cost=lambda event: (0.25,))
+    >>> guard.record(step, 3)
+    >>> guard.admit(step, 1)
+    >>> guard.used
+    0.75
+    """
+
+    def __init__(self, description: dict[str, Any], limits: tuple[float, ...],
+                 cost: Callable[[Event], tuple[float, ...]], numerical_delta: float = 0.0) -> None:
+        self._description = description
+        self._limits = limits
+        self._cost = cost
+        self._numerical_limit = numerical_delta
+        self._spent: list[Fraction | float] = [Fraction(0)] * len(limits)
+        self._numerical: Fraction | float = Fraction(0)
+
+    @property
+    def used(self) -> float:
+        """The share of the limit that has most left."""
+        return min(float(spent) / limit for spent, limit in zip(self._spent, self._limits, strict=True))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was declared, as plain JSON values."""
+        return self._description
+
+    def admit(self, event: Event, times: int) -> None:
+        """Raise unless ``times`` more of ``event`` keep one sum within its limit."""
+        if _plus(self._numerical, _numerical_delta(event), times) > self._numerical_limit:
+            raise BudgetExhausted(f"The arithmetic of {times} more steps adds more to delta than the filter sets aside "
+                                  f"(numerical_delta={self._numerical_limit:g}). Nothing was read; declare more of it.")
+        if all(after > limit for after, limit in zip(self._after(event, times), self._limits, strict=True)):
+            raise BudgetExhausted(f"{times} more of this step would exceed the filter, of which {self.used:.2%} are "
+                                  "spent. Nothing was read; add more noise or stop.")
+
+    def record(self, event: Event, times: int) -> None:
+        """Add the cost of ``times`` more steps; a negative number hands them back."""
+        self._spent = self._after(event, times)
+        self._numerical = _plus(self._numerical, _numerical_delta(event), times)
+
+    def _after(self, event: Event, times: int) -> list[Fraction | float]:
+        return [_plus(spent, cost, times) for spent, cost in zip(self._spent, self._cost(event), strict=True)]
+
+
+class DominationGuard:
+    """Admits steps that the committed step of their place dominates: at most its rate, at least its noise.
+
+    >>> guard = DominationGuard({}, (Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),)), 1),))
+    >>> guard.admit(Sampled(Poisson(0.1), (SumQuery(1.0, 0.9),)), 1)
+    Traceback (most recent call last):
+    dpfy.errors.BudgetExhausted: ...
+    """
+
+    def __init__(self, description: dict[str, Any], envelope: Envelope) -> None:
+        self._description = description
+        self._walk = _Walk(envelope)
+
+    @property
+    def used(self) -> float:
+        """The share of the committed steps that were taken."""
+        return self._walk.spent / self._walk.total if self._walk.total else 1.0
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was declared, as plain JSON values."""
+        return self._description
+
+    def admit(self, event: Event, times: int) -> None:
+        """Raise unless the next ``times`` committed steps all dominate ``event``."""
+        if self._walk.spent + times > self._walk.total:
+            raise BudgetExhausted(f"{self._walk.spent} of {self._walk.total} committed steps are spent, {times} more "
+                                  "were asked for. Nothing was read; begin a new ledger.")
+        for run in self._walk.following(times):
+            if not dominates(run.event, event):
+                raise BudgetExhausted(f"Step {self._walk.spent + 1} is committed to {run.event}, which does not "
+                                      f"dominate {event}. Nothing was read; use at most its rate, at least its noise.")
+
+    def record(self, event: Event, times: int) -> None:
+        """Go on by ``times`` committed steps; a negative number hands them back."""
+        self._walk.move(times)
+
+
+def dominates(committed: Event, event: Event) -> bool:
+    """Tell whether ``event`` is post-processing of ``committed``: a smaller rate, more noise, no more numerical δ.
+
+    Reference: ``docs/proofs/filters.md``, lemma 2.
+    """
+    if not isinstance(committed, Sampled) or not isinstance(event, Sampled):
+        return False
+    if not isinstance(committed.policy, Poisson) or not isinstance(event.policy, Poisson):
+        return False
+    if not all(isinstance(query, SumQuery) for query in (*committed.queries, *event.queries)):
+        return event == committed
+    return (event.policy.rate <= committed.policy.rate
+            and noise_multiplier(event.queries) >= noise_multiplier(committed.queries)
+            and event.numerical_delta <= committed.numerical_delta)
+
+
+def _plus(sum_so_far: Fraction | float, cost: float, times: int) -> Fraction | float:
+    """Add without rounding; what became infinite stays so, also when a block is handed back."""
+    if math.isinf(sum_so_far) or math.isinf(cost):
+        return math.inf
+    return sum_so_far + times * Fraction(cost)
+
+
+def _numerical_delta(event: Event) -> float:
+    return event.numerical_delta if isinstance(event, Sampled) else 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from dpfy.errors import InvalidArgument, LedgerError, UnsupportedEvent
+from dpfy.errors import InvalidArgument, LedgerError
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, Event, Repeated, run_lengths
 from dpfy.types import Relation, Unit
@@ -31,7 +31,10 @@ class PlanLike(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What was, or will be, spent; and, from a ledger, what was registered before the first step."""
+    """What was, or will be, spent; and, from a ledger, what was registered before the first step.
+
+    ``filter`` and ``guard`` are what a ledger's header declares; without a filter the events themselves are composed.
+    """
 
     events: Envelope
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
@@ -39,6 +42,8 @@ class Source:
     registered: Envelope | None = None
     private: bool = True
     durable: bool | None = None
+    filter: dict[str, Any] | None = None
+    guard: dict[str, Any] | None = None
 
 
 def read_source(source: object) -> Source:
@@ -63,11 +68,8 @@ def _from_ledger(ledger: Ledger) -> Source:
     header = ledger.header
     if header is None:
         raise LedgerError("The ledger has no header yet: it names neither unit nor relation. Register a plan first.")
-    if header.filter is not None:
-        raise UnsupportedEvent("The ledger declares a filter, so plans may have been added after looking at outputs; "
-                               "only that filter may account it.")
     return Source(ledger.uses, Relation(header.relation), Unit(header.unit), tuple(header.envelope) or None,
-                  header.key_source in _SECRET_KEYS, ledger.durable)
+                  header.key_source in _SECRET_KEYS, ledger.durable, header.filter, header.guard)
 
 
 def _from_path(path: Path) -> Source:

@@ -225,8 +225,9 @@ class Journal:
     def _enter(self, header: Header) -> None:
         if self.headers and self.headers[0].filter is None:
             raise ValueError("a second header without a filter declared in the first")
-        if self.headers and set(self.headers[0].differences(header)) & {"unit", "relation", "filter", "key_source"}:
-            raise ValueError("a second header with another unit, relation, filter or key source")
+        if self.headers and (set(self.headers[0].differences(header)) - {"plan", "envelope"}
+                             or canonical_json(self.headers[0].guard) != canonical_json(header.guard)):
+            raise ValueError("a second header with another unit, relation, filter, guard or key source")
         self.headers.append(header)
         self._header_start = self._spent
         self._envelope_ends = list(accumulate(run.times for run in header.envelope))

@@ -119,6 +119,7 @@ class Ledger:
                 return
             self._settle()
             guard = self._ready_guard()
+            self._check_fixed(event)
             times = self._affordable(guard, event)
             self._append(self._entries(event, times, note))
             guard.record(event, times)
@@ -207,14 +208,20 @@ class Ledger:
             raise LedgerWriteFailed(f"An earlier write to {name} did not complete, so nothing more may be released. "
                                     "Open the ledger again in a new run; what is on disk counts as spent.")
 
+    def _check_fixed(self, event: Event) -> None:
+        if isinstance(event, Sampled) and event.adaptive and self.header is not None and self.header.filter is None:
+            raise LedgerMismatch(f"The step was chosen from earlier outputs, and {self._store.name} declares no filter "
+                                 "that could account it. Declare one in the header when the ledger is created.")
+
     def _is_new(self, header: Header) -> bool:
         """Tell whether ``header`` must be appended; raise if this ledger cannot take it."""
         if self.header is None:
             return True
         differ = self.header.differences(header)
-        if not differ and canonical_json(self.header.guard) != canonical_json(header.guard):
-            differ = ["guard"]
-        if differ and (self.header.filter is None or set(differ) & {"unit", "relation", "filter", "key_source"}):
+        if not set(differ) - {"plan", "envelope"} and canonical_json(self.header.guard) != canonical_json(header.guard):
+            differ.append("guard")
+        # The filter's guard is what makes later plans legal, so it stays too.
+        if differ and (self.header.filter is None or set(differ) - {"plan", "envelope"}):
             raise LedgerMismatch(
                 f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a ledger after looking "
                 "at its outputs is adaptive composition, which its accounting does not cover unless a filter was "

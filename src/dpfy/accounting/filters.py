@@ -1,0 +1,370 @@
+"""Filters: how steps that were chosen from earlier outputs are paid for.
+
+Composing a realised list is a guarantee only if the list was fixed in advance. A filter is the rule that replaces it:
+declared in the ledger's header before the first step, it refuses the step that would exceed its limit, whatever led to
+that step; then its limit is the guarantee. The proofs are in ``docs/proofs/filters.md``.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, Self
+
+from scipy.optimize import brentq, minimize_scalar
+
+from dpfy import _validate
+from dpfy.accounting import rdp
+from dpfy.accounting.canonical import canonical
+from dpfy.accounting.guarantee import account
+from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
+from dpfy.accounting.pairs import Pair
+from dpfy.errors import InvalidArgument, UnsupportedEvent
+from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Repeated, Sampled, SumQuery, run_lengths
+from dpfy.types import Interval, Relation
+
+_ROUNDING = 1e-12  # of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
+_UP = 1 + 1e-15
+_LOG_ORDERS = (math.log(1e-4), math.log(1e6))  # of order − 1
+_TUNED_LOG_ORDERS = tuple(math.log(0.1) + math.log(1e4) * step / 100 for step in range(101))
+
+
+class Profile(Protocol):
+    """ε for every δ, and the other way round, of whatever a filter may admit."""
+
+    def epsilon(self, delta: float) -> Interval: ...
+
+    def delta(self, epsilon: float) -> Interval: ...
+
+
+class Filter(Fact):
+    """What may be spent on steps that are chosen from earlier outputs; goes into ``Header.filter`` at creation.
+
+    >>> Filter.from_json(GaussianFilter(mu=0.5).to_json())
+    GaussianFilter(mu=0.5, numerical_delta=0.0)
+    """
+
+    numerical_delta: float
+
+    @property
+    def set_aside(self) -> float:
+        """The δ that is kept for the arithmetic of the steps; as much as ``numerical_delta`` of it may be used."""
+        return self.numerical_delta * (1 + _ROUNDING)
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Return the filter that :meth:`to_json` wrote."""
+        if isinstance(value, dict) and isinstance(value.get("envelope"), list):
+            value = {**value, "envelope": tuple(Repeated.from_json(run) for run in value["envelope"])}
+        return super().from_json(value)
+
+    @abstractmethod
+    def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> FilterGuard:
+        """Return a fresh guard that enforces this filter for ``relation``."""
+
+    @abstractmethod
+    def profile(self, method: str, relation: Relation) -> Profile:
+        """Return what holds for everything that the guard may admit, numerical δ aside."""
+
+
+class Additive(Filter):
+    """A filter over costs that add up along every path: it goes on while one of its limits is kept."""
+
+    rules: ClassVar[str] = "pld"  # the table that turns a step into its pair
+
+    @property
+    @abstractmethod
+    def limits(self) -> tuple[float, ...]:
+        """What each coordinate of the cost may add up to."""
+
+    @abstractmethod
+    def cost(self, pair: Pair) -> tuple[float, ...]:
+        """Return an upper bound on what one step costs in each coordinate."""
+
+    def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> AdditiveGuard:
+        """Return a guard that has spent nothing yet."""
+        relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
+        return AdditiveGuard(_description(self, relation), self.limits,
+                             lambda event: _step_cost(self, event, relation), self.set_aside)
+
+
+@dataclass(frozen=True)
+class RenyiFilter(Additive, tag="renyi_filter"):
+    """Go on while, at one of the orders fixed here, the Rényi divergences add up to what (ε, δ) allows.
+
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is (``epsilon``, ``delta``)-differentially private.
+    Each of the orders is given an equal part of δ; taking the best order *afterwards* would need no parts and is not
+    sound. Without ``orders`` it is the one that affords the most full-batch steps; :meth:`tuned` finds the one for a
+    run with sampling.
+
+    *Assumes* Poisson samples with Gaussian noise. ``numerical_delta`` is set aside for what arithmetic adds to δ.
+
+    Reference: Feldman & Zrnic 2021; Lécuyer 2021; several orders: ``docs/proofs/filters.md``.
+
+    >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),), adaptive=True)
+    >>> guard = RenyiFilter.tuned(epsilon=2.0, delta=1e-5, to=(Repeated(step, 500),)).guard()
+    >>> guard.admit(step, 500)
+    """
+
+    rules: ClassVar[str] = "rdp"
+
+    epsilon: float
+    delta: float
+    orders: tuple[float, ...] = ()
+    numerical_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.epsilon(self.epsilon)
+        _validate.delta(self.delta)
+        _validate.real("numerical_delta", self.numerical_delta, 0, self.delta / 2)
+        orders = self.orders or (_best_order(self.epsilon, self.delta - self.set_aside),)
+        for order in orders:
+            _validate.real("order", order, 1, math.inf, open_low=True, open_high=True)
+        object.__setattr__(self, "orders", tuple(sorted(map(float, set(orders)))))
+        for order, limit in zip(self.orders, self.limits, strict=True):
+            if limit <= 0:
+                raise InvalidArgument(f"Expected orders that leave something to spend: order {order:g} alone converts "
+                                      f"to more than epsilon={self.epsilon:g} at its part of delta. Use larger orders.")
+
+    @classmethod
+    def tuned(cls, epsilon: float, delta: float, to: Envelope,
+              relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> Self:
+        """Return the filter at the one order that affords most of the steps expected in ``to``.
+
+        Any order is sound as long as it is fixed before the first output; expecting other steps than will be taken
+        makes it stop earlier, never leak more.
+        """
+        cls(epsilon, delta)  # refuses bad values
+        fixed = tuple(Repeated(as_fixed(run.event), run.times) for run in to)
+        pairs = canonical(fixed, cls.rules, Relation(relation)).pairs
+
+        def used(log_order: float) -> float:
+            order = 1 + math.exp(log_order)
+            limit = _renyi_limit(order, epsilon, delta)
+            cost = math.fsum(times * rdp.renyi_divergence(pair, order) for pair, times in pairs)
+            return cost / limit if limit > 0 else math.inf
+
+        least = min(_TUNED_LOG_ORDERS, key=used)
+        return cls(epsilon, delta, (float(f"{1 + math.exp(least):.3g}"),))
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The divergence at each order that converts to ε at that order's part of δ (Canonne et al. 2020, Prop. 12)."""
+        part = (self.delta - self.set_aside) / len(self.orders)
+        return tuple(_renyi_limit(order, self.epsilon, part) for order in self.orders)
+
+    def cost(self, pair: Pair) -> tuple[float, ...]:
+        """Return the divergence at each order."""
+        return tuple(rdp.renyi_divergence(pair, order) for order in self.orders)
+
+    def profile(self, method: str, relation: Relation) -> Profile:
+        """Return the sum of what each order's limit implies, which holds for every ε and not only for the declared."""
+        return _RenyiProfile(self.orders, self.limits)
+
+
+@dataclass(frozen=True)
+class ZcdpFilter(Additive, tag="zcdp_filter"):
+    """Go on while Σ 1/(2z²) ≤ ρ.
+
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is ρ-zCDP, hence (ε, δ)-differentially private for
+    all δ at once. Sampling is not rewarded: a step costs what it does on the full batch. Where every step is Gaussian,
+    :class:`GaussianFilter` claims less for the same steps.
+
+    Reference: Feldman & Zrnic 2021; zCDP: Bun & Steinke 2016.
+
+    >>> guard = ZcdpFilter(rho=0.5).guard()
+    >>> guard.admit(Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),), adaptive=True), 4)
+    """
+
+    rho: float
+    numerical_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", _validate.positive("rho", self.rho))
+        _validate.real("numerical_delta", self.numerical_delta, 0, 1, open_high=True)
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """ρ."""
+        return (self.rho * (1 + _ROUNDING),)
+
+    def cost(self, pair: Pair) -> tuple[float, ...]:
+        """Return 1/(2z²), or four times that where a record may be replaced by its opposite."""
+        return (pair.mu**2 / 2 * _UP,)
+
+    def profile(self, method: str, relation: Relation) -> Profile:
+        """Return the best conversion of ρ-zCDP over all orders."""
+        return _ZcdpProfile(*self.limits)
+
+
+@dataclass(frozen=True)
+class GaussianFilter(Additive, tag="gaussian_filter"):
+    """Go on while Σ 1/z² ≤ μ².
+
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is exactly as private as one Gaussian sum with
+    noise 1/μ: μ-GDP, with nothing lost to adaptivity. Sampling is not rewarded: a step costs what it does on the full
+    batch.
+
+    Reference: Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2023.
+
+    >>> guard = GaussianFilter(mu=1.0).guard()
+    >>> guard.admit(Sampled(Poisson(1.0), (SumQuery(1.0, 3.0),), adaptive=True), 9)
+    """
+
+    mu: float
+    numerical_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", _validate.positive("mu", self.mu))
+        _validate.real("numerical_delta", self.numerical_delta, 0, 1, open_high=True)
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """μ²."""
+        return (self.mu**2 * (1 + _ROUNDING),)
+
+    def cost(self, pair: Pair) -> tuple[float, ...]:
+        """Return 1/z², or four times that where a record may be replaced by its opposite."""
+        return (pair.mu**2 * _UP,)
+
+    def profile(self, method: str, relation: Relation) -> Profile:
+        """Return the guarantee of the one Gaussian sum."""
+        one_sum = Sampled(Poisson(1.0), (SumQuery(1.0, 1 / math.sqrt(self.limits[0])),))
+        return account(one_sum, "pld", Relation.ADD_OR_REMOVE_ONE)
+
+
+@dataclass(frozen=True)
+class DominatedBy(Filter, tag="dominated_by"):
+    """Let each step have at most the rate and at least the noise of the step committed for its place.
+
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is dominated by the committed list, whose
+    composition by PLD or RDP is then the guarantee.
+
+    *Assumes* that a smaller rate and more noise are post-processing, as they are for Poisson samples with Gaussian
+    noise.
+
+    Reference: adaptive composition of dominating pairs, Zhu, Dong & Wang 2022.
+
+    >>> def step(rate, noise):
+    ...     return Sampled(Poisson(rate), (SumQuery(1.0, noise),))
+    >>> guard = DominatedBy((Repeated(step(0.1, 1.0), 2),)).guard()
+    >>> guard.admit(step(0.05, 1.5), 1)
+    """
+
+    envelope: Envelope
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "envelope", run_lengths(self.envelope))
+        if not all(isinstance(run.event, Sampled) and not run.event.adaptive for run in self.envelope):
+            raise InvalidArgument("Expected the committed list to hold sampled steps that are not adaptive: it is "
+                                  "fixed before the first output.")
+
+    @property
+    def numerical_delta(self) -> float:  # type: ignore[override]
+        """Nothing beside what the committed steps carry themselves."""
+        return 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the filter as plain JSON values."""
+        return {"type": self.tag, "envelope": [run.to_json() for run in self.envelope]}
+
+    def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> DominationGuard:
+        """Return a guard at the first committed step."""
+        relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
+        return DominationGuard(_description(self, relation), self.envelope)
+
+    def profile(self, method: str, relation: Relation) -> Profile:
+        """Return the guarantee of the committed list."""
+        return account(self.envelope, method, relation)
+
+
+@dataclass(frozen=True)
+class _RenyiProfile:
+    """What a limit at each of several orders implies: on every path one of them is kept, so their δ add up."""
+
+    orders: tuple[float, ...]
+    limits: tuple[float, ...]
+
+    def delta(self, epsilon: float) -> Interval:
+        logs = (_log_delta(order, limit, epsilon) for order, limit in zip(self.orders, self.limits, strict=True))
+        return Interval(0.0, min(1.0, math.fsum(math.exp(min(0.0, value)) for value in logs) * (1 + _ROUNDING)))
+
+    def epsilon(self, delta: float) -> Interval:
+        part = delta / len(self.orders)
+        ceiling = max(_renyi_epsilon(order, limit, part)
+                      for order, limit in zip(self.orders, self.limits, strict=True))
+        if ceiling <= 0 or self.delta(0.0).upper <= delta:
+            return Interval(0.0, 0.0)
+        if self.delta(ceiling).upper >= delta:  # up to rounding they are equal where every order has the same part
+            return Interval(0.0, ceiling)
+        root = float(brentq(lambda value: self.delta(value).upper - delta, 0.0, ceiling, xtol=1e-12))
+        return Interval(0.0, min(ceiling, root + 2e-12))
+
+
+@dataclass(frozen=True)
+class _ZcdpProfile:
+    """ρ-zCDP: a divergence of at most order·ρ at every order, of which each bound may take the best."""
+
+    rho: float
+
+    def delta(self, epsilon: float) -> Interval:
+        best = _best(lambda order: _log_delta(order, order * self.rho, epsilon))
+        return Interval(0.0, math.exp(min(0.0, best)) * (1 + _ROUNDING))
+
+    def epsilon(self, delta: float) -> Interval:
+        return Interval(0.0, max(0.0, _best(lambda order: _renyi_epsilon(order, order * self.rho, delta))))
+
+
+def _renyi_epsilon(order: float, divergence: float, delta: float) -> float:
+    """ε at ``delta`` of a Rényi divergence (Canonne, Kamath & Steinke 2020, Proposition 12)."""
+    return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+
+
+def _log_delta(order: float, divergence: float, epsilon: float) -> float:
+    """log δ at ``epsilon``, the same proposition."""
+    return (order - 1) * (divergence - epsilon + math.log1p(-1 / order)) - math.log(order)
+
+
+def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
+    """The divergence whose ε at ``delta`` is ``epsilon``, rounded down by more than the conversion rounds."""
+    overhead = _renyi_epsilon(order, 0.0, delta)
+    return epsilon - overhead - 4e-15 * (epsilon + abs(overhead))
+
+
+def _best_order(epsilon: float, delta: float) -> float:
+    """The order at which (ε, δ) affords the largest Σ 1/z² on full batches; three digits of it are enough."""
+    log_order = float(minimize_scalar(lambda value: -_renyi_limit(1 + math.exp(value), epsilon, delta)
+                                      / (1 + math.exp(value)), bounds=_LOG_ORDERS, method="bounded").x)
+    return float(f"{1 + math.exp(log_order):.3g}")
+
+
+def _best(bound: Callable[[float], float]) -> float:
+    """The least ``bound`` over the orders; each of them is valid, so the search need not be perfect."""
+    return float(minimize_scalar(lambda value: bound(1 + math.exp(value)), bounds=_LOG_ORDERS, method="bounded",
+                                 options={"xatol": 1e-9}).fun)
+
+
+def _description(rule: Filter, relation: Relation) -> dict[str, Any]:
+    return {"name": "filter", "filter": rule.to_json(), "relation": str(relation)}
+
+
+def as_fixed(event: Event) -> Event:
+    """Return the same step without the mark that it was chosen from outputs."""
+    return replace(event, adaptive=False) if isinstance(event, Sampled) else event
+
+
+@lru_cache(maxsize=4096)
+def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
+    """What one step costs, adaptive or not; ∞ without noise and for everything that is not a sampled step."""
+    nothing = tuple(0.0 for _ in rule.limits)
+    everything = tuple(math.inf for _ in rule.limits)
+    if not isinstance(event, Sampled):
+        return everything
+    if not all(isinstance(query, SumQuery) for query in event.queries):
+        raise UnsupportedEvent(f"A {rule.tag!r} has costs for sums with Gaussian noise only.")
+    pairs = canonical((Repeated(as_fixed(event), 1),), rule.rules, relation).pairs
+    if not pairs:
+        return nothing
+    pair = pairs[0][0]
+    return rule.cost(pair) if pair.noise_multiplier > 0 else everything
