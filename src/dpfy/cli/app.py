@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("Interrupted.", _INTERRUPTED)
     except _Rejected as error:
-        _fail(error.format_message().replace("\n", " "), error.exit_code)
+        _fail(error.format_message(), error.exit_code)
     except Exception as error:
         if debug:
             raise
@@ -79,5 +79,5 @@ def _sentence(error: Exception) -> str:
 
 def _fail(sentence: str, code: int) -> NoReturn:
     if sentence:  # empty when the help text was the answer
-        typer.echo(f"Error: {sentence}", err=True)
+        typer.echo(f"Error: {' '.join(sentence.split())}", err=True)  # torch's own reasons have several lines
     sys.exit(code)
