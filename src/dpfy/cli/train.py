@@ -1,6 +1,8 @@
 """``dpfy train`` and ``dpfy init``: from settings to a model, a ledger and a report."""
 
 import inspect
+import shutil
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -78,8 +80,14 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
         console.print(f"accuracy on public data: [bold]{result.evaluations[-1].accuracy:.1%}[/bold]")
     console.print(f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-differential privacy[/bold]{early}")
     folder = escape(str(result.folder))
-    console.print(f"report: {folder}/report.html\nnext:   dpfy account {folder}/ledger.dpl --delta {result.delta:g}",
-                  highlight=False, soft_wrap=True)
+    console.print(f"report: {folder}/report.html\nnext:   {escape(_program())} account {folder}/ledger.dpl "
+                  f"--delta {result.delta:g}", highlight=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """How to call this program again: as it was called, where the shell would not find it by its name."""
+    called = sys.argv[0]
+    return called if Path(called).name == "dpfy" and shutil.which("dpfy") is None else "dpfy"
 
 
 def _number(name: str, text: str) -> float:
