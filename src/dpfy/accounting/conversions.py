@@ -1,0 +1,207 @@
+"""What a guarantee means in other words: trade-off curve, Gaussian DP, membership inference, groups of records.
+
+All of them are read off the certified upper curve δ(ε), so each is itself a bound that one may claim. The proofs are in
+``docs/proofs/conversions.md``.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtr
+
+from dpfy import _validate
+from dpfy.accounting import gaussian
+from dpfy.accounting.guarantee import Guarantee
+from dpfy.accounting.textbook import log_geometric
+
+Array = NDArray[np.float64]
+
+_POINTS = 65
+_PARTS = 8  # of a cell, in each of which a tangent certifies the Gaussian curve
+_FLOOR = 1e-9  # δ below which no slope of a trade-off curve is looked for
+_LARGEST = 300.0  # e^ε must stay a number
+
+
+@dataclass(frozen=True)
+class TradeoffCurve:
+    """Who tells two neighbours apart with a false positive rate of ``fpr[i]`` misses at least ``fnr[i]``."""
+
+    fpr: tuple[float, ...]
+    fnr: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class DominatingGaussian:
+    """δ(ε) is at most that of μ-GDP, or ``floor``, whichever is larger, for every ε ≥ 0."""
+
+    mu: float
+    floor: float
+
+
+def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) -> TradeoffCurve:
+    """Return the lowest false negative rate of any test, at ``points`` false positive rates or at those given.
+
+    *Formal guarantee*: no test of one data set against a neighbour does better, whatever it computes from the released
+    values. Each (ε, δ) of the guarantee excludes a half-plane; the curve is the boundary of what is left.
+
+    Reference: Dong, Roth & Su 2022, Proposition 2.5; Kairouz, Oh & Viswanath 2015.
+
+    >>> from dpfy.accounting import account
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> curve = tradeoff_curve(account(Sampled(Poisson(1.0), (SumQuery(1.0, 1.0),))), [0.05, 0.5])
+    >>> [round(value, 2) for value in curve.fnr]
+    [0.74, 0.16]
+    """
+    if isinstance(points, int):
+        points = [float(value) for value in np.linspace(0, 1, _validate.count("points", points, minimum=2))]
+    fpr = np.array([_validate.real("fpr", value, 0, 1) for value in points])
+    epsilons, deltas = _curve(guarantee, _FLOOR)
+    return TradeoffCurve(tuple(fpr.tolist()), tuple(_excluded(fpr[:, None], epsilons, deltas).max(axis=1).tolist()))
+
+
+def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
+    """Return the most that a membership test with false positive rate ``fpr`` can have as true positive rate.
+
+    *Formal guarantee*: as :func:`tradeoff_curve`, at the best ε for this rate.
+
+    >>> from dpfy.accounting import account
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> round(tpr_at_fpr(account(Sampled(Poisson(1.0), (SumQuery(1.0, 1.0),))), 0.001), 4)
+    0.0183
+    """
+    fpr = _validate.real("fpr", fpr, 0, 1)
+    epsilons, deltas = _curve(guarantee, min(_FLOOR, fpr / 10) or _FLOOR)
+    bounds = _excluded(np.array([fpr])[:, None], epsilons, deltas)[0]
+    best = int(bounds.argmax())
+    low, high = epsilons[max(best - 1, 0)], epsilons[min(best + 1, len(epsilons) - 1)]
+
+    def excess(epsilon: float) -> float:
+        delta = guarantee.delta(float(epsilon)).upper
+        return -float(_excluded(np.array([fpr]), np.array([epsilon]), np.array([delta]))[0])
+
+    refined = minimize_scalar(excess, bounds=(low, high), method="bounded", options={"xatol": 1e-4, "maxiter": 20})
+    return 1 - max(float(bounds[best]), -float(refined.fun)) if high > low else 1 - float(bounds[best])
+
+
+def membership_advantage(guarantee: Guarantee) -> float:
+    """Return the most by which a membership test's true positive rate can exceed its false positive rate: δ(0).
+
+    Reference: the advantage of Yeom et al. 2018; δ(0) bounds the total variation distance, which no test exceeds.
+
+    >>> from dpfy.accounting import account
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> round(membership_advantage(account(Sampled(Poisson(1.0), (SumQuery(1.0, 1.0),)))), 4)
+    0.3829
+    """
+    return guarantee.delta(0.0).upper
+
+
+def dominating_mu(guarantee: Guarantee, floor: float = 1e-6) -> DominatingGaussian:
+    """Return the smallest μ for which μ-GDP is no better than the guarantee wherever δ exceeds ``floor``.
+
+    *Formal guarantee*: δ(ε) ≤ max(δ_μ(ε), ``floor``) for every ε ≥ 0, also between the points that were computed. No
+    useful μ dominates a run with sampling down to δ = 0: that all steps drew the record is rare, and costs as much as
+    no sampling at all.
+
+    Reference: μ-GDP: Dong, Roth & Su 2022.
+
+    >>> from dpfy.accounting import account
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> round(dominating_mu(account(Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),)))).mu, 2)
+    0.5
+    """
+    epsilons, deltas = _curve(guarantee, _validate.delta(floor))
+    if deltas[-1] > floor:
+        return DominatingGaussian(math.inf, floor)
+    if len(epsilons) < 2:
+        return DominatingGaussian(0.0, floor)
+    return DominatingGaussian(_least(lambda mu: _dominates(mu, epsilons, deltas)), floor)
+
+
+def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
+    """Return an ε at ``delta`` for ``size`` records at once, from the guarantee for one record.
+
+    *Formal guarantee*: (ε, δ) for one record gives (kε, δ·Σ_{i<k} e^{iε}) for k of them; the best point of the curve
+    is taken. :func:`~dpfy.accounting.group.group_epsilon` looks at the events and claims less.
+
+    Reference: Vadhan 2017, Lemma 2.2.
+
+    >>> from dpfy.accounting import account
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> single = account(Sampled(Poisson(1.0), (SumQuery(1.0, 10.0),)))
+    >>> group_claim(single, size=1, delta=1e-5) == single.claim(1e-5)
+    True
+    """
+    size, delta = _validate.count("size", size), _validate.delta(delta)
+    if size == 1:
+        return guarantee.claim(delta)
+
+    def fits(epsilon: float) -> bool:
+        one = guarantee.delta(epsilon).upper
+        return one == 0 or math.log(one) + log_geometric(size, epsilon) <= math.log(delta)
+
+    low = guarantee.claim(delta)
+    if math.isinf(low):
+        return math.inf
+    high = max(2 * low, 1e-6)
+    while not fits(high):
+        if high > _LARGEST:
+            return math.inf
+        low, high = high, 2 * high
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return size * high
+
+
+def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
+    """Points (ε, δ(ε)) from ε = 0 to where δ is at most ``floor``, or as far as the guarantee reaches."""
+    if guarantee.delta(0.0).upper <= floor:
+        return np.zeros(1), np.array([guarantee.delta(0.0).upper])
+    last = min(guarantee.claim(floor), _LARGEST)
+    epsilons = np.linspace(0, last, _POINTS)
+    deltas = np.array([guarantee.delta(float(value)).upper for value in epsilons])
+    return epsilons, np.minimum.accumulate(deltas)  # δ never grows with ε
+
+
+def _excluded(fpr: Array, epsilons: Array, deltas: Array) -> Array:
+    """The false negative rate that each (ε, δ) demands at ``fpr``, from both of its inequalities."""
+    steep = 1 - deltas - np.exp(epsilons) * fpr
+    flat = np.exp(-epsilons) * (1 - deltas - fpr)
+    bound: Array = np.maximum(np.maximum(steep, flat), 0.0)
+    return bound
+
+
+def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
+    """Whether δ_μ is above the polygon through the points, as functions of e^ε.
+
+    True curves are convex in e^ε, so they are below the polygon; δ_μ is convex too, so it is above its tangents. On
+    each part of a cell a tangent of δ_μ, itself a line, is compared with the polygon at both ends.
+    """
+    parts = np.linspace(0, 1, _PARTS + 1)
+    left, right = np.exp(epsilons[:-1, None]), np.exp(epsilons[1:, None])
+    grown = left + (right - left) * parts
+    polygon = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * parts
+    middle = (grown[:, 1:] + grown[:, :-1]) / 2
+    value = np.vectorize(gaussian.delta)(mu, np.log(middle))
+    slope = -ndtr(-np.log(middle) / mu - mu / 2)
+    half = (grown[:, 1:] - grown[:, :-1]) / 2
+    return bool(np.all(value - slope * half >= polygon[:, :-1]) and np.all(value + slope * half >= polygon[:, 1:]))
+
+
+def _least(works: Callable[[float], bool]) -> float:
+    """The smallest μ that works, to four digits and never below."""
+    high = 1.0
+    while not works(high):
+        high *= 2
+    low = high / 2
+    while works(low) and low > 1e-12:
+        low, high = low / 2, low
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if works(middle) else (middle, high)
+    return high

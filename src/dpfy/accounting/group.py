@@ -1,0 +1,222 @@
+"""Several records of one person at once, from the events themselves.
+
+Of k records, a Poisson sample at rate q holds Binomial(k, q) many, which move the sum by at most that many bounds. The
+step is therefore dominated by a mixture of Gaussians at 0, 1, …, k with binomial weights against the Gaussian at 0, in
+both directions (Ganesh 2024), whatever directions the records' contributions have.
+
+The loss of the mixture is put on a lattice such that both distributions keep their masses, which can only raise δ
+(connect-the-dots: Doroshenko et al. 2022); composition is a power of its Fourier transform. What the window cuts off,
+and a bound on the error of the transform, are charged to δ. The proof is in ``docs/proofs/conversions.md``.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.optimize import brentq
+from scipy.special import logsumexp, ndtr
+from scipy.stats import binom
+
+from dpfy import _validate
+from dpfy.accounting.canonical import canonical
+from dpfy.accounting.conversions import group_claim
+from dpfy.accounting.guarantee import account
+from dpfy.accounting.pairs import Pair
+from dpfy.accounting.sources import read_source
+from dpfy.errors import UnsupportedEvent
+from dpfy.types import Relation
+
+Array = NDArray[np.float64]
+
+_REACH = 9.0  # standard deviations beyond the outermost Gaussians; the mass further out is below 2e-19
+_CUTS = 16384  # of one step's outputs
+_MAX_SIZE = 2**20
+_TILTS = np.geomspace(1e-3, 1e3, 61)
+_CLOSE = 3e-4  # stop refining when ε moves by less
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class _Law:
+    """One step's loss in one direction: ``mass[j]`` at (``first`` + j) lattice steps, and the rest at ∞."""
+
+    first: int
+    mass: Array
+    infinite: float
+
+
+class _Mixture(NamedTuple):
+    """Masses of both distributions of a pair between cuts of the output, tails included, and losses at the cuts."""
+
+    present: Array
+    absent: Array
+    losses: Array
+
+
+def group_epsilon(source: object, size: int, delta: float) -> float:
+    """Return the ε at ``delta`` when all of ``size`` records are added or removed together.
+
+    *Formal guarantee*: the released values are (ε, δ)-differentially private for data sets that differ in up to
+    ``size`` records, added or removed. The claim is never above the one from group privacy of (ε, δ).
+
+    *Assumes* Poisson samples that draw each record on its own, sums with Gaussian noise, and events fixed in advance.
+
+    Reference: Ganesh 2024 (mixtures of Gaussians); Vadhan 2017, Lemma 2.2.
+
+    >>> from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+    >>> steps = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 2.0),)), 100)
+    >>> one, four = (group_epsilon(steps, size, 1e-5) for size in (1, 4))
+    >>> one < four < group_claim(account(steps), 4, 1e-5)
+    True
+    """
+    size, delta = _validate.count("size", size), _validate.delta(delta)
+    facts = read_source(source)
+    if facts.filter is not None or facts.relation == Relation.REPLACE_ONE:
+        raise UnsupportedEvent("Groups are accounted from events that were fixed in advance, for adding or removing "
+                               "records. Use group_claim for any other guarantee.")
+    guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
+    table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
+    best = group_claim(guarantee, size, delta)
+    rest = delta - table.numerical_delta
+    if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
+        return best
+    previous = math.inf
+    for interval in _intervals(table.pairs, size):
+        epsilon = max(_epsilon(laws, interval, rest) for laws in _laws(table.pairs, size, interval))
+        best = min(best, epsilon)
+        if math.isinf(epsilon) or abs(previous - epsilon) <= _CLOSE * epsilon:
+            break
+        previous = epsilon
+    return best
+
+
+def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float]:
+    """Finer and finer lattices; the finest has as many points in one step's range as a transform may have."""
+    span = max(float(np.ptp(_mixture(pair, size).losses)) for pair, _ in pairs)
+    interval = 2.0 ** math.floor(math.log2(span / 512))
+    while span / interval < _MAX_SIZE:
+        yield interval
+        interval /= 2
+
+
+def _laws(pairs: tuple[tuple[Pair, int], ...], size: int, interval: float) -> tuple[list[tuple[_Law, int]], ...]:
+    """The steps in the direction of removing the group, and in that of adding it."""
+    both = [(_on_lattice(_mixture(pair, size), interval), times) for pair, times in pairs]
+    return [(laws[0], times) for laws, times in both], [(laws[1], times) for laws, times in both]
+
+
+@lru_cache(maxsize=64)
+def _mixture(pair: Pair, size: int) -> _Mixture:
+    """Cut the outputs of one step where its loss grows evenly."""
+    if pair != Pair(pair.rate, pair.noise_multiplier):
+        raise UnsupportedEvent("Groups are accounted for sums with Gaussian noise only. Use group_claim.")
+    z, counts = pair.noise_multiplier, np.arange(size + 1)
+    log_weights = binom.logpmf(counts, size, pair.rate)
+
+    def loss(x: Array) -> Array:
+        value: Array = logsumexp(log_weights + (2 * np.multiply.outer(x, counts) - counts**2) / (2 * z**2), axis=-1)
+        return value
+
+    reached = np.linspace(-_REACH * z, size + _REACH * z, _CUTS)
+    levels = loss(reached)
+    cuts = np.interp(np.linspace(levels[0], levels[-1], _CUTS), levels, reached)
+    edges = np.concatenate(([-np.inf], np.unique(np.concatenate((cuts, reached))), [np.inf]))
+    weights = np.exp(log_weights)
+    present = sum(weight * _normal_masses((edges - count) / z) for count, weight in zip(counts, weights, strict=True))
+    return _Mixture(np.asarray(present), _normal_masses(edges / z), loss(edges[1:-1]))
+
+
+def _normal_masses(edges: Array) -> Array:
+    """Masses between ``edges``, from the tail on their side so that small ones keep their digits."""
+    below, above = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
+    masses: Array = np.where(edges[1:] <= 0, below, above)
+    return np.maximum(masses, 0.0)
+
+
+def _on_lattice(mixture: _Mixture, interval: float) -> tuple[_Law, _Law]:
+    """Both directions of one step. Each cell's masses go to its two ends, and each end's to its two lattice points."""
+    present, absent, losses = mixture
+    width = np.maximum(np.diff(losses), 1e-300)
+    # A cell's masses carry errors of a few units in the last place of a tail; to the right is the safe side.
+    right = present[1:-1] - np.exp(losses[:-1]) * absent[1:-1]
+    slack = 8 * _UNIT * (present[1:-1] + np.exp(losses[:-1]) * absent[1:-1]) + 4 * _UNIT**2
+    right = np.clip((right + slack) / -np.expm1(-width), 0.0, present[1:-1])
+    atoms = np.append(present[1:-1] - right, 0.0)
+    atoms[1:] += right
+    place = np.floor(losses / interval)
+    first, last = int(place[0]), int(place[-1]) + 1
+    share = np.clip(-np.expm1(place * interval - losses) / -math.expm1(-interval), 0.0, 1.0)
+    index = (place - first).astype(int)
+    mass = np.zeros(last - first + 1)
+    np.add.at(mass, index, atoms * (1 - share))
+    np.add.at(mass, index + 1, atoms * share)
+    back = mass * np.exp(-interval * np.arange(first, last + 1))
+    mass[0] += present[0]  # losses below the first cut are raised to it, those above the last to ∞
+    back[-1] += absent[-1]
+    return _Law(first, mass, float(present[-1])), _Law(-last, back[::-1], float(absent[0]))
+
+
+def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float) -> float:
+    """The smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; ∞ if the charges exceed it."""
+    low, high = _window(steps, interval, delta * 1e-6)
+    size = next_fast_len(max(high - low + 1, *(len(law.mass) for law, _ in steps)), real=True)
+    if size > _MAX_SIZE:
+        return math.inf
+    spectrum, error = _power(steps, size)
+    origin = sum(law.first * times for law, times in steps)
+    mass = np.roll(irfft(spectrum, size), (origin - low) % size)
+    losses = interval * np.arange(low, low + size)
+    charge = error + delta * 1e-6 + sum(law.infinite * times for law, times in steps)
+
+    def excess(epsilon: float) -> float:
+        start = int(np.searchsorted(losses, epsilon, side="right"))
+        return float(-np.expm1(epsilon - losses[start:]) @ mass[start:]) + charge - delta
+
+    if charge >= delta:
+        return math.inf
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(brentq(excess, 0.0, max(float(losses[-1]), interval), xtol=1e-10)) + 1e-9
+
+
+def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex128], float]:
+    """The transform of the composition, and a bound on what its error adds to the sum of all masses.
+
+    A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input (Higham 2002, Theorem
+    24.2), so each frequency by √n·c·‖mass‖, a T-th power by T times that where the modulus is |f|, and the inverse by
+    the Euclidean norm of all this over the frequencies: the sum of absolute errors is at most √n times theirs.
+    """
+    relative = 8 * _UNIT * math.log2(size)
+    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+    modulus = np.ones(size // 2 + 1)
+    wrong = np.zeros(size // 2 + 1)
+    for law, times in steps:
+        transform = rfft(law.mass, size)
+        each = math.sqrt(size) * relative * float(np.linalg.norm(law.mass))
+        bounded = np.minimum(np.abs(transform) + each, 1.0)
+        # |a^T·s − â^T·ŝ| ≤ |a|^T·|s − ŝ| + T·|a|^{T−1}·|a − â|·|ŝ|, and the power's own rounding
+        wrong = bounded**times * wrong + times * bounded ** (times - 1) * each * modulus
+        modulus = modulus * bounded**times
+        wrong += (4 * times + 4) * _UNIT * modulus
+        spectrum *= transform**times
+    norm = math.sqrt(2) * (float(np.linalg.norm(wrong)) + relative * float(np.linalg.norm(modulus)))
+    return spectrum, norm
+
+
+def _window(steps: list[tuple[_Law, int]], interval: float, tail: float) -> tuple[int, int]:
+    """Lattice points outside which less than ``tail`` of the sum lies on either side, by Chernoff's bound."""
+    ends = []
+    for sign in (-1, 1):
+        best = math.inf
+        for tilt in _TILTS:
+            moments = sum(times * float(logsumexp(sign * tilt * interval * (law.first + np.arange(len(law.mass))),
+                                                  b=law.mass)) for law, times in steps)
+            best = min(best, (moments - math.log(tail)) / (tilt * interval))
+        reach = sum(times * (law.first + len(law.mass) - 1 if sign > 0 else -law.first) for law, times in steps)
+        ends.append(sign * math.ceil(min(best, reach)))
+    return ends[0], ends[1]
