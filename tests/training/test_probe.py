@@ -239,3 +239,10 @@ def test_buckets_of_several_lengths_are_collated_by_length(started):
         return model(x.unsqueeze(2)).mean((1, 2))
 
     torch.testing.assert_close(started(records, model=model, clip=10.0).release(loss), torch.tensor([5.0, 5.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_models_of_other_precisions_pass(started, dtype):
+    model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)).to(dtype)
+    _, released = first_release(started, model, ROWS.to(dtype))
+    assert released.any() and released.dtype == dtype

@@ -48,6 +48,16 @@ class Probe:
                 raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
             return self._agreeing_engine(engine)
 
+    def _equal(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        """Equal up to the rounding of differently shaped kernels in the model's precision."""
+        if a.shape != b.shape:
+            return False
+        a, b = a.double(), b.double()
+        precision = max(torch.finfo(p.dtype).eps for p in self.parameters.values())
+        scale = float(torch.cat([a.flatten(), b.flatten()]).nan_to_num(0, 0, 0).abs().max()) if a.numel() else 0.0
+        return torch.allclose(a, b, rtol=max(1e-4, 16 * precision), atol=max(1e-5, 8 * precision) * scale + 1e-12,
+                              equal_nan=True)
+
     def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
 
@@ -83,12 +93,12 @@ class Probe:
             for position in sorted({0, size // 2, size - 1}):
                 changed = with_row_from(base, other, position)
                 rest = [row for row in range(size) if row != position]
-                if not _equal(losses[rest], self._losses(changed)[rest]):
+                if not self._equal(losses[rest], self._losses(changed)[rest]):
                     culprit = self._culprit(base, changed, rest)
                     raise self._refusal(culprit, "lets one example change another one's loss")
             if deterministic:
                 alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
-                if not _equal(losses, alone):
+                if not self._equal(losses, alone):
                     culprit = self._culprit_alone(base)
                     raise self._refusal(culprit, "gives an example another loss alone than in a batch")
 
@@ -97,12 +107,12 @@ class Probe:
         first = self._losses(self._input(3))
         for scale in _SCALES:
             self._losses(self._input(5, 3, scale))
-        if not _equal(first, self._losses(self._input(3))):
+        if not self._equal(first, self._losses(self._input(3))):
             raise self._refusal(None, "keeps state between steps that changes later losses")
 
     def _is_random(self) -> bool:
         chunk = self._input(3)
-        return not _equal(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
+        return not self._equal(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
     def _agreeing_engine(self, wanted: str) -> Engine:
         """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
@@ -125,7 +135,7 @@ class Probe:
                 except Exception as error:
                     reason = f"fails on synthetic input ({type(error).__name__}: {error})"
                     continue
-                if random or all(_equal(a, b) for a, b in zip(found, expected, strict=True)):
+                if random or all(self._equal(a, b) for a, b in zip(found, expected, strict=True)):
                     return engine
                 reason = "does not give the gradients that one example at a time gives"
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
@@ -138,7 +148,7 @@ class Probe:
         """The first module, in the order of execution, whose output moves for untouched examples."""
         before, after = self._outputs(base), self._outputs(changed)
         for name, output in before.items():
-            if name in after and len(output) > max(rest) and not _equal(output[rest], after[name][rest]):
+            if name in after and len(output) > max(rest) and not self._equal(output[rest], after[name][rest]):
                 return name
         return None
 
@@ -146,7 +156,7 @@ class Probe:
         together, alone = self._outputs(base), self._outputs(base.record(0))
         for name, output in together.items():
             batched = name in alone and len(output) == base.size and len(alone[name]) == 1
-            if batched and not _equal(output[:1], alone[name]):
+            if batched and not self._equal(output[:1], alone[name]):
                 return name
         return None
 
@@ -194,15 +204,6 @@ def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None
     if shapes[0] != shapes[1]:
         raise IsolationError("collate_fn pads an example to the longest of its neighbours, so that one record changes "
                              "the input of others. Pad to a public fixed length, or to declared buckets.")
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal up to the rounding of differently shaped kernels."""
-    if a.shape != b.shape:
-        return False
-    a, b = a.double(), b.double()
-    scale = float(torch.cat([a.flatten(), b.flatten()]).nan_to_num(0, 0, 0).abs().max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale + 1e-12, equal_nan=True)
 
 
 @contextmanager
