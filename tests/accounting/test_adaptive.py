@@ -15,6 +15,7 @@ from dpfy.accounting.pairs import Pair
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
+from dpfy.reporting import report
 from dpfy.types import Interval
 
 DELTA = 1e-5
@@ -312,6 +313,15 @@ def test_an_odometer_reading_cannot_pass_for_a_guarantee():
     with pytest.raises(LedgerError):
         odometer(Ledger.in_memory(header=Header()), DELTA)
     assert isinstance(reading, Reading)
+
+
+def test_a_report_never_tabulates_the_steps_of_a_filter():
+    # Its curve would be PLD over prefixes of a list that was not fixed in advance.
+    rule = GaussianFilter(1.0)
+    with Ledger.in_memory(rule.guard(), Header(filter=rule.to_json())) as ledger:
+        ledger.reserve(step(1.0, 4.0, adaptive=False))
+    with pytest.raises(UnsupportedEvent, match="filter"):
+        report(ledger, DELTA)
 
 
 # Why filters: choosing the second step from the first one's output

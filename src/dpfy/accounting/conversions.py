@@ -163,6 +163,8 @@ def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
     if guarantee.delta(0.0).upper <= floor:
         return np.zeros(1), np.array([guarantee.delta(0.0).upper])
     last = min(guarantee.claim(floor), _LARGEST)
+    while guarantee.delta(last).upper > floor and last < _LARGEST:  # both bounds round their own way
+        last = min(1.002 * last, _LARGEST)
     epsilons = np.linspace(0, last, _POINTS)
     deltas = np.array([guarantee.delta(float(value)).upper for value in epsilons])
     return epsilons, np.minimum.accumulate(deltas)  # δ never grows with ε

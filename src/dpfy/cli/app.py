@@ -9,6 +9,7 @@ import typer
 from dpfy import __version__
 from dpfy.cli.account import account
 from dpfy.cli.calibrate import calibrate
+from dpfy.cli.convert import convert
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
@@ -26,6 +27,7 @@ app = typer.Typer(name="dpfy", no_args_is_help=True, add_completion=False, prett
 app.command()(epsilon)
 app.command()(calibrate)
 app.command()(account)
+app.command()(convert)
 app.command()(inspect_data)
 app.command()(report)
 app.command()(train)

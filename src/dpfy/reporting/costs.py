@@ -120,6 +120,9 @@ class Costs:
 
 def _guarantees(ledger: Ledger) -> tuple[dict[str, Guarantee], dict[str, str]]:
     """The guarantee by every method that has rules for the ledger, and why the others have none."""
+    if ledger.header is not None and ledger.header.filter is not None:
+        raise UnsupportedEvent("The ledger declares a filter, whose limit is its guarantee however its steps went; the "
+                               "tables of a report follow the steps. Use dpfy account for the guarantee.")
     guarantees, refusals = {}, {}
     for method in METHODS:
         try:
