@@ -29,8 +29,8 @@ def needy(argument):
     return argument
 '''
 TRAIN = ["train", "--records", "4", "--batch-size", "2", "--epochs", "1", "--name", "a"]
-COMMANDS = [[], ["ledger"], ["train"], ["init"], ["report"], ["account"], ["epsilon"], ["calibrate"], ["inspect-data"],
-            ["ledger", "verify"], ["ledger", "show"]]
+COMMANDS = [[], ["ledger"], ["train"], ["init"], ["report"], ["account"], ["convert"], ["epsilon"], ["calibrate"],
+            ["inspect-data"], ["ledger", "verify"], ["ledger", "show"]]
 
 
 @pytest.fixture(autouse=True)
