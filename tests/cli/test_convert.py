@@ -55,7 +55,7 @@ def test_a_filter_is_converted_by_its_limit(run, tmp_path):
     _, out, _ = run(tmp_path / "run.dpl", "--delta", "1e-5", "--group", "2", "--json")
     values = json.loads(out)
     assert values["mu"] == pytest.approx(0.5, rel=0.01)
-    assert values["group_epsilon"] > 2 * values["epsilon"] > 4  # of the limit, not of the one step
+    assert values["group_epsilon"] > 2 * values["epsilon"] > 3  # of the limit, not of the one step
 
 
 def test_sentences_and_errors(run, tmp_path):

@@ -214,7 +214,7 @@ class DominationGuard:
 def dominates(committed: Event, event: Event) -> bool:
     """Tell whether ``event`` is post-processing of ``committed``: a smaller rate, more noise, no more numerical δ.
 
-    Reference: ``docs/proofs/filters.md``, lemma 2.
+    Reference: ``docs/proofs/filters.md``, Lemma 4.
     """
     if not isinstance(committed, Sampled) or not isinstance(event, Sampled):
         return False
