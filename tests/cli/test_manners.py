@@ -2,6 +2,7 @@
 
 import pytest
 
+import dpfy
 from dpfy.cli import app as cli
 from dpfy.errors import DataError
 
@@ -103,6 +104,17 @@ def test_ctrl_c_is_a_sentence(run, monkeypatch):
         raise KeyboardInterrupt
     monkeypatch.setattr("dpfy.training.inspection.inspect_records", interrupted)
     assert run("inspect-data", "manners_own:good") == (130, "", "Error: Interrupted.\n")
+
+
+@pytest.mark.parametrize("command", [["account"], ["convert"], ["report"], ["ledger", "verify"], ["ledger", "show"]],
+                         ids=" ".join)
+def test_the_folder_of_a_run_stands_for_its_ledger(run, tmp_path, command):
+    step = dpfy.dpsgd(records=10, batch_size=5, steps=1, noise_multiplier=2.0).event
+    with dpfy.Ledger.open(tmp_path / "ledger.dpl") as ledger:
+        ledger.reserve(step)
+    options = [] if command[0] == "ledger" else ["--delta", "1e-3"]
+    code, out, err = run(*command, str(tmp_path), *options)
+    assert (code, err) == (0, "") and out
 
 
 def test_inspect_data_takes_the_private_half_of_a_pair(run):

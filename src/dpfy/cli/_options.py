@@ -1,6 +1,7 @@
 """Options that several commands share, with one wording each."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,3 +23,8 @@ StepsOption = Annotated[int, typer.Option("--steps", help="How many steps.", sho
 MethodOption = Annotated[Method, typer.Option("--method", help="Privacy loss distributions, or Rényi divergences.")]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="When two data sets are neighbours.")]
 JsonOption = Annotated[bool, typer.Option("--json", help='Print one JSON object; infinity is the string "inf".')]
+
+
+def ledger_file(path: Path) -> Path:
+    """Return the ledger that ``path`` is, or that the folder of a run holds."""
+    return path / "ledger.dpl" if path.is_dir() else path

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli._options import DeltaOption, JsonOption, Method, MethodOption
+from dpfy.cli._options import DeltaOption, JsonOption, Method, MethodOption, ledger_file
 from dpfy.types import Relation
 
 
 def account(
-    path: Annotated[Path, typer.Argument(help="A ledger, such as run.dpl, or a file with a JSON list of events.",
+    path: Annotated[Path, typer.Argument(help="A ledger, the folder of a run, or a file with a JSON list of events.",
                                          show_default=False)],
     delta: DeltaOption,
     method: MethodOption = Method.PLD,
@@ -29,7 +29,7 @@ def account(
     from dpfy.accounting import account as account_source
     from dpfy.cli._output import claims, print_json
 
-    guarantee = account_source(path, str(method), relation)
+    guarantee = account_source(ledger_file(path), str(method), relation)
     values: dict[str, Any] = claims(guarantee, delta) | {"private": guarantee.private, "durable": guarantee.durable}
     registered = guarantee.envelope
     values["envelope"] = registered and {"epsilon": registered.claim(delta), "steps": registered.steps}

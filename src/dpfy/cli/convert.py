@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli._options import DeltaOption, JsonOption
+from dpfy.cli._options import DeltaOption, JsonOption, ledger_file
 from dpfy.types import Relation
 
 
 def convert(
-    path: Annotated[Path, typer.Argument(help="A ledger, such as run.dpl, or a file with a JSON list of events.",
+    path: Annotated[Path, typer.Argument(help="A ledger, the folder of a run, or a file with a JSON list of events.",
                                          show_default=False)],
     delta: DeltaOption,
     fpr: Annotated[float, typer.Option("--fpr", help="A false positive rate of a membership test, in [0, 1].")] = 0.001,
@@ -32,7 +32,7 @@ def convert(
     from dpfy.cli._output import print_json
 
     _validate.real("fpr", fpr, 0, 1)
-    guarantee = account(path)
+    guarantee = account(ledger_file(path))
     guarantee = guarantee.envelope or guarantee  # what may be claimed whenever the run stopped
     gaussian = dominating_mu(guarantee, floor=delta)
     fixed = guarantee.source.filter is None and guarantee.relation != Relation.REPLACE_ONE  # else the curve is all

@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfy.cli._options import ledger_file
 from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
 
 ledger_app = typer.Typer(help="Verify and show ledgers.", no_args_is_help=True)
 
-_Path = Annotated[Path, typer.Argument(help="The ledger, such as run.dpl.", show_default=False)]
+_Path = Annotated[Path, typer.Argument(help="The ledger, such as run.dpl, or the folder of a run.", show_default=False)]
 _Anchor = Annotated[Path | None, typer.Option(help="The second place in which the run kept the head.",
                                               show_default=False)]
 
@@ -57,7 +58,7 @@ def show(path: _Path, anchor: _Anchor = None,
 
 def _read(path: Path, anchor: Path | None) -> Ledger:
     try:
-        return Ledger.read(path, anchor)
+        return Ledger.read(ledger_file(path), anchor)
     except LedgerError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpfy.cli._options import ledger_file
 from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def report(
 
     if facts is None and (path / "report.json").is_file():
         facts = path / "report.json"
-    ledger = Ledger.read(path / "ledger.dpl" if path.is_dir() else path, anchor)
+    ledger = Ledger.read(ledger_file(path), anchor)
     result = report_on(ledger, _planned_delta(ledger) if delta is None else delta, _declared(facts))
     if out is None:
         typer.echo(result.to_markdown(), nl=False)
