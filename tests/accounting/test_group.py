@@ -68,9 +68,16 @@ def test_groups_cost_more_than_one_and_less_than_group_privacy_of_epsilon():
         assert cost < 0.9 * group_claim(guarantee, size, DELTA)
 
 
-def test_where_the_arithmetic_hides_delta_the_weaker_bound_is_used():
-    steps = run(0.01, 1.0, 1000)
-    assert group_epsilon(steps, 2, 1e-14) == group_claim(account(steps), 2, 1e-14)
+@pytest.mark.parametrize("delta", [1e-8, 1e-12])
+def test_small_deltas_keep_their_digits(delta):
+    # Without the tilt, the error of the transform alone would exceed them.
+    truth = gaussian.epsilon(3 * math.sqrt(50) / 20, delta).upper
+    assert truth <= group_epsilon(run(1.0, 20.0, 50), 3, delta) < 1.002 * truth
+
+
+def test_where_no_lattice_serves_the_weaker_bound_is_used():
+    steps = run(0.01, 0.01, 3)  # losses of tens of thousands
+    assert group_epsilon(steps, 2, 1e-9) == group_claim(account(steps), 2, 1e-9)
 
 
 def test_edges():

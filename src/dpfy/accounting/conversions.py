@@ -59,8 +59,9 @@ def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) ->
     if isinstance(points, int):
         points = [float(value) for value in np.linspace(0, 1, _validate.count("points", points, minimum=2))]
     fpr = np.array([_validate.real("fpr", value, 0, 1) for value in points])
-    epsilons, deltas = _curve(guarantee, _FLOOR)
-    return TradeoffCurve(tuple(fpr.tolist()), tuple(_excluded(fpr[:, None], epsilons, deltas).max(axis=1).tolist()))
+    place = (fpr[:, None], *_curve(guarantee, _FLOOR))
+    demanded = np.maximum(np.maximum(_steep(*place), _flat(*place)).max(axis=1), 0.0)
+    return TradeoffCurve(tuple(fpr.tolist()), tuple(demanded.tolist()))
 
 
 def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
@@ -74,17 +75,15 @@ def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
     0.0183
     """
     fpr = _validate.real("fpr", fpr, 0, 1)
-    epsilons, deltas = _curve(guarantee, min(_FLOOR, fpr / 10) or _FLOOR)
-    bounds = _excluded(np.array([fpr])[:, None], epsilons, deltas)[0]
-    best = int(bounds.argmax())
-    low, high = epsilons[max(best - 1, 0)], epsilons[min(best + 1, len(epsilons) - 1)]
-
-    def excess(epsilon: float) -> float:
-        delta = guarantee.delta(float(epsilon)).upper
-        return -float(_excluded(np.array([fpr]), np.array([epsilon]), np.array([delta]))[0])
-
-    refined = minimize_scalar(excess, bounds=(low, high), method="bounded", options={"xatol": 1e-4, "maxiter": 20})
-    return 1 - max(float(bounds[best]), -float(refined.fun)) if high > low else 1 - float(bounds[best])
+    at_zero = guarantee.delta(0.0).upper
+    last = _last(guarantee, min(_FLOOR, fpr / 10) or _FLOOR) if at_zero > _FLOOR else 0.0
+    best = max(0.0, 1 - at_zero - fpr)
+    for side in (_steep, _flat):  # each is unimodal in ε, and every ε gives a valid bound
+        if last > 0:
+            found = minimize_scalar(lambda value, side=side: -float(side(fpr, value, guarantee.delta(value).upper)),
+                                    bounds=(0.0, last), method="bounded", options={"xatol": 1e-4 * last})
+            best = max(best, -float(found.fun))
+    return 1 - best
 
 
 def membership_advantage(guarantee: Guarantee) -> float:
@@ -138,13 +137,13 @@ def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
     """
     size, delta = _validate.count("size", size), _validate.delta(delta)
     if size == 1:
-        return guarantee.claim(delta)
+        return float(guarantee.claim(delta))
 
     def fits(epsilon: float) -> bool:
         one = guarantee.delta(epsilon).upper
         return one == 0 or math.log(one) + log_geometric(size, epsilon) <= math.log(delta)
 
-    low = guarantee.claim(delta)
+    low = float(guarantee.claim(delta))
     if math.isinf(low):
         return math.inf
     high = max(2 * low, 1e-6)
@@ -162,20 +161,27 @@ def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
     """Points (ε, δ(ε)) from ε = 0 to where δ is at most ``floor``, or as far as the guarantee reaches."""
     if guarantee.delta(0.0).upper <= floor:
         return np.zeros(1), np.array([guarantee.delta(0.0).upper])
-    last = min(guarantee.claim(floor), _LARGEST)
-    while guarantee.delta(last).upper > floor and last < _LARGEST:  # both bounds round their own way
-        last = min(1.002 * last, _LARGEST)
-    epsilons = np.linspace(0, last, _POINTS)
+    epsilons = np.linspace(0, _last(guarantee, floor), _POINTS)
     deltas = np.array([guarantee.delta(float(value)).upper for value in epsilons])
     return epsilons, np.minimum.accumulate(deltas)  # δ never grows with ε
 
 
-def _excluded(fpr: Array, epsilons: Array, deltas: Array) -> Array:
-    """The false negative rate that each (ε, δ) demands at ``fpr``, from both of its inequalities."""
-    steep = 1 - deltas - np.exp(epsilons) * fpr
-    flat = np.exp(-epsilons) * (1 - deltas - fpr)
-    bound: Array = np.maximum(np.maximum(steep, flat), 0.0)
-    return bound
+def _last(guarantee: Guarantee, floor: float) -> float:
+    """An ε at which δ is at most ``floor``, if any of use is."""
+    last = min(guarantee.claim(floor), _LARGEST)
+    while guarantee.delta(last).upper > floor and last < _LARGEST:  # both bounds round their own way
+        last = min(1.002 * last, _LARGEST)
+    return last
+
+
+def _steep(fpr: Array | float, epsilon: Array | float, delta: Array | float) -> Array:
+    """The false negative rate that (ε, δ) demands at ``fpr``."""
+    return np.asarray(1 - delta - np.exp(epsilon) * fpr)
+
+
+def _flat(fpr: Array | float, epsilon: Array | float, delta: Array | float) -> Array:
+    """The same with the data sets exchanged."""
+    return np.asarray(np.exp(np.negative(epsilon)) * (1 - delta - fpr))
 
 
 def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:

@@ -36,7 +36,9 @@ Array = NDArray[np.float64]
 _REACH = 9.0  # standard deviations beyond the outermost Gaussians; the mass further out is below 2e-19
 _CUTS = 16384  # of one step's outputs
 _MAX_SIZE = 2**20
-_TILTS = np.geomspace(1e-3, 1e3, 61)
+_TILTS = np.geomspace(1e-2, 300, 31)
+_TINY = 1e-250  # masses below it are raised to an infinite loss
+_MAX_SPAN = 600.0  # of one step's losses, and of exponents: e^x must be a number
 _CLOSE = 3e-4  # stop refining when ε moves by less
 _UNIT = 2.0**-53
 
@@ -87,9 +89,9 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
         return best
     previous = math.inf
     for interval in _intervals(table.pairs, size):
-        epsilon = max(_epsilon(laws, interval, rest) for laws in _laws(table.pairs, size, interval))
+        epsilon = max(_epsilon(laws, interval, rest, best) for laws in _laws(table.pairs, size, interval))
         best = min(best, epsilon)
-        if math.isinf(epsilon) or abs(previous - epsilon) <= _CLOSE * epsilon:
+        if abs(previous - epsilon) <= _CLOSE * epsilon:  # also when both are ∞: finer lattices do not help
             break
         previous = epsilon
     return best
@@ -99,7 +101,7 @@ def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float
     """Finer and finer lattices; the finest has as many points in one step's range as a transform may have."""
     span = max(float(np.ptp(_mixture(pair, size).losses)) for pair, _ in pairs)
     interval = 2.0 ** math.floor(math.log2(span / 512))
-    while span / interval < _MAX_SIZE:
+    while span < _MAX_SPAN and span / interval < _MAX_SIZE:
         yield interval
         interval /= 2
 
@@ -158,30 +160,77 @@ def _on_lattice(mixture: _Mixture, interval: float) -> tuple[_Law, _Law]:
     back = mass * np.exp(-interval * np.arange(first, last + 1))
     mass[0] += present[0]  # losses below the first cut are raised to it, those above the last to ∞
     back[-1] += absent[-1]
-    return _Law(first, mass, float(present[-1])), _Law(-last, back[::-1], float(absent[0]))
+    return _law(first, mass, float(present[-1])), _law(-last, back[::-1], float(absent[0]))
 
 
-def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float) -> float:
-    """The smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; ∞ if the charges exceed it."""
-    low, high = _window(steps, interval, delta * 1e-6)
+def _law(first: int, mass: Array, infinite: float) -> _Law:
+    tiny = mass < _TINY
+    return _Law(first, np.where(tiny, 0.0, mass), infinite + float(mass[tiny].sum()))
+
+
+def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float, guess: float) -> float:
+    """The smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; ∞ if the charges exceed it.
+
+    The laws are tilted towards ``guess`` before they are transformed: errors then shrink with the masses around it.
+    """
+    tail = delta * 1e-6
+    tilt, moment = _saddle(steps, interval, guess)
+    tilted = [(_tilted(law, interval, tilt), times) for law, times in steps]
+    windows = _window(steps, interval, tail), _window(tilted, interval, tail)
+    low, high = min(window[0] for window in windows), max(window[1] for window in windows)
     size = next_fast_len(max(high - low + 1, *(len(law.mass) for law, _ in steps)), real=True)
     if size > _MAX_SIZE:
         return math.inf
-    spectrum, error = _power(steps, size)
+    spectrum, error = _power(tilted, size)
     origin = sum(law.first * times for law, times in steps)
     mass = np.roll(irfft(spectrum, size), (origin - low) % size)
     losses = interval * np.arange(low, low + size)
-    charge = error + delta * 1e-6 + sum(law.infinite * times for law, times in steps)
+    charge = tail + sum(law.infinite * times for law, times in steps)
+    # Each factor of a tilted mass is right to a few units in the last place of its exponent.
+    rounding = 1 + 16 * _UNIT * sum(times for _, times in steps) * (8 + tilt * interval * max(high - low, 1))
 
     def excess(epsilon: float) -> float:
         start = int(np.searchsorted(losses, epsilon, side="right"))
-        return float(-np.expm1(epsilon - losses[start:]) @ mass[start:]) + charge - delta
+        weights = -np.expm1(epsilon - losses[start:]) * np.exp(moment - tilt * losses[start:])
+        summed = float(weights @ mass[start:]) + error * math.exp(moment - tilt * epsilon)
+        return summed * rounding + charge - delta
 
-    if charge >= delta:
+    top = max(float(losses[-1]), interval)
+    if excess(top) > 0:
         return math.inf
     if excess(0.0) <= 0:
         return 0.0
-    return float(brentq(excess, 0.0, max(float(losses[-1]), interval), xtol=1e-10)) + 1e-9
+    return float(brentq(excess, 0.0, top, xtol=1e-10)) + 1e-9
+
+
+def _saddle(steps: list[tuple[_Law, int]], interval: float, guess: float) -> tuple[float, float]:
+    """The tilt λ that makes losses around ``guess`` typical, and the log-moment of the composition at it."""
+    if math.isinf(guess):
+        return 0.0, 0.0
+    moments = {float(tilt): _log_moment(steps, interval, float(tilt)) for tilt in _TILTS}
+    usable = {0.0: 0.0} | {tilt: moment for tilt, moment in moments.items() if moment < _MAX_SPAN}
+    return min(usable.items(), key=lambda item: item[1] - item[0] * guess)
+
+
+def _log_moment(steps: list[tuple[_Law, int]], interval: float, tilt: float) -> float:
+    return math.fsum(times * _log_sum(law, interval, tilt) for law, times in steps)
+
+
+def _log_sum(law: _Law, interval: float, tilt: float) -> float:
+    """log E e^{tilt·loss} of one step, ∞ aside."""
+    return float(logsumexp(_tilted_logs(law, interval, tilt)))
+
+
+def _tilted_logs(law: _Law, interval: float, tilt: float) -> Array:
+    logs = np.log(law.mass, out=np.full_like(law.mass, -np.inf), where=law.mass > 0)
+    tilted: Array = logs + tilt * interval * (law.first + np.arange(len(law.mass)))
+    return tilted
+
+
+def _tilted(law: _Law, interval: float, tilt: float) -> _Law:
+    """The law with masses in proportion to e^{tilt·loss}, which add up to 1."""
+    logs = _tilted_logs(law, interval, tilt)
+    return _Law(law.first, np.exp(logs - logsumexp(logs)), 0.0)
 
 
 def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex128], float]:
@@ -214,9 +263,8 @@ def _window(steps: list[tuple[_Law, int]], interval: float, tail: float) -> tupl
     for sign in (-1, 1):
         best = math.inf
         for tilt in _TILTS:
-            moments = sum(times * float(logsumexp(sign * tilt * interval * (law.first + np.arange(len(law.mass))),
-                                                  b=law.mass)) for law, times in steps)
-            best = min(best, (moments - math.log(tail)) / (tilt * interval))
+            moment = _log_moment(steps, interval, sign * float(tilt))
+            best = min(best, (moment - math.log(tail)) / (tilt * interval))
         reach = sum(times * (law.first + len(law.mass) - 1 if sign > 0 else -law.first) for law, times in steps)
         ends.append(sign * math.ceil(min(best, reach)))
     return ends[0], ends[1]
