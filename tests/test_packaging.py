@@ -72,7 +72,7 @@ def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
                 if line.startswith("Requires-Dist") and "extra ==" not in line}
     assert "License-Expression: Apache-2.0" in metadata
     assert required <= {"torch", "numpy", "scipy", "cryptography", "typer", "rich", "matplotlib", "safetensors",
-                        "scikit-learn", "dp-accounting"}  # a new one is a decision: docs/decisions/dependencies.md
+                        "scikit-learn"}  # a new one is a decision: docs/decisions/dependencies.md
     # One that is imported and not installed breaks elsewhere; one that is installed and not imported is a burden.
     optional = {"pyyaml", "pillow", "dp-accounting"}  # each behind an error that names the extra or the package
     assert imported_distributions() - optional <= required <= imported_distributions()

@@ -1,7 +1,7 @@
 """What it cost: from the facts of a ledger to a guarantee, without torch."""
 
 from dpfy.accounting.adaptive import FilterGuarantee, Reading, odometer
-from dpfy.accounting.calibrate import calibrate_envelope, calibrate_noise
+from dpfy.accounting.calibrate import calibrate_envelope, calibrate_noise, calibrate_rate, calibrate_steps
 from dpfy.accounting.filters import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter
 from dpfy.accounting.guarantee import Guarantee, account
 from dpfy.accounting.guards import EnvelopeGuard
@@ -9,4 +9,5 @@ from dpfy.accounting.rules import RULES, Rule, supported
 
 __all__ = ["RULES", "DominatedBy", "EnvelopeGuard", "Filter", "FilterGuarantee", "GaussianFilter", "Guarantee",
            "Reading", "RenyiFilter", "Rule", "ZcdpFilter", "account", "calibrate_envelope", "calibrate_noise",
+           "calibrate_rate", "calibrate_steps",
            "odometer", "supported"]

@@ -1,4 +1,4 @@
-"""The least noise that keeps a run within its budget."""
+"""The least noise, the largest rate or the most steps that keep a run within its budget."""
 
 import math
 from collections.abc import Callable
@@ -9,9 +9,13 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled, SumQuery
 from dpfy.types import Budget, Relation
 
-_TOLERANCE = 2e-4  # of ε: the claim lies within this below the target
-_FINEST = 1e-10  # of log z, where the claim jumps over the tolerance
+_TOLERANCE = 1e-4  # of ε: the claim lies within this below the target
+_FINEST = 1e-12  # of the logarithm of what is sought, where the claim jumps over the tolerance
 _LEAST, _MOST = math.log(1e-3), math.log(1e7)
+_LEAST_RATE = math.log(1e-12)
+_MAX_STEPS = 10**9
+
+_Point = tuple[float, float]
 
 
 def calibrate_noise(*, epsilon: float, delta: float, rate: float, steps: int,
@@ -41,43 +45,112 @@ def calibrate_envelope(envelope_of: Callable[[float], Envelope], *, epsilon: flo
     accepted, whatever the search did. Noise multipliers below 0.001 are not tried.
     """
     budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
+    excess = _excess(envelope_of, budget, relation, method)
+    found = _least(excess, 0.0, _LEAST, _MOST)
+    if found is None:
+        raise InvalidArgument(f"No noise multiplier up to {math.exp(_MOST):g} reaches epsilon={budget.epsilon!r} "
+                              f"at delta={budget.delta!r}. Allow a larger epsilon or delta, or fewer steps.")
+    return math.exp(found)
+
+
+def calibrate_rate(*, epsilon: float, delta: float, noise_multiplier: float, steps: int,
+                   relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> float:
+    """Return the largest sampling rate for which ``steps`` sums with this noise stay within ``epsilon`` at ``delta``.
+
+    *Formal guarantee*: as for :func:`calibrate_noise`.
+
+    >>> calibrate_rate(epsilon=2.0, delta=1e-5, noise_multiplier=4.0, steps=1)
+    1.0
+    """
+    budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
+    _validate.real("noise_multiplier", noise_multiplier, 0, math.inf, open_high=True)
+    _validate.count("steps", steps, minimum=0)
+
+    def envelope(inverse: float) -> Envelope:
+        step = Sampled(Poisson(min(1.0, 1 / inverse)), (SumQuery(1.0, noise_multiplier),))
+        return (Repeated(step, steps),)
+
+    found = _least(_excess(envelope, budget, relation, method), 3.0, 0.0, -_LEAST_RATE)
+    if found is None:
+        raise InvalidArgument(f"No rate down to {math.exp(_LEAST_RATE):g} reaches epsilon={epsilon!r} at "
+                              f"delta={delta!r}. Allow a larger epsilon or delta, fewer steps, or more noise.")
+    return min(1.0, 1 / math.exp(found))
+
+
+def calibrate_steps(*, epsilon: float, delta: float, rate: float, noise_multiplier: float,
+                    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> int:
+    """Return the largest number of steps that stays within ``epsilon`` at ``delta``.
+
+    *Formal guarantee*: the claim of the returned number is at most ``epsilon``; a billion is the most that is tried.
+
+    >>> calibrate_steps(epsilon=4.7, delta=1e-5, rate=1.0, noise_multiplier=30.0)
+    1018
+    """
+    budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
+    step = Sampled(Poisson(_validate.real("rate", rate, 0, 1)), (SumQuery(1.0, noise_multiplier),))
+    excess = _excess(lambda steps: (Repeated(step, int(steps)),), budget, relation, method)
+    low, high = 0, 1
+    while excess(math.log(high)) <= 0:
+        low, high = high, 8 * high
+        if low >= _MAX_STEPS:
+            return _MAX_STEPS
+    below, above = -math.inf, math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        if above < 2 and below > -2:  # near enough for a straight line through the logarithms
+            slope = (math.log(high) - math.log(low)) / (above - below)
+            guess = math.exp(math.log(low) - below * slope)
+            inset = max(1, (high - low) // 50)
+            middle = min(max(int(guess), low + inset), high - inset)
+        value = excess(math.log(middle))
+        if value <= 0:
+            low, below = middle, value
+        else:
+            high, above = middle, value
+    return low
+
+
+def _excess(envelope_of: Callable[[float], Envelope], budget: Budget, relation: Relation | str,
+            method: str) -> Callable[[float], float]:
+    """log(claim / target) of the logarithm of what is sought: at most 0 is within budget."""
     _validate.choice("method", method, tuple(METHODS))
 
-    def excess(log_noise: float) -> float:
-        """log(claim / target): at most 0 is within budget."""
-        claim = account(envelope_of(math.exp(log_noise)), method, relation).claim(budget.delta)
+    def excess(logarithm: float) -> float:
+        claim = account(envelope_of(math.exp(logarithm)), method, relation).claim(budget.delta)
         return math.log(claim / budget.epsilon) if claim > 0 else -math.inf
 
-    return math.exp(_least(excess, budget))
+    return excess
 
 
-def _least(excess: Callable[[float], float], budget: Budget) -> float:
-    """The argument whose decreasing ``excess`` is in [−tolerance, 0]: bisection first, then straight lines."""
-    low, high = _bracket(excess, budget)
+def _least(excess: Callable[[float], float], start: float, least: float, most: float) -> float | None:
+    """The argument whose decreasing ``excess`` is in [−tolerance, 0], or ``least`` if that is below; None if none."""
+    bracket = _bracket(excess, start, least, most)
+    if bracket is None:
+        return None
+    low, high = bracket
     while not -_TOLERANCE <= high[1] <= 0 and high[0] - low[0] > _FINEST:
         middle = (low[0] + high[0]) / 2
         if low[1] - high[1] < 2:  # near enough for a straight line, aimed just below the target
-            goal = -_TOLERANCE / 2
+            goal = -_TOLERANCE / 3
             middle = low[0] + (low[1] - goal) / (low[1] - high[1]) * (high[0] - low[0])
-            inset = (high[0] - low[0]) / 50
+            inset = (high[0] - low[0]) / 100
             middle = min(max(middle, low[0] + inset), high[0] - inset)
         value = excess(middle)
         low, high = ((middle, value), high) if value > 0 else (low, (middle, value))
     return high[0]
 
 
-def _bracket(excess: Callable[[float], float], budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two points around the target, a factor of 2 apart, searched outwards from z = 1."""
-    here = (0.0, excess(0.0))
+def _bracket(excess: Callable[[float], float], start: float, least: float, most: float) -> tuple[_Point, _Point] | None:
+    """Two points around the target, a factor of 2 apart, searched outwards from ``start``."""
+    here = (start, excess(start))
     step = math.log(2) if here[1] > 0 else -math.log(2)
     while True:
-        place = min(max(here[0] + step, _LEAST), _MOST)
+        place = min(max(here[0] + step, least), most)
         there = (place, excess(place))
         if (there[1] > 0) != (here[1] > 0):
             return (here, there) if step > 0 else (there, here)
-        if place == _LEAST:
+        if place == least:
             return there, there
-        if place == _MOST:
-            raise InvalidArgument(f"No noise multiplier up to {math.exp(_MOST):g} reaches epsilon={budget.epsilon!r} "
-                                  f"at delta={budget.delta!r}. Allow a larger epsilon or delta, or fewer steps.")
+        if place == most:
+            return None
         here = there

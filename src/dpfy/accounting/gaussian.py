@@ -33,6 +33,14 @@ def delta(mu: float, epsilon: float) -> float:
     return math.exp(log_delta(mu, epsilon))
 
 
+def delta_interval(mu: float, epsilon: float) -> Interval:
+    """Return δ(ε) of the Gaussian pair, bracketed to the precision of floats."""
+    value = delta(mu, epsilon)
+    s = epsilon / mu - mu / 2 if 0 < mu < math.inf else 0.0
+    lost = _ROUNDING + 1e-15 * (1 + abs(s)) * (abs(s) + mu) if 0 < mu < math.inf else 0.0
+    return Interval(max(0.0, value * (1 - lost)), min(1.0, value * (1 + lost)))
+
+
 def epsilon(mu: float, delta: float) -> Interval:
     """Return the smallest ε ≥ 0 with δ(ε) ≤ ``delta``, bracketed to the precision of floats.
 

@@ -33,6 +33,7 @@ class Guarantee:
     method: str
     relation: Relation
     unit: Unit
+    accuracy: float = pld.ACCURACY
 
     @property
     def steps(self) -> int:
@@ -96,8 +97,8 @@ class Guarantee:
         if exposed > 0:
             return Interval(max(0.0, exposed - self.numerical_delta), 1.0)
         engine = METHODS[self.method]
-        upper = min(1.0, engine.delta_upper(self.canonical.pairs, epsilon).value + self.numerical_delta)
-        lower = max(0.0, engine.delta_lower(self.canonical.pairs, epsilon) - self.numerical_delta)
+        upper = min(1.0, engine.delta_upper(self.canonical.pairs, epsilon, self.accuracy).value + self.numerical_delta)
+        lower = max(0.0, engine.delta_lower(self.canonical.pairs, epsilon, self.accuracy) - self.numerical_delta)
         return Interval(min(lower, upper), upper)
 
     def claim(self, delta: float) -> float:
@@ -112,7 +113,7 @@ class Guarantee:
         rest = delta - self.numerical_delta
         if self.canonical.non_private or self.canonical.unprotected > 0 or rest <= 0:
             return Bound(math.inf, "numerical delta reaches delta" if rest <= 0 else "a step has no protection")
-        bound: Bound = METHODS[self.method].epsilon_upper(self.canonical.pairs, rest)
+        bound: Bound = METHODS[self.method].epsilon_upper(self.canonical.pairs, rest, self.accuracy)
         return bound
 
     def _epsilon_lower(self, delta: float) -> float:
@@ -123,17 +124,18 @@ class Guarantee:
             return 0.0
         if self.canonical.unprotected > 0:
             return math.inf if self.canonical.unprotected > raised else 0.0
-        lower: float = METHODS[self.method].epsilon_lower(self.canonical.pairs, raised)
+        lower: float = METHODS[self.method].epsilon_lower(self.canonical.pairs, raised, self.accuracy)
         return lower
 
 
 def account(source: object, method: str = "pld", relation: Relation | str | None = None,
-            unit: Unit | str | None = None) -> Guarantee:
+            unit: Unit | str | None = None, accuracy: float = pld.ACCURACY) -> Guarantee:
     """Return the guarantee of a ledger (or its path), a plan, an event, or a list of events or of their JSON.
 
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it registered. A ledger that
     declared a filter is accounted by that filter's limit, never by the steps that it reserved. ``relation`` and
-    ``unit`` default to what the source declares, and to adding or removing one record.
+    ``unit`` default to what the source declares, and to adding or removing one record. ``accuracy`` is how wide the
+    bracket of ε may be, relative to ε, where the method can narrow it; down to 1e-5 is practical.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> account(Sampled(Poisson(1.0), (SumQuery(1.0, 4.0),))).epsilon(delta=1e-5).upper
@@ -146,5 +148,6 @@ def account(source: object, method: str = "pld", relation: Relation | str | None
     if facts.filter is not None:
         from dpfy.accounting.adaptive import filter_guarantee  # it builds on this module
 
-        return filter_guarantee(facts, method, relation)
-    return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit)
+        return replace(filter_guarantee(facts, method, relation), unit=unit)
+    return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit,
+                     _validate.real("accuracy", accuracy, 1e-7, 0.1))

@@ -4,7 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 Neighbours = Literal["absent", "opposed"]
+Noise = Literal["gaussian", "laplace"]
 
 
 @dataclass(frozen=True, order=True)
@@ -13,11 +16,13 @@ class Pair:
 
     ``absent``: (1 − q)·N(0, z²) + q·N(1, z²) against N(0, z²): the record is in the data or is not.
     ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or the other.
+    With ``noise`` "laplace", N(m, z²) is the Laplace distribution about m of scale z.
     """
 
     rate: float
     noise_multiplier: float
     neighbours: Neighbours = "absent"
+    noise: Noise = "gaussian"
 
     @property
     def mu(self) -> float:
@@ -42,16 +47,23 @@ def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
     More noise and a smaller rate are post-processings of less noise and a larger rate, so the composition of the
     result dominates (``pessimistic``) or is dominated by that of ``pairs``.
     """
+    if len(pairs) <= limit:
+        return pairs
+    kinds = sorted({(pair.neighbours, pair.noise) for pair, _ in pairs})
+    logs = np.log([(pair.rate, pair.noise_multiplier) for pair, _ in pairs])
+    logs -= logs.min(axis=0)
+    kind = np.array([kinds.index((pair.neighbours, pair.noise)) for pair, _ in pairs])
     width = 0.0025
-    merged = pairs
-    while len(merged) > limit:
-        bins: dict[tuple[int, int, str], list[tuple[Pair, int]]] = {}
-        for pair, times in pairs:
-            place = (math.floor(math.log(pair.rate) / width), math.floor(math.log(pair.noise_multiplier) / width))
-            bins.setdefault((*place, pair.neighbours), []).append((pair, times))
-        merged = tuple(sorted(_representative(members, pessimistic) for members in bins.values()))
+    while True:
+        rate, noise = np.floor(logs / width).T
+        found, inverse = np.unique((kind * 2.0**24 + rate) * 2.0**24 + noise, return_inverse=True)
+        if len(found) <= max(limit, len(kinds)):
+            break
         width *= 2
-    return merged
+    bins: list[list[tuple[Pair, int]]] = [[] for _ in found]
+    for item, place in zip(pairs, inverse.tolist(), strict=True):
+        bins[place].append(item)
+    return tuple(sorted(_representative(members, pessimistic) for members in bins))
 
 
 def full_batch_merged(pairs: Pairs) -> Pairs:
@@ -65,7 +77,7 @@ def _representative(members: list[tuple[Pair, int]], pessimistic: bool) -> tuple
     worst, best = (max, min) if pessimistic else (min, max)
     rate = worst(pair.rate for pair, _ in members)
     noise = best(pair.noise_multiplier for pair, _ in members)
-    return Pair(rate, noise, members[0][0].neighbours), sum(times for _, times in members)
+    return Pair(rate, noise, members[0][0].neighbours, members[0][0].noise), sum(times for _, times in members)
 
 
 def merging_note(pairs: Pairs, merged: Pairs) -> str:

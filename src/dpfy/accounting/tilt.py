@@ -1,0 +1,63 @@
+"""Where to integrate: the tilt of the line, its window and its smoothing. Good choices are fast; all are sound."""
+
+import math
+
+import numpy as np
+
+from dpfy.accounting.atoms import Array
+from dpfy.accounting.fourier import Line, Moments
+
+_CANDIDATES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12)
+_END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-10 of it
+
+
+def tilt_grid(variance: float, log_delta: float) -> Array:
+    """Tilts around the best one of a loss with this variance and a Gaussian tail."""
+    best = math.sqrt(max(-2 * log_delta, 1.0) / max(variance, 1e-290))
+    grid: Array = np.geomspace(1e-4 * min(best, 10.0), 6 * best, 64)
+    return grid
+
+
+def saddle(moments: Moments, log_delta: float) -> tuple[float, float]:
+    """The tilt at which Chernoff's bound on the ε of this δ is best, and a guess of that ε."""
+    bounds = (moments.log_moment - log_delta + _log_conversion(moments.tilts)) / moments.tilts
+    best = int(np.argmin(bounds))
+    tilt, bound = float(moments.tilts[best]), max(0.0, float(bounds[best]))
+    gain = math.log(2 * math.pi * max(moments.variance[best], tilt**-2.0) * tilt**2) / 2 - 1
+    return tilt, max(bound - max(gain, 0.0) / tilt, 0.7 * bound)
+
+
+def saddle_at(moments: Moments, epsilon: float) -> tuple[float, float]:
+    """The tilt at which Chernoff's bound on δ(ε) is best, and a guess of log δ."""
+    bounds = moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)
+    best = int(np.argmin(bounds))
+    return float(moments.tilts[best]), min(0.0, float(bounds[best])) - 1
+
+
+def log_chernoff(moments: Moments, epsilon: float) -> float:
+    """An upper bound on log δ(ε) of the finite part: min over tilts of K(λ) − λε + log(λ^λ/(1 + λ)^(1 + λ))."""
+    return min(0.0, float((moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)).min()))
+
+
+def choose_line(moments: Moments, best: float, epsilon: float, log_delta: float, smoothing: float, gauss: float,
+                precision: float) -> Line:
+    """The line with the narrowest window whose aliases stay below ``precision``·δ."""
+    lines = [(_window(moments, tilt, epsilon, log_delta + math.log(precision)), tilt)
+             for tilt in (best * share for share in _CANDIDATES)]
+    window, tilt = min(lines)
+    end = _END / math.sqrt(smoothing + gauss)
+    return Line(tilt, window, smoothing, math.ceil(end * window / (2 * math.pi)) + 2)
+
+
+def _log_conversion(tilts: Array) -> Array:
+    return tilts * np.log(tilts) - (1 + tilts) * np.log1p(tilts)
+
+
+def _window(moments: Moments, tilt: float, epsilon: float, log_target: float) -> float:
+    left = -log_target / tilt
+    steeper = moments.tilts > 1.05 * tilt
+    if not steeper.any():
+        return math.inf
+    tilts = moments.tilts[steeper]
+    right = (moments.log_moment[steeper] - tilts * epsilon - log_target) / (tilts - tilt)
+    return 1.05 * max(left, float(right.min()))
