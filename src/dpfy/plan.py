@@ -58,6 +58,11 @@ class Plan:
         return self.sampling.rate  # type: ignore[attr-defined]
 
     @property
+    def expected_batch(self) -> float:
+        """How many records a step has in expectation, as far as it was declared."""
+        return self.rate * self.records if self.records is not None else self.divisor
+
+    @property
     def clip(self) -> float:
         """The bound of each record's gradient."""
         return self.query.leaves[0].bound

@@ -70,7 +70,7 @@ def test_the_refusal_of_batch_norm_names_the_remedy_and_the_remedy_works(started
         first_release(started, model)
     fixed = dpfy.fix(model)
     assert fixed is model and isinstance(model[1], nn.GroupNorm)
-    assert "'1': BatchNorm1d(6) became GroupNorm(2, 6)" in capsys.readouterr().out
+    assert "'1': BatchNorm1d(6) became GroupNorm(3, 6)" in capsys.readouterr().out
     first_release(started, model)
 
 

@@ -97,6 +97,19 @@ class SumQuery(Query, tag="sum"):
 
 
 @dataclass(frozen=True)
+class LaplaceSum(Query, tag="laplace"):
+    """One number that one record moves by at most ``l1_bound``, with Laplace noise of ``scale``."""
+
+    l1_bound: float
+    scale: float
+    name: str = "count"
+
+    def __post_init__(self) -> None:
+        for name in ("l1_bound", "scale"):
+            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
+
+
+@dataclass(frozen=True)
 class Sampled(Event, tag="sampled"):
     """One step: ``queries``, all answered on one and the same sample drawn by ``policy``.
 

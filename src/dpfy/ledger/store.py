@@ -286,8 +286,8 @@ def _lock(fd: int, name: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise LedgerLocked(f"Another run is writing to {name}. Wait until it ends or give this run its own ledger; "
-                           "Ledger.read needs no lock.") from None
+        raise LedgerLocked(f"Another run is writing to {name}, perhaps an earlier one in this process: close() it, "
+                           "wait until it ends, or give this run its own ledger. Ledger.read needs no lock.") from None
 
 
 def _sync_directory(path: Path) -> None:

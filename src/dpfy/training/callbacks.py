@@ -1,6 +1,7 @@
 """What a trainer tells others: declared constants, released values and results on public data, nothing else."""
 
 import csv
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -67,12 +68,16 @@ class CsvLog(Callback):
 class TensorBoardLog(Callback):
     """Writes every evaluation for TensorBoard, an optional extra."""
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError:
+    @staticmethod
+    def check() -> None:
+        """Raise unless TensorBoard is installed, before a run begins."""
+        if importlib.util.find_spec("tensorboard") is None:
             raise InvalidArgument("TensorBoard is not installed. Install the extra dpfy[tensorboard], or leave "
-                                  "tensorboard off.") from None
+                                  "tensorboard off.")
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
 
     def on_evaluation(self, evaluation: Evaluation) -> None:

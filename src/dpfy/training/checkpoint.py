@@ -34,7 +34,7 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
         "plan": run.plan.to_json(),
         "ledger": {"path": str(ledger.path), "lines": ledger.lines, "hash": ledger.head_hash, "steps": ledger.count},
         "model": run.model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "optimizers": [{"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers],
         "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
     })
     return folder / FILE
@@ -58,7 +58,7 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     plan = Plan.from_json(state["plan"])
     optimizers = as_optimizers(optimizer)
     _restore(model, optimizers, state, extra or {})
-    run = privatize(model, optimizers, data, plan, path, **options)
+    run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
     run.lost_steps = run.ledger.count - saved["steps"]
     if run.lost_steps:
@@ -82,8 +82,13 @@ def _check_ledger(path: Path, saved: dict[str, Any]) -> None:
 
 def _restore(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], state: dict[str, Any],
              extra: Mapping[str, Any]) -> None:
-    if len(optimizers) != len(state["optimizers"]):
-        raise CheckpointError(f"The checkpoint has {len(state['optimizers'])} optimizers, got {len(optimizers)}.")
+    kinds, given = [saved["type"] for saved in state["optimizers"]], [type(each).__name__ for each in optimizers]
+    if kinds != given:
+        raise CheckpointError(f"The checkpoint has the optimizers {', '.join(kinds)}, got {', '.join(given)}.")
+    plain = sorted(name for name, value in extra.items() if not hasattr(value, "load_state_dict"))
+    if plain:
+        raise CheckpointError(f"Expected objects with load_state_dict in extra, not {', '.join(plain)}; plain values "
+                              "are in run.restored.")
     missing = sorted(set(extra) - set(state["extra"]))
     if missing:
         raise CheckpointError(f"The checkpoint has no state for {', '.join(missing)}; it has "
@@ -91,7 +96,7 @@ def _restore(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], st
     try:
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(saved["state"])
         for name, value in extra.items():
             value.load_state_dict(state["extra"][name])
     except (RuntimeError, ValueError, KeyError) as error:

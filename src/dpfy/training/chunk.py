@@ -1,15 +1,30 @@
-"""One physical chunk of collated records, and the structures that a collate function may produce."""
+"""One physical chunk of collated records, in the few structures that can be taken apart record by record."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
+
+_PLAIN = (str, bytes, bool, int, float)
+
+
+class UnsupportedField(TypeError):
+    """A field cannot be divided by records; the message names its type and never its value."""
+
+
+class Column(list[Any]):
+    """One plain value per record: a leaf, unlike a list of fields."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Collated records, as the positional arguments of ``loss_fn``. Sensitive: never printed."""
+    """Collated records, as the positional arguments of ``loss_fn``. Sensitive: never printed.
+
+    Every leaf is a tensor with one row per record or a :class:`Column`; dicts, lists and tuples hold leaves.
+    """
 
     arguments: tuple[Any, ...]
     size: int
@@ -17,52 +32,94 @@ class Chunk:
     @classmethod
     def of(cls, collated: Any, size: int) -> "Chunk":
         """Wrap what a collate function returned: a tuple or list is positional, anything else is one argument."""
-        return cls(tuple(collated) if isinstance(collated, list | tuple) else (collated,), size)
+        fields = collated if isinstance(collated, list | tuple) and not _is_column(collated, size) else (collated,)
+        return cls(tuple(_normalised(field, size) for field in fields), size)
+
+    @classmethod
+    def joined(cls, chunks: Sequence["Chunk"]) -> "Chunk":
+        """Put chunks of one signature together."""
+        columns = [list(leaves) for leaves in zip(*(chunk.leaves() for chunk in chunks), strict=True)]
+        joined = iter(torch.cat(column) if isinstance(column[0], torch.Tensor) else Column(chain.from_iterable(column))
+                      for column in columns)
+        return chunks[0].map(lambda _: next(joined), sum(chunk.size for chunk in chunks))
 
     def record(self, position: int) -> "Chunk":
         """Return the chunk that holds one of the records alone."""
-        return Chunk(_map(lambda leaf: leaf[position : position + 1], self.arguments, self.size), 1)
+        def row(leaf: Any) -> Any:
+            taken = leaf[position : position + 1]
+            return taken if isinstance(leaf, torch.Tensor) else Column(taken)
+
+        return self.map(row, 1)
 
     def flatten(self) -> tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], "Chunk"]]:
         """Return the tensors, and the function that puts others of one record in their places."""
         tensors = self.leaves()
         if not all(isinstance(leaf, torch.Tensor) for leaf in tensors):
-            raise TypeError("only tensors can be vectorised")
+            raise UnsupportedField("only tensors can be vectorised")
 
         def rebuild(others: list[torch.Tensor]) -> Chunk:
             remaining = iter(others)
-            return Chunk(_map(lambda _: next(remaining), self.arguments, self.size), 1)
+            return self.map(lambda _: next(remaining), 1)
 
         return tensors, rebuild
 
     def leaves(self) -> list[Any]:
-        """Return every batched leaf, in order."""
+        """Return every leaf, in order."""
         found: list[Any] = []
-        _map(found.append, self.arguments, self.size)
+        self.map(found.append, self.size)
         return found
 
     def map(self, function: Callable[[Any], Any], size: int) -> "Chunk":
-        """Return a chunk of ``size`` with every batched leaf replaced."""
-        return Chunk(_map(function, self.arguments, self.size), size)
+        """Return a chunk of ``size`` with every leaf replaced."""
+        return Chunk(tuple(_map(function, argument) for argument in self.arguments), size)
 
-    def is_batched(self) -> bool:
-        """Whether every leaf has one row per record."""
-        return all(getattr(leaf, "ndim", 1) and len(leaf) == self.size for leaf in self.leaves())
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """The shapes and types of one record; chunks that share it can be joined."""
+        return tuple((tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else "column"
+                     for leaf in self.leaves())
 
     def __repr__(self) -> str:
         return "Chunk(sensitive)"
 
 
-def _map(function: Callable[[Any], Any], value: Any, size: int) -> Any:
-    """Apply ``function`` to every batched leaf: a tensor, or a list of one plain value per record."""
+def _normalised(value: Any, size: int) -> Any:
+    """Return a field in the structures above, or refuse it by its type."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
+        if not value.ndim or len(value) != size:
+            rows = f"{len(value)} rows" if value.ndim else "no rows"
+            raise UnsupportedField(f"a tensor with {rows} for {size} records; every tensor needs one row per record")
+        return value
+    if isinstance(value, Mapping):
+        return _like(value, {key: _normalised(item, size) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_normalised(item, size) for item in value))
+    if isinstance(value, list | tuple):
+        return Column(value) if _is_column(value, size) else type(value)(_normalised(item, size) for item in value)
+    raise UnsupportedField(f"a field of type {type(value).__name__}; expected tensors with one row per record, or "
+                           "lists with one text or number per record")
+
+
+def _is_column(value: Any, size: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == size and all(type(item) in _PLAIN for item in value)
+
+
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """The values in a mapping of the same type where that can be made from a dict."""
+    try:
+        return type(mapping)(values)  # type: ignore[call-arg]
+    except TypeError:
+        return values
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply ``function`` to every leaf."""
+    if isinstance(value, torch.Tensor | Column):
         return function(value)
     if isinstance(value, Mapping):
-        return type(value)({key: _map(function, item, size) for key, item in value.items()})  # type: ignore[call-arg]
+        return _like(value, {key: _map(function, item) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(function, item, size) for item in value))
-    if isinstance(value, list | tuple):
-        if len(value) == size and not any(isinstance(item, torch.Tensor | Mapping | list | tuple) for item in value):
-            return function(value)
-        return type(value)(_map(function, item, size) for item in value)
-    return value
+        return type(value)(*(_map(function, item) for item in value))
+    return type(value)(_map(function, item) for item in value)

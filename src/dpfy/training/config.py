@@ -70,6 +70,10 @@ class TrainConfig:
         if self.momentum is not None:
             _validate.real("momentum", self.momentum, 0, 1, open_high=True)
         _validate.real("ema", self.ema, 0, 1, open_high=True)
+        if self.records is not None:
+            _validate.count("records", self.records)
+        if self.name is not None and (not self.name or Path(self.name).name != self.name):
+            raise InvalidArgument(f"Expected name={self.name!r} to be the name of a folder, without separators.")
         for name in ("evaluate_every", "checkpoint_every"):
             _validate.count(name, getattr(self, name))
         for name in ("warmup_steps", "early_stop", "num_workers", "seed"):

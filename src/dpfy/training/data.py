@@ -3,6 +3,7 @@
 A record that cannot be loaded or collated contributes nothing: no text, no count, no traceback.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from dpfy.errors import DataError
-from dpfy.training.chunk import Chunk
+from dpfy.training.chunk import Chunk, UnsupportedField
 
-_SHAPE_WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record cannot win
+_SHAPE_WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
 _BAD = "dpfy: this record could not be loaded"
 
 
@@ -30,7 +31,11 @@ class LoadedChunk:
 
 
 class Records:
-    """The private records behind a loader that treats every record alone."""
+    """The private records behind a loader that treats every record alone.
+
+    ``collate_fn`` is only ever given one record, and records of one shape are put together afterwards: whatever it
+    does, it cannot mix them.
+    """
 
     def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int,
                  max_physical_batch: int) -> None:
@@ -38,11 +43,13 @@ class Records:
         self.data = data
         self.collate_fn = collate_fn
         self.max_physical_batch = max_physical_batch
+        self._guarded = _GuardedData(data)
         self._collate = _GuardedCollate(collate_fn)
         self._step = _Step()
         self._in_memory = type(data) is TensorDataset and collate_fn is None and num_workers == 0
-        self._loader = DataLoader(_GuardedData(data), batch_sampler=self._step, collate_fn=self._collate,
-                                  num_workers=num_workers, persistent_workers=num_workers > 0)
+        self._loader = DataLoader(self._guarded, batch_sampler=self._step, collate_fn=self._collate,
+                                  num_workers=num_workers, persistent_workers=num_workers > 0,
+                                  worker_init_fn=_silence_warnings)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -58,29 +65,40 @@ class Records:
         self._step.chunks = [part.tolist() for part in physical]
         try:
             for part, groups in zip(physical, self._loader, strict=True):
-                for collated, positions in groups:
-                    yield LoadedChunk(Chunk.of(collated, len(positions)), tuple(part[list(positions)].tolist()))
+                for chunk, positions in groups:
+                    yield LoadedChunk(chunk, tuple(part[positions].tolist()))
         except RuntimeError:
             raise DataError("A loading worker died. Use num_workers=0, or give the workers more memory.") from None
 
     def alone(self, index: int) -> Chunk | None:
         """Return one record as a chunk of its own, or None if it cannot be loaded or collated."""
-        groups = self._collate([_GuardedData(self.data)[index]])
-        return Chunk.of(groups[0][0], 1) if groups else None
+        groups = self._collate([self._guarded[index]])
+        return groups[0][0] if groups else None
 
     def example(self) -> tuple[Any, Chunk] | None:
-        """Return a record of the most common shape, raw and collated alone; None if no record loads."""
-        size = len(self)
-        guarded = _GuardedData(self.data)
-        spread = {round(k * (size - 1) / (_SHAPE_WITNESSES - 1)) for k in range(_SHAPE_WITNESSES)}
-        positions = sorted(spread) if size else []
-        loaded = [record for record in map(guarded.__getitem__, positions) if record is not _BAD]
-        if not loaded:
+        """Return a record of the most common shape, raw and collated alone; None if no record loads.
+
+        The most common shape among records spread over the data is taken as public. Who would rather declare it gives
+        ``example_input``.
+        """
+        last = len(self) - 1
+        spread = {round(k * last / (_SHAPE_WITNESSES - 1)) for k in range(_SHAPE_WITNESSES)} if last >= 0 else set()
+        witnesses = [(shape, record) for record in map(self._guarded.__getitem__, sorted(spread))
+                     if (shape := _shape_or_none(record)) is not None]
+        if not witnesses:
             return None
-        most_common, _ = Counter(map(shape_of, loaded)).most_common(1)[0]
-        record = next(record for record in loaded if shape_of(record) == most_common)
-        groups = self._collate([record])
-        return (record, Chunk.of(groups[0][0], 1)) if groups else None
+        common, _ = Counter(shape for shape, _ in witnesses).most_common(1)[0]
+        for shape, record in witnesses:
+            try:
+                if shape == common:
+                    return record, self._collate.alone(record)
+            except UnsupportedField as error:
+                raise DataError(f"A collated record has {error}. Change the data set or collate_fn.") from None
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                continue
+        return None
 
 
 def shape_of(value: Any) -> Any:
@@ -94,8 +112,22 @@ def shape_of(value: Any) -> Any:
     return type(value).__name__
 
 
-class _GuardedData(Dataset):
-    """Loads records; one that raises becomes a mark."""
+def _shape_or_none(record: Any) -> Any:
+    """The hashable shape of a record that can be used, whatever its attributes do when they are looked at."""
+    try:
+        if isinstance(record, str) and record == _BAD:
+            return None
+        shape = shape_of(record)
+        hash(shape)
+        return shape
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None
+
+
+class _GuardedData(Dataset[Any]):
+    """Loads records; one that raises, whatever it raises, becomes a mark."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -103,40 +135,55 @@ class _GuardedData(Dataset):
     def __getitem__(self, index: int) -> Any:
         try:
             return self.data[index]
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             return _BAD
 
 
 class _GuardedCollate:
-    """Collates records, and one by one where they do not fit together; what does not fit alone is left out."""
+    """Collates records of one shape together; what does not fit, even alone, is left out."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self.collate_fn = collate_fn
 
-    def __call__(self, records: Sequence[Any]) -> list[tuple[Any, list[int]]]:
+    def alone(self, record: Any) -> Chunk:
+        """Return one record as a chunk, or raise whatever prevents it."""
+        return Chunk.of((self.collate_fn or default_collate)([record]), 1)
+
+    def __call__(self, records: Sequence[Any]) -> list[tuple[Chunk, list[int]]]:
+        """Return chunks with the positions of their records."""
+        if self.collate_fn is not None:
+            return self._joined(records, range(len(records)))
         groups: dict[Any, list[int]] = {}
         for position, record in enumerate(records):
-            if isinstance(record, str) and record == _BAD:
-                continue
-            # Records of different public shapes (declared buckets) cannot be stacked: each shape is a group.
-            key = shape_of(record) if self.collate_fn is None else None
-            groups.setdefault(key, []).append(position)
-        collated = []
+            if (shape := _shape_or_none(record)) is not None:
+                groups.setdefault(shape, []).append(position)
+        collated: list[tuple[Chunk, list[int]]] = []
         for positions in groups.values():
-            whole = self._try([records[p] for p in positions])
-            if whole is not None:
-                collated.append((whole, positions))
-            else:
-                alone = ((self._try([records[p]]), [p]) for p in positions)
-                collated.extend((one, position) for one, position in alone if one is not None)
+            try:  # the default stacks, and stacking treats every record alone
+                chunk = Chunk.of(default_collate([records[p] for p in positions]), len(positions))
+                collated.append((chunk, positions))
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                collated += self._joined(records, positions)
         return collated
 
-    def _try(self, records: list[Any]) -> Any:
-        try:
-            collated = (self.collate_fn or default_collate)(records)
-            return collated if Chunk.of(collated, len(records)).is_batched() else None
-        except Exception:
-            return None
+    def _joined(self, records: Sequence[Any], positions: Sequence[int]) -> list[tuple[Chunk, list[int]]]:
+        """Collate records one by one and join those of one signature."""
+        groups: dict[Any, list[tuple[Chunk, int]]] = {}
+        for position in positions:
+            try:
+                if _shape_or_none(records[position]) is not None:
+                    chunk = self.alone(records[position])
+                    groups.setdefault(chunk.signature, []).append((chunk, position))
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                continue
+        return [(Chunk.joined([chunk for chunk, _ in group]), [position for _, position in group])
+                for group in groups.values()]
 
 
 class _Step:
@@ -150,6 +197,11 @@ class _Step:
 
     def __len__(self) -> int:
         return len(self.chunks)
+
+
+def _silence_warnings(_: int) -> None:
+    """In a loading worker: a warning may name the record that caused it."""
+    warnings.simplefilter("ignore")
 
 
 def _check_map_style(data: Any) -> None:

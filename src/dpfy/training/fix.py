@@ -1,6 +1,5 @@
 """Swap layers that mix examples for layers that do not."""
 
-import math
 import sys
 
 from torch import nn
@@ -14,7 +13,7 @@ def fix(model: nn.Module) -> nn.Module:
     Call it before you make the optimizer: the new layers have new parameters. Scale and shift carry over.
 
     >>> _ = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
-    dpfy.fix: '1': BatchNorm2d(8) became GroupNorm(8, 8)
+    dpfy.fix: '1': BatchNorm2d(8) became GroupNorm(4, 8)
     """
     replacements = [(name, module, new) for name, module in model.named_modules() if (new := _replacement(module))]
     for name, module, new in replacements:
@@ -35,7 +34,10 @@ def _replacement(module: nn.Module) -> nn.Module | None:
         new: nn.Module = type(module)(module.num_features, eps=module.eps, affine=module.affine)
     elif isinstance(module, nn.modules.batchnorm._BatchNorm):
         channels = module.num_features
-        new = nn.GroupNorm(math.gcd(channels, _MOST_GROUPS), channels, eps=module.eps, affine=module.affine)
+        # Groups of at least two channels: one channel alone would forget the bias of the layer before it.
+        most = min(_MOST_GROUPS, max(1, channels // 2))
+        groups = next(number for number in range(most, 0, -1) if channels % number == 0)
+        new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
     else:
         return None
     new.load_state_dict({name: p.detach() for name, p in module.named_parameters()})

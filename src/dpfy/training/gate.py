@@ -3,10 +3,12 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpfy.errors import InvalidArgument, UnreleasedGradient
 
@@ -14,21 +16,27 @@ from dpfy.errors import InvalidArgument, UnreleasedGradient
 class Gate:
     """Knows which gradient tensors a release produced, and stops every optimizer step on any other.
 
-    A gradient counts as released while it is the very tensor that a release left there, unedited: torch counts edits
-    in ``_version``. The same tensor full of zeros, as ``zero_grad(set_to_none=False)`` leaves it, passes too.
+    A gradient counts as released while it is the very tensor that a release left there, with the same bits. The same
+    tensor full of zeros, as ``zero_grad(set_to_none=False)`` leaves it, passes too. Optimizers that were not given to
+    ``privatize`` are stopped as well, if they hold one of the run's parameters.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]) -> None:
         self._optimizers = tuple(optimizers)
         self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._released: dict[str, tuple[Callable[[], torch.Tensor | None], int]] = {}
+        self._released: dict[str, _Mark] = {}
+        self._inside = ""
         self.mark_released()  # there are none, or zeros
         self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
+        self._handles.append(register_optimizer_step_pre_hook(_others(weakref.ref(self))))
+        for earlier in [gate for gate in _live if not self._names.keys().isdisjoint(gate._names)]:
+            earlier.close()  # a new run of the same parameters takes over
+        _live.add(self)
 
     def mark_released(self) -> None:
         """Take the present gradients as released."""
-        self._released = {name: (weakref.ref(p.grad), p.grad._version)
+        self._released = {name: _Mark(weakref.ref(p.grad), p.grad._version, _bits(p.grad))
                           for name, p in self._parameters.items() if p.grad is not None}
 
     def check(self, action: str) -> None:
@@ -39,6 +47,9 @@ class Gate:
                     raise UnreleasedGradient(
                         f"Refused {action}: a parameter was unfrozen or added to the optimizer after privatize, so no "
                         "release covers it. Close this run and start another with the parameters you want to train.")
+        if self._inside:
+            raise UnreleasedGradient(f"Refused {action} inside of {self._inside}: what the block leaves in the "
+                                     "gradients counts as released when it ends. Step after the block.")
         for name, parameter in self._parameters.items():
             if parameter.grad is not None and not self._is_released(name, parameter.grad):
                 raise UnreleasedGradient(
@@ -50,17 +61,30 @@ class Gate:
     def vouched(self, action: str) -> Iterator[None]:
         """Take what the block leaves in the gradients as released; what it finds there must be."""
         self.check(action)
-        yield
+        self._inside = action
+        try:
+            yield
+        finally:
+            self._inside = ""
         self.mark_released()
 
     def close(self) -> None:
         """Remove the gate from the optimizers."""
         for handle in self._handles:
             handle.remove()
+        _live.discard(self)
+
+    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer that was not given to privatize trains one of the run's parameters."""
+        return optimizer not in self._optimizers and any(
+            id(parameter) in self._names for group in optimizer.param_groups for parameter in group["params"])
 
     def _is_released(self, name: str, gradient: torch.Tensor) -> bool:
-        reference, version = self._released.get(name, (lambda: None, 0))
-        return reference() is gradient and (gradient._version == version or not gradient.any())
+        mark = self._released.get(name)
+        if mark is None or mark.gradient() is not gradient:
+            return False
+        unedited = gradient._version == mark.version and _bits(gradient) == mark.bits
+        return unedited or not gradient.any()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.check("opt.step()")
@@ -86,6 +110,34 @@ class Gate:
         return checked
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """How a release left one gradient. Edits through ``.data`` are not counted in the version, hence the bits."""
+
+    gradient: Callable[[], torch.Tensor | None]
+    version: int
+    bits: int
+
+
+_live: weakref.WeakSet[Gate] = weakref.WeakSet()
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(gradient: torch.Tensor) -> int:
+    """The sum of all bit patterns, which is exact and so does not depend on the number of threads."""
+    whole = gradient.detach().contiguous()
+    return int(whole.view(_INTEGERS[whole.element_size()]).sum(dtype=torch.int64))
+
+
+def _others(gate: "weakref.ref[Gate]") -> Callable[..., Any]:
+    """The hook for optimizers that were not given to privatize."""
+    def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = gate()
+        return owner._before_step(optimizer, args, kwargs) if owner is not None and owner.holds(optimizer) else None
+
+    return hook
+
+
 def trainable(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, nn.Parameter]:
     """Return the parameters that the optimizers train, by their names in the model."""
     for optimizer in optimizers:
@@ -102,6 +154,11 @@ def trainable(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]) -
     chosen = {name: p for name, p in named.items() if id(p) in held and p.requires_grad}
     if not chosen:
         raise InvalidArgument("The optimizer holds no trainable parameter of the model.")
+    for name, parameter in chosen.items():
+        if torch.nn.parameter.is_lazy(parameter) or parameter.is_complex():
+            kind = "complex" if not torch.nn.parameter.is_lazy(parameter) else "not initialised yet"
+            raise InvalidArgument(f"The parameter {name!r} is {kind}. Use real parameters, and run a made-up batch "
+                                  "through a lazy model first.")
     if any(p.grad is not None and p.grad.any() for p in chosen.values()):
         raise UnreleasedGradient("The model has gradients from before privatize. Call opt.zero_grad() first.")
     return chosen

@@ -14,9 +14,10 @@ from torch import nn
 
 from dpfy.errors import IsolationError, LossError
 from dpfy.mechanisms.clipping import clip_to
+from dpfy.training.attributes import attributes_of
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines import ENGINES, PREFERENCE, Engine
-from dpfy.training.engines.base import LossFn
+from dpfy.training.engines import ENGINES, PREFERENCE, Engine, LoopEngine
+from dpfy.training.engines.base import LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example
 from dpfy.training.synthetic import shortened, synthetic, with_row_from
 
@@ -44,6 +45,7 @@ class Probe:
             self._check_losses()
             self._check_neighbours()
             self._check_memory()
+            self._check_attributes()
             if (name := changed()) is not None:
                 raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
             return self._agreeing_engine(engine)
@@ -71,7 +73,11 @@ class Probe:
             raise LossError(f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: {error}). "
                             "If valid input has to look otherwise (labels, token ids), pass example_input= a collated "
                             "batch of made-up but valid examples.") from None
-        return per_example(returned, chunk.size).double()
+        losses = per_example(returned, chunk.size).double()
+        if not bool(losses.isfinite().all()):
+            raise LossError("The loss is not finite on synthetic input, so the model cannot be judged. Pass "
+                            "example_input= a collated batch of made-up but valid examples.")
+        return losses
 
     def _check_layers(self) -> None:
         """Refuse what synthetic input need not bring to light: rows are only rescaled once they have grown."""
@@ -110,6 +116,22 @@ class Probe:
         if not self._equal(first, self._losses(self._input(3))):
             raise self._refusal(None, "keeps state between steps that changes later losses")
 
+    def _check_attributes(self) -> None:
+        """No module may keep what it saw, even where no loss shows it: the model is saved and printed."""
+        self._losses(self._input(3, 4))
+        before = attributes_of(self.model)
+        for seed, scale in ((5, 1.0), (6, 1.0 / 16), (7, 4.0)):
+            try:
+                self._losses(self._input(3, seed, scale))
+            except LossError:
+                if scale <= 1:
+                    raise
+                continue  # targets above 1 need not be valid
+            after = attributes_of(self.model)
+            changed = next((key for key in after if before.get(key) != after[key]), None)
+            if changed is not None:
+                raise self._refusal(changed[0], f"keeps something of its input in the attribute {changed[1]!r}")
+
     def _is_random(self) -> bool:
         chunk = self._input(3)
         return not self._equal(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
@@ -117,15 +139,8 @@ class Probe:
     def _agreeing_engine(self, wanted: str) -> Engine:
         """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
         names = PREFERENCE if wanted == "auto" else (wanted,)
-        oracle = ENGINES["loop"](self.model, self.parameters)
         with _without_dropout(self.model):
-            try:
-                expected = self._sums(oracle)
-            except RuntimeError as error:
-                raise LossError(f"The loss of one synthetic example cannot be differentiated ({error}).") from None
-            if not any(tensor.any() for tensor in expected):
-                raise LossError("No trainable parameter influences the loss on synthetic input. loss_fn must call the "
-                                "very model that was given to privatize, not a copy, a compiled or a wrapped one.")
+            expected = self._oracle_sums()
             random = self._is_random()
             reason = ""
             for name in names:
@@ -135,14 +150,28 @@ class Probe:
                 except Exception as error:
                     reason = f"fails on synthetic input ({type(error).__name__}: {error})"
                     continue
-                if random or all(self._equal(a, b) for a, b in zip(found, expected, strict=True)):
+                if random or self._equal(found, expected):
                     return engine
                 reason = "does not give the gradients that one example at a time gives"
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
 
-    def _sums(self, engine: Engine) -> list[torch.Tensor]:
+    def _oracle_sums(self) -> torch.Tensor:
+        """What one example at a time gives, once it is clear that the parameters have anything to do with it."""
+        oracle = LoopEngine(self.model, self.parameters)
+        call, state = LossCall(self.model, self.loss_fn), Substitutes(self.model, self.parameters)
+        try:
+            if all(gradient is None for gradient in oracle.gradients(call, state, self._input(1))):
+                raise LossError("No trainable parameter takes part in the loss. loss_fn must call the very model that "
+                                "was given to privatize, not a copy, a compiled or a wrapped one.")
+            return self._sums(oracle)
+        except RuntimeError as error:
+            raise LossError(f"The loss of one synthetic example cannot be differentiated ({error}).") from None
+
+    def _sums(self, engine: Engine) -> torch.Tensor:
+        """The whole sum as one vector: a tensor of zeros beside others must not be compared on its own scale."""
         torch.manual_seed(_SEED)
-        return engine.bounded_sums(self.loss_fn, self._input(3), clip_to(1.0), _GRID).gradients
+        sums = engine.bounded_sums(self.loss_fn, self._input(3), clip_to(1.0), _GRID)
+        return torch.cat([tensor.flatten() for tensor in sums.gradients])
 
     def _culprit(self, base: Chunk, changed: Chunk, rest: list[int]) -> str | None:
         """The first module, in the order of execution, whose output moves for untouched examples."""
@@ -193,17 +222,20 @@ class Probe:
 
 
 def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
-    """Refuse a collate function that pads a record to the length of its neighbours; judged on made-up records."""
-    long, short = shortened(record, 1.0), shortened(record, 0.5)
-    try:
-        together = Chunk.of(collate_fn([long, short]), 2)
-        alone = Chunk.of(collate_fn([short]), 1)
-        shapes = [[tuple(leaf.shape[1:]) for leaf in chunk.flatten()[0]] for chunk in (together, alone)]
-    except Exception:
-        return  # it takes one length only, or not these made-up records: nothing is padded
-    if shapes[0] != shapes[1]:
-        raise IsolationError("collate_fn pads an example to the longest of its neighbours, so that one record changes "
-                             "the input of others. Pad to a public fixed length, or to declared buckets.")
+    """Refuse a collate function that pads a record to the length of its neighbours; judged on made-up records.
+
+    It is only ever given one record, so padding to the longest would do no harm, and no good either: better say so.
+    """
+    for long, short in ((1.0, 0.5), (2.0, 1.0)):
+        try:
+            records = [shortened(record, long), shortened(record, short)]
+            together = Chunk.of(collate_fn(records), 2)
+            alone = Chunk.of(collate_fn(records[1:]), 1)
+        except Exception:
+            continue  # it takes one length only, or not these made-up records: nothing is padded
+        if together.signature != alone.signature:
+            raise IsolationError("collate_fn pads an example to the longest of its neighbours, so that one record "
+                                 "changes the input of others. Pad to a public fixed length, or to declared buckets.")
 
 
 @contextmanager

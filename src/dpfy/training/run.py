@@ -6,6 +6,7 @@ Everything left of ``Released`` is sensitive: it is never logged, printed, saved
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,12 +26,13 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
-from dpfy.training.chunk import Chunk
+from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.data import LoadedChunk, Records
 from dpfy.training.engines import ENGINES, Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, trainable
 from dpfy.training.probe import Probe, check_collation
+from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
 
 _GRADIENT_NUMBERS_PER_CHUNK = 2**27  # per-record gradients of one chunk: half a gigabyte in float32
@@ -83,6 +85,7 @@ class Run:
         self._records = records
         self._wanted_engine = engine
         self._declared_example = example
+        self._streams = streams
         self._sampler = sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
@@ -106,15 +109,13 @@ class Run:
 
     def epochs(self) -> Iterator[Iterator[Batch]]:
         """Yield one iterator of batches per epoch: as many steps as see each record once in expectation."""
-        while self.steps_left > 0:
-            last = self._next_step + self.plan.steps_per_epoch - self._next_step % self.plan.steps_per_epoch
-            yield self._until(min(last, self.plan.steps))
+        length = self.plan.steps_per_epoch
+        for epoch in range(self._next_step // length, math.ceil(self.plan.steps / length)):
+            yield self._until(min((epoch + 1) * length, self.plan.steps))
 
     def _until(self, last: int) -> Iterator[Batch]:
-        for batch in self:
-            yield batch
-            if self._next_step >= last:
-                return
+        while self._next_step < last:
+            yield next(iter(self))
 
     # One step
 
@@ -138,15 +139,13 @@ class Run:
         event = self._event_of(mechanism)
         self.ledger.reserve(event, note={"clip": mechanism.bound})
         batch._released = True
-        engine = self._engine_for(loss_fn)
         trained = self._trained()
         total, parts = _zero_sums(list(trained.values()))
-        if engine is not None:
-            drawn = torch.from_numpy(self._sampler.draw(len(self._records)))
-            for loaded in self._records.chunks(drawn):
-                for found in self._bounded_sums(engine, loss_fn, loaded, mechanism):
-                    for part, tensor in zip(parts, found, strict=True):
-                        part += tensor.to(part.device)
+        with secluded(self._streams.training):
+            if (engine := self._engine_for(loss_fn)) is not None:
+                drawn = torch.from_numpy(self._sampler.draw(len(self._records)))
+                for loaded in self._records.chunks(drawn):
+                    self._add_sums(parts, engine, loss_fn, loaded, mechanism)
         mechanism.release(total, self._noise).div_(self.plan.divisor)
         return Released({name: part.to(p.device, p.dtype, copy=True)
                          for (name, p), part in zip(trained.items(), parts, strict=True)}, batch.step)
@@ -158,7 +157,7 @@ class Run:
     def _mechanism(self) -> GaussianSum:
         leaf, = self.plan.query.leaves
         dimension = sum(p.numel() for p in self._parameters.values())
-        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension)
+        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, self.plan.expected_batch)
 
     def _event_of(self, mechanism: GaussianSum) -> Event:
         """The event that the sampler and the mechanism at hand license, compared with the one that was planned."""
@@ -181,21 +180,25 @@ class Run:
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
-    def _bounded_sums(self, engine: Engine, loss_fn: LossFn, loaded: LoadedChunk,
-                      mechanism: GaussianSum) -> Iterator[list[torch.Tensor]]:
-        """The sums of a chunk; a chunk that raises is re-run record by record, and records that raise add nothing."""
-        try:
-            yield engine.bounded_sums(loss_fn, loaded.chunk, mechanism.weigh, mechanism.grid).gradients
-            return
-        except Exception:
-            pass
-        for index in loaded.indices:
-            record = self._records.alone(index)
+    def _add_sums(self, parts: list[torch.Tensor], engine: Engine, loss_fn: LossFn, loaded: LoadedChunk,
+                  mechanism: GaussianSum) -> None:
+        """Add a chunk to the sums; one that raises is re-run record by record, and records that raise add nothing."""
+        def add(chunk: Chunk) -> bool:
             try:
+                found = engine.bounded_sums(loss_fn, chunk, mechanism.weigh, mechanism.grid)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # whatever a record makes the user's code raise, SystemExit included
+                return False
+            for part, tensor in zip(parts, found.gradients, strict=True):
+                part += tensor.to(part.device)
+            return True
+
+        if not add(loaded.chunk):
+            for index in loaded.indices:
+                record = self._records.alone(index)
                 if record is not None:
-                    yield engine.bounded_sums(loss_fn, record, mechanism.weigh, mechanism.grid).gradients
-            except Exception:
-                continue
+                    add(record)
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
@@ -277,19 +280,20 @@ class _Streams:
 
     noise: SecureStream
     sampling: SecureStream
+    training: SecureStream
 
 
 def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], data: Any,
               plan: Plan, ledger: str | Path | Ledger = "run.dpl", *, max_physical_batch: int | None = None,
               engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
               example_input: Any = None, insecure_test_key: int | bytes | None = None,
-              anchor: str | Path | None = None, block: int = 1) -> Run:
+              anchor: str | Path | None = None, block: int = 1, announce: bool = True) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
     ``data`` is any map-style data set. ``max_physical_batch`` limits the memory of a step and never changes its result.
     ``example_input`` is a collated batch of made-up examples for the probe. ``anchor`` keeps the ledger's head in a
-    second place; ``block`` reserves that many steps at once. With ``insecure_test_key`` nothing is private: the ledger
-    says so.
+    second place; ``block`` reserves that many steps at once; ``announce`` says so when steps were spent on the ledger
+    before. With ``insecure_test_key`` nothing is private: the ledger says so.
     """
     optimizers = as_optimizers(optimizer)
     _check_model(model)
@@ -300,10 +304,15 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
         max_physical_batch = _default_chunk(parameters)
     records = Records(data, collate_fn, num_workers, _validate.count("max_physical_batch", max_physical_batch))
     streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
-                       sampling=SecureStream(insecure_test_key, purpose="sampling"))
+                       sampling=SecureStream(insecure_test_key, purpose="sampling"),
+                       training=SecureStream(insecure_test_key, purpose="training"))
     example = None if example_input is None else _declared(example_input)
     opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
-    return Run(model, optimizers, parameters, records, plan, opened, streams, engine, example)
+    run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example)
+    if opened.count > 0 and announce:
+        sys.stdout.write(f"{opened.count} of the plan's {plan.steps} steps were spent on this ledger before; "
+                         f"{run.steps_left} are left. dpfy.resume continues a saved model.\n")
+    return run
 
 
 def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -318,6 +327,8 @@ def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, ancho
     header = Header(unit=plan.unit, relation=plan.relation, plan=plan.to_json(), key_source=key_source,
                     guard=guard.describe(), envelope=plan.envelope, library=__version__)
     if isinstance(ledger, Ledger):
+        if anchor is not None or block != 1:
+            raise InvalidArgument("anchor= and block= belong to Ledger.open; this ledger is open already.")
         ledger.register(guard, header)
         return ledger
     return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
@@ -329,14 +340,18 @@ def _default_chunk(parameters: dict[str, nn.Parameter]) -> int:
 
 
 def _declared(example_input: Any) -> Chunk:
-    chunk = Chunk.of(example_input, 1)
-    tensors = [leaf for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    if not tensors:
-        raise InvalidArgument("Expected example_input to be a collated batch: tensors with one row per example.")
-    declared = Chunk(chunk.arguments, len(tensors[0]))
-    if not declared.is_batched():
-        raise InvalidArgument("Expected every field of example_input to have one row per example.")
-    return declared
+    """The declared example as a chunk; its first tensor says how many rows it has."""
+    fields: list[Any] = [example_input]
+    while fields and not isinstance(fields[0], torch.Tensor):
+        first = fields.pop(0)
+        fields = [*(first.values() if isinstance(first, Mapping) else first if isinstance(first, list | tuple) else []),
+                  *fields]
+    try:
+        return Chunk.of(example_input, len(fields[0]))
+    except (IndexError, TypeError) as error:
+        reason = f": it has {error}" if isinstance(error, UnsupportedField) else ""
+        raise InvalidArgument("Expected example_input to be a collated batch: tensors with one row per example"
+                              f"{reason}.") from None
 
 
 def _check_model(model: nn.Module) -> None:

@@ -5,27 +5,33 @@ from typing import Any
 
 import torch
 
-from dpfy.training.chunk import Chunk
+from dpfy.training.chunk import Chunk, Column, UnsupportedField
+
+_MADE_UP: dict[type, Any] = {str: "a", bytes: b"", bool: False, int: 0, float: 0.0}
+_WOBBLE = 2.0**-6
 
 
 def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: bool) -> Chunk:
     """Return ``size`` made-up records shaped like ``example``.
 
-    Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike. Whole numbers (labels, tokens)
-    are 0 or 1, unless the example was ``declared`` by the user: then its own values are valid, and public.
+    Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole numbers (labels, tokens)
+    are 0 or 1. An example that the user ``declared`` is public and valid: then its own rows are used, and a single
+    row is varied a little.
     """
     generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(example.size, (size,), generator=generator)
 
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
-            return [leaf[0]] * size if declared else [_fake_plain(leaf[0])] * size
-        shape = (size, *leaf.shape[1:])
-        if leaf.is_floating_point() or leaf.is_complex():
-            return (torch.rand(shape, generator=generator) * scale).to(leaf.dtype).to(leaf.device)
+            return Column(leaf[row] if declared else _MADE_UP[type(leaf[0])] for row in rows.tolist())
+        numbers = leaf.is_floating_point() or leaf.is_complex()
         if declared:
-            rows = torch.randint(len(leaf), (size,), generator=generator)
-            return leaf[rows.to(leaf.device)]
-        return torch.randint(2, shape, generator=generator).to(leaf.dtype).to(leaf.device)
+            taken = leaf[rows.to(leaf.device)]
+            wobble = 1 + _WOBBLE * torch.rand(taken.shape, generator=generator).to(leaf.device)
+            return (taken * wobble).to(leaf.dtype) if numbers and example.size == 1 else taken
+        shape = (size, *leaf.shape[1:])
+        made = torch.rand(shape, generator=generator) * scale
+        return (made if numbers else torch.randint(2, shape, generator=generator)).to(leaf.dtype).to(leaf.device)
 
     return example.map(fake, size)
 
@@ -36,7 +42,7 @@ def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:
 
     def swap(leaf: Any) -> Any:
         replacement = next(others)
-        swapped = leaf.clone() if isinstance(leaf, torch.Tensor) else list(leaf)
+        swapped = leaf.clone() if isinstance(leaf, torch.Tensor) else Column(leaf)
         swapped[position] = replacement[position]
         return swapped
 
@@ -45,24 +51,19 @@ def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:
 
 def shortened(record: Any, keep: float) -> Any:
     """Return a made-up raw record of the same structure whose sequences have ``keep`` of the length."""
-    if isinstance(record, torch.Tensor):
-        made = torch.zeros_like(record)
-        return made[: max(1, int(len(made) * keep))] if made.ndim else made
     if hasattr(record, "shape") and hasattr(record, "dtype"):
-        made = record * 0
-        return made[: max(1, int(len(made) * keep))] if made.ndim else made
+        made = torch.zeros_like(record) if isinstance(record, torch.Tensor) else record * 0
+        return made[: max(1, round(len(made) * keep))] if made.ndim else made
     if isinstance(record, Mapping):
-        return type(record)({key: shortened(item, keep) for key, item in record.items()})  # type: ignore[call-arg]
+        return {key: shortened(item, keep) for key, item in record.items()}
     if isinstance(record, tuple) and hasattr(record, "_fields"):
         return type(record)(*(shortened(item, keep) for item in record))
-    if isinstance(record, list) and record and not isinstance(record[0], torch.Tensor | Mapping | list | tuple):
-        return [_fake_plain(record[0])] * max(1, int(len(record) * keep))
+    if isinstance(record, str):
+        return " ".join(["a"] * max(1, round(8 * keep)))  # words, since text is padded by words or by letters
+    if isinstance(record, list) and record and type(record[0]) in _MADE_UP:
+        return [_MADE_UP[type(record[0])]] * max(1, round(len(record) * keep))
     if isinstance(record, list | tuple):
         return type(record)(shortened(item, keep) for item in record)
-    return _fake_plain(record, max(1, int(len(record) * keep)) if isinstance(record, str) else 1)
-
-
-def _fake_plain(value: Any, length: int = 1) -> Any:
-    if isinstance(value, str):
-        return "a" * length
-    return type(value)() if isinstance(value, int | float | bool | bytes) else value
+    if type(record) in _MADE_UP:
+        return _MADE_UP[type(record)]
+    raise UnsupportedField(f"a field of type {type(record).__name__} cannot be made up")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class Trainer:
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.config.ema)) \
             if self.config.ema else None
+        if self.config.tensorboard:
+            TensorBoardLog.check()
         self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
@@ -89,6 +91,11 @@ class Trainer:
         """Go on from the last checkpoint in the folder, with fresh samples and fresh noise."""
         run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
                      extra=self._stateful(), **self._options())
+        if replace(self.plan, noise_multiplier=run.plan.noise_multiplier) != run.plan:
+            run.close()
+            raise CheckpointError(f"The settings in {self.folder / CONFIG} make another plan than the one that was "
+                                  "registered. Restore them; a new plan needs a new run.")
+        self.plan = run.plan  # as registered, whatever today's accountant would calibrate
         self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
         return self._train(run)
 
@@ -193,7 +200,8 @@ class Trainer:
         ledger = Ledger.read(self.folder / LEDGER)
         report(ledger, self._delta, facts).write(self.folder)
         spent = run.spent(self._delta)
-        claim = account(self.plan).claim(self._delta) if stopped_early else spent.upper
+        registered = account(ledger).envelope
+        claim = registered.claim(self._delta) if stopped_early and registered is not None else spent.upper
         return TrainingResult(self.folder, spent, claim, self._delta, tuple(self._evaluations), stopped_early)
 
 
@@ -201,8 +209,8 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
     """Go on with the run that ``folder`` holds, with the configuration saved there."""
     path = Path(folder)
     try:
-        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         raise CheckpointError(f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged).") from None
     config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
     return Trainer(config, callbacks=callbacks).resume()

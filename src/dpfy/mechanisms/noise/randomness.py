@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 
-Purpose = Literal["noise", "sampling"]
+Purpose = Literal["noise", "sampling", "training"]
 Words = npt.NDArray[np.uint64]
 
-_PURPOSES = ("noise", "sampling")
+_PURPOSES = ("noise", "sampling", "training")
 _ZEROS = bytes(1 << 16)  # encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible
 _forks = 0
 

@@ -48,15 +48,31 @@ class LossCall(nn.Module):
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()
         self.model = model
-        self.loss_fn = loss_fn
+        # Not as an attribute of its own: a loss that is a module would be registered, and a parameter that has two
+        # names is not put back as it was.
+        self._call = lambda *arguments: loss_fn(*arguments)
 
     def forward(self, *arguments: Any) -> Any:
         """Call the user's loss; it uses the model it closed over."""
-        return self.loss_fn(*arguments)
+        return self._call(*arguments)
 
 
-def loss_of_one(call: LossCall, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor],
+class Substitutes:
+    """Copies of all parameters and buffers, so that whatever a layer writes to is thrown away."""
+
+    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter]) -> None:
+        state = dict(model.named_parameters()) | dict(model.named_buffers())
+        self.trained = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        self.others = {name: tensor.detach().clone() for name, tensor in state.items() if name not in trained}
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was written to the copies since they were made; torch counts."""
+        return all(tensor._version == 0 for tensor in (*self.trained.values(), *self.others.values()))
+
+
+def loss_of_one(call: LossCall, trained: dict[str, torch.Tensor], others: dict[str, torch.Tensor],
                 record: Chunk) -> torch.Tensor:
     """Return the loss of a chunk that holds a single record, as a scalar."""
-    state = {f"model.{name}": value for name, value in (parameters | buffers).items()}
+    state = {f"model.{name}": value for name, value in (trained | others).items()}
     return per_example(functional_call(call, state, record.arguments), size=1).sum()

@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 
 from dpfy.mechanisms.clipping import Weigh, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import BoundedSums, Engine, LossCall, LossFn, loss_of_one
+from dpfy.training.engines.base import BoundedSums, Engine, LossCall, LossFn, Substitutes, loss_of_one
 
 
 class VmapEngine(Engine):
@@ -18,18 +18,16 @@ class VmapEngine(Engine):
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, weigh: Weigh, grid: float) -> BoundedSums:
         """Return the clipped sum of the chunk."""
-        call = LossCall(self.model, loss_fn)
+        call, state = LossCall(self.model, loss_fn), Substitutes(self.model, self.parameters)
         tensors, rebuild = chunk.flatten()
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
-        def loss(parameters: dict[str, torch.Tensor], *one: torch.Tensor) -> torch.Tensor:
-            return loss_of_one(call, parameters, buffers, rebuild([tensor.unsqueeze(0) for tensor in one]))
+        def loss(trained: dict[str, torch.Tensor], *one: torch.Tensor) -> torch.Tensor:
+            return loss_of_one(call, trained, state.others, rebuild([tensor.unsqueeze(0) for tensor in one]))
 
-        leaves = {name: parameter.detach() for name, parameter in self.parameters.items()}
         in_dims = (None, *(0 for _ in tensors))
-        with warnings.catch_warnings(), torch.no_grad():  # the outer graph of parameters that are not trained here
+        with warnings.catch_warnings():
             # Layers without a batching rule are looped over inside torch: slower, and just as right.
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-            found = list(vmap(grad(loss), in_dims=in_dims, randomness="different")(leaves, *tensors).values())
+            found = list(vmap(grad(loss), in_dims=in_dims, randomness="different")(state.trained, *tensors).values())
         weights = weigh(torch.stack([squared_norms(g) for g in found]).sum(0).unsqueeze(1)).squeeze(1)
         return BoundedSums([lattice_sum(gradient, weights, grid) for gradient in found])
