@@ -51,7 +51,7 @@ class TrainConfig:
     engine: str = _option("auto", "how per-record gradients are computed: auto, vmap or loop")
     max_physical_batch: int | None = _option(None, "records in memory at once; never changes the result")
     num_workers: int = _option(0, "processes that load records")
-    seed: int = _option(0, "of the initial weights and dropout; never of noise or sampling")
+    seed: int = _option(0, "of the initial weights; never of noise, sampling or dropout")
     name: str | None = _option(None, "of the run; default: the data set and the time")
     out: str = _option("runs", "the folder of all runs")
     anchor: str | None = _option(None, "a file in another place that also keeps the head of the ledger")
