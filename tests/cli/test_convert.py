@@ -61,6 +61,6 @@ def test_a_filter_is_converted_by_its_limit(run, tmp_path):
 def test_sentences_and_errors(run, tmp_path):
     code, out, _ = run(book(tmp_path / "run.dpl", key_source="insecure test key"), "--delta", "1e-5", "--group", "2")
     assert code == 0 and out.startswith("NOT PRIVATE") and "Groups of 2" in out and "mu = " in out
-    for wrong in (["--fpr", "2"], ["--group", "0"], ["--delta", "2"]):
+    for wrong in (["--fpr", "2"], ["--group", "0"], ["--group", "100000"], ["--delta", "2"]):
         code, out, err = run(tmp_path / "run.dpl", "--delta", "1e-5", *wrong)
         assert (code, out) == (2, "") and err.startswith("Error: Expected")

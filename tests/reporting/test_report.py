@@ -152,9 +152,14 @@ def test_a_torn_line_beyond_the_plan_costs_more_but_voids_nothing(make, tmp_path
     (False, "record", "add_or_remove_one", None), (None, "user", "zero_out", 2), (True, "user", "replace_one", None),
 ])
 def test_a_tier_needs_users_and_the_guides_adjacency(make, declared, unit, relation, number):
-    result = report(make(unit=unit, relation=relation), DELTA, RunFacts(records_per_user_at_most_one=declared))
+    facts = RunFacts(record="all rows of one user", records_per_user_at_most_one=declared)
+    result = report(make(unit=unit, relation=relation), DELTA, facts)
     assert result.tier.number == number
     assert number is not None or result.tier.text.startswith("Not applicable: ")
+
+
+def test_users_without_a_declaration_of_what_an_item_holds_have_no_tier(make):
+    assert report(make(unit="user"), DELTA).tier.number is None
 
 
 @pytest.mark.parametrize(("noise", "number"), [(8.0, 1), (1.5, 2), (0.6, 3)])

@@ -14,7 +14,7 @@ def convert(
                                          show_default=False)],
     delta: DeltaOption,
     fpr: Annotated[float, typer.Option("--fpr", help="A false positive rate of a membership test, in [0, 1].")] = 0.001,
-    group: Annotated[int, typer.Option("--group", help="How many records one person may have.")] = 1,
+    group: Annotated[int, typer.Option("--group", help="How many records one person may have, up to 1000.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Say what the guarantee of a ledger means in other words; each number is a bound that may be claimed.
@@ -32,6 +32,7 @@ def convert(
     from dpfy.cli._output import print_json
 
     _validate.real("fpr", fpr, 0, 1)
+    _validate.real("group", group, 1, 1000, remedy="Larger groups have no useful guarantee.")
     guarantee = account(ledger_file(path))
     guarantee = guarantee.envelope or guarantee  # what may be claimed whenever the run stopped
     gaussian = dominating_mu(guarantee, floor=delta)

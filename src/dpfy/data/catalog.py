@@ -25,4 +25,4 @@ def load(name: str, data_dir: str | Path | None = None) -> DataSource:
     >>> load("digits").description
     'Handwritten digits of 43 people, 8×8 grey (UCI, embedded in scikit-learn).'
     """
-    return _LOADERS[_validate.choice("name", name, NAMES)](data_dir)
+    return _LOADERS[_validate.choice("data", name, NAMES)](data_dir)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfy.reporting.costs import Costs
-from dpfy.reporting.facts import RunFacts
+from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.record import LedgerRecord
 from dpfy.types import Relation, Unit
 
@@ -74,6 +74,9 @@ def tier(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) 
             "nobody declared that a user owns at most one"
         return Tier(None, f"Not applicable: the tiers are about users, the unit here is one record, and {said}. A user "
                           "with k records is protected by about k times this ε, at a larger δ.")
+    if record.unit is Unit.USER and facts.record == NOT_DECLARED:
+        return Tier(None, "Not applicable: the unit is the user, but nobody declared that one item of the data set "
+                          "holds all that one user contributed.")
     assert costs.headline.interval is not None
     number, text = next((index, text) for index, (limit, text) in enumerate(_TIERS, start=1)
                         if costs.headline.interval.upper <= limit)
