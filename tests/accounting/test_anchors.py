@@ -38,7 +38,7 @@ def test_pld_brackets_the_truth(rate, noise, steps, delta, low, high):
     lower, upper = account(run(rate, noise, steps)).epsilon(delta)
     assert upper >= low
     assert upper <= 1.0005 * high
-    assert 0.995 * low <= lower <= high
+    assert 0.9995 * low <= lower <= high
 
 
 @pytest.mark.parametrize(("rate", "noise", "steps", "delta", "rdp"), [
@@ -53,11 +53,11 @@ def test_rdp_agrees_with_peers(rate, noise, steps, delta, rdp):
 def test_replace_one_agrees_with_an_independent_bracket():
     # Calibrated by another implementation to ε = 3 at discretisation 1e-3.
     lower, upper = account(run(0.02, 3.0478, 3000), relation="replace_one").epsilon(1e-5)
-    assert 2.99 < lower <= upper < 3.0
+    assert 2.997 < lower <= upper < 3.0
 
 
 def test_calibration_anchor():
     # The truth lies in [1.698847, 1.698854].
     noise = calibrate_noise(epsilon=3.0, delta=1e-5, rate=0.02, steps=3000)
-    assert 1.698847 <= noise <= 1.698854 * 1.0003
-    assert 2.99 < account(run(0.02, noise, 3000)).epsilon(1e-5).upper <= 3.0
+    assert 1.698847 <= noise <= 1.698854 * 1.0001
+    assert 2.999 < account(run(0.02, noise, 3000)).epsilon(1e-5).upper <= 3.0

@@ -257,10 +257,13 @@ def _normal_cells(cuts: Array, scale: float) -> tuple[Array, Array]:
 
 
 def _laplace_cells(scale: float, places: Array) -> Cells:
-    """Laplace masses about 0 and 1 between places in [0, 1]; the unbounded cells have one loss each."""
-    still = np.concatenate(([0.5], -0.5 * np.exp(-places[:-1] / scale) * np.expm1(-np.diff(places) / scale),
-                            [0.5 * math.exp(-1 / scale)]))
-    drawn = np.concatenate(([0.5 * math.exp(-1 / scale)],
-                            -0.5 * np.exp(-(1 - places[1:]) / scale) * np.expm1(-np.diff(places) / scale), [0.5]))
+    """Laplace masses about 0 and 1 between places in [0, 1]; below 0 and above 1 the loss is constant."""
+    first, last, widths = places[0], places[-1], np.diff(places)
+    still = np.concatenate(([1 - 0.5 * math.exp(-first / scale)],
+                            -0.5 * np.exp(-places[:-1] / scale) * np.expm1(-widths / scale),
+                            [0.5 * math.exp(-last / scale)]))
+    drawn = np.concatenate(([0.5 * math.exp((first - 1) / scale)],
+                            -0.5 * np.exp((places[1:] - 1) / scale) * np.expm1(-widths / scale),
+                            [1 - 0.5 * math.exp((last - 1) / scale)]))
     errors = [8 * EPS * (1 + 1 / scale) * mass for mass in (still, drawn)]
     return Cells(still, drawn, still, errors[0], errors[1], errors[0])

@@ -88,7 +88,7 @@ def calibrate_steps(*, epsilon: float, delta: float, rate: float, noise_multipli
     """
     budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
     step = Sampled(Poisson(_validate.real("rate", rate, 0, 1)), (SumQuery(1.0, noise_multiplier),))
-    excess = _excess(lambda steps: (Repeated(step, int(steps)),), budget, relation, method)
+    excess = _excess(lambda steps: (Repeated(step, round(steps)),), budget, relation, method)
     low, high = 0, 1
     while excess(math.log(high)) <= 0:
         low, high = high, 8 * high

@@ -7,12 +7,12 @@ equal pairs are interchangeable under composition, so a run of any length is a s
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpfy.accounting.pairs import Pair, Pairs
 from dpfy.accounting.rules import RULES
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import NonPrivate, Query, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,15 @@ def _pair(event: Sampled, method: str, relation: str) -> Pair:
         known = sorted({key[0] for key in RULES if key[1] is type(event.policy) and key[2] == relation})
         remedy = f" Use method {' or '.join(map(repr, known))}." if known else ""
         raise UnsupportedEvent(f"No {method} rule for sampling {event.policy.tag!r} under {relation}.{remedy}")
-    return rule.pair(event.policy, noise_multiplier(event.queries))
+    laplace = [query for query in event.queries if isinstance(query, LaplaceSum)]
+    if not laplace:
+        return rule.pair(event.policy, noise_multiplier(event.queries))
+    query = laplace[0]
+    pair = rule.pair(event.policy, query.scale / query.l1_bound * (1 - 1e-15) if query.l1_bound > 0 else math.inf)
+    if len(event.queries) > 1 or method != "pld" or pair.neighbours != "absent":
+        raise UnsupportedEvent(f"No {method} rule for Laplace noise under {relation} with {len(event.queries)} queries "
+                               "on one sample. Use method 'pld', a sample of its own, and add_or_remove_one.")
+    return replace(pair, noise="laplace")
 
 
 def _log_absent(rate: float) -> float:

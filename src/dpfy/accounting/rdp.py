@@ -132,12 +132,15 @@ def _fractional(rate: float, noise_multiplier: float, order: float) -> float:
     gain = rate * np.expm1(small)
     log_r = np.where(ratio > 30, ratio + math.log(rate) + np.log1p((1 - rate) / rate * np.exp(
         -np.maximum(ratio, 30.0))), np.log1p(gain))
+    # log(1 + α(r − 1)), the tangent of r^α at r = 1
+    tangent = np.where(ratio > 30, log_r + math.log(order) + np.log1p((1 - order) / order * np.exp(-np.maximum(
+        log_r, 0.0))), np.log1p(np.maximum(order * gain, -0.5)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        whole = order * log_r + np.log(-np.expm1(np.log1p(np.maximum(order * gain, -0.5)) - order * log_r))
+        whole = order * log_r + np.log(-np.expm1(tangent - order * log_r))
         odd = np.log(np.maximum(np.expm1(np.minimum(order * log_r, 0.0)) - order * gain, 1e-300))
         square = np.log(order * (order - 1) / 2 * gain**2 * (
             1 + (order - 2) / 3 * gain * (1 + (order - 3) / 4 * gain)))
     tiny = np.abs(gain) * order < 1e-3
-    log_excess = np.where(tiny, square, np.where(gain > 0, np.where(ratio > 30, order * log_r, whole), odd))
+    log_excess = np.where(tiny, square, np.where(gain > 0, whole, odd))
     total = logsumexp(log_excess - x * x / 2) + math.log(step / math.sqrt(2 * math.pi))
     return float(np.logaddexp(0.0, total))
