@@ -84,7 +84,7 @@ def calibrate_steps(*, epsilon: float, delta: float, rate: float, noise_multipli
     *Formal guarantee*: the claim of the returned number is at most ``epsilon``; a billion is the most that is tried.
 
     >>> calibrate_steps(epsilon=4.7, delta=1e-5, rate=1.0, noise_multiplier=30.0)
-    1018
+    1017
     """
     budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
     step = Sampled(Poisson(_validate.real("rate", rate, 0, 1)), (SumQuery(1.0, noise_multiplier),))
