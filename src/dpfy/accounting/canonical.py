@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dpfy.accounting.pairs import Pair, Pairs
 from dpfy.accounting.rules import RULES
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,25 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
     ``numerical_delta``. *Assumes* that the list was fixed, or registered, before the first step.
     """
     table: Counter[Pair] = Counter()
-    steps, numerical, non_private = 0, 0.0, False
+    numerical, non_private = 0.0, False
+    counts: dict[int, tuple[Event, int]] = {}  # a ledger repeats the same objects: each is looked at once
     for run in envelope:
-        steps += run.times
-        if run.times == 0:
+        event, times = counts.get(id(run.event), (run.event, 0))
+        counts[id(event)] = event, times + run.times
+    for event, times in counts.values():
+        if times == 0:
             continue
-        if isinstance(run.event, NonPrivate):
+        if isinstance(event, NonPrivate):
             non_private = True
             continue
-        if not isinstance(run.event, Sampled):
-            raise UnsupportedEvent(f"No {method} rule for the event {run.event.tag!r} under {relation}.")
-        pair = _pair(run.event, method, relation)
-        numerical += run.times * run.event.numerical_delta
+        if not isinstance(event, Sampled):
+            raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.")
+        pair = _pair(event, method, relation)
+        numerical += times * event.numerical_delta
         if pair.rate > 0 and pair.noise_multiplier < math.inf:
-            table[pair] += run.times
-    return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-12), non_private)
+            table[pair] += times
+    steps = sum(times for _, times in counts.values())
+    return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private)
 
 
 def _pair(event: Sampled, method: str, relation: str) -> Pair:
