@@ -35,12 +35,14 @@ def steps_per_stddev(stddev: float, grid: float) -> float:
 def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     """Round float64 ``values`` in place to the nearest multiples of the power of two ``grid``.
 
-    Scaling by a power of two is exact, so only the rounding itself moves a value, by at most ``grid / 2``.
+    Near 1.5·2⁵² steps neighbouring doubles are one step apart, so adding and subtracting that number rounds to the
+    nearest multiple, by at most ``grid / 2``. From 2⁵¹ steps on the multiples are coarser, and still multiples.
 
     >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
     tensor([ 0.2500, -0.7500], dtype=torch.float64)
     """
-    return values.mul_(1 / _power_of_two(grid)).round_().mul_(grid)
+    far = 1.5 * 2.0**52 * _power_of_two(grid)
+    return values.add_(far).sub_(far)
 
 
 def _power_of_two(grid: float) -> float:
