@@ -22,6 +22,7 @@ from dpfy.accounting.atoms import EPS, Array, Block
 Complex = NDArray[np.complex128]
 
 _VANISHED = 1e-300
+_CHUNK = 128  # atoms per matrix product
 _NEGLIGIBLE = -50.0  # log of a modulus, relative to that at frequency 0, below which factors need not be multiplied
 
 
@@ -194,8 +195,8 @@ def _transform(group: Group, line: Line, count: int) -> tuple[float, float, Comp
     block, times = group.block, group.times
     growth = np.expm1(line.tilt * block.loss)
     rows = block.mass * (1 + growth)
-    fuzz = group.reach * (block.mass_error + EPS * (24 + len(growth)) * np.abs(block.mass).max(axis=0))
-    start = group.shares @ (block.total + block.mass @ growth)
+    fuzz = group.reach * (block.mass_error + EPS * (24 + _terms(len(growth))) * np.abs(block.mass).max(axis=0))
+    start = group.shares @ (block.total + (block.mass * growth).sum(axis=1))
     each = (group.shares @ _centred(block.loss, rows, line.step, count)) / start[:, None]
     modulus = np.maximum(np.abs(1 + each), _VANISHED)
     near = np.log1p(np.maximum(each.real * (2 + each.real) + each.imag**2, -0.75)) / 2
@@ -217,12 +218,20 @@ def _centred(loss: Array, rows: Array, step: float, count: int) -> Complex:
     """
     wide = max(1, math.isqrt(count))
     long = -(-count // wide)
-    inner = _turned(np.outer(loss, step * np.arange(wide)))
-    outer = _turned(np.outer(step * wide * np.arange(long), loss))
-    parts = (outer[:, None, :] * rows[None]).reshape(long * len(rows), -1) @ (inner + 1)
-    values = parts.reshape(long, len(rows), wide) + (rows @ inner)[None]
+    values = np.zeros((long, len(rows), wide), dtype=np.complex128)
+    for first in range(0, len(loss), _CHUNK):  # short sums, then a sum of sums: errors grow like _terms
+        part, mass = loss[first:first + _CHUNK], rows[:, first:first + _CHUNK]
+        inner = _turned(np.outer(part, step * np.arange(wide)))
+        outer = _turned(np.outer(step * wide * np.arange(long), part))
+        products = (outer[:, None, :] * mass[None]).reshape(long * len(rows), -1) @ (inner + 1)
+        values += products.reshape(values.shape) + (mass @ inner)[None]
     result: Complex = values.transpose(1, 0, 2).reshape(len(rows), -1)[:, :count]
     return result
+
+
+def _terms(count: int) -> int:
+    """How many roundings a sum of ``count`` terms goes through, chunk by chunk."""
+    return min(count, _CHUNK) + -(-count // _CHUNK)
 
 
 def _turned(angle: Array) -> Complex:
