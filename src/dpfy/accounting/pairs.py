@@ -66,13 +66,6 @@ def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
     return tuple(sorted(_representative(members, pessimistic) for members in bins))
 
 
-def full_batch_merged(pairs: Pairs) -> Pairs:
-    """Replace the pairs with rate 1 by the one Gaussian pair that they compose to (Dong, Roth & Su 2022, Cor. 3.3)."""
-    rest = tuple((pair, times) for pair, times in pairs if pair.rate < 1)
-    mu = math.sqrt(math.fsum(times * pair.mu**2 for pair, times in pairs if pair.rate == 1))
-    return (*rest, (Pair(1.0, 1 / mu), 1)) if mu > 0 else rest
-
-
 def _representative(members: list[tuple[Pair, int]], pessimistic: bool) -> tuple[Pair, int]:
     worst, best = (max, min) if pessimistic else (min, max)
     rate = worst(pair.rate for pair, _ in members)
