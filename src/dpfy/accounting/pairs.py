@@ -1,6 +1,5 @@
 """Dominating pairs: two distributions whose privacy loss bounds that of a step, for all neighbouring data sets."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
