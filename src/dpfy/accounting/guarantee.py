@@ -86,7 +86,7 @@ class Guarantee:
         """
         _validate.delta(delta)
         lower, upper = self._epsilon_lower(delta), self._epsilon_upper(delta).value
-        return Interval(min(lower, upper), upper)
+        return Interval(float(min(lower, upper)), float(upper))
 
     def delta(self, epsilon: float) -> Interval:
         """Return the bracket of δ at ``epsilon``; numerical δ is included."""
@@ -99,11 +99,11 @@ class Guarantee:
         engine = METHODS[self.method]
         upper = min(1.0, engine.delta_upper(self.canonical.pairs, epsilon, self.accuracy).value + self.numerical_delta)
         lower = max(0.0, engine.delta_lower(self.canonical.pairs, epsilon, self.accuracy) - self.numerical_delta)
-        return Interval(min(lower, upper), upper)
+        return Interval(float(min(lower, upper)), float(upper))
 
     def claim(self, delta: float) -> float:
         """Return the ε that one may claim at ``delta``: ``epsilon(delta).upper`` without the work for the lower end."""
-        return self._epsilon_upper(_validate.delta(delta)).value
+        return float(self._epsilon_upper(_validate.delta(delta)).value)
 
     def note(self, delta: float) -> str:
         """Say how the claim at ``delta`` was computed, where the method's name does not say it all."""
