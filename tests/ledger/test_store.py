@@ -46,7 +46,7 @@ def test_a_second_writer_is_refused_and_readers_are_not(path, header, step, tmp_
         ledger.reserve(step)
         link.symlink_to(path)
         for name in (path, link):
-            with pytest.raises(LedgerLocked, match=r"\.dpl.*Wait"):
+            with pytest.raises(LedgerLocked, match=r"\.dpl.*wait"):
                 Ledger.open(name)
         assert [Ledger.read(path).count, Ledger.read(link).count] == [1, 1]
         ledger.reserve(step)
