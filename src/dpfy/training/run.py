@@ -65,8 +65,9 @@ class Run:
     """The steps of a plan. Iterate over it, call :meth:`backward` for every batch, then ``opt.step()``.
 
     *Formal guarantee*: whatever is computed from the released gradients, the plan and public data satisfies the
-    (ε, δ)-differential privacy that ``spent`` reports, for the plan's unit and relation; every release is durable in
-    the ledger before a record is read for it.
+    (ε, δ)-differential privacy of the registered plan, for its unit and relation; ``spent`` reads what was used of it
+    so far, and is all there is to claim if nobody looked before stopping. Every release is durable in the ledger
+    before a record is read for it.
 
     *Assumes*: the generator's key stays secret; ``loss_fn`` and the data set keep what they see to themselves.
     """
