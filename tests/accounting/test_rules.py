@@ -4,16 +4,16 @@ import pytest
 
 from dpfy.accounting import RULES, Rule, supported
 from dpfy.accounting.pairs import Pair
-from dpfy.ledger.events import Poisson
+from dpfy.ledger.events import Poisson, SumQuery
 from dpfy.testing.rules import check_rule
 
 EXAMPLES = {Poisson: [Poisson(0.05), Poisson(1.0)]}
 
 
-@pytest.mark.parametrize(("method", "policy", "relation"), [
-    (method, example, relation) for method, policy, relation in RULES for example in EXAMPLES[policy]])
-def test_rule(method, policy, relation):
-    check_rule(method, policy, relation)
+@pytest.mark.parametrize(("method", "policy", "query", "relation"), [
+    (method, example, query, relation) for method, policy, query, relation in RULES for example in EXAMPLES[policy]])
+def test_rule(method, policy, query, relation):
+    check_rule(method, policy, relation, query=query)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -22,7 +22,7 @@ def test_rule(method, policy, relation):
     lambda policy, noise: Pair(policy.rate, min(noise, 3.0)),  # charges for empty queries
 ])
 def test_the_suite_catches_a_wrong_rule(monkeypatch, wrong):
-    monkeypatch.setitem(RULES, ("pld", Poisson, "add_or_remove_one"), Rule(wrong, "wrong"))
+    monkeypatch.setitem(RULES, ("pld", Poisson, SumQuery, "add_or_remove_one"), Rule(wrong, "wrong"))
     with pytest.raises(AssertionError):
         check_rule("pld", Poisson(0.05), "add_or_remove_one")
 

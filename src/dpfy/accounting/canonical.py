@@ -7,10 +7,10 @@ equal pairs are interchangeable under composition, so a run of any length is a s
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpfy.accounting.pairs import Pair, Pairs
-from dpfy.accounting.rules import RULES
+from dpfy.accounting.rules import NOISES, RULES
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
@@ -89,20 +89,26 @@ def _pair(event: Sampled, method: str, relation: str) -> Pair:
     if event.adaptive:
         raise UnsupportedEvent("An adaptive step was chosen from earlier outputs: only a filter may account it, "
                                f"not {method} over the realised list.")
-    rule = RULES.get((method, type(event.policy), relation))
+    kind, noise = _collapsed(event.queries)
+    rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
-        known = sorted({key[0] for key in RULES if key[1] is type(event.policy) and key[2] == relation})
+        known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
         remedy = f" Use method {' or '.join(map(repr, known))}." if known else ""
-        raise UnsupportedEvent(f"No {method} rule for sampling {event.policy.tag!r} under {relation}.{remedy}")
-    laplace = [query for query in event.queries if isinstance(query, LaplaceSum)]
+        raise UnsupportedEvent(f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
+                               f"{relation}.{remedy}")
+    return rule.pair(event.policy, noise)
+
+
+def _collapsed(queries: tuple[Query, ...]) -> tuple[type[Query], float]:
+    """The kind of the one query to which those on a sample collapse, and its noise over its bound, never rounded up."""
+    laplace = [query for query in queries if isinstance(query, LaplaceSum)]
     if not laplace:
-        return rule.pair(event.policy, noise_multiplier(event.queries))
+        return SumQuery, noise_multiplier(queries)
+    if len(queries) > 1:
+        raise UnsupportedEvent(f"No rule for laplace noise with {len(queries)} queries on one sample. Give each query "
+                               "with it a sample of its own.")
     query = laplace[0]
-    pair = rule.pair(event.policy, query.scale / query.l1_bound * (1 - 1e-15) if query.l1_bound > 0 else math.inf)
-    if len(event.queries) > 1 or method != "pld" or pair.neighbours != "absent":
-        raise UnsupportedEvent(f"No {method} rule for Laplace noise under {relation} with {len(event.queries)} queries "
-                               "on one sample. Use method 'pld', a sample of its own, and add_or_remove_one.")
-    return replace(pair, noise="laplace")
+    return LaplaceSum, query.scale / query.l1_bound * (1 - 1e-15) if query.l1_bound > 0 else math.inf
 
 
 def _log_absent(rate: float) -> float:

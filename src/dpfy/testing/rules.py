@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 from dpfy.accounting import account
-from dpfy.ledger.events import Event, Policy, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import Event, LaplaceSum, Policy, Repeated, Sampled, SumQuery
 from dpfy.types import Interval, Relation
 
 DELTA = 1e-5
@@ -14,12 +14,13 @@ _NOISES = (0.4, 0.8, 1.6, 6.4)
 _RELATIVE = 1e-9  # equal events are composed by the same arithmetic
 
 
-def check_rule(method: str, policy: Policy, relation: Relation | str, delta: float = DELTA) -> None:
-    """Assert the laws of composition and noise for one rule, on steps sampled by ``policy``.
+def check_rule(method: str, policy: Policy, relation: Relation | str, delta: float = DELTA,
+               query: type[SumQuery] | type[LaplaceSum] = SumQuery) -> None:
+    """Assert the laws of composition and noise for one rule, on steps sampled by ``policy`` that answer a ``query``.
 
     n equal events cost what one event repeated n times does; more noise never costs more, and more steps never cost
-    less; nothing asked costs nothing; no noise costs ∞; the cost survives JSON; brackets are ordered; queries on one
-    sample cost what their collapsed noise does.
+    less; nothing asked costs nothing; no noise costs ∞; the cost survives JSON; brackets are ordered; Gaussian sums on
+    one sample cost what their collapsed noise does.
 
     >>> from dpfy.ledger.events import Poisson
     >>> check_rule("rdp", Poisson(0.1), "add_or_remove_one")
@@ -28,16 +29,16 @@ def check_rule(method: str, policy: Policy, relation: Relation | str, delta: flo
         return account(events, method, relation).epsilon(delta)
 
     def step(noise: float, bound: float = 1.0) -> Sampled:
-        return Sampled(policy, (SumQuery(bound, noise),))
+        return Sampled(policy, (query(bound, noise),))
 
     _check_composition(cost, step)
     _check_noise(cost, step)
     _check_nothing_and_everything(cost, step, policy)
-    event = Sampled(policy, (SumQuery(3.0, 6.0), SumQuery(4.0, 8.0)))
+    event = Sampled(policy, (SumQuery(3.0, 6.0), SumQuery(4.0, 8.0))) if query is SumQuery else step(6.0, bound=3.0)
     again = account(json.dumps([Repeated(event, _STEPS).to_json()]), method, relation).epsilon(delta)
     assert again == cost(Repeated(event, _STEPS)), "the cost changes when events go through JSON"
-    single = cost(Repeated(step(math.sqrt(2)), _STEPS)).upper
-    assert math.isclose(again.upper, single, rel_tol=1e-6), f"two queries cost {again.upper}, their sum {single}"
+    single = cost(Repeated(step(math.sqrt(2) if query is SumQuery else 2.0), _STEPS)).upper
+    assert math.isclose(again.upper, single, rel_tol=1e-6), f"scaled queries cost {again.upper}, not {single}"
 
 
 def _check_composition(cost: Callable[..., Interval], step: Callable[[float], Sampled]) -> None:
