@@ -2,48 +2,66 @@
 
 from pathlib import Path
 
-from dpfy.accounting import supported
+from dpfy.accounting import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter, supported
+from dpfy.accounting.filters import Additive
+from dpfy.types import Relation
 
 TARGET = Path(__file__).parents[1] / "reference" / "support-matrix.md"
 
 _OPENING = """# What can be accounted
 
-A cell with a rule is sound for the sampler, the relation and the method of its place; a cell without one is refused
-with {class}`~dpfy.errors.UnsupportedEvent`, never approximated. The noise is Gaussian unless the rule says otherwise.
-This page is written from the tables that the accountants themselves look up.
+A cell with a rule is sound for the sampler, the noise, the relation and the method of its place; a cell without one is
+refused with {class}`~dpfy.errors.UnsupportedEvent`, never approximated. This page is written from the tables that the
+accountants themselves look up.
 
 """
 
-_CLOSING = """
+_FILTERS = """
 ## Steps that were chosen from outputs
 
-The rules above compose lists that were fixed in advance. Adaptive steps are accounted by a filter, which uses the same
-rules for the cost of one step; [the proofs](../proofs/filters.md) say what each of them rests on.
+The rules above compose lists that were fixed in advance. Adaptive steps are accounted by a filter, which looks up the
+same rules for the cost of one step; [the proofs](../proofs/filters.md) say what each of them rests on.
 
-| filter | sampling | relation | rewards sampling | guarantee |
-|---|---|---|---|---|
-| `RenyiFilter` | where there is an RDP rule | where there is an RDP rule | yes | (ε, δ), and δ(ε) beyond it |
-| `ZcdpFilter` | poisson | all | no | ρ-zCDP |
-| `GaussianFilter` | poisson | all | no | μ-GDP, exactly |
-| `DominatedBy` | poisson | where the method has a rule | yes | PLD or RDP of the committed list |
 """
+
+FILTERS: dict[type[Filter], tuple[str, str]] = {
+    RenyiFilter: ("yes", "(ε, δ), and δ(ε) beyond it"),
+    ZcdpFilter: ("no", "ρ-zCDP"),
+    GaussianFilter: ("no", "μ-GDP, exactly"),
+    DominatedBy: ("yes", "PLD or RDP of the committed list"),
+}
+"""Whether sampling is rewarded, and what is guaranteed."""
 
 
 def page() -> str:
     """Return the page."""
     rows = supported()
     methods = sorted({row.method for row in rows})
-    places = sorted({(row.policy, row.relation) for row in rows})
     references = sorted({row.reference for row in rows})
     number = {reference: index for index, reference in enumerate(references, start=1)}
-    cells = {(row.policy, row.relation, row.method): number[row.reference] for row in rows}
-    lines = [f"| sampler | relation | {' | '.join(method.upper() for method in methods)} |",
-             f"|---|---|{'---|' * len(methods)}"]
-    for policy, relation in places:
-        marks = (cells.get((policy, relation, method)) for method in methods)
-        lines.append(f"| {policy} | {relation} | {' | '.join(f'rule {mark}' if mark else '—' for mark in marks)} |")
+    cells = {(row.policy, row.noise, row.relation, row.method): f"rule {number[row.reference]}" for row in rows}
+    places = [(policy, noise, str(relation)) for policy, noise in sorted({(row.policy, row.noise) for row in rows})
+              for relation in Relation]
+    table = _table(("sampler", "noise", "relation", *(method.upper() for method in methods)),
+                   [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places])
     rules = [f"{index}. {reference[0].upper()}{reference[1:]}." for reference, index in number.items()]
-    return _OPENING + "\n".join(lines) + "\n\nRules:\n\n" + "\n".join(rules) + "\n" + _CLOSING
+    filters = _table(("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
+                     [(f"`{rule.__name__}`", *_admitted(rule), *words) for rule, words in FILTERS.items()])
+    return _OPENING + table + "\nRules:\n\n" + "\n".join(rules) + "\n" + _FILTERS + filters
+
+
+def _admitted(rule: type[Filter]) -> tuple[str, str, str]:
+    """The samplers, noises and relations whose steps the filter can admit: those of its table, Gaussian sums only."""
+    if not issubclass(rule, Additive):
+        return ("poisson", "gaussian; another if it is the committed step itself", "where the method has a rule")
+    rows = [row for row in supported() if row.method == rule.rules and row.noise == "gaussian"]
+    relations = {row.relation for row in rows}
+    return (", ".join(sorted({row.policy for row in rows})), "gaussian",
+            "all" if relations == set(Relation) else ", ".join(sorted(relations)))
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ("---",) * len(columns), *rows))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,69 @@
-"""The support matrix in the documentation is the one of the rule tables."""
+"""The support matrix in the documentation is the one of the rule tables, and both are what the accountants do."""
 
 import importlib.util
+import itertools
 from pathlib import Path
 
-from dpfy.accounting import supported
+import pytest
+
+from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter, account, supported
+from dpfy.accounting.guarantee import METHODS
+from dpfy.accounting.rules import NOISES
+from dpfy.errors import UnsupportedEvent
+from dpfy.ledger.events import Poisson, Repeated, Sampled
+from dpfy.types import Relation
 
 DOCS = Path(__file__).parents[2] / "docs"
+POLICIES = {"poisson": Poisson(0.1)}
+QUERIES = {noise: query(1.0, 2.0) for query, noise in NOISES.items()}
+EVERY_CASE = list(itertools.product(METHODS, POLICIES, QUERIES, map(str, Relation)))
+WRITTEN = (DOCS / "reference" / "support-matrix.md").read_text(encoding="utf-8")
+
+
+def cells(opening: str) -> list[list[str]]:
+    """The rows of the table whose first column is called ``opening``."""
+    lines = WRITTEN[WRITTEN.index(f"| {opening} |"):].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def refused(work) -> bool:
+    try:
+        work()
+    except UnsupportedEvent:
+        return True
+    return False
 
 
 def test_support_matrix_is_up_to_date():
     spec = importlib.util.spec_from_file_location("support_matrix", DOCS / "figures" / "support_matrix.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    written = (DOCS / "reference" / "support-matrix.md").read_text(encoding="utf-8")
-    assert written == module.page(), "run docs/figures/support_matrix.py"
-    for row in supported():
-        assert row.reference[1:] in written
+    assert module.page() == WRITTEN, "run docs/figures/support_matrix.py"
+
+
+@pytest.mark.parametrize(("method", "policy", "noise", "relation"), EVERY_CASE)
+def test_the_page_the_table_and_the_accountant_agree(method, policy, noise, relation):
+    listed = [row for row in supported() if (row.method, row.policy, row.noise, row.relation)
+              == (method, policy, noise, relation)]
+    heading, _, *rows = cells("sampler")
+    cell, = [row[heading.index(method.upper())] for row in rows if row[:3] == [policy, noise, relation]]
+    step = Sampled(POLICIES[policy], (QUERIES[noise],))
+    assert (cell == "—") == (not listed) == refused(lambda: account(step, method, relation).claim(1e-5))
+    if listed:
+        index = cell.removeprefix("rule ")
+        assert f"\n{index}. {listed[0].reference[0].upper()}{listed[0].reference[1:]}.\n" in WRITTEN
+
+
+@pytest.mark.parametrize(("noise", "relation"), list(itertools.product(QUERIES, map(str, Relation))))
+@pytest.mark.parametrize("rule", [RenyiFilter(2.0, 1e-5), ZcdpFilter(1.0), GaussianFilter(1.0)], ids=lambda it: it.tag)
+def test_the_page_says_what_filters_admit(rule, noise, relation):
+    _, _, *rows = cells("filter")
+    (_, policies, noises, relations, _, _), = [row for row in rows if row[0] == f"`{type(rule).__name__}`"]
+    step = Sampled(POLICIES[policies], (QUERIES[noise],))
+    told = noise in noises and (relations == "all" or relation in relations)
+    assert told != refused(lambda: rule.guard(relation).admit(step, 1))
+
+
+def test_another_noise_passes_only_as_the_committed_step_itself():
+    step = Sampled(Poisson(0.1), (QUERIES["laplace"],))
+    DominatedBy((Repeated(step, 1),)).guard().admit(step, 1)

@@ -31,7 +31,7 @@ def test_every_item_of_the_guide_is_answered(good):
     assert "every iterate" in said["output"] and "the final model" in said["output"]
     assert "Record" in said["unit"] and "one admission" in said["unit"]
     assert "Add-or-remove-one" in said["adjacency"]
-    assert "PLD" in said["accounting"] and "Theorem" in said["accounting"]
+    assert "PLD" in said["accounting"] and "Zhu, Dong & Wang 2022" in said["accounting"]
     assert good.record.head_hash in said["verifiability"] and dpfy.__version__ in said["verifiability"]
     assert "fixed in advance" in said["tuning_statement"]
 

@@ -60,8 +60,8 @@ def epsilon(mu: float, delta: float) -> Interval:
 def one_step_epsilon(rate: float, mu: float, delta: float) -> Interval:
     """Return ε of one Poisson-sampled Gaussian sum under adding or removing a record.
 
-    Removing dominates: δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) (Balle, Barthe & Gaboardi 2018, Theorem 8), and the profile
-    of adding is (q − (e^ε − 1)(1 − q))·δ_G at a larger argument, hence below it for every ε ≥ 0.
+    Removing dominates: δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) (Balle, Barthe & Gaboardi 2018), and the profile of
+    adding is (q − (e^ε − 1)(1 − q))·δ_G at a larger argument, hence below it for every ε ≥ 0.
     """
     if delta >= rate:
         return Interval(0.0, 0.0)

@@ -236,9 +236,10 @@ def _tilted(law: _Law, interval: float, tilt: float) -> _Law:
 def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex128], float]:
     """The transform of the composition, and a bound on what its error adds to the sum of all masses.
 
-    A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input (Higham 2002, Theorem
-    24.2), so each frequency by √n·c·‖mass‖, a T-th power by T times that where the modulus is |f|, and the inverse by
-    the Euclidean norm of all this over the frequencies: the sum of absolute errors is at most √n times theirs.
+    A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input (Higham 2002, on
+    the fast Fourier transform), so each frequency by √n·c·‖mass‖, a T-th power by T times that where the modulus is
+    |f|, and the inverse by the Euclidean norm of all this over the frequencies: the sum of absolute errors is at most
+    √n times theirs.
     """
     relative = 8 * _UNIT * math.log2(size)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)

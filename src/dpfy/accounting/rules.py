@@ -41,16 +41,16 @@ def _laplace_absent(policy: Policy, noise_multiplier: float) -> Pair:
     return Pair(policy.rate, noise_multiplier, "absent", "laplace")
 
 
-_REMOVED = "Zhu, Dong & Wang 2022, Theorem 11; the record is in the sample with probability q, or is not there"
-_MOMENTS = "Mironov, Talwar & Zhang 2019, Theorem 5 (removing a record has the larger Rényi divergence)"
-_ZEROED = "a record set to zero contributes what an absent one does, and Poisson sampling ignores the others: as "
+_REMOVED = "the record is in the sample with probability q, or is not there: the pair of Zhu, Dong & Wang 2022"
+_MOMENTS = "Mironov, Talwar & Zhang 2019: removing a record has the larger Rényi divergence"
+_ZEROED = "a record set to zero contributes what an absent one does, and Poisson sampling ignores the others; then "
 
 RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
     ("pld", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_poisson_absent, _REMOVED),
     ("pld", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_poisson_absent, _ZEROED + _REMOVED),
     ("pld", Poisson, SumQuery, Relation.REPLACE_ONE): Rule(
-        _poisson_opposed, "the two records' sums lie in one ball: opposed points of it are the worst "
-                          "(Lebeda, Regehr, Kamath & Steinke 2024, §5)"),
+        _poisson_opposed, "opposed points of the ball are the best for every test that tells two records apart, by the "
+                          "lemma of Neyman and Pearson; pair: Lebeda, Regehr, Kamath & Steinke 2024"),
     ("pld", Poisson, LaplaceSum, Relation.ADD_OR_REMOVE_ONE): Rule(_laplace_absent, _REMOVED),
     ("pld", Poisson, LaplaceSum, Relation.ZERO_OUT): Rule(_laplace_absent, _ZEROED + _REMOVED),
     ("rdp", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_poisson_absent, _MOMENTS),

@@ -32,7 +32,7 @@ class EpsilonDelta(NamedTuple):
 def basic(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
     """Add up mechanisms on the same data.
 
-    Reference: Dwork & Roth 2014, Theorem 3.16.
+    Reference: Dwork & Roth 2014.
 
     >>> basic([EpsilonDelta(1.0, 1e-6), EpsilonDelta(0.5, 1e-6)])
     EpsilonDelta(epsilon=1.5, delta=2e-06)
