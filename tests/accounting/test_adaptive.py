@@ -267,6 +267,15 @@ def test_domination_claims_the_committed_list(method):
     assert guarantee.method == method
 
 
+def test_domination_is_as_accurate_as_asked():
+    committed = (Repeated(step(0.05, 1.0, adaptive=False), 50),)
+    wide, narrow = (accounted(DominatedBy(committed), accuracy=accuracy).epsilon(DELTA) for accuracy in (1e-2, 1e-5))
+    assert narrow == account(committed, accuracy=1e-5).epsilon(DELTA)
+    assert narrow.upper - narrow.lower < 1e-5 * narrow.upper < wide.upper - wide.lower
+    with pytest.raises(InvalidArgument, match="accuracy"):
+        accounted(GaussianFilter(1.0), accuracy=0.0)
+
+
 def test_guarantee_is_refused_where_nothing_enforced_the_filter():
     rule = GaussianFilter(1.0)
     with Ledger.in_memory(header=Header(filter=rule.to_json())) as ledger:

@@ -15,7 +15,7 @@ from dpfy.accounting.sources import Source
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Repeated, canonical_json
-from dpfy.types import Interval, Relation
+from dpfy.types import Interval, Relation, Unit
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FilterGuarantee(Guarantee):
 
     @property
     def _profile(self) -> Profile:
-        return self.filter.profile(self.method, self.relation)
+        return self.filter.profile(self.method, self.relation, self.accuracy)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def declared_filter(value: object) -> Filter:
                                ) from None
 
 
-def filter_guarantee(source: Source, method: str, relation: Relation) -> FilterGuarantee:
+def filter_guarantee(source: Source, method: str, relation: Relation, unit: Unit, accuracy: float) -> FilterGuarantee:
     """Return the guarantee of a ledger with a filter, after checking that the filter was enforced.
 
     A guard other than the filter's would have let runs pass that the filter stops; that this one stayed within the
@@ -138,5 +138,5 @@ def filter_guarantee(source: Source, method: str, relation: Relation) -> FilterG
         guard.record(run.event, run.times)
     steps = sum(run.times for run in source.events)
     method = method if isinstance(rule, DominatedBy) else rule.tag
-    return FilterGuarantee(source, Canonical((), steps, rule.set_aside, False), method, relation, source.unit,
+    return FilterGuarantee(source, Canonical((), steps, rule.set_aside, False), method, relation, unit, accuracy,
                            filter=rule)

@@ -64,8 +64,11 @@ class Filter(Fact):
         """Return a fresh guard that enforces this filter for ``relation``."""
 
     @abstractmethod
-    def profile(self, method: str, relation: Relation) -> Profile:
-        """Return what holds for everything that the guard may admit, numerical δ aside."""
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
+        """Return what holds for everything that the guard may admit, numerical δ aside.
+
+        ``method`` and ``accuracy`` are those of :func:`~dpfy.accounting.account`, for filters that compose a list.
+        """
 
 
 class Additive(Filter):
@@ -158,7 +161,7 @@ class RenyiFilter(Additive, tag="renyi_filter"):
         """Return the divergence at each order."""
         return tuple(rdp.renyi_divergence(pair, order) for order in self.orders)
 
-    def profile(self, method: str, relation: Relation) -> Profile:
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the sum of what each order's limit implies, which holds for every ε and not only for the declared."""
         return _RenyiProfile(self.orders, self.limits)
 
@@ -193,7 +196,7 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         """Return 1/(2z²), or four times that where a record may be replaced by its opposite."""
         return (pair.mu**2 / 2 * _UP,)
 
-    def profile(self, method: str, relation: Relation) -> Profile:
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the best conversion of ρ-zCDP over all orders."""
         return _ZcdpProfile(*self.limits)
 
@@ -228,7 +231,7 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
         """Return 1/z², or four times that where a record may be replaced by its opposite."""
         return (pair.mu**2 * _UP,)
 
-    def profile(self, method: str, relation: Relation) -> Profile:
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the guarantee of the one Gaussian sum."""
         one_sum = Sampled(Poisson(1.0), (SumQuery(1.0, 1 / math.sqrt(self.limits[0])),))
         return account(one_sum, "pld", Relation.ADD_OR_REMOVE_ONE)
@@ -274,9 +277,9 @@ class DominatedBy(Filter, tag="dominated_by"):
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         return DominationGuard(_description(self, relation), self.envelope)
 
-    def profile(self, method: str, relation: Relation) -> Profile:
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the guarantee of the committed list."""
-        return account(self.envelope, method, relation)
+        return account(self.envelope, method, relation, accuracy=accuracy)
 
 
 @dataclass(frozen=True)

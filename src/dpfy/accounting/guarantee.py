@@ -145,9 +145,9 @@ def account(source: object, method: str = "pld", relation: Relation | str | None
     facts = read_source(source)
     relation = facts.relation if relation is None else Relation(_validate.choice("relation", relation, tuple(Relation)))
     unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
+    accuracy = _validate.real("accuracy", accuracy, 1e-7, 0.1)
     if facts.filter is not None:
         from dpfy.accounting.adaptive import filter_guarantee  # it builds on this module
 
-        return replace(filter_guarantee(facts, method, relation), unit=unit)
-    return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit,
-                     _validate.real("accuracy", accuracy, 1e-7, 0.1))
+        return filter_guarantee(facts, method, relation, unit, accuracy)
+    return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit, accuracy)
