@@ -7,6 +7,7 @@ import math
 import pytest
 
 import dpfy
+from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter
 
 
 def test_steps_rate_and_divisor_follow_from_the_declared_constants():
@@ -70,3 +71,21 @@ def test_a_plan_is_frozen_and_survives_json():
 def test_an_uncalibrated_plan_has_no_event():
     with pytest.raises(dpfy.InvalidArgument, match="calibrate"):
         _ = dpfy.dpsgd(records=1000, batch_size=100, steps=5).event
+
+
+@pytest.mark.parametrize("make", [
+    lambda plan: GaussianFilter(1.0), lambda plan: DominatedBy(plan.envelope),
+    lambda plan: RenyiFilter.tuned(2.0, 1e-5, to=plan.envelope)], ids=["gaussian", "dominated", "renyi"])
+def test_a_filter_takes_the_place_of_the_budget_and_survives_json(make):
+    plan = dpfy.dpsgd(records=1000, batch_size=100, steps=5).calibrate(epsilon=5.0, delta=1e-3)
+    filtered = plan.under(make(plan))
+    assert filtered.budget is None and filtered.noise_multiplier == plan.noise_multiplier
+    assert dpfy.Plan.from_json(json.loads(json.dumps(filtered.to_json()))) == filtered
+    assert "filter" not in plan.to_json()
+    with pytest.raises(dpfy.InvalidArgument, match="not both"):
+        filtered.calibrate(epsilon=5.0, delta=1e-3)
+
+
+def test_what_is_no_filter_is_refused():
+    with pytest.raises(dpfy.InvalidArgument, match="Filter"):
+        dpfy.dpsgd(records=1000, batch_size=100, steps=5).under("renyi")

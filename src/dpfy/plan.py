@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import Any, Literal, Self
 
 from dpfy import _validate
-from dpfy.accounting import calibrate_envelope
+from dpfy.accounting import EnvelopeGuard, Filter, calibrate_envelope
 from dpfy.errors import InvalidArgument
+from dpfy.ledger import Guard
 from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Policy, Repeated, Sampled
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.types import Budget, Relation, Unit
@@ -22,7 +23,8 @@ class Plan:
     """What will run, how often, and what it may cost: public constants only.
 
     Nothing in a plan is read off the data. ``divisor`` is what the released sum is divided by; ``records`` is the
-    declared size of the data set and is never compared with the data.
+    declared size of the data set and is never compared with the data. ``budget`` limits the steps of the plan, which
+    are fixed; ``filter`` limits whatever the ledger may record, steps that are chosen from outputs included.
 
     >>> plan = dpsgd(records=60_000, batch_size=256, epochs=10, noise_multiplier=1.1)
     >>> plan.steps, round(plan.rate, 6)
@@ -40,6 +42,7 @@ class Plan:
     budget: Budget | None = None
     unit: Unit = Unit.RECORD
     relation: Relation = field(default=Relation.ADD_OR_REMOVE_ONE)
+    filter: Filter | None = None
 
     def __post_init__(self) -> None:
         _validate.count("steps", self.steps)
@@ -51,6 +54,11 @@ class Plan:
             _validate.count("records", self.records)
         _validate.choice("unit", self.unit, tuple(Unit))
         _validate.choice("relation", self.relation, tuple(Relation))
+        if not isinstance(self.filter, Filter | None):
+            raise InvalidArgument(f"Expected filter to be a dpfy.accounting.Filter, got {type(self.filter).__name__}.")
+        if self.filter is not None and self.budget is not None:
+            raise InvalidArgument("Expected a budget or a filter, not both: under a filter its limit is the guarantee. "
+                                  "Calibrate first; plan.under(filter) puts the filter in the place of the budget.")
 
     @property
     def rate(self) -> float:
@@ -82,8 +90,34 @@ class Plan:
 
     @property
     def envelope(self) -> Envelope:
-        """All that the run may record, registered before the first step."""
+        """The steps of the plan, fixed before the first one."""
         return (Repeated(self.event, self.steps),)
+
+    def guard(self) -> Guard:
+        """Return who decides, before any record is read, whether the next step may be taken.
+
+        A plan whose own first step is refused is an error here, before there is a ledger.
+        """
+        if self.filter is None:
+            return EnvelopeGuard(self.envelope, self.budget, self.relation)
+        guard = self.filter.guard(self.relation)
+        guard.admit(self.event, 1)
+        return guard
+
+    def under(self, filter: Filter) -> Self:
+        """Return the same plan, whose ledger declares ``filter`` in the place of a budget and of the list of steps.
+
+        *Formal guarantee*: that of the filter, whatever is recorded: the steps of this plan, of plans that are added to
+        the ledger later, and steps that were chosen from outputs and are marked as adaptive. The filter may stop the
+        run before its last step.
+
+        >>> from dpfy.accounting import RenyiFilter
+        >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0)
+        >>> plan = plan.under(RenyiFilter.tuned(epsilon=2.0, delta=1e-5, to=plan.envelope))
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+        """
+        return replace(self, filter=filter, budget=None)
 
     def calibrate(self, epsilon: float, delta: float | Literal["auto"]) -> Self:
         """Return the same plan with the least noise whose claimed ε stays within ``epsilon`` at ``delta``.
@@ -110,21 +144,23 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         budget = self.budget and {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        rule = {} if self.filter is None else {"filter": self.filter.to_json()}  # a header without one stays as it was
         return {
             "sampling": self.sampling.to_json(), "query": self.query.to_json(), "steps": self.steps,
             "divisor": self.divisor, "noise_multiplier": self.noise_multiplier, "records": self.records,
             "budget": budget, "unit": str(self.unit), "relation": str(self.relation),
+            **rule,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the plan that :meth:`to_json` wrote."""
-        budget = value.get("budget")
+        budget, rule = value.get("budget"), value.get("filter")
         try:
             return cls(**{
                 **value, "sampling": Policy.from_json(value.get("sampling")), "query": _query(value.get("query")),
                 "budget": Budget(**budget) if budget else None, "unit": Unit(value["unit"]),
-                "relation": Relation(value["relation"]),
+                "relation": Relation(value["relation"]), "filter": Filter.from_json(rule) if rule else None,
             })
         except (TypeError, KeyError) as error:
             raise InvalidArgument(f"Expected a plan written by Plan.to_json; {error} does not fit.") from None

@@ -23,6 +23,7 @@ class Plan:
     envelope: tuple = (Repeated(STEP, 5),)
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
     unit: Unit = Unit.USER
+    filter: None = None
 
 
 def ledger(steps=5, **header):

@@ -17,7 +17,7 @@ _SECRET_KEYS = ("os", "operating system")
 
 @runtime_checkable
 class PlanLike(Protocol):
-    """Anything that declares its events, its unit of privacy and its neighbouring relation."""
+    """Anything that declares its events, its unit of privacy, its neighbouring relation and perhaps a filter."""
 
     @property
     def envelope(self) -> Envelope: ...
@@ -28,12 +28,16 @@ class PlanLike(Protocol):
     @property
     def unit(self) -> Unit: ...
 
+    @property
+    def filter(self) -> Any: ...
+
 
 @dataclass(frozen=True)
 class Source:
     """What was, or will be, spent; and, from a ledger, what was registered before the first step.
 
-    ``filter`` and ``guard`` are what a ledger's header declares; without a filter the events themselves are composed.
+    ``filter`` and ``guard`` are what a plan or a ledger's header declares; without a filter the events themselves are
+    composed.
     """
 
     events: Envelope
@@ -55,13 +59,20 @@ def read_source(source: object) -> Source:
     if isinstance(source, str):
         return Source(_from_json(source)) if source.lstrip().startswith(("[", "{")) else _from_path(Path(source))
     if isinstance(source, PlanLike):
-        return Source(source.envelope, Relation(source.relation), Unit(source.unit))
+        return _from_plan(source)
     if isinstance(source, Event | Repeated | dict):
         source = [source]
     if not isinstance(source, Iterable):
         raise InvalidArgument(f"Expected a ledger, a plan, a path, an event or a list of events, got "
                               f"{type(source).__name__}.")
     return Source(run_lengths(_as_run(item) for item in source))
+
+
+def _from_plan(plan: PlanLike) -> Source:
+    relation, unit, rule = Relation(plan.relation), Unit(plan.unit), plan.filter
+    if rule is None:
+        return Source(plan.envelope, relation, unit)
+    return Source((), relation, unit, filter=rule.to_json(), guard=rule.guard(relation).describe())
 
 
 def _from_ledger(ledger: Ledger) -> Source:

@@ -137,7 +137,7 @@ class Journal:
         self._known_uses: dict[bytes, tuple[Event, int]] = {}
         self._settleable = 0  # the paid steps of the last line that can still be handed back
         self._spent = 0
-        self._header_start = 0
+        self.header_start = 0
         self._envelope_ends: list[int] = []
 
     def feed(self, line: bytes) -> None:
@@ -180,7 +180,7 @@ class Journal:
             return None
         if index == len(envelope) or envelope[index].event != event:
             return 0
-        return self._envelope_ends[index] - (self._spent - self._header_start)
+        return self._envelope_ends[index] - (self._spent - self.header_start)
 
     def damaged(self, reason: str) -> LedgerDamaged:
         """Return an error that names the line after the last good one."""
@@ -188,7 +188,7 @@ class Journal:
                              "spent or claimed from it; restore the latest ledger and head, or claim no guarantee.")
 
     def _envelope_index(self) -> int:
-        return bisect_right(self._envelope_ends, self._spent - self._header_start)
+        return bisect_right(self._envelope_ends, self._spent - self.header_start)
 
     def _recover(self, line: bytes) -> str:
         """Take in a torn tail that was sealed when the ledger was opened again."""
@@ -229,7 +229,7 @@ class Journal:
                              or canonical_json(self.headers[0].guard) != canonical_json(header.guard)):
             raise ValueError("a second header with another unit, relation, filter, guard or key source")
         self.headers.append(header)
-        self._header_start = self._spent
+        self.header_start = self._spent
         self._envelope_ends = list(accumulate(run.times for run in header.envelope))
         self._settleable = 0
 

@@ -173,6 +173,11 @@ class Ledger:
         return sum(run.times for run in self._journal.runs()) - self._prepaid
 
     @property
+    def plan_count(self) -> int:
+        """How many of them since the present plan was registered; all of them, unless a filter lets plans follow."""
+        return self.count - self._journal.header_start
+
+    @property
     def torn_bytes(self) -> int:
         """The length of an unterminated last line, which counts as one step."""
         return len(self._journal.torn)

@@ -18,7 +18,7 @@ from torch import nn
 
 from dpfy import _validate
 from dpfy._version import __version__
-from dpfy.accounting import EnvelopeGuard, account
+from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerMismatch
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Event, Sampled
@@ -90,7 +90,7 @@ class Run:
         self._sampler = sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
-        self._next_step = min(ledger.count, plan.steps)
+        self._next_step = min(ledger.plan_count, plan.steps)
         self._closed = False
 
     # Walking through the plan
@@ -233,7 +233,7 @@ class Run:
         return next((engine.name for engine in self._engines.values()), self._wanted_engine)
 
     def spent(self, delta: float) -> Interval:
-        """Return the ε of all that was reserved so far, as a certified interval."""
+        """Return the ε of all that was reserved so far, as a certified interval; under a filter, of its limit."""
         return account(self.ledger).epsilon(delta)
 
     def postprocessing(self) -> AbstractContextManager[None]:
@@ -294,7 +294,9 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     ``data`` is any map-style data set. ``max_physical_batch`` limits the memory of a step and never changes its result.
     ``example_input`` is a collated batch of made-up examples for the probe. ``anchor`` keeps the ledger's head in a
     second place; ``block`` reserves that many steps at once; ``announce`` says so when steps were spent on the ledger
-    before. With ``insecure_test_key`` nothing is private: the ledger says so.
+    before. With ``insecure_test_key`` nothing is private: the ledger says so. A plan under a filter
+    (:meth:`Plan.under`) declares it in the ledger, whose guard then admits or refuses every step before records are
+    read: those of the plan, and what your own code reserves with ``run.ledger.reserve`` for its own mechanisms.
     """
     optimizers = as_optimizers(optimizer)
     _check_model(model)
@@ -310,8 +312,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     example = None if example_input is None else _declared(example_input)
     opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
     run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example)
-    if opened.count > 0 and announce:
-        sys.stdout.write(f"{opened.count} of the plan's {plan.steps} steps were spent on this ledger before; "
+    if opened.plan_count > 0 and announce:
+        sys.stdout.write(f"{opened.plan_count} of the plan's {plan.steps} steps were spent on this ledger before; "
                          f"{run.steps_left} are left. dpfy.resume continues a saved model.\n")
     return run
 
@@ -324,9 +326,11 @@ def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimi
 
 def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, anchor: str | Path | None,
                  block: int) -> Ledger:
-    guard = EnvelopeGuard(plan.envelope, plan.budget, plan.relation)
+    guard, rule = plan.guard(), plan.filter
+    # Under a filter nothing but the filter is claimed, and a list of steps would not hold those chosen from outputs.
     header = Header(unit=plan.unit, relation=plan.relation, plan=plan.to_json(), key_source=key_source,
-                    guard=guard.describe(), envelope=plan.envelope, library=__version__)
+                    guard=guard.describe(), envelope=plan.envelope if rule is None else (),
+                    filter=None if rule is None else rule.to_json(), library=__version__)
     if isinstance(ledger, Ledger):
         if anchor is not None or block != 1:
             raise InvalidArgument("anchor= and block= belong to Ledger.open; this ledger is open already.")
