@@ -2,6 +2,7 @@
 
 from dpfy.models.defaults import default_model, recommended
 from dpfy.models.networks import MeanEmbedding, Normalize, cifar_cnn, digits_mlp, mlp, mnist_cnn, review_classifier
+from dpfy.models.residual import PreactivationBlock, wide_resnet
 
-__all__ = ["MeanEmbedding", "Normalize", "cifar_cnn", "default_model", "digits_mlp", "mlp", "mnist_cnn", "recommended",
-           "review_classifier"]
+__all__ = ["MeanEmbedding", "Normalize", "PreactivationBlock", "cifar_cnn", "default_model", "digits_mlp", "mlp",
+           "mnist_cnn", "recommended", "review_classifier", "wide_resnet"]
