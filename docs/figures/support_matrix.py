@@ -24,13 +24,13 @@ same rules for the cost of one step; [the proofs](../proofs/filters.md) say what
 
 """
 
-FILTERS: dict[type[Filter], tuple[str, str]] = {
-    RenyiFilter: ("yes", "(ε, δ), and δ(ε) beyond it"),
-    ZcdpFilter: ("no", "ρ-zCDP"),
-    GaussianFilter: ("no", "μ-GDP, exactly"),
-    DominatedBy: ("yes", "PLD or RDP of the committed list"),
+FILTERS: dict[type[Filter], str] = {
+    RenyiFilter: "(ε, δ), and δ(ε) beyond it",
+    ZcdpFilter: "ρ-zCDP",
+    GaussianFilter: "μ-GDP, exactly",
+    DominatedBy: "PLD or RDP of the committed list",
 }
-"""Whether sampling is rewarded, and what is guaranteed."""
+"""What is guaranteed."""
 
 
 def page() -> str:
@@ -46,7 +46,8 @@ def page() -> str:
                    [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places])
     rules = [f"{index}. {reference[0].upper()}{reference[1:]}." for reference, index in number.items()]
     filters = _table(("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
-                     [(f"`{rule.__name__}`", *_admitted(rule), *words) for rule, words in FILTERS.items()])
+                     [(f"`{rule.__name__}`", *_admitted(rule), "yes" if rule.rewards_sampling else "no", words)
+                      for rule, words in FILTERS.items()])
     return _OPENING + table + "\nRules:\n\n" + "\n".join(rules) + "\n" + _FILTERS + filters
 
 

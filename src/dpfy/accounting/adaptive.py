@@ -5,15 +5,15 @@ chosen so that every realised list is within a budget which the choice exceeds (
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from dpfy import _validate
 from dpfy.accounting.canonical import Canonical
 from dpfy.accounting.filters import DominatedBy, Filter, Profile, as_fixed
 from dpfy.accounting.guarantee import Guarantee, account
-from dpfy.accounting.sources import Source
+from dpfy.accounting.sources import Source, read_source
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, UnsupportedEvent
-from dpfy.ledger import Ledger
 from dpfy.ledger.events import Repeated, canonical_json
 from dpfy.types import Interval, Relation, Unit
 
@@ -57,7 +57,7 @@ class FilterGuarantee(Guarantee):
 
     def note(self, delta: float) -> str:
         """Say whose limit this is."""
-        return f"limit of the {self.filter.tag.replace('_', ' ')} declared at creation"
+        return f"{self.filter.title}: its limit, declared before the first step"
 
     @property
     def _profile(self) -> Profile:
@@ -77,17 +77,23 @@ class Reading:
     steps: int
     used: float
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the reading as plain JSON values that say what they are not."""
+        return {"is_a_guarantee": False, **asdict(self)}
+
     def __str__(self) -> str:
         return (f"odometer reading, not a guarantee: {self.steps:,} steps that would cost "
                 f"{self.if_fixed_in_advance:.4f} at delta = {self.at_delta:g} had they been fixed in advance; "
                 f"{self.used:.1%} of the filter is spent")
 
 
-def odometer(ledger: Ledger, delta: float, method: str = "pld") -> Reading:
+def odometer(source: object, delta: float, method: str = "pld") -> Reading:
     """Read how far a run that a filter guards has come; :func:`~dpfy.accounting.account` gives the guarantee.
 
+    ``source`` is a ledger or its path.
+
     >>> from dpfy.accounting.filters import GaussianFilter
-    >>> from dpfy.ledger import Header
+    >>> from dpfy.ledger import Header, Ledger
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> rule = GaussianFilter(mu=1.0)
     >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),), adaptive=True)
@@ -96,15 +102,25 @@ def odometer(ledger: Ledger, delta: float, method: str = "pld") -> Reading:
     >>> round(odometer(ledger, delta=1e-5).used, 6)
     0.25
     """
-    header = ledger.header
-    if header is None or header.filter is None:
+    facts = read_source(source)
+    used = _used(facts)
+    fixed = [Repeated(as_fixed(run.event), run.times) for run in facts.events]
+    total = account(fixed, method, facts.relation)
+    return Reading(total.claim(delta), delta, total.steps, used)
+
+
+def share_used(source: object) -> float:
+    """Return the share of its filter that a ledger has spent: a reading, and nothing to claim."""
+    return _used(read_source(source))
+
+
+def _used(facts: Source) -> float:
+    if facts.filter is None:
         raise LedgerError("The ledger declares no filter, so there is nothing to read off. Use account instead.")
-    guard = declared_filter(header.filter).guard(header.relation)
-    for run in ledger.uses:
+    guard = declared_filter(facts.filter).guard(facts.relation)
+    for run in facts.events:
         guard.record(run.event, run.times)
-    fixed = [Repeated(as_fixed(run.event), run.times) for run in ledger.uses]
-    total = account(fixed, method, header.relation)
-    return Reading(total.claim(delta), delta, total.steps, guard.used)
+    return guard.used
 
 
 def declared_filter(value: object) -> Filter:

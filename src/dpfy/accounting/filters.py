@@ -45,6 +45,9 @@ class Filter(Fact):
     GaussianFilter(mu=0.5, numerical_delta=0.0)
     """
 
+    title: ClassVar[str]
+    reference: ClassVar[str]
+    rewards_sampling: ClassVar[bool]  # if not, the limit holds for full batches too
     numerical_delta: float
 
     @property
@@ -110,6 +113,9 @@ class RenyiFilter(Additive, tag="renyi_filter"):
     >>> guard.admit(step, 500)
     """
 
+    title: ClassVar[str] = "Rényi filter"
+    reference: ClassVar[str] = "Feldman & Zrnic 2021; Lécuyer 2021"
+    rewards_sampling: ClassVar[bool] = True
     rules: ClassVar[str] = "rdp"
 
     epsilon: float
@@ -180,6 +186,10 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
     >>> guard.admit(Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),), adaptive=True), 4)
     """
 
+    title: ClassVar[str] = "zCDP filter"
+    reference: ClassVar[str] = "Feldman & Zrnic 2021; zCDP: Bun & Steinke 2016"
+    rewards_sampling: ClassVar[bool] = False
+
     rho: float
     numerical_delta: float = 0.0
 
@@ -214,6 +224,10 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
     >>> guard = GaussianFilter(mu=1.0).guard()
     >>> guard.admit(Sampled(Poisson(1.0), (SumQuery(1.0, 3.0),), adaptive=True), 9)
     """
+
+    title: ClassVar[str] = "Gaussian filter"
+    reference: ClassVar[str] = "Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2023"
+    rewards_sampling: ClassVar[bool] = False
 
     mu: float
     numerical_delta: float = 0.0
@@ -254,6 +268,10 @@ class DominatedBy(Filter, tag="dominated_by"):
     >>> guard = DominatedBy((Repeated(step(0.1, 1.0), 2),)).guard()
     >>> guard.admit(step(0.05, 1.5), 1)
     """
+
+    title: ClassVar[str] = "domination by a committed list"
+    reference: ClassVar[str] = "adaptive composition of dominating pairs: Zhu, Dong & Wang 2022"
+    rewards_sampling: ClassVar[bool] = True
 
     envelope: Envelope
 

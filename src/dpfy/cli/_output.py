@@ -33,13 +33,14 @@ def sentence(values: dict[str, Any]) -> str:
     """Say what :func:`claims` returned."""
     relation = _RELATIONS[values["relation"]].format(unit=values["unit"])
     steps = "1 step" if values["steps"] == 1 else f"{values['steps']:,} steps"
+    method = values["method"].upper() if len(values["method"]) == 3 else values["method"].replace("_", " ")
     if math.isinf(values["epsilon"]):
         return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
     floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000
     low = f", and no analysis can claim less than {floor:.4f}" if floor else ""
     note = f" ({values['note']})" if values["note"] else ""
     return (f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy for {relation}, "
-            f"by {values['method'].upper()}{note}{low}.")
+            f"by {method}{note}{low}.")
 
 
 def round_up(value: float) -> float:

@@ -20,20 +20,29 @@ def account(
 ) -> None:
     """Compute the guarantee of what a ledger reserved, and of what it registered before the first step.
 
+    A ledger with a filter guarantees the filter's limit; how much of it is spent is printed as a reading.
+
     Examples:
 
     dpfy account run.dpl --delta 1e-5
 
     dpfy account events.json --delta 1e-5 --method rdp --json
     """
-    from dpfy.accounting import account as account_source
+    from dpfy.accounting import FilterGuarantee, account as account_source, odometer
     from dpfy.cli._output import claims, print_json
 
     guarantee = account_source(ledger_file(path), str(method), relation)
     values: dict[str, Any] = claims(guarantee, delta) | {"private": guarantee.private, "durable": guarantee.durable}
     registered = guarantee.envelope
     values["envelope"] = registered and {"epsilon": registered.claim(delta), "steps": registered.steps}
-    print_json(values) if as_json else _describe(values)
+    reading = odometer(ledger_file(path), delta) if isinstance(guarantee, FilterGuarantee) else None
+    values["odometer"] = reading and reading.to_json()
+    if as_json:
+        print_json(values)
+    else:
+        _describe(values)
+        if reading is not None:
+            typer.echo(f"{str(reading)[0].upper()}{str(reading)[1:]}.")
 
 
 def _describe(values: dict[str, Any]) -> None:

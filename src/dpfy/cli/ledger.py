@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfy.cli._options import ledger_file
-from dpfy.errors import LedgerError
+from dpfy.errors import LedgerError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
 
@@ -66,8 +66,21 @@ def _read(path: Path, anchor: Path | None) -> Ledger:
 
 def _summary(ledger: Ledger) -> dict[str, Any]:
     return {"path": str(ledger.path), "lines": ledger.lines, "head_hash": ledger.head_hash, "steps": ledger.count,
-            "torn_bytes": ledger.torn_bytes, "header": ledger.header.to_json() if ledger.header else None,
+            "torn_bytes": ledger.torn_bytes, "filter_used": _filter_used(ledger),
+            "header": ledger.header.to_json() if ledger.header else None,
             "uses": [run.to_json() for run in ledger.uses]}
+
+
+def _filter_used(ledger: Ledger) -> float | None:
+    """The share of the filter that is spent; None without a filter, and for one that this version does not know."""
+    if ledger.header is None or ledger.header.filter is None:
+        return None
+    from dpfy.accounting.adaptive import share_used  # numpy and scipy, which other ledgers do not need
+
+    try:
+        return share_used(ledger)
+    except UnsupportedEvent:
+        return None
 
 
 def _header_table(ledger: Ledger) -> Table:
@@ -82,6 +95,8 @@ def _header_table(ledger: Ledger) -> Table:
         rows |= {name: str(header[name]) for name in ("unit", "relation", "key_source", "library", "created")}
         rows |= {"registered steps": str(planned) if planned else "none",
                  **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")}}
+    if (used := _filter_used(ledger)) is not None:
+        rows["filter used"] = f"{used:.1%}: a reading; the guarantee is the filter's limit, however little is used"
     for name, value in rows.items():
         table.add_row(name, escape(value), style=None)
     return table

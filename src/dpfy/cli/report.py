@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def report(
     path: Annotated[Path, typer.Argument(help="A ledger, such as run.dpl, or the folder of a run.",
                                          show_default=False)],
-    delta: Annotated[float | None, typer.Option(help="δ of the guarantee; that of the plan's budget if left out.",
+    delta: Annotated[float | None, typer.Option(help="δ of the guarantee; that of the budget or filter if left out.",
                                                 show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="Write report.md, report.json and report.html into this folder.",
                                              show_default=False)] = None,
@@ -53,11 +53,11 @@ def report(
 
 
 def _planned_delta(ledger: "Ledger") -> float:
-    plan = ledger.header.plan if ledger.header else None
-    budget = (plan or {}).get("budget")
-    if not isinstance(budget, dict) or not isinstance(budget.get("delta"), float):
-        raise InvalidArgument("The ledger's plan has no budget to take δ from. Give --delta, such as --delta 1e-5.")
-    return budget["delta"]
+    header = ledger.header
+    for declared in () if header is None else ((header.plan or {}).get("budget"), header.filter):
+        if isinstance(declared, dict) and isinstance(declared.get("delta"), float):
+            return declared["delta"]
+    raise InvalidArgument("The ledger declares no budget, nor a filter with a δ. Give --delta, such as --delta 1e-5.")
 
 
 def _declared(file: Path | None) -> "RunFacts | None":

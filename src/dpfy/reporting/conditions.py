@@ -15,7 +15,7 @@ HOLDS, FAILS, DECLARED, UNKNOWN = "holds", "does not hold", "declared", "not kno
 
 def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
     """List what the accounting assumes and whether it holds (guide, item 3b)."""
-    return (_sampling(record), _key(record, costs), _registered(record), _arithmetic(costs), _isolation(facts),
+    return (_sampling(record), _key(record, costs), _registered(record, costs), _arithmetic(costs), _isolation(facts),
             _constants(record), _small_delta(record, costs), _durable(record), _intact(record))
 
 
@@ -36,7 +36,12 @@ def _key(record: LedgerRecord, costs: Costs) -> Item:
                 status=HOLDS if costs.secret_key else FAILS)
 
 
-def _registered(record: LedgerRecord) -> Item:
+def _registered(record: LedgerRecord, costs: Costs) -> Item:
+    if costs.filter is not None:
+        return Item("registered", "What may be spent was fixed before the first step",
+                    f"The header declares a filter, {costs.filter.title}, whose guard was asked before each of the "
+                    f"{record.steps_reserved} reserved steps and admits all of them. They may have been chosen from "
+                    "outputs, and so may when to stop.", status=HOLDS)
     title = "The steps were fixed before the first one"
     if not record.registered:
         return Item("registered", title, "The ledger registered no list of steps in advance. The numbers hold only if "

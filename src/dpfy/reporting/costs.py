@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from dpfy import _validate
-from dpfy.accounting import Guarantee, account
+from dpfy.accounting import DominatedBy, Filter, FilterGuarantee, Guarantee, Reading, account, odometer
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled
@@ -21,11 +21,12 @@ _MEASURED = 16
 
 
 class Scope(StrEnum):
-    """Which list of steps a number is for."""
+    """Which list of steps a number is for; ``FILTER`` is every list that the declared filter would admit."""
 
     REGISTERED = "registered"
     RESERVED = "reserved"
     WITHOUT_SAMPLING = "without_sampling"
+    FILTER = "filter"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Costs:
 
     ``guess`` bounds how often somebody who sees every released value, and tosses a fair coin for whether one unit of
     privacy is in the data, can be right about the coin: (1 + δ(0))/2, where δ(0) bounds the total variation distance.
+
+    With a ``filter`` the claim is its limit, and no number follows the steps: ``reading`` says how far the run came.
     """
 
     delta: float
@@ -87,27 +90,40 @@ class Costs:
     without_sampling: Claim
     guess: float
     curve: Curve
+    filter: Filter | None = None
+    reading: Reading | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, delta: float, measured: Iterable[int] = ()) -> Self:
         """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps, thinned if they are many."""
         _validate.delta(delta)
         guarantees, refusals = _guarantees(ledger)
+        best = next(iter(guarantees.values()))
+        if isinstance(best, FilterGuarantee):
+            return cls._filtered(ledger, best, tuple(_filter_claim(each, delta) for each in guarantees.values()), delta)
         claims = []
         for method in METHODS:
             if method in guarantees:
                 claims += _claims(guarantees[method], delta)
             else:
                 claims.append(Claim(Scope.RESERVED, method, 0, None, refusals[method]))
-        best = next(iter(guarantees))
-        headline = max((claim for claim in claims if claim.method == best), key=_upper)
-        accounted = dict(_scopes(guarantees[best]))[headline.scope]
+        headline = max((claim for claim in claims if claim.method == best.method), key=_upper)
+        accounted = dict(_scopes(best))[headline.scope]
         return cls(
-            delta=delta, secret_key=guarantees[best].private, numerical_delta=accounted.numerical_delta,
+            delta=delta, secret_key=best.private, numerical_delta=accounted.numerical_delta,
             claims=tuple(claims), headline=headline,
             without_sampling=_without_sampling(accounted.source.events, accounted.relation, delta),
             guess=(1 + accounted.delta(0.0).upper) / 2,
             curve=_curve(ledger.uses, guarantees, delta, measured))
+
+    @classmethod
+    def _filtered(cls, ledger: Ledger, guarantee: FilterGuarantee, claims: tuple[Claim, ...], delta: float) -> Self:
+        """A curve of ε over the steps would account a list that was not fixed in advance: there is none."""
+        return cls(
+            delta=delta, secret_key=guarantee.private, numerical_delta=guarantee.numerical_delta, claims=claims,
+            headline=claims[0], without_sampling=_filter_without_sampling(guarantee, claims[0], delta),
+            guess=(1 + guarantee.delta(0.0).upper) / 2, curve=Curve((), {}), filter=guarantee.filter,
+            reading=odometer(ledger, delta))
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
@@ -115,18 +131,18 @@ class Costs:
             "delta": self.delta, "numerical_delta": self.numerical_delta,
             "claims": [claim.to_json() for claim in self.claims],
             "without_sampling": self.without_sampling.to_json(), "curve": self.curve.to_json(),
+            "odometer": _reading_json(self.reading),
         }
 
 
 def _guarantees(ledger: Ledger) -> tuple[dict[str, Guarantee], dict[str, str]]:
     """The guarantee by every method that has rules for the ledger, and why the others have none."""
-    if ledger.header is not None and ledger.header.filter is not None:
-        raise UnsupportedEvent("The ledger declares a filter, whose limit is its guarantee however its steps went; the "
-                               "tables of a report follow the steps. Use dpfy account for the guarantee.")
-    guarantees, refusals = {}, {}
+    guarantees: dict[str, Guarantee] = {}
+    refusals: dict[str, str] = {}
     for method in METHODS:
         try:
-            guarantees[method] = account(ledger, method)
+            guarantee = account(ledger, method)
+            guarantees[guarantee.method] = guarantee  # most filters have one limit, whatever the method
         except UnsupportedEvent as error:
             refusals[method] = str(error)
     if not guarantees:
@@ -153,6 +169,30 @@ def _claims(guarantee: Guarantee, delta: float) -> list[Claim]:
 
 def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
     return Claim(scope, guarantee.method, guarantee.steps, guarantee.epsilon(delta), guarantee.note(delta))
+
+
+def _filter_claim(guarantee: Guarantee, delta: float) -> Claim:
+    """The filter's limit; by a method that has no rule for a committed list there is none."""
+    try:
+        return _claim(Scope.FILTER, guarantee, delta)
+    except UnsupportedEvent as error:
+        return Claim(Scope.FILTER, guarantee.method, guarantee.steps, None, str(error))
+
+
+def _filter_without_sampling(guarantee: FilterGuarantee, claim: Claim, delta: float) -> Claim:
+    rule = guarantee.filter
+    if isinstance(rule, DominatedBy):
+        return _without_sampling(rule.envelope, guarantee.relation, delta)
+    claim = replace(claim, scope=Scope.WITHOUT_SAMPLING)
+    if rule.rewards_sampling:
+        return replace(claim, interval=None, note=f"the limit of the {rule.title} counts on it")
+    return claim
+
+
+def _reading_json(reading: Reading | None) -> dict[str, Any] | None:
+    if reading is None:
+        return None
+    return {**reading.to_json(), "if_fixed_in_advance": finite(reading.if_fixed_in_advance)}
 
 
 def _upper(claim: Claim) -> float:

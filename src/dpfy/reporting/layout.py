@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dpfy.ledger.events import canonical_json
 from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
-from dpfy.reporting.numbers import delta_text, epsilon_text, plain
+from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text, plain
 from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ def cautions(report: "Report") -> tuple[str, ...]:
 def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
     """Return the handful of facts that give the number its meaning."""
     record, tier = report.record, report.tier
-    planned = record.steps_registered or "not registered"
+    planned = f"of {record.steps_registered or 'not registered'}" if report.costs.filter is None else \
+        f"under a filter ({report.costs.filter.title})"
     return (
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
         ("Protected from", "whoever sees models (B4–B6)" if report.verdict.private else "nobody"),
-        ("Steps", f"{record.steps_reserved} of {planned}"),
+        ("Steps", f"{record.steps_reserved} {planned}"),
         ("Key", record.key_source),
     )
 
@@ -76,8 +77,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
         Table("The plan", ("Public constant", "Value"), plan_rows(report.record.plan), "From the ledger's header."),
         Table("Declared facts", ("Fact", "Value"), declared, "Stated by whoever made the run; a ledger cannot know."),
         Table("The ledger", ("Fact", "Value"), _ledger_rows(report)),
-        _curve(report),
-        Table(f"Metric on public data: {facts.metric}", ("Steps", "ε spent", "Value"), _history(report)),
+        _odometer(report), _curve(report), _history(report),
     )
 
 
@@ -87,20 +87,35 @@ def _with_status(items: tuple[Item, ...]) -> tuple[tuple[str, ...], ...]:
 
 def _epsilons(report: "Report") -> Table:
     costs = report.costs
-    scopes = [scope for scope in (Scope.REGISTERED, Scope.RESERVED)
+    methods = tuple(dict.fromkeys(claim.method for claim in costs.claims))
+    scopes = [scope for scope in (Scope.REGISTERED, Scope.RESERVED, Scope.FILTER)
               if any(claim.scope is scope for claim in costs.claims)]
     rows = []
     for scope in scopes:
         by_method = {claim.method: claim for claim in costs.claims if claim.scope is scope}
-        steps = max(claim.steps for claim in by_method.values())
-        rows.append((scope_name(scope), str(steps), *(_cell(by_method.get(method)) for method in METHODS)))
+        steps = "any" if scope is Scope.FILTER else str(max(claim.steps for claim in by_method.values()))
+        rows.append((scope_name(scope), steps, *(_cell(by_method.get(method)) for method in methods)))
     without = costs.without_sampling
-    rows.append((scope_name(without.scope), str(without.steps), _cell(without), "–"))
+    rows.append((scope_name(without.scope), str(without.steps) if costs.filter is None else "any", _cell(without),
+                 *("–" for _ in methods[1:])))
     void = "" if report.verdict.private else "NOT PRIVATE: the numbers below are no guarantee. "
-    return Table(f"ε at δ = {delta_text(costs.delta)}", ("Scope", "Steps", *(METHOD_NAMES[m] for m in METHODS)),
-                 tuple(rows),
-                 f"{void}Each ε is rounded up; the bracket shows the certified interval. Who stops early after looking "
-                 "at outputs is entitled to the ε of all registered steps.")
+    entitled = ("Who stops early after looking at outputs is entitled to the ε of all registered steps."
+                if costs.filter is None else
+                "It is the filter's limit, fixed before the first step: how much of it a run uses changes nothing.")
+    return Table(f"ε at δ = {delta_text(costs.delta)}", ("Scope", "Steps", *(METHOD_NAMES[m] for m in methods)),
+                 tuple(rows), f"{void}Each ε is rounded up; the bracket shows the certified interval. {entitled}")
+
+
+def _odometer(report: "Report") -> Table:
+    """How far a run under a filter has come, in words that nobody can quote as a guarantee."""
+    reading = report.costs.reading
+    rows = () if reading is None else (
+        ("Steps reserved", str(reading.steps)), ("Share of the filter that is spent", percent_text(reading.used)),
+        ("What these steps would cost, had they been fixed in advance (they were not)",
+         epsilon_text(reading.if_fixed_in_advance)))
+    return Table("Odometer: readings, not guarantees", ("Reading", "Value"), rows,
+                 "How far the run has come. Nothing here may be claimed: steps that are chosen from outputs can be "
+                 "chosen such that every list of them costs less than the choice does.")
 
 
 def _cell(claim: Claim | None) -> str:
@@ -128,14 +143,18 @@ def _curve(report: "Report") -> Table:
     """A few rows of the curve, the last one included."""
     curve = report.costs.curve
     last = len(curve.steps) - 1
-    chosen = sorted({round(last * row / _CURVE_ROWS) for row in range(1, _CURVE_ROWS + 1)}) if last else []
+    chosen = sorted({round(last * row / _CURVE_ROWS) for row in range(1, _CURVE_ROWS + 1)}) if last > 0 else []
     methods = [method for method in METHODS if method in curve.epsilons]
     return Table("ε over steps", ("Steps", *(METHOD_NAMES[method] for method in methods)),
                  tuple((str(curve.steps[index]), *(epsilon_text(curve.epsilons[method][index]) for method in methods))
                        for index in chosen))
 
 
-def _history(report: "Report") -> tuple[tuple[str, ...], ...]:
+def _history(report: "Report") -> Table:
+    """The declared metric, beside the ε spent when it was measured; a filter has no such ε."""
     costs, values = report.costs, dict(report.facts.history)
-    return tuple((str(step), epsilon_text(costs.curve.at(step, costs.headline.method)), plain(values[step]))
-                 for step in thinned(sorted(values)))
+    title, steps = f"Metric on public data: {report.facts.metric}", thinned(sorted(values))
+    if costs.filter is not None:
+        return Table(title, ("Steps", "Value"), tuple((str(step), plain(values[step])) for step in steps))
+    return Table(title, ("Steps", "ε spent", "Value"), tuple(
+        (str(step), epsilon_text(costs.curve.at(step, costs.headline.method)), plain(values[step])) for step in steps))

@@ -52,10 +52,10 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
 
 
 def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
-    """Draw the declared metric over the ε that had been spent when it was measured; None without measurements."""
+    """Draw the declared metric over the ε that had been spent when it was measured; None without measurements or ε."""
     method = costs.headline.method
-    epsilons = costs.curve.epsilons[method]
-    if not facts.history or not all(map(math.isfinite, epsilons)):
+    epsilons = costs.curve.epsilons.get(method, ())
+    if not facts.history or not epsilons or not all(map(math.isfinite, epsilons)):
         return None
     steps, values = zip(*sorted(facts.history), strict=True)
     spent = np.interp(steps, costs.curve.steps, epsilons)  # between computed points, for the eye only

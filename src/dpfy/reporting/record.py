@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dpfy._version import __version__
+from dpfy.accounting.rules import NOISES
 from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, NonPrivate, Repeated, Sampled
@@ -26,6 +27,7 @@ class LedgerRecord:
     written_by: str
     read_by: str
     guard: dict[str, Any]
+    filter: dict[str, Any] | None
     plan: dict[str, Any] | None
     registered: Envelope
     reserved: Envelope
@@ -41,7 +43,8 @@ class LedgerRecord:
             file=ledger.path.name if ledger.path else None, lines=ledger.lines, head_hash=ledger.head_hash,
             torn_bytes=ledger.torn_bytes, durable=ledger.durable, unit=header.unit, relation=header.relation,
             key_source=header.key_source, created=header.created, written_by=header.library, read_by=__version__,
-            guard=header.guard, plan=header.plan, registered=header.envelope, reserved=ledger.uses)
+            guard=header.guard, filter=header.filter, plan=header.plan, registered=header.envelope,
+            reserved=ledger.uses)
 
     @property
     def steps_registered(self) -> int:
@@ -59,9 +62,9 @@ class LedgerRecord:
 
         A list that skips registered steps, or ends early, is still dominated by it step by step; one that adds or
         reorders steps is not. The step that stands for a torn last line is left out: its reservation never
-        returned, so nothing was released for it.
+        returned, so nothing was released for it. Under a filter every step that its guard admitted is covered.
         """
-        if not self.registered:
+        if not self.registered or self.filter is not None:
             return 0
         places, missing = list(self.registered), 0
         for run in self.reserved:
@@ -76,10 +79,16 @@ class LedgerRecord:
         return max(0, missing - (1 if self.torn_bytes else 0))
 
     @property
+    def kinds(self) -> tuple[tuple[str, str], ...]:
+        """The sampling policies in use, each with the noise of its queries."""
+        events = [run.event for run in (*self.registered, *self.reserved)]
+        return tuple(dict.fromkeys((event.policy.tag, NOISES.get(type(query), query.tag)) for event in events
+                                   if isinstance(event, Sampled) for query in event.queries))
+
+    @property
     def policies(self) -> tuple[str, ...]:
         """The names of the sampling policies in use."""
-        events = [run.event for run in (*self.registered, *self.reserved)]
-        return tuple(dict.fromkeys(event.policy.tag for event in events if isinstance(event, Sampled)))
+        return tuple(dict.fromkeys(policy for policy, _ in self.kinds))
 
     @property
     def exposures(self) -> tuple[str, ...]:
@@ -92,7 +101,7 @@ class LedgerRecord:
             "file": self.file, "lines": self.lines, "head_hash": self.head_hash, "durable": self.durable,
             "torn_bytes": self.torn_bytes, "unit": str(self.unit), "relation": str(self.relation),
             "key_source": self.key_source, "created": self.created, "written_by": self.written_by,
-            "read_by": self.read_by, "guard": self.guard, "plan": self.plan,
+            "read_by": self.read_by, "guard": self.guard, "filter": self.filter, "plan": self.plan,
             "steps_registered": self.steps_registered, "steps_reserved": self.steps_reserved,
             "registered": [run.to_json() for run in self.registered],
             "reserved": [run.to_json() for run in self.reserved],

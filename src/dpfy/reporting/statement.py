@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dpfy.accounting import supported
-from dpfy.reporting.costs import Claim, Costs, Scope
+from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter, supported
+from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.verdict import Verdict
 from dpfy.types import Relation, Unit
 
-METHOD_NAMES = {"pld": "PLD", "rdp": "RDP"}
+METHOD_NAMES = {"pld": "PLD", "rdp": "RDP",
+                **{rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter)}}
+_COMPOSITION = ("PLD composes the privacy loss distributions of all steps numerically, with discretisation and "
+                "truncation rounded against us, and certifies a lower bound as well; RDP adds up Rényi divergences and "
+                "is looser.")
 
 
 @dataclass(frozen=True)
@@ -114,16 +118,22 @@ def _adjacency(record: LedgerRecord) -> str:
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
-    rules = {(row.method, row.policy): row.reference for row in supported() if row.relation == record.relation}
-    cited = [f"{METHOD_NAMES[method]}, {policy} sampling: {rules[method, policy]}." for method in METHOD_NAMES
-             for policy in record.policies if (method, policy) in rules]
-    return (f"The claim is by {METHOD_NAMES[costs.headline.method]}. PLD composes the privacy loss distributions of "
-            "all steps numerically, with discretisation and truncation rounded against us, and certifies a lower "
-            "bound as well; RDP adds up Rényi divergences and is looser. Rules: " + " ".join(cited))
+    cited = [f"{METHOD_NAMES[row.method]}, {row.policy} sampling, {row.noise} noise: {row.reference}."
+             for row in supported() if row.relation == record.relation and (row.policy, row.noise) in record.kinds]
+    rule, by = costs.filter, f"The claim is by {METHOD_NAMES[costs.headline.method]}. {_COMPOSITION}"
+    if rule is not None:
+        listed = by if isinstance(rule, DominatedBy) else ""
+        by = (f"The claim is the limit of a filter, {rule.title} ({rule.reference}), declared before the first step. "
+              "It covers every run that the filter would have admitted, steps chosen from outputs included, and "
+              f"does not shrink when less of it is used. {listed}").rstrip()
+    return " ".join((by, "Rules:", *cited))
 
 
 def _unamplified(costs: Costs) -> str:
     claim: Claim = costs.without_sampling
+    if claim.finite and claim.interval is not None and claim.method not in METHODS:
+        return (f"The {METHOD_NAMES[claim.method]} charges each step as if every record took part in it, so its limit, "
+                f"ε = {epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}, assumes none.")
     if not claim.finite or claim.interval is None:
         return f"There is no finite bound for the same noise without sampling: {claim.note or 'it is infinite'}."
     return (f"If no amplification by sampling is assumed (every record in every one of the {claim.steps} steps, the "
@@ -146,5 +156,6 @@ def scope_name(scope: Scope) -> str:
     return {
         Scope.REGISTERED: "All registered steps",
         Scope.RESERVED: "Steps reserved so far",
+        Scope.FILTER: "Whatever the filter admits",
         Scope.WITHOUT_SAMPLING: "Same noise, without amplification by sampling",
     }[scope]
