@@ -57,7 +57,7 @@ class FilterGuarantee(Guarantee):
 
     def note(self, delta: float) -> str:
         """Say whose limit this is."""
-        return f"{self.filter.title}: its limit, declared before the first step"
+        return f"the limit of the {self.filter.title}, declared before the first step"
 
     @property
     def _profile(self) -> Profile:

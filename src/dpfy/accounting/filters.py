@@ -269,7 +269,7 @@ class DominatedBy(Filter, tag="dominated_by"):
     >>> guard.admit(step(0.05, 1.5), 1)
     """
 
-    title: ClassVar[str] = "domination by a committed list"
+    title: ClassVar[str] = "domination filter"
     reference: ClassVar[str] = "adaptive composition of dominating pairs: Zhu, Dong & Wang 2022"
     rewards_sampling: ClassVar[bool] = True
 

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from dpfy.accounting import Guarantee
+from dpfy.cli._options import Method
 
 _RELATIONS = {
     "add_or_remove_one": "adding or removing one {unit}",
@@ -33,14 +34,14 @@ def sentence(values: dict[str, Any]) -> str:
     """Say what :func:`claims` returned."""
     relation = _RELATIONS[values["relation"]].format(unit=values["unit"])
     steps = "1 step" if values["steps"] == 1 else f"{values['steps']:,} steps"
-    method = values["method"].upper() if len(values["method"]) == 3 else values["method"].replace("_", " ")
     if math.isinf(values["epsilon"]):
         return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
     floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000
     low = f", and no analysis can claim less than {floor:.4f}" if floor else ""
     note = f" ({values['note']})" if values["note"] else ""
+    how = f"{values['method'].upper()}{note}" if values["method"] in tuple(Method) else values["note"]
     return (f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy for {relation}, "
-            f"by {method}{note}{low}.")
+            f"by {how}{low}.")
 
 
 def round_up(value: float) -> float:

@@ -39,7 +39,7 @@ def _key(record: LedgerRecord, costs: Costs) -> Item:
 def _registered(record: LedgerRecord, costs: Costs) -> Item:
     if costs.filter is not None:
         return Item("registered", "What may be spent was fixed before the first step",
-                    f"The header declares a filter, {costs.filter.title}, whose guard was asked before each of the "
+                    f"The header declares a {costs.filter.title}, whose guard was asked before each of the "
                     f"{record.steps_reserved} reserved steps and admits all of them. They may have been chosen from "
                     "outputs, and so may when to stop.", status=HOLDS)
     title = "The steps were fixed before the first one"

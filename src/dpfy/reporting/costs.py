@@ -77,7 +77,8 @@ class Costs:
     """Everything that was computed from the ledger at one δ.
 
     ``guess`` bounds how often somebody who sees every released value, and tosses a fair coin for whether one unit of
-    privacy is in the data, can be right about the coin: (1 + δ(0))/2, where δ(0) bounds the total variation distance.
+    privacy is in the data, can be right about the coin: (1 + δ(0))/2, where δ(0) bounds the total variation distance,
+    or what ε implies if that is less.
 
     With a ``filter`` the claim is its limit, and no number follows the steps: ``reading`` says how far the run came.
     """
@@ -122,7 +123,7 @@ class Costs:
         return cls(
             delta=delta, secret_key=guarantee.private, numerical_delta=guarantee.numerical_delta, claims=claims,
             headline=claims[0], without_sampling=_filter_without_sampling(guarantee, claims[0], delta),
-            guess=(1 + guarantee.delta(0.0).upper) / 2, curve=Curve((), {}), filter=guarantee.filter,
+            guess=_filter_guess(guarantee, delta), curve=Curve((), {}), filter=guarantee.filter,
             reading=odometer(ledger, delta))
 
     def to_json(self) -> dict[str, Any]:
@@ -187,6 +188,12 @@ def _filter_without_sampling(guarantee: FilterGuarantee, claim: Claim, delta: fl
     if rule.rewards_sampling:
         return replace(claim, interval=None, note=f"the limit of the {rule.title} counts on it")
     return claim
+
+
+def _filter_guess(guarantee: FilterGuarantee, delta: float) -> float:
+    """The better of two bounds: δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows from the claim."""
+    claim = guarantee.claim(delta)
+    return min((1 + guarantee.delta(0.0).upper) / 2, 1 - (1 - delta) / (1 + math.exp(min(claim, 700.0))))
 
 
 def _reading_json(reading: Reading | None) -> dict[str, Any] | None:

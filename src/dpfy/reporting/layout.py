@@ -46,7 +46,7 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
     """Return the handful of facts that give the number its meaning."""
     record, tier = report.record, report.tier
     planned = f"of {record.steps_registered or 'not registered'}" if report.costs.filter is None else \
-        f"under a filter ({report.costs.filter.title})"
+        f"under a {report.costs.filter.title}"
     return (
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
