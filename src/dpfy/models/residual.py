@@ -49,7 +49,7 @@ def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, groups: int 
     """
     _validate.count("width", width)
     if _validate.count("depth", depth, minimum=10) % 6 != 4:
-        raise InvalidArgument(f"Expected depth={depth!r} to be 6n + 4 for n blocks in each stage: 10, 16, 22, 28 or 40.")
+        raise InvalidArgument(f"Expected depth={depth!r} to be 6n + 4 for n blocks in each stage: 10, 16, 22 or 28.")
     if _STAGES[0] % _validate.count("groups", groups):
         raise InvalidArgument(f"Expected groups={groups!r} to divide the {_STAGES[0]} channels of the first layer.")
     channels = _STAGES[0]

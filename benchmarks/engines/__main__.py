@@ -1,0 +1,141 @@
+"""Time and memory of private training steps beside plain torch: ``python -m benchmarks.engines``.
+
+A complete run writes benchmarks/results.json and the tables of the README. Linux only: memory is read from /proc.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import geometric_mean
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.engines import table
+from benchmarks.engines.contenders import contenders, unavailable
+from benchmarks.engines.measure import (
+    LOGICAL_BATCH,
+    RESULTS,
+    Comparison,
+    Figure,
+    Settings,
+    compare,
+    logical_batch,
+    profile,
+    write,
+)
+from benchmarks.engines.workloads import WORKLOADS
+
+_QUICK = ("mlp", "cnn-mnist", "lstm-imdb")
+_LOGICAL = ("mlp", "cnn-mnist", "cnn-cifar")  # the others need minutes for so many records
+_TIME_LIMIT_ON_AVERAGE, _MEMORY_LIMIT, _MEMORY_LIMIT_ON_AVERAGE, _LOGICAL_LIMIT = 1.55, 1.5, 1.35, 1.1
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="may be given several times")
+    parser.add_argument("--engine", action="append", choices=contenders()[1:], help="may be given several times")
+    parser.add_argument("--threads", action="append", type=int, help="default: 1, then 2")
+    parser.add_argument("--rounds", type=int, help="steps of each contender")
+    parser.add_argument("--quick", action="store_true", help="three small workloads, one thread, few rounds, no oracle")
+    parser.add_argument("--profile", action="store_true", help="show the operations that a step spends time in")
+    parser.add_argument("--memory-limit", type=float, default=8, help="in GB; who needs more is left out")
+    parser.add_argument("--output", type=Path, help="where figures go; a complete run: benchmarks/results.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, and write what a complete run found."""
+    options, console = arguments(), Console(soft_wrap=True)
+    workloads = options.workload or (_QUICK if options.quick else list(WORKLOADS))
+    threads = options.threads or ([1] if options.quick else [1, 2])
+    settings = Settings(rounds=options.rounds or (5 if options.quick else 15),
+                        memory_limit_mb=int(1024 * options.memory_limit))
+    names = chosen(options, console)
+    figures: list[Figure] = []
+    for count in threads:
+        for workload in workloads:
+            found = measured(workload, names, count, settings, console)
+            figures += found.figures
+            show(found, workload, count, console)
+            if options.profile:
+                for contender in ("torch", "dpfy"):
+                    console.print(f"{workload}, {contender}, {count} threads", style="bold")
+                    print(profile(workload, contender, count))
+    verdicts(figures, console)
+    for workload in _LOGICAL if "dpfy" in names else ():
+        if workload in workloads:
+            ratio = logical_batch(workload, threads[0], WORKLOADS[workload].batch)
+            console.print(f"{workload}: a step on {LOGICAL_BATCH} records peaks like "
+                          f"{_held(ratio, _LOGICAL_LIMIT)} chunks of {WORKLOADS[workload].batch}")
+    complete = not (options.workload or options.engine or options.threads or options.quick)
+    save(figures, options.output or (RESULTS if complete else None), console)
+
+
+def chosen(options: argparse.Namespace, console: Console) -> list[str]:
+    """Return the contenders to measure, plain torch first; say which cannot run."""
+    wanted = options.engine or [name for name in contenders()[1:] if not (options.quick and name == "dpfy:loop")]
+    reasons = {name: unavailable(name) for name in wanted}
+    for name, reason in reasons.items():
+        if reason:
+            console.print(f"{name} is left out: {reason}")
+    return ["torch", *(name for name in wanted if not reasons[name])]
+
+
+def measured(workload: str, names: list[str], threads: int, settings: Settings, console: Console) -> Comparison:
+    """Compare under a progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(f"{workload}, threads: {threads}", total=len(names) + settings.rounds * len(names))
+        return compare(workload, names, threads, settings, lambda: progress.advance(bar))
+
+
+def show(found: Comparison, workload: str, threads: int, console: Console) -> None:
+    """Print one comparison."""
+    result = Table("engine", "ms", "time", "(fastest)", "MB", "memory", title=f"{workload}, threads: {threads}",
+                   title_justify="left")
+    for figure in found.figures:
+        name = f"dpfy ({found.chosen})" if figure.engine == "dpfy" else figure.engine
+        result.add_row(name, f"{figure.step_ms:.1f}", f"{figure.time_ratio:.2f}",
+                       f"({found.fastest_ratios[figure.engine]:.2f})", f"{figure.peak_mb:.0f}",
+                       f"{figure.memory_ratio:.2f}")
+    console.print(result)
+    for name, reason in found.missing.items():
+        console.print(f"{name} has no figures: {reason}", markup=False)
+    if found.noise_share is not None:
+        console.print(f"noise alone takes {found.noise_share:.1%} of dpfy's step")
+
+
+def verdicts(figures: list[Figure], console: Console) -> None:
+    """Print dpfy's ratios with the limits that it is held to."""
+    for threads in sorted({figure.threads for figure in figures}):
+        own = [figure for figure in figures if figure.engine == "dpfy" and figure.threads == threads]
+        for figure in own:
+            console.print(f"{figure.workload}, threads {threads}: "
+                          f"time {_held(figure.time_ratio, WORKLOADS[figure.workload].time_limit)}, "
+                          f"memory {_held(figure.memory_ratio, _MEMORY_LIMIT)}")
+        if len(own) == len(WORKLOADS):
+            time, memory = (geometric_mean(ratios) for ratios in zip(
+                *((figure.time_ratio, figure.memory_ratio) for figure in own), strict=True))
+            console.print(f"on average, threads {threads}: time {_held(time, _TIME_LIMIT_ON_AVERAGE)}, "
+                          f"memory {_held(memory, _MEMORY_LIMIT_ON_AVERAGE)}")
+
+
+def _held(value: float, limit: float) -> str:
+    return f"{value:.2f} (limit {limit:.2f}{', missed' if value > limit else ''})"
+
+
+def save(figures: list[Figure], path: Path | None, console: Console) -> None:
+    """Write the figures; the README shows those of results.json."""
+    if path is None:
+        console.print("not a complete run: nothing was written (--output says where to)")
+        return
+    write(figures, path)
+    console.print(f"wrote {path}")
+    if path.resolve() == RESULTS:
+        table.update()
+
+
+if __name__ == "__main__":
+    main()

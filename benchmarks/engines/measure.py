@@ -1,0 +1,151 @@
+"""Measures contenders side by side and puts them in relation to plain torch.
+
+Time: one process in which all contenders take turns. Memory: a fresh process for each, since a peak is never undone.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results.json"
+_STEPS_TO_PEAK = 3
+LOGICAL_BATCH = 10_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How carefully to measure."""
+
+    rounds: int = 15
+    memory_limit_mb: int = 8 * 1024
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One contender on one workload; ratios are to plain torch in the same run, times are medians."""
+
+    workload: str
+    engine: str
+    threads: int
+    step_ms: float
+    time_ratio: float
+    peak_mb: float
+    memory_ratio: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All contenders on one workload with one number of threads."""
+
+    figures: list[Figure]
+    fastest_ratios: dict[str, float]
+    chosen: str | None  # the engine that dpfy took
+    noise_share: float | None  # of dpfy's step, if its noise were drawn by itself
+    missing: dict[str, str]  # contenders that could not be measured, and why
+
+
+def ask(task: str, workload: str, threads: int, **options: Any) -> Iterator[dict[str, Any]]:
+    """Yield the answers of a worker in a process of its own, the last of which tells of its death if it died."""
+    request = json.dumps({"task": task, "workload": workload, "threads": threads, **options})
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with tempfile.TemporaryFile("w+") as errors:
+        worker = subprocess.Popen([sys.executable, "-m", "benchmarks.engines.worker", request], cwd=ROOT,
+                                  env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert worker.stdout is not None
+        with worker.stdout as answers:
+            yield from map(json.loads, answers)
+        if code := worker.wait():
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or [""])[-1]
+            yield {"failed": f"the process died with code {code} {last}".strip()}
+
+
+def compare(workload: str, names: list[str], threads: int, settings: Settings,
+            advance: Callable[[], object] = lambda: None) -> Comparison:
+    """Measure contenders, ``torch`` among them; ``advance`` is called for every answer."""
+    peaks: dict[str, float] = {}
+    missing: dict[str, str] = {}
+    chosen = None
+    for name in names:
+        if name == f"dpfy:{chosen}":  # has been measured as dpfy's own choice
+            continue
+        *_, found = ask("peak", workload, threads, contender=name, steps=_STEPS_TO_PEAK,
+                        limit_mb=settings.memory_limit_mb)
+        advance()
+        if "failed" in found:
+            missing[name] = _explain(found["failed"], settings.memory_limit_mb)
+            continue
+        peaks[name] = found["peak_mb"]
+        chosen = found["engine"] if name == "dpfy" else chosen
+    times = _times(workload, peaks, threads, settings, missing, advance)
+    return _related(workload, threads, peaks, times, chosen, missing)
+
+
+def _times(workload: str, peaks: dict[str, float], threads: int, settings: Settings, missing: dict[str, str],
+           advance: Callable[[], object]) -> dict[str, list[float]]:
+    """The times of every step by contender; those that fail are added to ``missing``."""
+    names = [*peaks, *(["noise"] if "dpfy" in peaks else [])]
+    times: dict[str, list[float]] = {}
+    for found in ask("clock", workload, threads, contenders=names, rounds=settings.rounds):
+        if "failed" in found:
+            missing[found.get("contender", "all")] = found["failed"]
+        else:
+            times.setdefault(found["contender"], []).append(found["ms"])
+            advance()
+    return times
+
+
+def _related(workload: str, threads: int, peaks: dict[str, float], times: dict[str, list[float]], chosen: str | None,
+             missing: dict[str, str]) -> Comparison:
+    if "torch" not in times:
+        return Comparison([], {}, chosen, None, missing)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    noise = medians.pop("noise", None)
+    figures = [Figure(workload, name, threads, round(ms, 2), round(ms / medians["torch"], 3), round(peaks[name], 1),
+                      round(peaks[name] / peaks["torch"], 3)) for name, ms in medians.items()]
+    fastest = {name: min(times[name]) / min(times["torch"]) for name in medians}
+    share = noise / medians["dpfy"] if noise is not None and "dpfy" in medians else None
+    return Comparison(figures, fastest, chosen, share, missing)
+
+
+def _explain(failed: str, limit_mb: int) -> str:
+    out_of_memory = "allocate memory" in failed or "MemoryError" in failed or "bad_alloc" in failed
+    return f"needs more than {limit_mb / 1024:g} GB" if out_of_memory else failed
+
+
+def logical_batch(workload: str, threads: int, one_chunk: int, records: int = LOGICAL_BATCH) -> float:
+    """Return the peak of a step on many records over that of a step on a single chunk of them."""
+    peaks = []
+    for size in (one_chunk, records):
+        *_, found = ask("logical", workload, threads, records=size)
+        if "failed" in found:
+            raise RuntimeError(f"a logical batch of {size} records of {workload}: {found['failed']}")
+        peaks.append(found["peak_mb"])
+    return peaks[1] / peaks[0]
+
+
+def profile(workload: str, contender: str, threads: int, rows: int = 15) -> str:
+    """Return the operations that one step spends its time in, as a table."""
+    *_, found = ask("operations", workload, threads, contender=contender, rows=rows)
+    return found.get("table") or f"no profile: {found['failed']}"
+
+
+def read(path: Path = RESULTS) -> list[Figure]:
+    """Return the figures of a file; none if there is no file."""
+    return [Figure(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def write(figures: list[Figure], path: Path = RESULTS) -> None:
+    """Put figures into a file, in the place of all that it has for the same workload and number of threads."""
+    measured = {(figure.workload, figure.threads) for figure in figures}
+    kept = [figure for figure in read(path) if (figure.workload, figure.threads) not in measured]
+    ordered = sorted(kept + figures, key=lambda figure: (figure.threads, figure.workload))
+    path.write_text(json.dumps([asdict(figure) for figure in ordered], indent=1) + "\n", encoding="utf-8")

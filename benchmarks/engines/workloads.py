@@ -1,0 +1,93 @@
+"""Six networks with made-up data of their shapes; nothing is downloaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dpfy.models import cifar_cnn, mnist_cnn, wide_resnet
+
+_VOCABULARY = 20_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network, the batch it is trained with, and how many times plain torch's time a private step may take."""
+
+    name: str
+    batch: int
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], torch.Tensor]
+    classes: int
+    time_limit: float
+
+    def model(self) -> nn.Module:
+        """Return the network with the same weights every time, in training mode."""
+        torch.manual_seed(0)
+        return self.build()
+
+    def data(self) -> TensorDataset:
+        """Return one batch of records; more would only change where the rows are copied from."""
+        torch.manual_seed(1)
+        return TensorDataset(self.inputs(self.batch), torch.randint(self.classes, (self.batch,)))
+
+
+class TextTransformer(nn.Module):
+    """A trained embedding with positions, pre-norm encoder layers, the mean over time, and a linear head."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        # Without dropout, so that every contender does the same arithmetic.
+        layer = nn.TransformerEncoderLayer(width, nhead=4, dim_feedforward=4 * width, dropout=0.0, activation="gelu",
+                                           batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits for rows of token ids."""
+        places = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)  # contiguous: a peer's norms ask for it
+        return self.head(self.encoder(self.tokens(tokens) + self.positions(places)).mean(dim=1))
+
+
+class TextLstm(nn.Module):
+    """Frozen word vectors, a bidirectional LSTM, and a linear head on its last states."""
+
+    def __init__(self, vectors: torch.Tensor, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding.from_pretrained(vectors, freeze=True)
+        self.lstm = nn.LSTM(vectors.shape[1], hidden, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * hidden, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits for rows of token ids."""
+        _, (last, _) = self.lstm(self.vectors(tokens))
+        return self.head(torch.cat([last[0], last[1]], dim=1))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def _numbers(*shape: int) -> Callable[[int], torch.Tensor]:
+    return lambda records: torch.rand(records, *shape)
+
+
+def _tokens(length: int) -> Callable[[int], torch.Tensor]:
+    return lambda records: torch.randint(_VOCABULARY, (records, length))
+
+
+WORKLOADS = {workload.name: workload for workload in (
+    Workload("mlp", 1024, _mlp, _numbers(784), classes=10, time_limit=1.35),
+    Workload("transformer", 32, lambda: TextTransformer(_VOCABULARY, length=128, width=256, layers=4, classes=2),
+             _tokens(128), classes=2, time_limit=1.45),
+    Workload("cnn-mnist", 512, mnist_cnn, _numbers(1, 28, 28), classes=10, time_limit=1.70),
+    Workload("cnn-cifar", 256, cifar_cnn, _numbers(3, 32, 32), classes=10, time_limit=1.65),
+    Workload("wrn16-4", 64, lambda: wide_resnet(depth=16, width=4), _numbers(3, 32, 32), classes=10, time_limit=1.65),
+    Workload("lstm-imdb", 256, lambda: TextLstm(torch.randn(_VOCABULARY, 100), hidden=32, classes=2), _tokens(80),
+             classes=2, time_limit=1.60),
+)}
+"""Every workload by its name."""
