@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
+import dpfy.training.trainer
 from dpfy.training.callbacks import Evaluation, Step
 from dpfy.training.trainer import resume_training
 
@@ -76,6 +78,76 @@ def test_an_interrupted_run_is_saved_and_resumed_to_the_end(tmp_path):
     assert [evaluation.step for evaluation in result.evaluations] == [4, 8, 12]
     assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 12
     assert result.claim <= 3.0 and resumed.optimizer.param_groups[0]["lr"] < 0.1
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it and nothing is tidied up."""
+
+
+def killed(monkeypatch, owner, name):
+    def die(*_, **__):
+        raise Killed
+
+    monkeypatch.setattr(owner, name, die)
+
+
+@pytest.mark.parametrize(("owner", "name", "left"), [
+    (dpfy.training.trainer, "privatize", {"config.json"}),
+    (dpfy.training.trainer, "_tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
+    (dpfy.Trainer, "_save", {"config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head"})])
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(tmp_path, monkeypatch, owner, name, left):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        killed(patched, owner, name)
+        trainer(tmp_path).fit()
+    assert {path.name for path in (tmp_path / "a").iterdir()} == left
+    result = trainer(tmp_path).resume()
+    assert {path.name for path in result.folder.iterdir()} == FILES
+    assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 12 and result.claim <= 3.0
+
+
+def test_killed_while_its_folder_is_made_a_run_simply_starts(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        killed(patched, Path, "write_text")
+        trainer(tmp_path).fit()
+    assert not (tmp_path / "a").exists()
+    trainer(tmp_path).fit()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_steps_without_a_checkpoint_are_lost_and_stay_spent(tmp_path, capsys):
+    with pytest.raises(dpfy.TrainingInterrupted):
+        trainer(tmp_path, [Listener(interrupt_at=6)]).fit()
+    (tmp_path / "a" / "checkpoint.safetensors").unlink()
+    listener = Listener()
+    trainer(tmp_path, [listener]).resume()
+    assert "6 steps were paid for and are lost; 6 of 12 are left" in capsys.readouterr().out
+    assert [heard.step for heard in listener.heard if isinstance(heard, Step)] == [7, 8, 9, 10, 11, 12]
+    assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 12
+
+
+def test_a_finished_model_is_not_replaced_by_a_new_beginning(tmp_path):
+    trainer(tmp_path).fit()
+    (tmp_path / "a" / "checkpoint.safetensors").unlink()
+    with pytest.raises(dpfy.CheckpointError, match="no checkpoint"):
+        trainer(tmp_path).resume()
+
+
+def test_a_beginning_with_other_settings_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        killed(patched, dpfy.Trainer, "_save")
+        trainer(tmp_path).fit()
+    with pytest.raises(dpfy.CheckpointError, match="another plan"):
+        trainer(tmp_path, epochs=4).resume()
+
+
+@pytest.mark.parametrize("anchor", ["missing/x.head", "folder", "other.head"])
+def test_a_bad_anchor_leaves_nothing_and_the_run_can_start(tmp_path, anchor):
+    (tmp_path / "folder").mkdir()
+    trainer(tmp_path, name="other", anchor=str(tmp_path / "other.head")).fit()
+    with pytest.raises(dpfy.LedgerError):
+        trainer(tmp_path, anchor=str(tmp_path / anchor)).fit()
+    assert not (tmp_path / "a").exists()
+    assert trainer(tmp_path, anchor=str(tmp_path / "good.head")).fit().claim <= 3.0
 
 
 def test_early_stopping_claims_the_whole_plan(tmp_path):

@@ -1,6 +1,8 @@
 """The trainer: a configuration in, a folder with model, ledger and report out."""
 
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -19,7 +21,7 @@ from dpfy.ledger import Ledger
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
-from dpfy.training.checkpoint import resume
+from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
 from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
 from dpfy.training.run import Run, privatize
@@ -73,31 +75,64 @@ class Trainer:
 
     def fit(self) -> TrainingResult:
         """Train from the beginning and write everything to a new folder."""
-        if self.folder.exists():
-            raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
-                                  f"{self.folder}`.")
-        self.folder.mkdir(parents=True)
+        self._make_folder()
         try:
-            run = privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER,
-                            **self._options())
+            run = self._begin()
         except DpfyError:
-            if not any(self.folder.iterdir()):  # refused before there was a ledger: leave no trace
-                self.folder.rmdir()
+            if not (self.folder / LEDGER).exists():  # refused before anything was declared: leave no trace
+                shutil.rmtree(self.folder)
             raise
-        (self.folder / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
         return self._train(run)
 
     def resume(self) -> TrainingResult:
-        """Go on from the last checkpoint in the folder, with fresh samples and fresh noise."""
+        """Go on from the last checkpoint in the folder, with fresh samples and fresh noise.
+
+        A run that was lost before its first checkpoint begins again; what its ledger has spent by then stays spent.
+        """
+        if not any((self.folder / name).exists() for name in (CHECKPOINT, MODEL)):
+            return self._train(self._begin_again())
         run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
                      extra=self._stateful(), **self._options())
-        if replace(self.plan, noise_multiplier=run.plan.noise_multiplier) != run.plan:
+        try:
+            self._adopt(run.plan)
+        except CheckpointError:
             run.close()
-            raise CheckpointError(f"The settings in {self.folder / CONFIG} make another plan than the one that was "
-                                  "registered. Restore them; a new plan needs a new run.")
-        self.plan = run.plan  # as registered, whatever today's accountant would calibrate
+            raise
         self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
         return self._train(run)
+
+    def _make_folder(self) -> None:
+        """Make the folder with its settings, or not at all: killed from here on, the run can be resumed."""
+        if self.folder.exists():
+            raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
+                                  f"{self.folder}`.")
+        staged = self.folder.with_name(f"{self.folder.name}.new")
+        staged.mkdir(parents=True, exist_ok=True)
+        (staged / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
+        staged.rename(self.folder)
+
+    def _begin(self) -> Run:
+        return privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER, announce=False,
+                         **self._options())
+
+    def _begin_again(self) -> Run:
+        ledger = self.folder / LEDGER
+        header = Ledger.read(ledger, self.config.anchor).header if ledger.exists() else None
+        if header is not None and header.plan is not None:
+            self._adopt(Plan.from_json(header.plan))
+        run = self._begin()
+        run.lost_steps = run.ledger.count
+        if run.lost_steps:
+            sys.stdout.write(f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid for and "
+                             f"are lost; {run.steps_left} of {self.plan.steps} are left.\n")
+        return run
+
+    def _adopt(self, registered: Plan) -> None:
+        """Take the plan as registered, whatever today's accountant would calibrate."""
+        if replace(self.plan, noise_multiplier=registered.noise_multiplier) != registered:
+            raise CheckpointError(f"The settings in {self.folder / CONFIG} make another plan than the one that was "
+                                  "registered. Restore them; a new plan needs a new run.")
+        self.plan = registered
 
     def _options(self) -> dict[str, Any]:
         config = self.config
