@@ -36,6 +36,16 @@ def test_curves_are_finite_positive_and_grow_with_the_order(noise, rate):
     assert (np.diff(curve) >= -1e-11 * curve[1:]).all()
 
 
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5])
+@pytest.mark.parametrize("noise", [1e-3, 0.04, 0.06, 1.0, 30.0, 1e6])
+def test_cost_grows_with_the_rate_up_to_the_full_batch(noise, delta):
+    """Interpolated orders would make a sampled step with little noise cost twice as much as the full batch."""
+    rates = (1e-9, 1e-4, 0.01, 0.1, 0.5, 1 - 1e-9, 1.0)
+    claims = [account(Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), 100), "rdp").claim(delta)
+              for rate in rates]
+    assert all(less <= more * (1 + 1e-9) for less, more in itertools.pairwise(claims)), claims
+
+
 def test_large_orders_are_tried_where_they_are_best():
     """Tiny ε needs orders beyond the usual list: with 1024 as the largest this would be 0.0147."""
     run = Repeated(Sampled(Poisson(1.0), (SumQuery(1.0, 3000.0),)), 1)

@@ -119,8 +119,12 @@ def odd_run(generator):
 
 
 def check_odd_run(noise, rate, steps, delta, relation):
-    lower, upper = account(run(rate, noise, steps), relation=relation).epsilon(delta)
+    guarantee = account(run(rate, noise, steps), relation=relation)
+    lower, upper = guarantee.epsilon(delta)
     assert 0 <= lower <= upper
+    if relation == "add_or_remove_one":
+        renyi = account(run(rate, noise, steps), "rdp").claim(delta)
+        assert lower <= renyi and (renyi == upper or rate * steps * noise > 0)
     if rate == 0 or steps == 0:
         assert upper == 0
     elif noise == 0:
@@ -128,6 +132,7 @@ def check_odd_run(noise, rate, steps, delta, relation):
     elif upper == 0:  # (0, δ) is claimed only if the total variation of the run is below δ: a single step's is a floor
         distance = (1 if relation == "add_or_remove_one" else 2) / noise
         assert rate * math.erf(distance / math.sqrt(8)) <= delta * (1 + 1e-9)
+        assert guarantee.delta(0.0).lower <= delta
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -86,13 +86,13 @@ def _best_delta(orders: Array, curve: Array, epsilon: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _curve(rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> Array:
-    """The Rényi curve of one step, rounded up."""
+    """The Rényi curve of one step, rounded up: at most the full batch's, of which sampling is a post-processing."""
     alpha = np.array(orders)
-    if rate == 1:
-        return alpha / (2 * noise_multiplier**2) * (1 + _LOST)
-    moments = np.array([log_moment(rate, noise_multiplier, order) for order in orders])
-    curve: Array = moments / (alpha - 1) * (1 + _LOST)
-    return curve
+    curve: Array = alpha / (2 * noise_multiplier**2)
+    if rate < 1:
+        moments = np.array([log_moment(rate, noise_multiplier, order) for order in orders])
+        curve = np.minimum(curve, moments / (alpha - 1))
+    return curve * (1 + _LOST)
 
 
 @lru_cache(maxsize=16384)
