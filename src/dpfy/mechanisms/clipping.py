@@ -1,6 +1,7 @@
 """Per-record scaling: how much of each record's gradient may enter the sum."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -8,6 +9,31 @@ Weigh = Callable[[torch.Tensor], torch.Tensor]
 """From squared norms [records, groups] to weights [records, groups], one record at a time."""
 
 _BLOCK = 2**16  # numbers scaled in float64 at once: half a megabyte stays in the cache
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How each record is bounded: by weights from the norms of its groups, on a lattice.
+
+    ``groups`` says for each parameter to which group it belongs; ``grid`` is the step of the lattice.
+    """
+
+    weigh: Weigh
+    grid: float
+    groups: tuple[int, ...]
+
+    def weights(self, squared: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the weights [records] of every parameter, given its squared norms [records].
+
+        >>> flat = Clipping(clip_to(1.0), 2.0**-20, groups=(0, 0))
+        >>> [w.tolist() for w in flat.weights([torch.tensor([9.0]), torch.tensor([16.0])])]
+        [[0.2], [0.2]]
+        """
+        totals = torch.zeros(len(squared[0]), max(self.groups) + 1, dtype=torch.float64, device=squared[0].device)
+        for group, norms in zip(self.groups, squared, strict=True):
+            totals[:, group] += norms
+        found = self.weigh(totals)
+        return [found[:, group] for group in self.groups]
 
 
 def clip_to(bound: float) -> Weigh:

@@ -8,7 +8,6 @@ import torch
 from dpfy.mechanisms.clipping import Weigh, clip_to
 from dpfy.mechanisms.noise import Noise, lattice_step
 
-_KERNELS = 2.0**-23  # per record of the sample, in units of the bound
 _FINEST_NOISE = 2.0**-4  # below this multiplier the lattice follows the bound, so that sums stay below 2^53 steps
 
 
@@ -20,8 +19,10 @@ class GaussianSum:
     zero-out; 2S under replace-one), and the noise per coordinate is a real Gaussian of standard deviation z·S, rounded
     to the lattice. The release is post-processing of the Gaussian mechanism of noise multiplier exactly z.
 
-    *Assumes*: the engine computes each weight from the very gradient that it adds, in float64, and rounds every
-    record to the lattice before adding (:func:`~dpfy.mechanisms.clipping.lattice_sum`).
+    *Assumes*: the engine computes each weight from the very gradient that it adds, or from an upper bound of its norm,
+    and one record more moves the other contributions by at most ``rounding`` clip bounds each. The lattice costs √d
+    steps: half for rounding each record before it is added, as :func:`~dpfy.mechanisms.clipping.lattice_sum` does, and
+    all of it where the sum is rounded as a whole.
 
     Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md.
     """
@@ -30,6 +31,7 @@ class GaussianSum:
     noise_multiplier: float
     dimension: int
     expected_records: float = 0.0
+    rounding: float = 2.0**-23
 
     @property
     def weigh(self) -> Weigh:
@@ -43,13 +45,13 @@ class GaussianSum:
 
     @property
     def sensitivity(self) -> float:
-        """The bound and the arithmetic: float64 norms and products, the lattice, and the other records' kernels.
+        """The bound and the arithmetic: float64 norms and products, the lattice, and the other records' rounding.
 
-        One record more makes a chunk of another size, for which torch may choose another kernel; the gradients of the
-        other records then move in their last bits, by an allowance per record that is ten times what was measured.
+        One record more makes a chunk of another size, or another term of a float32 sum; the contributions of the other
+        records then move in their last bits, each by at most the engine's ``rounding`` in units of the bound.
         """
-        arithmetic = (self.dimension + 8) * 2.0**-53 + self.expected_records * _KERNELS
-        return self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid / 2
+        arithmetic = (self.dimension + 8) * 2.0**-53 + self.expected_records * self.rounding
+        return self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid
 
     @property
     def stddev(self) -> float:

@@ -1,5 +1,6 @@
 """Conformance of clipping engines: equal to one record at a time, bounded by every record, deaf to bad ones."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy.mechanisms.clipping import clip_to
+from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import Engine, LoopEngine
 
@@ -104,15 +105,22 @@ ENGINE_CASES = (
 """Models that every engine is tried on."""
 
 
-def check_engine(engine: type[Engine], case: EngineCase, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
-    """Check one engine on one model: the oracle's sums, any chunking, one record's bound, and poisoned records."""
+def check_engine(engine: type[Engine], case: EngineCase, dtype: torch.dtype = torch.float64, seed: int = 0,
+                 grouped: bool = False) -> None:
+    """Check one engine on one model: the oracle's sums, any chunking, one record's bound, and poisoned records.
+
+    With ``grouped`` every parameter is a group with a bound of its own.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = case.model().to(dtype)
-        fields = tuple(field.to(dtype) if field.is_floating_point() else field for field in case.example(5))
+        fields, *others = (tuple(field.to(dtype) if field.is_floating_point() else field for field in case.example(5))
+                           for _ in range(3))
     tolerance = 1e-5 if dtype == torch.float64 else 1e-4
-    subject = _Subject(engine, model, case.loss(model))
-    oracle = _Subject(LoopEngine, model, case.loss(model))
+    subject = _Subject(engine(model, dict(model.named_parameters())), case.loss(model), grouped)
+    oracle = _Subject(LoopEngine(model, dict(model.named_parameters())), case.loss(model), grouped)
+    subject.engine.prepare(subject.loss_fn, lambda size, variant: Chunk(
+        tuple(field[:size] for field in others[variant % len(others)]), size))
     norm = float(oracle.sums(fields, 1e9).norm())
     for bound in (norm / 50, 1e9):  # all clipped; none clipped
         expected = oracle.sums(fields, bound)
@@ -125,14 +133,16 @@ def check_engine(engine: type[Engine], case: EngineCase, dtype: torch.dtype = to
 
 @dataclass(frozen=True)
 class _Subject:
-    engine: type[Engine]
-    model: nn.Module
+    engine: Engine
     loss_fn: Callable[..., Any]
+    grouped: bool
 
     def sums(self, fields: tuple[torch.Tensor, ...], bound: float) -> torch.Tensor:
-        engine = self.engine(self.model, dict(self.model.named_parameters()))
-        found = engine.bounded_sums(self.loss_fn, Chunk(fields, len(fields[0])), clip_to(bound), _GRID)
-        return torch.cat([tensor.flatten() for tensor in found.gradients])
+        totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.engine.parameters.values()]
+        groups = tuple(range(len(totals))) if self.grouped else (0,) * len(totals)
+        clipping = Clipping(clip_to(bound / math.sqrt(max(groups) + 1)), _GRID, groups)
+        self.engine.bounded_sums(self.loss_fn, Chunk(fields, len(fields[0])), clipping).add_to(totals)
+        return torch.cat([total.flatten() for total in totals])
 
 
 def _check_bound(subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, name: str) -> None:

@@ -45,11 +45,21 @@ class Chunk:
 
     def record(self, position: int) -> "Chunk":
         """Return the chunk that holds one of the records alone."""
-        def row(leaf: Any) -> Any:
-            taken = leaf[position : position + 1]
+        return self.part(position, position + 1)
+
+    def part(self, start: int, end: int) -> "Chunk":
+        """Return the chunk of consecutive records from ``start`` to before ``end``."""
+        def rows(leaf: Any) -> Any:
+            taken = leaf[start:end]
             return taken if isinstance(leaf, torch.Tensor) else Column(taken)
 
-        return self.map(row, 1)
+        return self.map(rows, min(end, self.size) - start)
+
+    def chosen(self, mask: torch.Tensor) -> "Chunk":
+        """Return the chunk of the records where ``mask`` is true."""
+        places = mask.nonzero().flatten()
+        return self.map(lambda leaf: leaf[places.to(leaf.device)] if isinstance(leaf, torch.Tensor)
+                        else Column(leaf[place] for place in places.tolist()), len(places))
 
     def flatten(self) -> tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], "Chunk"]]:
         """Return the tensors, and the function that puts others of one record in their places."""

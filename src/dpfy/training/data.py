@@ -26,6 +26,12 @@ class LoadedChunk:
     chunk: Chunk
     indices: tuple[int, ...]
 
+    def pieces(self, largest: int | None) -> Iterator["LoadedChunk"]:
+        """Yield the chunk in parts of at most ``largest`` records."""
+        step = largest or max(1, self.chunk.size)
+        for start in range(0, self.chunk.size, step):
+            yield LoadedChunk(self.chunk.part(start, start + step), self.indices[start:start + step])
+
     def __repr__(self) -> str:
         return "LoadedChunk(sensitive)"
 

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from dpfy.errors import IsolationError, LossError
-from dpfy.mechanisms.clipping import clip_to
+from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.training.attributes import attributes_of
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine, LoopEngine
 from dpfy.training.engines.base import LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example
 from dpfy.training.synthetic import shortened, synthetic, with_row_from
+from dpfy.training.tracing import refuses_tracing
 
 _SIZES = (2, 3, 5)
 _SCALES = (1.0, 1.0 / 16)
@@ -145,7 +146,10 @@ class Probe:
             reason = ""
             for name in names:
                 engine = ENGINES[name](self.model, self.parameters)
+                if wanted == "auto" and not engine.isolates and self._refuses_tracing():
+                    continue
                 try:
+                    engine.prepare(self.loss_fn, self._input)
                     found = self._sums(engine)
                 except Exception as error:
                     reason = f"fails on synthetic input ({type(error).__name__}: {error})"
@@ -154,6 +158,10 @@ class Probe:
                     return engine
                 reason = "does not give the gradients that one example at a time gives"
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
+
+    def _refuses_tracing(self) -> bool:
+        """Whether values of records may decide what is computed: then they are only safe one at a time."""
+        return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> torch.Tensor:
         """What one example at a time gives, once it is clear that the parameters have anything to do with it."""
@@ -170,8 +178,10 @@ class Probe:
     def _sums(self, engine: Engine) -> torch.Tensor:
         """The whole sum as one vector: a tensor of zeros beside others must not be compared on its own scale."""
         torch.manual_seed(_SEED)
-        sums = engine.bounded_sums(self.loss_fn, self._input(3), clip_to(1.0), _GRID)
-        return torch.cat([tensor.flatten() for tensor in sums.gradients])
+        totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
+        clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(totals))
+        engine.bounded_sums(self.loss_fn, self._input(3), clipping).add_to(totals)
+        return torch.cat([total.flatten() for total in totals])
 
     def _culprit(self, base: Chunk, changed: Chunk, rest: list[int]) -> str | None:
         """The first module, in the order of execution, whose output moves for untouched examples."""

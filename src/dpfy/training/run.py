@@ -22,13 +22,14 @@ from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerMismatch
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Event, Sampled
+from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
 from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.data import LoadedChunk, Records
-from dpfy.training.engines import ENGINES, Engine
+from dpfy.training.engines import ENGINES, PREFERENCE, Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, trainable
 from dpfy.training.probe import Probe, check_collation
@@ -158,7 +159,9 @@ class Run:
     def _mechanism(self) -> GaussianSum:
         leaf, = self.plan.query.leaves
         dimension = sum(p.numel() for p in self._parameters.values())
-        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, self.plan.expected_batch)
+        names = PREFERENCE if self._wanted_engine == "auto" else (self._wanted_engine,)
+        rounding = max(ENGINES[name].rounding for name in names)
+        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, self.plan.expected_batch, rounding)
 
     def _event_of(self, mechanism: GaussianSum) -> Event:
         """The event that the sampler and the mechanism at hand license, compared with the one that was planned."""
@@ -184,22 +187,24 @@ class Run:
     def _add_sums(self, parts: list[torch.Tensor], engine: Engine, loss_fn: LossFn, loaded: LoadedChunk,
                   mechanism: GaussianSum) -> None:
         """Add a chunk to the sums; one that raises is re-run record by record, and records that raise add nothing."""
+        clipping = Clipping(mechanism.weigh, mechanism.grid, (0,) * len(parts))
+
         def add(chunk: Chunk) -> bool:
             try:
-                found = engine.bounded_sums(loss_fn, chunk, mechanism.weigh, mechanism.grid)
+                found = engine.bounded_sums(loss_fn, chunk, clipping)
             except KeyboardInterrupt:
                 raise
             except BaseException:  # whatever a record makes the user's code raise, SystemExit included
                 return False
-            for part, tensor in zip(parts, found.gradients, strict=True):
-                part += tensor.to(part.device)
+            found.add_to(parts)
             return True
 
-        if not add(loaded.chunk):
-            for index in loaded.indices:
-                record = self._records.alone(index)
-                if record is not None:
-                    add(record)
+        for piece in loaded.pieces(engine.records_at_once):
+            if not add(piece.chunk):
+                for index in piece.indices:
+                    record = self._records.alone(index)
+                    if record is not None:
+                        add(record)
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""

@@ -3,14 +3,16 @@
 All are judged against :class:`~dpfy.training.engines.loop.LoopEngine`, which differentiates one record at a time.
 """
 
-from dpfy.training.engines.base import BoundedSums, Engine
+from dpfy.training.engines.base import BoundedSums, Engine, Examples, Summed, Unsupported
+from dpfy.training.engines.bookkeeping import BookkeepingEngine
 from dpfy.training.engines.loop import LoopEngine
 from dpfy.training.engines.vmap import VmapEngine
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (LoopEngine, VmapEngine)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (LoopEngine, VmapEngine, BookkeepingEngine)}
 """Every engine by its name."""
 
-PREFERENCE = ("vmap", "loop")
+PREFERENCE = ("bookkeeping", "vmap", "loop")
 """What ``engine="auto"`` tries, fastest first; the oracle works for every model."""
 
-__all__ = ["ENGINES", "PREFERENCE", "BoundedSums", "Engine", "LoopEngine", "VmapEngine"]
+__all__ = ["ENGINES", "PREFERENCE", "BookkeepingEngine", "BoundedSums", "Engine", "Examples", "LoopEngine", "Summed",
+           "Unsupported", "VmapEngine"]

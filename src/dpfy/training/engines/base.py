@@ -1,45 +1,72 @@
 """What every engine is given and what it gives back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from dpfy.mechanisms.clipping import Weigh
+from dpfy.mechanisms.clipping import Clipping
 from dpfy.training.chunk import Chunk
 from dpfy.training.losses import per_example
 
 LossFn = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class BoundedSums:
-    """The clipped sum of one chunk, a tensor per trainable parameter, in whole multiples of the grid. Sensitive."""
+Examples = Callable[[int, int], Chunk]
+"""From a number of records and a seed to as many synthetic records."""
 
-    gradients: list[torch.Tensor]
+
+class Unsupported(Exception):
+    """An engine cannot serve this model; the text says why, and speaks of layers only."""
+
+
+class BoundedSums(ABC):
+    """The clipped sum of one chunk. Sensitive."""
+
+    @abstractmethod
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add it to the float64 ``totals``, one for each trained parameter."""
+
+
+class Summed(BoundedSums):
+    """A sum that is formed already, a tensor per trained parameter, in whole multiples of the grid."""
+
+    def __init__(self, gradients: list[torch.Tensor]) -> None:
+        self.gradients = gradients
+
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add the tensors."""
+        for total, gradient in zip(totals, self.gradients, strict=True):
+            total += gradient.to(total.device)
 
 
 class Engine(ABC):
     """Sums weighed per-record gradients of one chunk.
 
-    An engine looks at one chunk and keeps nothing: parameters and buffers are substituted for the call, so the user's
-    model is never changed, not even by a layer that writes to its own buffers.
+    An engine looks at one chunk and keeps nothing of it: whatever the computation does to parameters and buffers, the
+    user's model is as it was.
     """
 
     name: ClassVar[str]
     isolation: ClassVar[str]  # how it is known that one record cannot influence another one's gradient
+    isolates: ClassVar[bool]  # whether that holds by construction, whatever the model and the loss do
+    rounding: ClassVar[float]  # by how much one record more may move each other's contribution, in clip bounds
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         self.model = model
         self.parameters = parameters
+        self.records_at_once: int | None = None  # the largest chunk that suits the engine; None for any
+
+    def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
+        """Learn what the engine has to know of the model, on synthetic records; raise ``Unsupported`` otherwise."""
+        return
 
     @abstractmethod
-    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, weigh: Weigh, grid: float) -> BoundedSums:
-        """Return Σ weight·gradient over the chunk, each record rounded to ``grid`` before it is added."""
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
+        """Return Σ weight·gradient over the chunk; nothing that a record does can fail after that."""
 
 
 class LossCall(nn.Module):

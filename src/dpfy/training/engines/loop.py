@@ -2,9 +2,9 @@
 
 import torch
 
-from dpfy.mechanisms.clipping import Weigh, lattice_sum, squared_norms
+from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import BoundedSums, Engine, LossCall, LossFn, Substitutes, loss_of_one
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes, Summed, loss_of_one
 
 
 class LoopEngine(Engine):
@@ -12,8 +12,10 @@ class LoopEngine(Engine):
 
     name = "loop"
     isolation = "by construction: every record is differentiated alone"
+    isolates = True
+    rounding = 2.0**-23
 
-    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, weigh: Weigh, grid: float) -> BoundedSums:
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
         call, state = LossCall(self.model, loss_fn), Substitutes(self.model, self.parameters)
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
@@ -21,12 +23,12 @@ class LoopEngine(Engine):
             found = self.gradients(call, state, chunk.record(position))
             gradients = [torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)
                          for g, p in zip(found, state.trained.values(), strict=True)]
-            weights = weigh(torch.stack([squared_norms(g) for g in gradients]).sum(0).unsqueeze(1)).squeeze(1)
-            for total, gradient in zip(totals, gradients, strict=True):
-                total += lattice_sum(gradient, weights, grid)
+            weights = clipping.weights([squared_norms(g) for g in gradients])
+            for total, gradient, weight in zip(totals, gradients, weights, strict=True):
+                total += lattice_sum(gradient, weight, clipping.grid)
             if not state.untouched:  # the next record must not see what this one left
                 state = Substitutes(self.model, self.parameters)
-        return BoundedSums(totals)
+        return Summed(totals)
 
     def gradients(self, call: LossCall, state: Substitutes, record: Chunk) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient of one record's loss; None where a parameter plays no part."""

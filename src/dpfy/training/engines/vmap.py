@@ -5,9 +5,9 @@ import warnings
 import torch
 from torch.func import grad, vmap
 
-from dpfy.mechanisms.clipping import Weigh, lattice_sum, squared_norms
+from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import BoundedSums, Engine, LossCall, LossFn, Substitutes, loss_of_one
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes, Summed, loss_of_one
 
 
 class VmapEngine(Engine):
@@ -15,8 +15,10 @@ class VmapEngine(Engine):
 
     name = "vmap"
     isolation = "by construction: the loss function is only ever given one record, vectorised afterwards"
+    isolates = True
+    rounding = 2.0**-23  # torch may choose another kernel for a chunk of another size
 
-    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, weigh: Weigh, grid: float) -> BoundedSums:
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
         call, state = LossCall(self.model, loss_fn), Substitutes(self.model, self.parameters)
         tensors, rebuild = chunk.flatten()
@@ -29,5 +31,5 @@ class VmapEngine(Engine):
             # Layers without a batching rule are looped over inside torch: slower, and just as right.
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             found = list(vmap(grad(loss), in_dims=in_dims, randomness="different")(state.trained, *tensors).values())
-        weights = weigh(torch.stack([squared_norms(g) for g in found]).sum(0).unsqueeze(1)).squeeze(1)
-        return BoundedSums([lattice_sum(gradient, weights, grid) for gradient in found])
+        weights = clipping.weights([squared_norms(g) for g in found])
+        return Summed([lattice_sum(g, w, clipping.grid) for g, w in zip(found, weights, strict=True)])

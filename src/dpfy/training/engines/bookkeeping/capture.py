@@ -1,0 +1,155 @@
+"""From a model to units of capture, and one pass through them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from dpfy.training.engines.base import Unsupported
+from dpfy.training.engines.bookkeeping.layout import Layout, learnt
+from dpfy.training.engines.bookkeeping.rules import Rule, rule_for
+from dpfy.training.engines.bookkeeping.rules.opaque import Layouts, opaque
+from dpfy.training.engines.bookkeeping.tape import Tape
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module whose uses are recorded as a whole: by the rule of its kind, or vectorised."""
+
+    name: str
+    module: nn.Module
+    rule: Rule | None
+    layouts: Layouts | None = None
+
+    def forward(self, tape: Tape, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes, and record."""
+        assert self.layouts is not None
+        if self.rule is None:
+            with _put_back(self.module):
+                return opaque(self.module, tape, self.layouts, *args, **kwargs)
+        layout = self.layouts.inputs[0]
+        if layout is None:
+            raise Unsupported
+        return self.rule.forward(self.module, tape, layout, *args, **kwargs)
+
+
+def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None) -> list[Unit]:
+    """Divide a model into the smallest modules that own trained parameters and are called themselves.
+
+    ``called`` are the modules that a pass went through; a module that holds parameters and is never called, such as a
+    list of them, belongs to the module around it.
+    """
+    trained = {id(parameter) for parameter in parameters.values()}
+    modules = dict(model.named_modules())
+    owners = {name for name, module in modules.items()
+              if any(id(p) in trained for p in module.parameters(recurse=False))}
+    chosen: set[str] = set()
+    for name in owners:
+        holder = next((a for a in _ancestors(name) if _is_attention(modules[a])), name)
+        while called is not None and holder not in called and holder:
+            holder = holder.rpartition(".")[0]
+        chosen.add(holder)
+    outermost = [name for name in chosen if not any(a in chosen for a in _ancestors(name))]
+    return [Unit(name, modules[name], rule_for(modules[name])) for name in modules if name in outermost]
+
+
+def _ancestors(name: str) -> Iterator[str]:
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Attention uses the parameters of its output layer without calling it."""
+    return isinstance(module, nn.MultiheadAttention)
+
+
+@contextmanager
+def capturing(units: Sequence[Unit], tape: Tape) -> Iterator[None]:
+    """Let the units record on the tape inside the block; nothing stays on the model."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules inside of a TransformerEncoderLayer
+        for unit in units:
+            vars(unit.module)["forward"] = partial(unit.forward, tape)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for unit in units:
+            vars(unit.module).pop("forward", None)
+
+
+@contextmanager
+def _put_back(module: nn.Module) -> Iterator[None]:
+    patched = vars(module).pop("forward")
+    try:
+        yield
+    finally:
+        vars(module)["forward"] = patched
+
+
+@dataclass
+class Observation:
+    """The tensors that went into and came out of the calls of each unit in one pass."""
+
+    inputs: dict[str, list[list[Any]]]
+    outputs: dict[str, list[list[Any]]]
+
+
+def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Observation:
+    """Run once and note what every module is given and gives back, and which of them are called at all."""
+    seen = Observation({}, {})
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen.inputs.setdefault(name, []).append(_detached((args, kwargs)))
+            seen.outputs.setdefault(name, []).append(_detached(output))
+        return hook
+
+    handles = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in modules.items()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _detached(tree: Any) -> list[Any]:
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(tree)]
+
+
+def with_layouts(unit: Unit, small: Observation, large: Observation, records: tuple[int, int]) -> Unit:
+    """Learn where the records are in what a unit is given, from passes with two numbers of records."""
+    def learn(few: list[list[Any]], many: list[list[Any]]) -> list[Layout | None]:
+        calls = [[None if a is None else learnt(a, b, records) for a, b in zip(one, other, strict=True)]
+                 for one, other in zip(few, many, strict=True)]
+        if any(call != calls[0] for call in calls):
+            raise Unsupported
+        return calls[0]
+
+    try:
+        return Unit(unit.name, unit.module, unit.rule,
+                    Layouts(learn(small.inputs[unit.name], large.inputs[unit.name]),
+                            learn(small.outputs[unit.name], large.outputs[unit.name])))
+    except ValueError:
+        raise Unsupported from None
+
+
+def mixes_rows(unit: Unit, before: Observation, after: Observation, changed: int, records: int) -> bool:
+    """Whether a change of one record shows in another record's place of what the unit is given."""
+    rest = [row for row in range(records) if row != changed]
+    for one, other in zip(before.inputs[unit.name], after.inputs[unit.name], strict=True):
+        for a, b, layout in zip(one, other, unit.layouts.inputs, strict=True):  # type: ignore[union-attr]
+            if layout is None or not a.is_floating_point():
+                continue
+            a, b = layout.records(a, records)[rest].double(), layout.records(b, records)[rest].double()
+            scale = float(a.abs().max()) if a.numel() else 0.0
+            if not torch.allclose(a, b, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
+                return True
+    return False

@@ -1,0 +1,245 @@
+"""What one use of a layer adds to the per-record gradients of one parameter, in the form that is cheapest to handle.
+
+Every form knows an upper bound on each record's squared norm and can add the weighed sum over the records to a total.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import torch
+
+_RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
+_OWN_ROUNDING = 8.0  # of a product sum over time, in units in the last place of its absolute terms
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Bounds of one contribution: what is added is never larger, arithmetic included.
+
+    ``magnitude`` is the norm that the terms would have if none of them cancelled, where the sum is formed by a product
+    over all records at once; None where every record's own vector is what is added.
+    """
+
+    squared: torch.Tensor
+    magnitude: torch.Tensor | None = None
+
+
+class Contribution(ABC):
+    """Per-record gradients of one parameter from one use of it. Sensitive."""
+
+    @abstractmethod
+    def norms(self) -> Norms:
+        """Return upper bounds of the squared norms, one per record, in float64."""
+
+    @abstractmethod
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add Σ weight·gradient to the float64 ``total``."""
+
+    @abstractmethod
+    def instantiate(self) -> "Kept":
+        """Return the same gradients, written out record by record."""
+
+
+def squared_norms(rows: torch.Tensor) -> torch.Tensor:
+    """Return an upper bound of each row's squared norm, in float64, never below the truth.
+
+    Runs of 256 squares are added in the numbers' own precision, which is far quicker than converting each of them: at
+    most 260 roundings, relative 260·u, and squares that underflow are charged at the smallest normal number.
+    """
+    flat = _in_working_precision(rows.flatten(1))
+    info = torch.finfo(flat.dtype)
+    whole = flat.shape[1] // _RUN * _RUN
+    total = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if whole:
+        total += torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
+    return total * (1 + (_RUN + 8) * info.eps) + flat.shape[1] * info.tiny
+
+
+def _in_working_precision(values: torch.Tensor) -> torch.Tensor:
+    """float32 at least: half precision overflows and swallows small squares."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+@dataclass(frozen=True)
+class Kept(Contribution):
+    """One gradient per record, written out: [blocks, records, numbers], and how a sum takes the parameter's shape."""
+
+    gradients: torch.Tensor
+    shaped: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of(cls, gradients: torch.Tensor) -> "Kept":
+        """Wrap gradients whose first axis is the records and whose others are the parameter's."""
+        shape = gradients.shape[1:]
+        return cls(gradients.reshape(1, len(gradients), -1), lambda summed: summed.view(shape))
+
+    def norms(self) -> Norms:
+        """Return the norms of the very vectors that are added."""
+        return Norms(sum(squared_norms(block) for block in self.gradients))  # type: ignore[arg-type]
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add the weighed records, in one pass over them."""
+        gradients = _in_working_precision(self.gradients)
+        total += self.shaped(torch.matmul(weights.to(gradients.dtype), gradients))
+
+    def instantiate(self) -> "Kept":
+        """Return itself."""
+        return self
+
+    def added(self, other: "Kept") -> "Kept":
+        """Return the sum of two uses, in the parameter's own shape, since their layouts may differ."""
+        return Kept.of(self._dense() + other._dense())
+
+    def _dense(self) -> torch.Tensor:
+        return torch.stack([self.shaped(gradient) for gradient in self.gradients.unbind(1)])
+
+
+@dataclass(frozen=True)
+class Outer(Contribution):
+    """Σ_t b_t ⊗ a_t per record, never written out: inputs a [records, time, d], output gradients b [records, time, p].
+
+    Norms come from the two Gram matrices over time, in float64: float32 loses all digits where time steps cancel.
+    """
+
+    inputs: torch.Tensor
+    outputs: torch.Tensor
+
+    def norms(self) -> Norms:
+        """Return exact products for one time step, and Gram matrices for more."""
+        steps = self.inputs.shape[1]
+        if steps == 1:
+            return Norms(squared_norms(self.inputs) * squared_norms(self.outputs))
+        a, b = self.inputs.double(), self.outputs.double()
+        gram = (torch.bmm(a, a.mT) * torch.bmm(b, b.mT)).sum((1, 2))
+        return self._certified(gram, (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(b, dim=2)).sum(1))
+
+    def _certified(self, squared: torch.Tensor, magnitude: torch.Tensor) -> Norms:
+        """Add what float64 may have lost in the Gram matrices, and what the product over all records may add."""
+        steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
+        lost = (d + p + steps * steps + 8) * 2.0**-52 * magnitude.square()
+        own = _OWN_ROUNDING * torch.finfo(_in_working_precision(self.outputs).dtype).eps / 2 * magnitude
+        return Norms(((squared + lost).clamp(min=0).sqrt() + own).square(), magnitude)
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add one product over all records and time steps."""
+        outputs, inputs = _in_working_precision(self.outputs), _in_working_precision(self.inputs)
+        weighed = outputs * weights.to(outputs.dtype)[:, None, None]
+        total += weighed.flatten(0, 1).t() @ inputs.flatten(0, 1)
+
+    def instantiate(self) -> Kept:
+        """Write the gradients out."""
+        return Kept.of(torch.bmm(_in_working_precision(self.outputs).mT, _in_working_precision(self.inputs)))
+
+    def joined(self, other: "Outer") -> "Outer":
+        """Return the sum of two uses of one weight: more time steps, so that cross terms are in the Gram matrices."""
+        return Outer(torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1))
+
+
+@dataclass(frozen=True)
+class InBlocks(Outer):
+    """As :class:`Outer`, with norms from gradients that are written out for a few records at a time and dropped."""
+
+    records_at_once: int = 1
+
+    def norms(self) -> Norms:
+        """Return norms of written-out gradients, a few records at a time."""
+        parts = zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once), strict=True)
+        squared = torch.cat([Outer(a, b).instantiate().norms().squared for a, b in parts])
+        magnitude = (_row_norms(self.inputs) * _row_norms(self.outputs)).sum(1)
+        return self._certified(squared, magnitude)
+
+
+def _row_norms(rows: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(_in_working_precision(rows), dim=2).double()
+
+
+@dataclass(frozen=True)
+class Rows(Contribution):
+    """Gradients of an embedding: Σ_t row(token_t) += g_t per record, kept as the rows that occur.
+
+    ``tokens`` [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in a record is one row.
+    """
+
+    tokens: torch.Tensor
+    outputs: torch.Tensor
+    vocabulary: int
+
+    def norms(self) -> Norms:
+        """Return the norms of the rows after equal tokens of a record were added up."""
+        rows, owners, _ = self._distinct
+        squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
+        return Norms(squared.index_add_(0, owners, squared_norms(rows)) * (1 + self.tokens.shape[1] * 2.0**-52))
+
+    @cached_property
+    def _distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the summed rows, the record of each and the token of each."""
+        records, steps = self.tokens.shape
+        numbers = torch.arange(records, device=self.tokens.device).unsqueeze(1) * self.vocabulary + self.tokens
+        keys, places = torch.unique(numbers.flatten(), return_inverse=True)
+        outputs = _in_working_precision(self.outputs).reshape(records * steps, -1)
+        rows = outputs.new_zeros(len(keys), outputs.shape[1]).index_add_(0, places, outputs)
+        return rows, torch.div(keys, self.vocabulary, rounding_mode="floor"), keys % self.vocabulary
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add the rows that occur; the others stay as they are and get noise like all."""
+        rows, owners, tokens = self._distinct
+        total.index_add_(0, tokens, (rows * weights.to(rows.dtype)[owners].unsqueeze(1)).double())
+
+    def instantiate(self) -> Kept:
+        """Write out dense gradients; only ever needed where a table is tied to something that is not a Linear."""
+        rows, owners, tokens = self._distinct
+        dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
+        return Kept.of(dense.index_put_((owners, tokens), rows, accumulate=True))
+
+    def joined(self, other: "Rows") -> "Rows":
+        """Return the sum of two uses of one table."""
+        return Rows(torch.cat([self.tokens, other.tokens], 1), torch.cat([self.outputs, other.outputs], 1),
+                    self.vocabulary)
+
+    def inner(self, other: Outer) -> torch.Tensor:
+        """Return ⟨rows, outer⟩ per record: Σ_t Σ_s b_s[token_t]·(g_t·a_s), without a table."""
+        products = torch.bmm(self.outputs.double(), other.inputs.double().mT)
+        tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
+        entries = other.outputs.double().mT.gather(1, tokens)
+        return (products * entries).sum((1, 2))
+
+
+@dataclass(frozen=True)
+class Tied(Contribution):
+    """An embedding table that is also the weight of a Linear: two forms of gradient with their cross term."""
+
+    rows: Rows
+    outer: Outer
+
+    def norms(self) -> Norms:
+        """Return ‖r‖² + ‖o‖² + 2⟨r, o⟩."""
+        r, o = self.rows.norms(), self.outer.norms()
+        cross = 2 * self.rows.inner(self.outer)
+        parts = r.squared.sqrt() + (o.squared.sqrt() if o.magnitude is None else o.magnitude)
+        slack = 2.0**-40 * parts.square()
+        return Norms((r.squared + o.squared + cross + slack).clamp(min=0), parts)
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add both."""
+        self.rows.add_sum(weights, total)
+        self.outer.add_sum(weights, total)
+
+    def instantiate(self) -> Kept:
+        """Write both out."""
+        return self.rows.instantiate().added(self.outer.instantiate())
+
+
+def combined(parts: Sequence[Contribution]) -> Contribution:
+    """Return the sum of all uses of one parameter, cross terms included."""
+    if len(parts) == 1:
+        return parts[0]
+    outers = [part for part in parts if isinstance(part, Outer)]
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if len(outers) + len(rows) < len(parts):
+        return reduce(Kept.added, [part.instantiate() for part in parts])
+    if not rows:
+        return reduce(Outer.joined, outers)
+    table = reduce(Rows.joined, rows)
+    return Tied(table, reduce(Outer.joined, outers)) if outers else table

@@ -1,0 +1,42 @@
+"""Which form of a contribution is cheapest, from shapes alone: the same choice on every machine and rank."""
+
+from dpfy.training.engines.bookkeeping.contributions import Contribution, InBlocks, Outer
+
+_KEPT_NUMBERS = 2**21  # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
+_BLOCK_NUMBERS = 2**22  # written out at once when they are not kept
+_PASS = 24  # multiplications that take as long as reading a number three times
+_FLOAT64 = 3  # float64 products take twice as long, and the conversion is a pass
+
+
+def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
+    """Return the multiplications per record beyond one product of the non-private kind, for each way.
+
+    >>> outer_costs(steps=1, inputs=1024, outputs=1024)["ghost"] < 0.01 * 1024 * 1024
+    True
+    """
+    product = steps * inputs * outputs
+    gram = steps * (inputs + outputs) * (1 if steps == 1 else _FLOAT64 * steps)
+    return {"ghost": gram, "keep": _PASS * inputs * outputs, "blocks": product + _PASS * inputs * outputs}
+
+
+def outer_rule(steps: int, inputs: int, outputs: int) -> str:
+    """Return the cheapest way that fits into memory.
+
+    >>> outer_rule(1, 1024, 1024), outer_rule(128, 256, 256), outer_rule(128, 256, 20_000)
+    ('ghost', 'keep', 'ghost')
+    """
+    costs = outer_costs(steps, inputs, outputs)
+    if inputs * outputs > _KEPT_NUMBERS:
+        del costs["keep"]
+    return min(costs, key=costs.__getitem__)
+
+
+def cheapest_outer(outer: Outer) -> Contribution:
+    """Return the contribution in its cheapest form."""
+    steps, inputs, outputs = outer.inputs.shape[1], outer.inputs.shape[2], outer.outputs.shape[2]
+    match outer_rule(steps, inputs, outputs):
+        case "keep":
+            return outer.instantiate()
+        case "blocks":
+            return InBlocks(outer.inputs, outer.outputs, max(1, _BLOCK_NUMBERS // (inputs * outputs)))
+    return outer
