@@ -48,7 +48,7 @@ def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) ->
     *Formal guarantee*: no test of one data set against a neighbour does better, whatever it computes from the released
     values. Each (ε, δ) of the guarantee excludes a half-plane; the curve is the boundary of what is left.
 
-    Reference: Dong, Roth & Su 2022, Proposition 2.5; Kairouz, Oh & Viswanath 2015.
+    Reference: Dong, Roth & Su 2022; Kairouz, Oh & Viswanath 2015.
 
     >>> from dpfy.accounting import account
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
