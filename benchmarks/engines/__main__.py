@@ -64,11 +64,8 @@ def main() -> None:
                     console.print(f"{workload}, {contender}, {count} threads", style="bold")
                     print(profile(workload, contender, count))
     verdicts(figures, console)
-    for workload in _LOGICAL if "dpfy" in names else ():
-        if workload in workloads:
-            ratio = logical_batch(workload, threads[0], WORKLOADS[workload].batch)
-            console.print(f"{workload}: a step on {LOGICAL_BATCH} records peaks like "
-                          f"{_held(ratio, _LOGICAL_LIMIT)} chunks of {WORKLOADS[workload].batch}")
+    if "dpfy" in names:
+        statements([workload for workload in _LOGICAL if workload in workloads], threads[0], console)
     complete = not (options.workload or options.engine or options.threads or options.quick)
     save(figures, options.output or (RESULTS if complete else None), console)
 
@@ -120,6 +117,15 @@ def verdicts(figures: list[Figure], console: Console) -> None:
                 *((figure.time_ratio, figure.memory_ratio) for figure in own), strict=True))
             console.print(f"on average, threads {threads}: time {_held(time, _TIME_LIMIT_ON_AVERAGE)}, "
                           f"memory {_held(memory, _MEMORY_LIMIT_ON_AVERAGE)}")
+
+
+def statements(workloads: list[str], threads: int, console: Console) -> None:
+    """Print what no step of one batch in one process shows."""
+    for workload in workloads:
+        chunk = WORKLOADS[workload].batch
+        ratio = logical_batch(workload, threads, chunk)
+        console.print(f"{workload}: a step on {LOGICAL_BATCH} records takes {_held(ratio, _LOGICAL_LIMIT)} times the "
+                      f"memory of one on a single chunk of {chunk}")
 
 
 def _held(value: float, limit: float) -> str:

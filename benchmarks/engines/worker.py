@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-TASKS = {"peak": peak, "logical": logical, "clock": clock, "operations": operations}
+TASKS: dict[str, Callable[..., None]] = {"peak": peak, "logical": logical, "clock": clock,
+                                         "operations": operations}
 
 
 def main(request: dict[str, Any]) -> None:
