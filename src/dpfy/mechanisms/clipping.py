@@ -36,20 +36,28 @@ class Clipping:
         return [found[:, group] for group in self.groups]
 
 
-def clip_to(bound: float) -> Weigh:
-    """Return the weights min(1, bound/norm), and 0 where the norm is not finite.
+@dataclass(frozen=True)
+class ClipEach:
+    """Scales each group of a record down to its own bound, whatever the other groups are."""
+
+    bounds: tuple[float, ...]
+
+    def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
+        """Return the weights min(1, bound/norm), and 0 where the norm is not finite."""
+        bounds = torch.tensor(self.bounds, dtype=squared_norms.dtype, device=squared_norms.device)
+        weights = (bounds / squared_norms.sqrt()).clamp(max=1.0)
+        return torch.where(squared_norms.isfinite(), weights, 0.0)
+
+
+def clip_to(bound: float) -> ClipEach:
+    """Return the weights min(1, bound/norm) for a single group, and 0 where the norm is not finite.
 
     A NaN or infinite gradient contributes nothing; a zero gradient keeps weight 1 and contributes nothing either.
 
     >>> clip_to(1.0)(torch.tensor([[4.0], [0.0], [float("nan")]])).flatten().tolist()
     [0.5, 1.0, 0.0]
     """
-
-    def weigh(squared_norms: torch.Tensor) -> torch.Tensor:
-        weights = (bound / squared_norms.sqrt()).clamp(max=1.0)
-        return torch.where(squared_norms.isfinite(), weights, 0.0)
-
-    return weigh
+    return ClipEach((bound,))
 
 
 def squared_norms(per_record: torch.Tensor) -> torch.Tensor:

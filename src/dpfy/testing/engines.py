@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy.mechanisms.clipping import Clipping, clip_to
+from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import Engine, LoopEngine
 
@@ -140,7 +140,8 @@ class _Subject:
     def sums(self, fields: tuple[torch.Tensor, ...], bound: float) -> torch.Tensor:
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.engine.parameters.values()]
         groups = tuple(range(len(totals))) if self.grouped else (0,) * len(totals)
-        clipping = Clipping(clip_to(bound / math.sqrt(max(groups) + 1)), _GRID, groups)
+        count = max(groups) + 1
+        clipping = Clipping(ClipEach((bound / math.sqrt(count),) * count), _GRID, groups)
         self.engine.bounded_sums(self.loss_fn, Chunk(fields, len(fields[0])), clipping).add_to(totals)
         return torch.cat([total.flatten() for total in totals])
 

@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,6 +31,21 @@ def secluded(stream: SecureStream) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def bookmark() -> Callable[[], None]:
+    """Return a function that puts the generators back to where they are now, to draw the same numbers once more."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def again() -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+    return again
 
 
 def _reseed(stream: SecureStream) -> None:

@@ -1,5 +1,5 @@
-"""The book-keeping engine: one forward pass, one backward pass, and no gradient per record that need not be written."""
+"""Engines that take per-record gradients from what layers saw: no gradient is written that need not be."""
 
-from dpfy.training.engines.bookkeeping.engine import BookkeepingEngine
+from dpfy.training.engines.bookkeeping.engine import BookkeepingEngine, GhostEngine
 
-__all__ = ["BookkeepingEngine"]
+__all__ = ["BookkeepingEngine", "GhostEngine"]

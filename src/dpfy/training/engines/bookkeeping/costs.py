@@ -19,22 +19,31 @@ def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
     return {"ghost": gram, "keep": _PASS * inputs * outputs, "blocks": product + _PASS * inputs * outputs}
 
 
-def outer_rule(steps: int, inputs: int, outputs: int) -> str:
+def outer_rule(steps: int, inputs: int, outputs: int, keep: bool = True) -> str:
     """Return the cheapest way that fits into memory.
 
     >>> outer_rule(1, 1024, 1024), outer_rule(128, 256, 256), outer_rule(128, 256, 20_000)
     ('ghost', 'keep', 'ghost')
     """
     costs = outer_costs(steps, inputs, outputs)
-    if inputs * outputs > _KEPT_NUMBERS:
+    if not keep or inputs * outputs > _KEPT_NUMBERS:
         del costs["keep"]
     return min(costs, key=costs.__getitem__)
 
 
-def cheapest_outer(outer: Outer) -> Contribution:
-    """Return the contribution in its cheapest form."""
+def cheapest_kept(outer: Outer) -> Contribution:
+    """Return the cheapest form of what is kept until its weights are known, and then summed."""
+    return _in_form(outer, keep=True)
+
+
+def cheapest_measured(outer: Outer) -> Contribution:
+    """Return the cheapest form of what is measured and let go."""
+    return _in_form(outer, keep=False)
+
+
+def _in_form(outer: Outer, keep: bool) -> Contribution:
     steps, inputs, outputs = outer.inputs.shape[1], outer.inputs.shape[2], outer.outputs.shape[2]
-    match outer_rule(steps, inputs, outputs):
+    match outer_rule(steps, inputs, outputs, keep):
         case "keep":
             return outer.instantiate()
         case "blocks":

@@ -1,28 +1,48 @@
 """Where the layers of one forward and backward pass leave their contributions."""
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from dpfy.training.engines.base import Unsupported
 from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer, combined
-from dpfy.training.engines.bookkeeping.costs import cheapest_outer
 
 Span = tuple[int, int] | None
 """Some rows of a parameter, from one to before another; None for all of it."""
+
+Parts = list[tuple[Span, Contribution]]
+"""All contributions to one parameter; no two share rows."""
+
+
+class Sink(ABC):
+    """What becomes of the contributions of a parameter, as soon as all its uses have been recorded."""
+
+    @abstractmethod
+    def take(self, position: int, parts: Parts) -> None:
+        """Take all contributions to the parameter at a position."""
+
+    @abstractmethod
+    def form(self, outer: Outer) -> Contribution:
+        """Return an outer product in the form that is cheapest for what becomes of it."""
 
 
 class Tape:
     """The contributions of one chunk to every trained parameter.
 
     Layers compute with parameters that are off the graph, so that autograd forms the gradients of activations only;
-    ``anchor`` keeps the layers' outputs on it.
+    ``anchor`` keeps the layers' outputs on it. ``uses`` is how often each parameter is used in a pass.
     """
 
-    def __init__(self, trained: Mapping[str, torch.Tensor], records: int) -> None:
+    def __init__(self, trained: Mapping[str, torch.Tensor], records: int, sink: Sink,
+                 uses: Sequence[int] | None = None) -> None:
         self.records = records
         self.anchor = torch.zeros((), requires_grad=True)
+        self._sink = sink
+        self._expected = uses
         self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
-        self._parts: list[dict[Span, list[Contribution]]] = [{} for _ in trained]
+        self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
+        self.uses = [0] * len(trained)
 
     def trains(self, parameter: torch.Tensor | None) -> bool:
         """Whether a tensor stands for a parameter that is trained."""
@@ -30,24 +50,36 @@ class Tape:
 
     def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
         """Add to the gradients of a parameter, or of some of its rows."""
-        self._parts[self._positions[id(parameter)]].setdefault(rows, []).append(contribution)
+        position = self._positions[id(parameter)]
+        self._found[position].append((rows, contribution))
+        self.uses[position] += 1
+        if self._expected is not None:
+            if self.uses[position] == self._expected[position]:
+                self._complete(position)
+            elif self.uses[position] > self._expected[position]:
+                raise Unsupported("a parameter is used more often than on synthetic input")
 
-    def outer(self, parameter: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor,
-              rows: Span = None) -> None:
-        """Add Σ_t outputs_t ⊗ inputs_t for [records, time, features], in the form that is cheapest for its shape."""
-        self.add(parameter, cheapest_outer(Outer(inputs, outputs)), rows)
+    def outer(self, parameter: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, rows: Span = None) -> None:
+        """Add Σ_t outputs_t ⊗ inputs_t for [records, time, features]."""
+        self.add(parameter, self._sink.form(Outer(inputs, outputs)), rows)
 
-    def contributions(self) -> list[list[tuple[Span, Contribution]]]:
-        """Return what was added, parameter by parameter; parts that share rows are one contribution."""
-        return [[(rows, combined(parts)) for rows, parts in by_rows.items()] for by_rows in self._parts]
+    def finish(self) -> None:
+        """Hand over what is left: parameters that were used less often than expected, or not at all."""
+        for position, found in enumerate(self._found):
+            if found or not self.uses[position]:
+                self._complete(position)
+
+    def _complete(self, position: int) -> None:
+        by_rows: dict[Span, list[Contribution]] = {}
+        for rows, contribution in self._found[position]:
+            by_rows.setdefault(rows, []).append(contribution)
+        self._found[position] = []
+        self._sink.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
 
 
 def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
     """Return the rows of a tensor that a contribution is for."""
     return tensor if rows is None else tensor[rows[0]:rows[1]]
-
-
-Record = Callable[[torch.Tensor], None]
 
 
 class Tap(torch.autograd.Function):

@@ -1,0 +1,151 @@
+"""What is done with contributions: kept until all norms are known, measured, or summed at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
+from dpfy.training.engines.base import BoundedSums, Summed
+from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
+from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
+from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
+
+_CANCELLATION = 64.0  # terms whose norms add up to more than this many times the norm of their sum are done exactly
+
+
+class Norms:
+    """Bounds of the squared norms, and which records have to be done exactly because float32 cannot bound them."""
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
+        self.doubtful = torch.zeros(records, dtype=torch.bool)
+
+    def measure(self, position: int, parts: Parts) -> None:
+        """Add up the parts of one parameter."""
+        total = self.squared[position]
+        for _, contribution in parts:
+            norms = contribution.norms()
+            total += norms.squared
+            if norms.magnitude is not None:
+                self.doubtful |= norms.magnitude > _CANCELLATION * norms.squared.sqrt()
+        self.doubtful |= ~total.isfinite()
+
+
+class Keeping(Sink):
+    """Keeps every contribution until the weights are known: the book-keeping of one pass."""
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.norms = Norms(parameters, records)
+        self.parts: list[Parts] = [[] for _ in range(parameters)]
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure and keep."""
+        self.norms.measure(position, parts)
+        self.parts[position] = parts
+
+    def form(self, outer: Outer) -> Contribution:
+        """Weigh memory against time."""
+        return cheapest_kept(outer)
+
+    def sums(self, clipping: Clipping) -> BoundedSums:
+        """Return the sums of what was kept."""
+        return Weighed(self.parts, clipping.weights(self.norms.squared))
+
+
+class Measuring(Sink):
+    """Measures and lets go: the first of two passes."""
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.norms = Norms(parameters, records)
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure."""
+        self.norms.measure(position, parts)
+
+    def form(self, outer: Outer) -> Contribution:
+        """Only the norm has to be cheap."""
+        return cheapest_measured(outer)
+
+
+class Summing(Sink):
+    """Adds contributions whose weights are known: the second of two passes."""
+
+    def __init__(self, totals: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
+        self.totals = totals
+        self.weights = weights
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Add."""
+        add_parts(parts, self.weights[position], self.totals[position])
+
+    def form(self, outer: Outer) -> Contribution:
+        """One product over all records is the cheapest there is."""
+        return outer
+
+
+class ClippingEach(Sink):
+    """Clips and sums every group as soon as it is complete: one pass that keeps nothing (review, section 4.2.1)."""
+
+    def __init__(self, totals: Sequence[torch.Tensor], clipping: Clipping, records: int) -> None:
+        assert isinstance(clipping.weigh, ClipEach)
+        self.totals = totals
+        self.norms = Norms(len(totals), records)
+        self._bounds = clipping.weigh.bounds
+        self._groups = clipping.groups
+        self._waiting: dict[int, dict[int, Parts]] = {}
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure; sum the group if this was the last of its parameters."""
+        self.norms.measure(position, parts)
+        group = self._groups[position]
+        members = self._waiting.setdefault(group, {})
+        members[position] = parts
+        if len(members) < self._groups.count(group):
+            return
+        squared = torch.stack([self.norms.squared[member] for member in members]).sum(0)
+        weights = clip_to(self._bounds[group])(squared.unsqueeze(1)).squeeze(1)
+        for member, waiting in self._waiting.pop(group).items():
+            if not bool(self.norms.doubtful.any()):  # otherwise the chunk is done again without those records
+                add_parts(waiting, weights, self.totals[member])
+
+    def form(self, outer: Outer) -> Contribution:
+        """A group is kept until it is complete."""
+        return cheapest_kept(outer)
+
+    def sums(self) -> BoundedSums:
+        """Return what was summed."""
+        return Summed(list(self.totals))
+
+
+def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
+    """Add the weighed sum of one parameter, and let go of what it was made from."""
+    while parts:
+        rows, contribution = parts.pop()
+        contribution.add_sum(weights, region(total, rows))
+
+
+@dataclass(frozen=True)
+class Weighed(BoundedSums):
+    """Contributions and their weights, summed when there is a place for the sum."""
+
+    parts: list[Parts]
+    weights: Sequence[torch.Tensor]
+
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add one weighed sum per parameter."""
+        for total, parts, weights in zip(totals, self.parts, self.weights, strict=True):
+            add_parts(parts, weights, total)
+
+
+@dataclass(frozen=True)
+class Both(BoundedSums):
+    """The sums of two parts of a chunk."""
+
+    one: BoundedSums
+    other: BoundedSums
+
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add both."""
+        self.one.add_to(totals)
+        self.other.add_to(totals)
