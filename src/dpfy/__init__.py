@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         LedgerMismatch as LedgerMismatch,
         LedgerWriteFailed as LedgerWriteFailed,
         LossError as LossError,
+        RankFailed as RankFailed,
         TrainingInterrupted as TrainingInterrupted,
         UnreleasedGradient as UnreleasedGradient,
         UnsupportedEvent as UnsupportedEvent,
@@ -45,7 +46,8 @@ _HOMES = {
     "dpfy.errors": (
         "BatchAlreadyReleased", "BudgetExhausted", "CheckpointError", "DataError", "DivergenceError", "DpfyError",
         "InvalidArgument", "IsolationError", "LedgerDamaged", "LedgerError", "LedgerLocked", "LedgerMismatch",
-        "LedgerWriteFailed", "LossError", "TrainingInterrupted", "UnreleasedGradient", "UnsupportedEvent",
+        "LedgerWriteFailed", "LossError", "RankFailed", "TrainingInterrupted", "UnreleasedGradient",
+        "UnsupportedEvent",
     ),
     "dpfy.ledger": ("Ledger",),
     "dpfy.plan": ("Plan", "dpsgd"),

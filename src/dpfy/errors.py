@@ -71,3 +71,7 @@ class TrainingInterrupted(DpfyError):
 
 class CheckpointError(DpfyError):
     """A checkpoint cannot be written, read, or continued with this ledger."""
+
+
+class RankFailed(DpfyError):
+    """Another process of a distributed run failed or was lost; nothing is released after it."""

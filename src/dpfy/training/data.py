@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from dpfy.errors import DataError
 from dpfy.training.chunk import Chunk, UnsupportedField
 
-_SHAPE_WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
+_WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
 _BAD = "dpfy: this record could not be loaded"
 
 
@@ -81,15 +81,18 @@ class Records:
         groups = self._collate([self._guarded[index]])
         return groups[0][0] if groups else None
 
+    def spread(self) -> list[int]:
+        """Return the indices of a few records, evenly over the data."""
+        last = len(self) - 1
+        return sorted({round(k * last / (_WITNESSES - 1)) for k in range(_WITNESSES)}) if last >= 0 else []
+
     def example(self) -> tuple[Any, Chunk] | None:
         """Return a record of the most common shape, raw and collated alone; None if no record loads.
 
         The most common shape among records spread over the data is taken as public. Who would rather declare it gives
         ``example_input``.
         """
-        last = len(self) - 1
-        spread = {round(k * last / (_SHAPE_WITNESSES - 1)) for k in range(_SHAPE_WITNESSES)} if last >= 0 else set()
-        witnesses = [(shape, record) for record in map(self._guarded.__getitem__, sorted(spread))
+        witnesses = [(shape, record) for record in map(self._guarded.__getitem__, self.spread())
                      if (shape := _shape_or_none(record)) is not None]
         if not witnesses:
             return None

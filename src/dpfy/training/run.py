@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
 from dpfy import _validate
 from dpfy._version import __version__
 from dpfy.accounting import account
-from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerMismatch
+from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError, LedgerMismatch
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.clipping import Clipping
@@ -29,6 +30,7 @@ from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
 from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.data import LoadedChunk, Records
+from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, trainable
@@ -70,18 +72,20 @@ class Run:
     so far, and is all there is to claim if nobody looked before stopping. Every release is durable in the ledger
     before a record is read for it.
 
-    *Assumes*: the generator's key stays secret; ``loss_fn`` and the data set keep what they see to themselves.
+    *Assumes*: the generator's key stays secret; ``loss_fn`` and the data set keep what they see to themselves. With
+    several processes, these and the network between them are trusted, and all are given the same data set.
     """
 
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
-                 parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger,
-                 streams: "_Streams", engine: str, example: Chunk | None) -> None:
+                 parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger | None,
+                 streams: "_Streams", engine: str, example: Chunk | None, ranks: Ranks) -> None:
         self.plan = plan
-        self.ledger = ledger
         self.model = model
         self.optimizers = optimizers
         self.restored: dict[str, Any] = {}  # what ``save`` was given as ``extra``, after a resume
         self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
+        self._ledger = ledger
+        self._ranks = ranks
         self._parameters = parameters
         self._gate = Gate(optimizers, parameters)
         self._records = records
@@ -91,7 +95,7 @@ class Run:
         self._sampler = sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
-        self._next_step = min(ledger.plan_count, plan.steps)
+        self._next_step = int(ranks.from_first(lambda: b"%d" % min(self.ledger.plan_count, plan.steps)))
         self._closed = False
 
     # Walking through the plan
@@ -139,18 +143,28 @@ class Run:
         self._check_ready(batch)
         mechanism = self._mechanism()
         event = self._event_of(mechanism)
-        self.ledger.reserve(event, note={"clip": mechanism.bound})
+        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, mechanism))
         batch._released = True
         trained = self._trained()
         total, parts = _zero_sums(list(trained.values()))
         with secluded(self._streams.training):
-            if (engine := self._engine_for(loss_fn)) is not None:
-                drawn = torch.from_numpy(self._sampler.draw(len(self._records)))
-                for loaded in self._records.chunks(drawn):
-                    self._add_sums(parts, engine, loss_fn, loaded, mechanism)
-        mechanism.release(total, self._noise).div_(self.plan.divisor)
+            engine = self._engine_for(loss_fn)
+            share = np.frombuffer(drawn, np.int64)[self._ranks.rank::self._ranks.size].copy()
+            with self._ranks.together():
+                if engine is not None:
+                    for loaded in self._records.chunks(torch.from_numpy(share)):
+                        self._add_sums(parts, engine, loss_fn, loaded, mechanism)
+        self._ranks.sum_to_first(total)
+        if self._ranks.first:
+            mechanism.release(total, self._noise).div_(self.plan.divisor)
+        self._ranks.share([total])
         return Released({name: part.to(p.device, p.dtype, copy=True)
                          for (name, p), part in zip(trained.items(), parts, strict=True)}, batch.step)
+
+    def _reserved_draw(self, event: Event, mechanism: GaussianSum) -> bytes:
+        """Make the step durable, then draw its sample, as the bytes of 64-bit indices."""
+        self.ledger.reserve(event, note={"clip": mechanism.bound})
+        return self._sampler.draw(len(self._records)).astype(np.int64, copy=False).tobytes()
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
@@ -212,20 +226,37 @@ class Run:
         modes = tuple(module.training for module in self.model.modules())
         key = (getattr(loss_fn, "__code__", type(loss_fn)), modes, tuple(trained))
         if key not in self._engines:
-            example, declared = self._declared_example, True
-            if example is None:
-                found = self._records.example()
-                if found is None:
-                    return None
-                record, example = found
-                declared = False
-                if self._records.collate_fn is not None:
-                    check_collation(self._records.collate_fn, record)
-            probe = Probe(self.model, trained, loss_fn, example, declared)
-            self._engines[key] = probe.choose(self._wanted_engine)
+            check_same_records(self._ranks, self._records)
+            with self._ranks.together():
+                probe = self._probe(loss_fn, trained)
+                engine = None if probe is None else probe.choose(self._wanted_engine)
+            chosen = self._ranks.from_first(lambda: b"" if engine is None else engine.name.encode()).decode()
+            if probe is None or engine is None:
+                return None
+            self._engines[key] = engine if engine.name == chosen else probe.choose(chosen)
         return self._engines[key]
 
+    def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
+        """The judge of this loss on made-up input of the declared shape, or of the shape that most records have."""
+        if self._declared_example is not None:
+            return Probe(self.model, trained, loss_fn, self._declared_example, declared=True)
+        found = self._records.example()
+        if found is None:
+            return None
+        record, example = found
+        if self._records.collate_fn is not None:
+            check_collation(self._records.collate_fn, record)
+        return Probe(self.model, trained, loss_fn, example, declared=False)
+
     # What was spent, and the gate
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the run; of several processes rank 0 has it."""
+        if self._ledger is None:
+            raise LedgerError("The ledger of this run, and what was spent, are with rank 0. Ask there, and send the "
+                              "answer to the other ranks if they need it.")
+        return self._ledger
 
     @property
     def isolation(self) -> str:
@@ -264,7 +295,8 @@ class Run:
         if not self._closed:
             self._closed = True
             self._gate.close()
-            self.ledger.close()
+            if self._ledger is not None:
+                self._ledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -302,6 +334,9 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     before. With ``insecure_test_key`` nothing is private: the ledger says so. A plan under a filter
     (:meth:`Plan.under`) declares it in the ledger, whose guard then admits or refuses every step before records are
     read: those of the plan, and what your own code reserves with ``run.ledger.reserve`` for its own mechanisms.
+
+    In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
+    rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
     """
     optimizers = as_optimizers(optimizer)
     _check_model(model)
@@ -311,13 +346,18 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     if max_physical_batch is None:
         max_physical_batch = _default_chunk(parameters)
     records = Records(data, collate_fn, num_workers, _validate.count("max_physical_batch", max_physical_batch))
+    ranks = Ranks.present()
+    ranks.agree({"plan": plan.to_json(), "number of records": len(records), "engine": engine,
+                 "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
+    ranks.share([*model.parameters(), *model.buffers()])
     streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
                        sampling=SecureStream(insecure_test_key, purpose="sampling"),
-                       training=SecureStream(insecure_test_key, purpose="training"))
+                       training=ranks.own(SecureStream(insecure_test_key, purpose="training")))
     example = None if example_input is None else _declared(example_input)
-    opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block)
-    run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example)
-    if opened.plan_count > 0 and announce:
+    with ranks.together():
+        opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block) if ranks.first else None
+    run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example, ranks)
+    if opened is not None and opened.plan_count > 0 and announce:
         sys.stdout.write(f"{opened.plan_count} of the plan's {plan.steps} steps were spent on this ledger before; "
                          f"{run.steps_left} are left. dpfy.resume continues a saved model.\n")
     return run
@@ -365,8 +405,10 @@ def _declared(example_input: Any) -> Chunk:
 
 
 def _check_model(model: nn.Module) -> None:
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise InvalidArgument(f"{type(model).__name__} averages raw gradients. Pass the module inside (model.module).")
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise InvalidArgument(f"{type(module).__name__} averages raw gradients. Pass the module inside (its "
+                                  ".module): in a process group the run divides the work itself.")
     if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
         raise InvalidArgument("Compiled models drop the substitution of parameters that per-example gradients need. "
                               "Pass the module that you compiled, and let loss_fn call it.")
