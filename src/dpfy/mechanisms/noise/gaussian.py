@@ -1,33 +1,18 @@
 """Gaussian noise that is exactly a real Gaussian rounded to a lattice."""
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import repeat
+from contextlib import closing
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.noise.exact import Expansion, rounded_pair
-from dpfy.mechanisms.noise.lattice import round_to_lattice, steps_per_stddev
-from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
+from dpfy.mechanisms.noise.cover import CELL_BITS
+from dpfy.mechanisms.noise.desk import SEGMENT, Desk
+from dpfy.mechanisms.noise.lattice import add_on_lattice, round_to_lattice, steps_per_stddev
+from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose, this_process
 
-_PAIRS = 1 << 16  # of a block: four megabytes that stay in the cache, and few calls for each value
-_SEGMENT = 1 << 19  # values that one thread takes at a time, with a stream of their own
-_SERIAL = 1 << 12  # fewer values than torch would divide among threads
-_UNIT = torch.tensor(2.0**-63, dtype=torch.float64)
-_TURN = torch.tensor(2 * math.pi * 2.0**-64, dtype=torch.float64)
-_EDGE = 2.0**-19  # uniforms closer than this to 0 or 1 are always evaluated exactly
-_ERROR = 2.0**-42  # of a float64 evaluation, in standard deviations, for uniforms away from the edges; proof, lemma 3
-
-
-def _error(radius: npt.NDArray[np.float64], uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Bound the error of single float64 evaluations in standard deviations; never above ``_ERROR``."""
-    return 2.0**-53 * ((2 + 2.0**-9 / uniform) / radius + 32 * radius)
+_BLOCK = 1 << 15  # values that are added while they stay in the cache, and that torch does not divide among threads
 
 
 class LatticeGaussian:
@@ -38,8 +23,8 @@ class LatticeGaussian:
     and the numerical δ is zero. As s is on the lattice this is round_g(s + n), that is, post-processing of the real
     Gaussian mechanism.
 
-    *Assumes* that the stream is uniform, and that float64 ``log``, ``sqrt``, ``cos`` and ``sin`` of torch err by at
-    most 4 units in the last place (the tests compare them with 200-bit arithmetic).
+    *Assumes* that the stream is uniform, and that numpy's float64 ``exp`` errs by less than 2⁻⁴⁰ of its value (the
+    tests compare it with 200-bit arithmetic).
 
     >>> noise = LatticeGaussian(SecureStream(insecure_test_key=1))
     >>> step = 2.0**-28
@@ -47,24 +32,36 @@ class LatticeGaussian:
     >>> bool((noisy / step == (noisy / step).round()).all())
     True
 
-    Reference: G. E. P. Box and M. E. Muller, A note on the generation of random normal deviates, 1958; proof in
+    Reference: L. Devroye, Non-uniform random variate generation, 1986, theorem II.3.1; proof in
     docs/proofs/lattice-noise.md.
     """
 
     def __init__(self, stream: SecureStream) -> None:
         self._stream = require_purpose(stream, "noise")
+        self._desk_of_a_process = Desk()
 
     @property
     def key_source(self) -> str:
         """Where the key of the stream came from."""
         return self._stream.key_source
 
+    def prefetch(self, count: int, stddev: float, grid: float) -> None:
+        """Begin to draw the noise of the next ``add_noise`` on another thread, where torch leaves a core to do so.
+
+        It is the noise that ``add_noise`` would draw, and is used there or never: for another number of values or
+        another ``stddev / grid`` fresh noise is drawn. A fork leaves it to the parent.
+        """
+        if stddev != 0:
+            spread, _ = _columns(stddev, grid)
+            with self._desk.lock:
+                self._desk.order(_validate.count("count", count, minimum=0), spread, self._stream)
+
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
 
         ``values`` are multiples of ``grid`` already, or are rounded to them here: the low bits of a value between
         lattice points would pass through any noise. No rounding error can leak: IEEE addition is a function of the
-        exact lattice sum, which is exact below 2⁵³ steps. A ``stddev`` of zero adds nothing.
+        exact lattice sum, which is exact below 2⁵¹ steps. A ``stddev`` of zero adds nothing.
         """
         if values.dtype != torch.float64:
             raise InvalidArgument(f"Expected values of dtype torch.float64, got {values.dtype}. Sum in float64.")
@@ -72,16 +69,12 @@ class LatticeGaussian:
         if stddev == 0:
             round_to_lattice(raw, grid)
             return values
-        scale = steps_per_stddev(stddev, grid)
-        flat = raw.reshape(-1)
-        segments = flat.split(_SEGMENT)
-        streams = [self._stream.split() for _ in segments] if len(segments) > 1 else [self._stream]
-        if flat.numel() > _SERIAL and torch.get_num_threads() > 1:
-            with _single_threads(len(segments)) as pool:
-                list(pool.map(_add, segments, streams, repeat(scale), repeat(grid)))
-        else:
-            for segment, stream in zip(segments, streams, strict=True):
-                _add(segment, stream, scale, grid)
+        spread, unit = _columns(stddev, grid)
+        flat, desk = raw.reshape(-1), self._desk
+        with desk.lock, closing(desk.segments(len(flat), spread, self._stream)) as segments:
+            for drawn, segment in zip(segments, flat.split(SEGMENT), strict=False):  # no value is one empty segment
+                for cells, part in zip(torch.from_numpy(drawn).split(_BLOCK), segment.split(_BLOCK), strict=True):
+                    add_on_lattice(part, cells.to(part.device), unit, grid)
         if not values.is_contiguous():
             raw.copy_(flat.view(values.shape))
         return values
@@ -90,77 +83,26 @@ class LatticeGaussian:
         """Return ``count`` independent N(0, scale²) reals, each rounded to the nearest integer.
 
         >>> LatticeGaussian(SecureStream(insecure_test_key=1)).integers(4, scale=10.0)
-        tensor([ 5, 13, -5, -7])
+        tensor([ -9,   7,  -4, -16])
         """
         _validate.count("count", count, minimum=0)
         return self.add_noise(torch.zeros(count, dtype=torch.float64), stddev=scale, grid=1.0).long()
 
+    def close(self) -> None:
+        """End the thread of :meth:`prefetch` and free its memory."""
+        with self._desk.lock:
+            self._desk.close()
 
-@contextmanager
-def _single_threads(tasks: int) -> Iterator[ThreadPoolExecutor]:
-    """Give a pool of as many threads as torch may use, on which torch divides no operation any further.
-
-    A barrier for every operation would cost more than the operation whenever other processes use the same cores.
-    """
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(min(threads, tasks), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)  # a thread sets its own number and the default of those that come after it
+    @property
+    def _desk(self) -> Desk:
+        """Where this process draws."""
+        if self._desk_of_a_process.process != this_process():
+            self._desk_of_a_process = Desk()
+        return self._desk_of_a_process
 
 
-def _add(values: torch.Tensor, stream: SecureStream, scale: float, grid: float) -> None:
-    """Add noise to the vector ``values`` block by block."""
-    block = _Block(min(_PAIRS, (len(values) + 1) // 2))
-    for part in values.split(2 * _PAIRS) if len(values) else ():
-        pairs = (len(part) + 1) // 2
-        block = block if len(block.uniform) == pairs else _Block(pairs)
-        stream.fill(block.words.numpy().view(np.uint64))
-        block.decide(block.evaluate(scale), scale, stream)
-        for target, integers in zip(part.split(pairs), block.rounded, strict=False):  # one value has no sine
-            round_to_lattice(target, grid).add_(integers[:len(target)].to(target.device), alpha=grid)
-
-
-class _Block:
-    """The buffers of one block of pairs; made for every call, so that threads and forks have nothing to share."""
-
-    def __init__(self, pairs: int) -> None:
-        self.words = torch.empty(2, pairs, dtype=torch.int64)
-        self.uniform, self.radius = torch.empty(2, pairs, dtype=torch.float64)
-        self.scaled = torch.empty(2, pairs, dtype=torch.float64)
-        self.rounded = torch.empty(2, pairs, dtype=torch.float64)
-
-    def evaluate(self, scale: float) -> npt.NDArray[np.int64]:
-        """Round the pairs, cosines in the first row and sines in the second; return those that remain undecided."""
-        (u, v), (cosine, sine) = self.words, self.scaled
-        u.bitwise_and_(2**63 - 1)
-        torch.mul(u, _UNIT, out=self.uniform)  # converts and scales in one pass
-        squared = torch.log(self.uniform, out=self.radius).mul_(-2 * scale * scale).numpy()
-        np.sqrt(squared, out=squared)  # correctly rounded as torch's is, and twice as fast
-        torch.mul(v, _TURN, out=sine)  # the angle, in [-π, π)
-        torch.cos(sine, out=cosine)
-        sine.sin_()
-        for scaled, rounded in zip(self.scaled, self.rounded, strict=True):
-            torch.round(scaled.mul_(self.radius), out=rounded)
-            scaled.sub_(rounded).abs_()  # the distance from the integer, exactly
-        return self._undecided(scale)
-
-    def _undecided(self, scale: float) -> npt.NDArray[np.int64]:
-        """Return the pairs whose rounding the float64 error could have changed."""
-        distance, uniform = self.scaled.view(-1).numpy(), self.uniform.numpy()
-        near = np.flatnonzero(distance > 0.5 - _ERROR * scale)
-        pair = near % len(uniform)
-        error = scale * _error(self.radius.numpy()[pair] / scale, uniform[pair])
-        undecided = pair[distance[near] > 0.5 - error]
-        low, high = torch.aminmax(self.uniform)
-        if float(low) < _EDGE or float(high) > 1 - _EDGE:
-            undecided = np.concatenate([undecided, np.flatnonzero(np.abs(uniform - 0.5) > 0.5 - _EDGE)])
-        return np.unique(undecided) if undecided.size else undecided
-
-    def decide(self, undecided: npt.NDArray[np.int64], scale: float, stream: SecureStream) -> None:
-        """Round the undecided pairs exactly, with as many more bits of theirs as this takes."""
-        for pair in undecided:
-            u, v = self.words[:, pair].tolist()
-            rounded = rounded_pair(Expansion(u, 63), Expansion(v, 64), scale, stream)
-            self.rounded[:, pair] = torch.tensor(rounded, dtype=torch.float64)
+def _columns(stddev: float, grid: float) -> tuple[float, float]:
+    """Return the standard deviation in columns of the cover, from 32 to 64 of them, and the size of a cell."""
+    scale = steps_per_stddev(stddev, grid)
+    column = math.ldexp(1.0, math.frexp(scale)[1] - 6)
+    return scale / column, math.ldexp(column * grid, -CELL_BITS)

@@ -36,13 +36,29 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     """Round float64 ``values`` in place to the nearest multiples of the power of two ``grid``.
 
     Near 1.5·2⁵² steps neighbouring doubles are one step apart, so adding and subtracting that number rounds to the
-    nearest multiple, by at most ``grid / 2``. From 2⁵¹ steps on the multiples are coarser, and still multiples.
+    nearest multiple, by at most ``grid / 2``. Values beyond 2⁵¹ steps are rounded as the doubles at that distance are.
 
     >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
     tensor([ 0.2500, -0.7500], dtype=torch.float64)
     """
-    far = 1.5 * 2.0**52 * _power_of_two(grid)
+    far = _far(grid)
     return values.add_(far).sub_(far)
+
+
+def add_on_lattice(values: torch.Tensor, noise: torch.Tensor, unit: float, grid: float) -> torch.Tensor:
+    """Round ``values`` to the lattice in place, and then the sum with ``unit · noise``.
+
+    The second addition is rounded as the first is: to the lattice, from the exact sum, whatever its size.
+
+    >>> add_on_lattice(torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64), 1.0, 0.25)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    far = _far(grid)
+    return values.add_(far).add_(noise, alpha=unit).sub_(far)
+
+
+def _far(grid: float) -> float:
+    return 1.5 * 2.0**52 * _power_of_two(grid)
 
 
 def _power_of_two(grid: float) -> float:

@@ -30,6 +30,11 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
+def this_process() -> tuple[int, int]:
+    """Return what tells this process from its forks; the count catches a process id that was used before."""
+    return os.getpid(), _forks
+
+
 def _has_aes_instructions() -> bool:
     """Whether AES is fast here; only Linux tells cheaply, and elsewhere it almost always is."""
     if platform.system() != "Linux":
@@ -73,7 +78,7 @@ class SecureStream:
 
     def fill(self, out: Words) -> None:
         """Overwrite the contiguous array ``out`` with fresh words."""
-        if self._process != (os.getpid(), _forks):
+        if self._process != this_process():
             self._rekey(os.urandom(32))
         target = out.data.cast("B")
         with self._lock:
@@ -95,7 +100,7 @@ class SecureStream:
         return child
 
     def _rekey(self, secret: bytes) -> None:
-        self._process = (os.getpid(), _forks)  # the count of forks catches a process id that was used before
+        self._process = this_process()
         self._lock = threading.Lock()  # a new one, since the fork may have copied it locked
         key = hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest()
         if _HAS_AES:

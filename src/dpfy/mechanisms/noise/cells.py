@@ -1,0 +1,97 @@
+"""Real Gaussians, each known to within a cell: the abscissas of random points below the bell curve.
+
+A cell is so small that all its reals round to the same lattice point; proof in docs/proofs/lattice-noise.md. All arrays
+are numpy's, which divides no operation among threads and lets other threads run meanwhile.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, cover
+from dpfy.mechanisms.noise.exact import Expansion, is_below
+from dpfy.mechanisms.noise.randomness import SecureStream
+
+_BLOCK = 1 << 17  # values: few calls for each of them, and buffers that stay in the cache
+_MARGIN = 2.0**-32  # of the curve: points closer to it than this are judged in more digits
+_TAIL = -(1 << 63) + (1 << 56)  # heights below this one in the last rectangle stand for the tail: one in 256
+_STRIP_BITS = 5  # log2 of the columns in a strip of the tail: half a standard deviation or more
+
+Positions = npt.NDArray[np.intp]
+
+
+def room_for(count: int) -> int:
+    """Return how long a vector must be for ``count`` values and the spare ones, which replace those above the curve."""
+    return count + count // 64 + 64
+
+
+def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream) -> Floats:
+    """Return the middles of the cells of ``count`` independent reals from N(0, spread²), at the start of ``room``.
+
+    ``spread`` is in columns of 2^32 cells, and the result is in cells. One point of seventy is above the curve, and a
+    second round for them would take as many calls as the first. Hence the spare ones; should they not suffice, which
+    happens to one vector in a million at most, there is a second round.
+    """
+    room = room[:room_for(count)]
+    rejected = _draw(room, cover(spread), stream)
+    missing, useless = np.split(rejected, [np.searchsorted(rejected, count)])
+    spare = np.delete(room[count:], useless - count)
+    if len(spare) < len(missing):
+        more = len(missing) - len(spare)
+        spare = np.concatenate([spare, draw_cells(np.empty(room_for(more)), more, spread, stream)])
+    room[missing] = spare[:len(missing)]
+    return room[:count]
+
+
+def _draw(out: Floats, bell: Cover, stream: SecureStream) -> Positions:
+    """Fill ``out`` from random rectangles and return where the point is above the curve."""
+    uncertain = [_propose(out, start, bell, stream) for start in range(0, len(out), _BLOCK)]
+    position, rectangle = map(np.concatenate, zip(*uncertain, strict=True))
+    height = stream.words(len(position)).view(np.int64)  # from the middle of the rectangle, as all places here
+    rejected = _above(out[position], bell.level[rectangle - np.uint16(bell.certain)], height, bell, stream)
+    for index in np.flatnonzero((rectangle == RECTANGLES - 1) & (height < _TAIL)):
+        if (middle := _draw_tail(bell, stream)) is not None:
+            out[position[index]] = middle
+            rejected[index] = False
+    return position[rejected]
+
+
+def _propose(out: Floats, start: int, bell: Cover, stream: SecureStream) -> tuple[Positions, npt.NDArray[np.uint16]]:
+    """Fill the block at ``start`` from random rectangles; return positions and rectangles of the uncertain ones."""
+    block = out[start:start + _BLOCK]
+    words = np.empty((6 * len(block) + 7) // 8, dtype=np.uint64)
+    stream.fill(words)
+    place, rectangle = words.view(np.int32)[:len(block)], words.view(np.uint16)[2 * len(block):3 * len(block)]
+    np.take(bell.middle, rectangle, out=block, mode="clip")  # the other mode makes a copy
+    block += place
+    uncertain = np.flatnonzero(rectangle >= bell.certain)
+    return uncertain + start, rectangle[uncertain]
+
+
+def _above(middle: Floats, level: Floats, height: npt.NDArray[np.int64], bell: Cover, stream: SecureStream,
+           ) -> npt.NDArray[np.bool_]:
+    """Return which of the points lie above the curve."""
+    y = (level + height * 2.0**-64) * bell.height
+    curve = np.exp(-0.5 * np.square(middle / (bell.spread * 2.0**CELL_BITS)))
+    above = y > curve
+    for index in np.flatnonzero(np.abs(y - curve) <= _MARGIN * curve):
+        above[index] = not is_below(Expansion(int(middle[index] - 0.5), CELL_BITS),
+                                    Expansion(int(level[index] * 2**64) + int(height[index]), 64),
+                                    bell.spread, bell.height, stream)
+    return above
+
+
+def _draw_tail(bell: Cover, stream: SecureStream) -> float | None:
+    """Draw a point beyond the columns and return the middle of its cell, or None if it is above the curve.
+
+    Strip i of either side is taken with probability 2^-(i+2) and has the area of so many tails: it is 2^5 columns wide,
+    and 2^-(i+15) rectangles high.
+    """
+    strip = 0
+    while (coin := int(stream.words(1)[0])) & 1:
+        strip += 1
+    x, y = map(int, stream.words(2))
+    cell = (bell.reach + (strip << _STRIP_BITS) << CELL_BITS) + (x >> 64 - CELL_BITS - _STRIP_BITS)
+    cell = ~cell if coin & 2 else cell
+    below = is_below(Expansion(cell, CELL_BITS), Expansion(y, 64 + 10 + _STRIP_BITS + strip), bell.spread, bell.height,
+                     stream)
+    return cell + 0.5 if below else None

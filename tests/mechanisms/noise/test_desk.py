@@ -1,0 +1,182 @@
+"""Noise that was drawn ahead is the noise that would have been drawn, is used once, and leaves nothing running."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from streams import in_child
+
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, desk, gaussian, lattice_step
+from dpfy.testing import check_noise
+
+STDDEV = 1.7
+GRID = lattice_step(STDDEV)
+
+
+@pytest.fixture(autouse=True)
+def spare_core(monkeypatch):
+    """One thread for torch, one core to spare, and vectors of a few values that are worth it."""
+    monkeypatch.setattr(desk, "_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(desk, "_SERIAL", 0)
+    for module in (desk, gaussian):
+        monkeypatch.setattr(module, "SEGMENT", 500)
+
+
+def noise(key=1):
+    return LatticeGaussian(SecureStream(insecure_test_key=key))
+
+
+def take(source, count=1200, stddev=STDDEV, grid=GRID):
+    return source.add_noise(torch.zeros(count, dtype=torch.float64), stddev, grid)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("dpfy noise")]
+
+
+class Ahead(LatticeGaussian):
+    """Orders everything before it takes it."""
+
+    def add_noise(self, values, stddev, grid):
+        self.prefetch(values.numel(), stddev, grid)
+        assert stddev == 0 or values.numel() == 0 or self._desk._ordered
+        return super().add_noise(values, stddev, grid)
+
+
+def test_noise_drawn_ahead_conforms(monkeypatch):
+    for module in (desk, gaussian):
+        monkeypatch.setattr(module, "SEGMENT", 1 << 16)
+    check_noise(Ahead)
+
+
+def test_it_is_the_noise_that_would_have_been_drawn_and_never_the_same_twice():
+    ahead, plain = Ahead(SecureStream(insecure_test_key=1)), noise()
+    seen = set()
+    for _ in range(4):
+        drawn = take(ahead)
+        assert torch.equal(drawn, take(plain))
+        assert not seen & set(drawn.tolist())  # a chance coincidence: 1e-2 of one value at most, and the key is fixed
+        seen |= set(drawn.tolist())
+
+
+@pytest.mark.parametrize("other", [{"count": 1199}, {"count": 1201}, {"count": 1}, {"stddev": 1.6}])
+def test_what_was_ordered_for_something_else_is_never_used(other):
+    source, twin = noise(), noise()
+    source.prefetch(1200, STDDEV, GRID)
+    ordered = take(twin)
+    drawn = take(source, **{"count": 1200, "stddev": STDDEV, "grid": GRID} | other)
+    assert not set(ordered.tolist()) & set(drawn.tolist())
+    assert not set(ordered.tolist()) & set(take(source).tolist())
+    assert source._desk._ordered is None
+
+
+def test_an_order_replaces_the_one_before():
+    source, twin = noise(), noise()
+    source.prefetch(1200, STDDEV, GRID)
+    source.prefetch(1200, STDDEV, GRID)
+    take(twin)
+    assert torch.equal(take(source), take(twin))
+
+
+def test_a_rescaled_lattice_takes_the_same_noise():
+    source, twin = noise(), noise()
+    source.prefetch(1200, 2 * STDDEV, 2 * GRID)  # the same Gaussians in other units
+    assert torch.equal(take(source, stddev=STDDEV, grid=GRID), take(twin))
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_fork_leaves_the_order_to_the_parent(finished):
+    source = noise()
+    source.prefetch(1200, STDDEV, GRID)
+    if finished:
+        desk.wait(source._desk._ordered.segments)
+    child = np.frombuffer(in_child(lambda: take(source).numpy().tobytes()), dtype=np.float64)
+    parent = take(source)
+    assert torch.equal(parent, take(noise()))
+    assert len(child) == 1200 and not set(child) & set(parent.tolist())
+
+
+def test_an_exception_reaches_the_caller_and_the_next_noise_is_fresh(monkeypatch):
+    source, twin, real = noise(), noise(), desk.draw_cells
+
+    def fail(room, count, spread, stream):
+        if count < 500:
+            raise MemoryError("no room")
+        return real(room, count, spread, stream)
+
+    monkeypatch.setattr(desk, "draw_cells", fail)
+    source.prefetch(1200, STDDEV, GRID)
+    with pytest.raises(MemoryError, match="no room"):
+        take(source)
+    monkeypatch.setattr(desk, "draw_cells", real)
+    lost = take(twin)
+    drawn = take(source)
+    assert torch.equal(drawn, take(twin)) and not set(lost.tolist()) & set(drawn.tolist())
+
+
+def test_noise_whose_addition_failed_is_never_taken_again(monkeypatch):
+    source, twin = noise(), noise()
+    monkeypatch.setattr(gaussian, "add_on_lattice", lambda *_: 1 / 0)
+    source.prefetch(1200, STDDEV, GRID)
+    try:
+        take(source)
+    except ZeroDivisionError as error:
+        kept = error  # with its frames, and all that they hold
+    monkeypatch.undo()
+    lost = take(twin)
+    assert kept.__traceback__ and not set(lost.tolist()) & set(take(source).tolist())
+
+
+def test_closing_ends_the_thread_and_the_noise_goes_on():
+    source, twin, before = noise(), noise(), len(threads())
+    source.prefetch(1200, STDDEV, GRID)
+    assert len(threads()) == before + 1
+    source.close()
+    assert len(threads()) == before and source._desk._rooms == []
+    take(twin)
+    assert torch.equal(take(source), take(twin))
+
+
+def test_a_forgotten_noise_leaves_no_thread():
+    before = set(threads())
+    source = noise()
+    source.prefetch(1200, STDDEV, GRID)
+    started = set(threads()) - before
+    del source
+    gc.collect()
+    for thread in started:
+        thread.join(60)
+    assert started and not any(thread.is_alive() for thread in started)
+
+
+def test_the_interpreter_ends_with_an_order_open():
+    script = ("import torch; torch.set_num_threads(1)\n"
+              "from dpfy.mechanisms.noise import *; from dpfy.mechanisms.noise import desk\n"
+              "desk._cores = lambda: 2\n"
+              "noise = LatticeGaussian(SecureStream()); noise.prefetch(3_000_000, 1.0, lattice_step(1.0))\n")
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300)
+    assert ended.returncode == 0 and ended.stderr == b""
+
+
+@pytest.mark.parametrize("cores, count, stddev", [(1, 1200, STDDEV), (2, 0, STDDEV), (2, 1200, 0.0)])
+def test_nothing_is_ordered_without_a_core_or_a_need(monkeypatch, cores, count, stddev):
+    monkeypatch.setattr(desk, "_cores", lambda: cores)
+    source = noise()
+    source.prefetch(count, stddev, GRID)
+    assert source._desk._ordered is None and source._desk._pool is None
+
+
+def test_rooms_are_used_again():
+    source = noise()
+    for _ in range(2):
+        source.prefetch(1200, STDDEV, GRID)
+        take(source)
+    rooms = [room.ctypes.data for room in source._desk._rooms]
+    source.prefetch(1200, STDDEV, GRID)
+    take(source)
+    assert [room.ctypes.data for room in source._desk._rooms] == rooms and len(rooms) == 3
