@@ -12,6 +12,7 @@ from dpfy.training.engines.bookkeeping.rules.embedding import embedding, embeddi
 from dpfy.training.engines.bookkeeping.rules.linear import linear
 from dpfy.training.engines.bookkeeping.rules.norms import group_norm, instance_norm, layer_norm, rms_norm
 from dpfy.training.engines.bookkeeping.rules.pointwise import prelu
+from dpfy.training.engines.bookkeeping.rules.recurrent import RECURRENT_PARAMETERS, recurrent
 
 Forward = Callable[..., Any]
 
@@ -39,6 +40,7 @@ RULES = (
     Rule(nn.MultiheadAttention, attention, frozenset({"in_proj_weight", "q_proj_weight", "k_proj_weight",
                                                       "v_proj_weight", "in_proj_bias", "bias_k", "bias_v",
                                                       "out_proj.weight", "out_proj.bias"})),
+    *(Rule(kind, recurrent, RECURRENT_PARAMETERS) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
 )
 """The layers that have one; any other module is vectorised alone."""
 
