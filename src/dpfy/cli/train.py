@@ -1,6 +1,7 @@
 """``dpfy train`` and ``dpfy init``: from settings to a model, a ledger and a report."""
 
 import inspect
+import os
 import shutil
 import sys
 from dataclasses import fields
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from dpfy.errors import InvalidArgument
+from dpfy.errors import DpfyError, InvalidArgument
 from dpfy.training.config import TrainConfig, template
 
 if TYPE_CHECKING:
@@ -37,7 +38,19 @@ def train(config: ConfigArgument = None, resume: ResumeOption = None, **flags: A
     dpfy train config.toml --name second-try
 
     dpfy train --resume runs/digits-20260101-120000
+
+    torchrun --nproc-per-node 2 -m dpfy train
     """
+    if os.environ.get("RANK", "0") == "0":
+        _conclude(_trained(config, resume, flags), Console())
+        return
+    try:  # what goes wrong goes wrong on rank 0 too, which says so
+        _trained(config, resume, flags)
+    except DpfyError as error:
+        raise typer.Exit(2 if isinstance(error, InvalidArgument) else 1) from error
+
+
+def _trained(config: Path | None, resume: Path | None, flags: dict[str, Any]) -> "TrainingResult":
     given = {name: value for name, value in flags.items() if value is not None}
     if resume is not None and (config is not None or given):
         raise InvalidArgument("--resume goes on with the settings of the run; leave the other settings out.")
@@ -48,10 +61,8 @@ def train(config: ConfigArgument = None, resume: ResumeOption = None, **flags: A
     from dpfy.cli._progress import ProgressBar  # these load torch, and the help does not need it
     from dpfy.training.trainer import Trainer, resume_training
 
-    console = Console()
-    bar = ProgressBar(console)
-    result = resume_training(resume, [bar]) if resume is not None else Trainer(settings, callbacks=[bar]).fit()
-    _conclude(result, console)
+    bar = ProgressBar(Console())
+    return resume_training(resume, [bar]) if resume is not None else Trainer(settings, callbacks=[bar]).fit()
 
 
 def init(

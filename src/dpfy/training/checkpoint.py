@@ -1,10 +1,12 @@
 """Save a run and go on with it: model, optimizers and what else is public; never noise or sampling state.
 
 A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and is lost: the
-resumed run draws fresh samples and fresh noise, and stops early rather than exceed the plan.
+resumed run draws fresh samples and fresh noise, and stops early rather than exceed the plan. Of several processes rank
+0 reads and writes the files.
 """
 
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch import nn
 from dpfy.errors import CheckpointError
 from dpfy.ledger import Ledger
 from dpfy.plan import Plan
+from dpfy.training.distributed import Ranks
 from dpfy.training.run import Run, as_optimizers, privatize
 from dpfy.training.state import read_state, write_state
 
@@ -24,6 +27,8 @@ _SCHEMA = 1
 
 def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
     """Write the run's public state to ``directory`` and return the file; see :meth:`dpfy.Run.save`."""
+    if not run._ranks.first:
+        return Path(directory) / FILE
     ledger = run.ledger
     if ledger.path is None:
         raise CheckpointError("A run with an in-memory ledger cannot be resumed. Give privatize a ledger file.")
@@ -48,23 +53,40 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     The state of the model, the optimizers and of every object in ``extra`` is restored in place. ``options`` are those
     of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise, the ledger's path are the saved ones.
     """
-    state = read_state(Path(directory) / FILE)
-    if state.get("schema") != _SCHEMA:
-        raise CheckpointError(f"Expected a checkpoint of schema {_SCHEMA}, got {state.get('schema')!r}. Read it with "
-                              "the version of dpfy that wrote it.")
+    state = _shared_state(Path(directory) / FILE, ledger)
     saved = state["ledger"]
     path = Path(ledger if ledger is not None else saved["path"])
-    _check_ledger(path, saved)
     plan = Plan.from_json(state["plan"])
     optimizers = as_optimizers(optimizer)
     _restore(model, optimizers, state, extra or {})
     run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
-    run.lost_steps = run.ledger.count - saved["steps"]
-    if run.lost_steps:
+    run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % (run.ledger.count - saved["steps"])))
+    if run.lost_steps and run._ranks.first:
         sys.stdout.write(f"{run.lost_steps} steps after the checkpoint were paid for and are lost; "
                          f"{run.steps_left} of {plan.steps} are left.\n")
     return run
+
+
+def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
+    """Return the state that rank 0 read and found to fit its ledger, on every rank."""
+    ranks, state = Ranks.present(), {}
+
+    def check() -> bytes:
+        state.update(read_state(file))
+        if state.get("schema") != _SCHEMA:
+            raise CheckpointError(f"Expected a checkpoint of schema {_SCHEMA}, got {state.get('schema')!r}. Read it "
+                                  "with the version of dpfy that wrote it.")
+        _check_ledger(Path(ledger if ledger is not None else state["ledger"]["path"]), state["ledger"])
+        return file.read_bytes() if ranks.size > 1 else b""
+
+    content = ranks.from_first(check)
+    if ranks.first:
+        return state
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / FILE
+        copy.write_bytes(content)
+        return read_state(copy)
 
 
 def _check_ledger(path: Path, saved: dict[str, Any]) -> None:

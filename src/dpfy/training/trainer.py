@@ -23,6 +23,7 @@ from dpfy.reporting import RunFacts, report
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
+from dpfy.training.distributed import Ranks, joined
 from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
 from dpfy.training.run import Run, privatize
 from dpfy.types import Interval
@@ -52,7 +53,8 @@ class Trainer:
     *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
     folder and everything that callbacks see is a function of released values, declared constants and public data.
 
-    ``model``, ``train`` and ``test`` may be given as objects in the place of what the configuration names.
+    ``model``, ``train`` and ``test`` may be given as objects in the place of what the configuration names. Started
+    several times by ``torchrun``, the trainer joins the others; rank 0 alone writes files and tells callbacks.
     """
 
     def __init__(self, config: TrainConfig | None = None, *, model: nn.Module | None = None, train: Any = None,
@@ -75,33 +77,39 @@ class Trainer:
 
     def fit(self) -> TrainingResult:
         """Train from the beginning and write everything to a new folder."""
-        self._make_folder()
-        try:
-            run = self._begin()
-        except DpfyError:
-            if not (self.folder / LEDGER).exists():  # refused before anything was declared: leave no trace
-                shutil.rmtree(self.folder)
-            raise
-        return self._train(run)
+        with joined() as ranks:
+            self.folder = Path(ranks.from_first(self._make_folder).decode())
+            try:
+                run = self._begin()
+            except DpfyError:
+                # Refused before anything was declared: leave no trace.
+                if ranks.first and not (self.folder / LEDGER).exists():
+                    shutil.rmtree(self.folder)
+                raise
+            return self._train(run)
 
     def resume(self) -> TrainingResult:
         """Go on from the last checkpoint in the folder, with fresh samples and fresh noise.
 
         A run that was lost before its first checkpoint begins again; what its ledger has spent by then stays spent.
         """
-        if not any((self.folder / name).exists() for name in (CHECKPOINT, MODEL)):
-            return self._train(self._begin_again())
-        run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
-                     extra=self._stateful(), **self._options())
-        try:
-            self._adopt(run.plan)
-        except CheckpointError:
-            run.close()
-            raise
-        self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
-        return self._train(run)
+        with joined() as ranks:
+            if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
+                return self._train(self._begin_again())
+            run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
+                         extra=self._stateful(), **self._options())
+            try:
+                self._adopt(run.plan)
+            except CheckpointError:
+                run.close()
+                raise
+            self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
+            return self._train(run)
 
-    def _make_folder(self) -> None:
+    def _has_checkpoint(self) -> bool:
+        return any((self.folder / name).exists() for name in (CHECKPOINT, MODEL))
+
+    def _make_folder(self) -> bytes:
         """Make the folder with its settings, or not at all: killed from here on, the run can be resumed."""
         if self.folder.exists():
             raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
@@ -110,19 +118,22 @@ class Trainer:
         staged.mkdir(parents=True, exist_ok=True)
         (staged / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
         staged.rename(self.folder)
+        return str(self.folder).encode()
 
     def _begin(self) -> Run:
+        self.plan = _shared_plan(self.plan)
         return privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER, announce=False,
                          **self._options())
 
     def _begin_again(self) -> Run:
-        ledger = self.folder / LEDGER
-        header = Ledger.read(ledger, self.config.anchor).header if ledger.exists() else None
-        if header is not None and header.plan is not None:
-            self._adopt(Plan.from_json(header.plan))
+        ranks, ledger = Ranks.present(), self.folder / LEDGER
+        with ranks.together():
+            header = Ledger.read(ledger, self.config.anchor).header if ranks.first and ledger.exists() else None
+            if header is not None and header.plan is not None:
+                self._adopt(Plan.from_json(header.plan))
         run = self._begin()
-        run.lost_steps = run.ledger.count
-        if run.lost_steps:
+        run.lost_steps = int(ranks.from_first(lambda: b"%d" % run.ledger.count))
+        if run.lost_steps and ranks.first:
             sys.stdout.write(f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid for and "
                              f"are lost; {run.steps_left} of {self.plan.steps} are left.\n")
         return run
@@ -154,6 +165,8 @@ class Trainer:
         return self.plan.budget.delta
 
     def _callbacks(self) -> tuple[Callback, ...]:
+        if not Ranks.present().first:
+            return ()
         own: list[Callback] = []
         if self.config.csv:
             own.append(CsvLog(self.folder / "evaluations.csv"))
@@ -175,13 +188,15 @@ class Trainer:
             finally:
                 _tell(callbacks, "on_end")
             self._save(run)
-        save_model(self._evaluated_model(), str(self.folder / MODEL))
-        return self._finish(run, stopped_early)
+        found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
+        return TrainingResult(self.folder, Interval(*found["spent"]), found["claim"], self._delta,
+                              tuple(self._evaluations), stopped_early)
 
     def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
         """Take the steps of the plan; return whether the public data said to stop before the last."""
+        ranks = Ranks.present()
         per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
-        epsilon = run.spent(self._delta).upper if self.plan.steps > run.steps_left else 0.0
+        epsilon = run.spent(self._delta).upper if ranks.first and self.plan.steps > run.steps_left else 0.0
         for batch in run:
             self.optimizer.zero_grad()
             run.backward(self._loss, batch)
@@ -192,7 +207,7 @@ class Trainer:
                 self.average.update_parameters(self.model)
             last = run.steps_left == 0
             evaluates = batch.step % (self.config.evaluate_every * per_epoch) == 0 or last
-            if evaluates or batch.step % between == 0:
+            if ranks.first and (evaluates or batch.step % between == 0):
                 epsilon = run.spent(self._delta).upper
             _tell(callbacks, "on_step", Step(batch.step, self.plan.steps, rate, epsilon))
             if evaluates and self._evaluate(batch.step, epsilon, callbacks) and not last:
@@ -211,8 +226,9 @@ class Trainer:
         """Measure the accuracy on public data; return whether it has not improved for too long."""
         if self.data.test is None:
             return False
-        accuracy = accuracy_of(self._evaluated_model(), self.data.test)
-        self._evaluations.append(Evaluation(step, step * self.plan.rate, epsilon, accuracy))
+        found = Ranks.present().from_first(
+            lambda: json.dumps([epsilon, accuracy_of(self._evaluated_model(), self.data.test)]).encode())
+        self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
         _tell(callbacks, "on_evaluation", self._evaluations[-1])
         recent = [evaluation.accuracy for evaluation in self._evaluations]
         patience = self.config.early_stop
@@ -222,7 +238,9 @@ class Trainer:
         values = [[getattr(e, item.name) for item in fields(Evaluation)] for e in self._evaluations]
         run.save(self.folder, extra={**self._stateful(), "evaluations": values})
 
-    def _finish(self, run: Run, stopped_early: bool) -> TrainingResult:
+    def _finish(self, run: Run, stopped_early: bool) -> bytes:
+        """Write the model and the report; return what was spent and what may be claimed, as JSON."""
+        save_model(self._evaluated_model(), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
         public = "none" if self.data.test is None else "the held-out test records, for evaluation only"
         facts = RunFacts(
@@ -237,18 +255,29 @@ class Trainer:
         spent = run.spent(self._delta)
         registered = account(ledger).envelope
         claim = registered.claim(self._delta) if stopped_early and registered is not None else spent.upper
-        return TrainingResult(self.folder, spent, claim, self._delta, tuple(self._evaluations), stopped_early)
+        return json.dumps({"spent": spent, "claim": claim}).encode()
 
 
 def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> TrainingResult:
     """Go on with the run that ``folder`` holds, with the configuration saved there."""
     path = Path(folder)
-    try:
-        values = dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise CheckpointError(f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged).") from None
-    config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
-    return Trainer(config, callbacks=callbacks).resume()
+
+    def settings() -> bytes:
+        try:
+            return json.dumps(dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))).encode()
+        except (OSError, ValueError, TypeError):
+            raise CheckpointError(f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged)."
+                                  ) from None
+
+    with joined() as ranks:
+        values = json.loads(ranks.from_first(settings))
+        config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
+        return Trainer(config, callbacks=callbacks).resume()
+
+
+def _shared_plan(plan: Plan) -> Plan:
+    """Return the plan of rank 0: it is calibrated or registered there."""
+    return Plan.from_json(json.loads(Ranks.present().from_first(lambda: json.dumps(plan.to_json()).encode())))
 
 
 def _tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:
