@@ -11,7 +11,7 @@ from dpfy.accounting import EnvelopeGuard, Filter, calibrate_envelope
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Guard
 from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Policy, Repeated, Sampled
-from dpfy.mechanisms.query import ClippedSum, Query
+from dpfy.mechanisms.query import ClippedMeans, ClippedSum, Query
 from dpfy.types import Budget, Relation, Unit
 
 # Sums are exact integers below 2^53 in lattice steps of at least bound·2^-32: see docs/proofs/gaussian-sum.md.
@@ -176,7 +176,7 @@ def _query(value: object) -> Query:
 def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs: float | None = None,
           steps: int | None = None, rate: float | None = None, divisor: float | None = None, clip: float = 1.0,
           noise_multiplier: float | None = None, unit: Unit | str = Unit.RECORD,
-          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> Plan:
+          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, microbatches: int | None = None) -> Plan:
     """Plan DP-SGD: Poisson samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
 
     *Formal guarantee*: with the noise multiplier z of the plan, each step is the Poisson-subsampled Gaussian mechanism
@@ -185,6 +185,8 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
     *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read off the data.
 
     Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs`` or ``steps``.
+    With ``microbatches`` each record draws one of so many slots, the mean gradient of a slot is clipped instead of
+    every record's, and the sum of these means is divided by their number: cheap, and twice as sensitive.
 
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
@@ -203,9 +205,10 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
         raise InvalidArgument(f"Expected records= and batch_size=, or rate= with records= or divisor=; got "
                               f"{records=}, {batch_size=}, {rate=}, {divisor=}. The released sum is divided by a "
                               "public constant: the batch size, or divisor.")
+    leaf = ClippedSum(clip) if microbatches is None else ClippedMeans(clip, slots=microbatches)
     return Plan(
-        sampling=Poisson(float(rate)), query=Query((ClippedSum(_validate.positive("clip", clip)),)),
-        steps=_steps(steps, epochs, per_epoch), divisor=float(divisor or expected), noise_multiplier=noise_multiplier,
+        sampling=Poisson(float(rate)), query=Query((leaf,)), steps=_steps(steps, epochs, per_epoch),
+        divisor=float(divisor or microbatches or expected), noise_multiplier=noise_multiplier,
         records=records, unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
     )

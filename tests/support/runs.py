@@ -25,9 +25,11 @@ class Started:
         steps = options.pop("steps", 5)
         clip = options.pop("clip", 1.0)
         rate = options.pop("rate", 1.0)
+        microbatches = options.pop("microbatches", None)
         self.model = model or Dot(dimension)
         self.opt = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.plan = plan or dpfy.dpsgd(rate=rate, divisor=1, steps=steps, clip=clip, noise_multiplier=noise)
+        self.plan = plan or dpfy.dpsgd(rate=rate, divisor=1, steps=steps, clip=clip, noise_multiplier=noise,
+                                       microbatches=microbatches)
         self.ledger = dpfy.Ledger.in_memory() if ledger is None else ledger
         self.run = dpfy.privatize(self.model, self.opt, data, self.plan, self.ledger, insecure_test_key=key, **options)
 

@@ -15,6 +15,8 @@ _FINEST_NOISE = 2.0**-4  # below this multiplier the lattice follows the bound, 
 class GaussianSum:
     """Releases Σ clip(gradient) + N(0, (z·S)²) on a lattice fixed before the data is seen.
 
+    ``influence`` is 2 where means of several records are clipped: one record turns one clipped mean into another.
+
     *Formal guarantee*: one record changes the sum by at most S = ``sensitivity`` in ℓ2 norm (add-or-remove and
     zero-out; 2S under replace-one), and the noise per coordinate is a real Gaussian of standard deviation z·S, rounded
     to the lattice. The release is post-processing of the Gaussian mechanism of noise multiplier exactly z.
@@ -32,6 +34,7 @@ class GaussianSum:
     dimension: int
     expected_records: float = 0.0
     rounding: float = 2.0**-23
+    influence: int = 1
 
     @property
     def weigh(self) -> Weigh:
@@ -51,7 +54,7 @@ class GaussianSum:
         records then move in their last bits, each by at most the engine's ``rounding`` in units of the bound.
         """
         arithmetic = (self.dimension + 8) * 2.0**-53 + self.expected_records * self.rounding
-        return self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid
+        return self.influence * (self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid)
 
     @property
     def stddev(self) -> float:

@@ -17,6 +17,31 @@ class ClippedSum(Fact, tag="clipped_sum"):
     def __post_init__(self) -> None:
         _validate.positive("clip", self.bound, remedy="The clip bound is a public constant above zero.")
 
+    @property
+    def influence(self) -> int:
+        """How many bounds one record may move the sum by."""
+        return 1
+
+
+@dataclass(frozen=True)
+class ClippedMeans(ClippedSum, tag="clipped_means"):
+    """The sum over public ``slots`` of the mean gradient of the records in each slot, scaled down to ``bound``.
+
+    Every record of a sample draws its slot uniformly and independently of the others; an empty slot gives zero. One
+    record more turns the mean of one slot into another mean, so it moves the sum by up to two bounds.
+    """
+
+    slots: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.count("microbatches", self.slots)
+
+    @property
+    def influence(self) -> int:
+        """How many bounds one record may move the sum by."""
+        return 2
+
 
 @dataclass(frozen=True)
 class Query(Fact, tag="query"):
@@ -32,4 +57,5 @@ class Query(Fact, tag="query"):
         """Return the queries in units of their bounds; together they cost what one query at this multiplier costs."""
         # McMahan et al. 2018, section 4: G leaves at z·√G each compose to (Σ 1/(z²G))^-½ = z.
         stddev = noise_multiplier * math.sqrt(len(self.leaves))
-        return tuple(SumQuery(l2_bound=1.0, stddev=stddev, name=leaf.name) for leaf in self.leaves)
+        return tuple(SumQuery(l2_bound=leaf.influence, stddev=leaf.influence * stddev, name=leaf.name)
+                     for leaf in self.leaves)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,19 +27,22 @@ from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
+from dpfy.mechanisms.query import ClippedMeans
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
 from dpfy.training.chunk import Chunk, UnsupportedField
-from dpfy.training.data import LoadedChunk, Records
+from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, trainable
+from dpfy.training.microbatches import add_clipped_mean, draw_slots
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
 
 _GRADIENT_NUMBERS_PER_CHUNK = 2**27  # per-record gradients of one chunk: half a gigabyte in float32
+_BLOCK = 2**16  # numbers that stay in the cache between two operations
 _LARGEST_DEFAULT_CHUNK = 512
 
 
@@ -86,6 +90,7 @@ class Run:
         self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
         self._ledger = ledger
         self._ranks = ranks
+        self._next_step = int(ranks.from_first(lambda: b"%d" % min(self.ledger.plan_count, plan.steps)))
         self._parameters = parameters
         self._gate = Gate(optimizers, parameters)
         self._records = records
@@ -95,7 +100,6 @@ class Run:
         self._sampler = sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
-        self._next_step = int(ranks.from_first(lambda: b"%d" % min(self.ledger.plan_count, plan.steps)))
         self._closed = False
 
     # Walking through the plan
@@ -147,24 +151,28 @@ class Run:
         batch._released = True
         trained = self._trained()
         total, parts = _zero_sums(list(trained.values()))
+        if self._ranks.first:
+            self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
-            share = np.frombuffer(drawn, np.int64)[self._ranks.rank::self._ranks.size].copy()
             with self._ranks.together():
                 if engine is not None:
-                    for loaded in self._records.chunks(torch.from_numpy(share)):
-                        self._add_sums(parts, engine, loss_fn, loaded, mechanism)
+                    self._add_sums(parts, engine, loss_fn, drawn, mechanism)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
-            mechanism.release(total, self._noise).div_(self.plan.divisor)
+            mechanism.release(total, self._noise)
         self._ranks.share([total])
-        return Released({name: part.to(p.device, p.dtype, copy=True)
+        return Released({name: _divided(part, self.plan.divisor, p)
                          for (name, p), part in zip(trained.items(), parts, strict=True)}, batch.step)
 
     def _reserved_draw(self, event: Event, mechanism: GaussianSum) -> bytes:
-        """Make the step durable, then draw its sample, as the bytes of 64-bit indices."""
+        """Make the step durable, then draw its sample: the bytes of 64-bit indices, and of slots if there are any."""
         self.ledger.reserve(event, note={"clip": mechanism.bound})
-        return self._sampler.draw(len(self._records)).astype(np.int64, copy=False).tobytes()
+        drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
+        leaf, = self.plan.query.leaves
+        if isinstance(leaf, ClippedMeans):
+            drawn = np.concatenate([drawn, draw_slots(len(drawn), leaf.slots, self._streams.sampling)])
+        return drawn.tobytes()
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
@@ -175,7 +183,8 @@ class Run:
         dimension = sum(p.numel() for p in self._parameters.values())
         names = PREFERENCE if self._wanted_engine == "auto" else (self._wanted_engine,)
         rounding = max(ENGINES[name].rounding for name in names)
-        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, self.plan.expected_batch, rounding)
+        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, self.plan.expected_batch, rounding,
+                           leaf.influence)
 
     def _event_of(self, mechanism: GaussianSum) -> Event:
         """The event that the sampler and the mechanism at hand license, compared with the one that was planned."""
@@ -198,27 +207,38 @@ class Run:
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
-    def _add_sums(self, parts: list[torch.Tensor], engine: Engine, loss_fn: LossFn, loaded: LoadedChunk,
+    def _add_sums(self, parts: list[torch.Tensor], engine: Engine, loss_fn: LossFn, drawn: bytes,
                   mechanism: GaussianSum) -> None:
-        """Add a chunk to the sums; one that raises is re-run record by record, and records that raise add nothing."""
+        """Add the bounded sums of this rank's share of the drawn records."""
         clipping = Clipping(mechanism.weigh, mechanism.grid, (0,) * len(parts))
+        numbers = torch.frombuffer(bytearray(drawn), dtype=torch.int64) if drawn else torch.empty(0, dtype=torch.int64)
+        rank, size = self._ranks.rank, self._ranks.size
+        if isinstance(self.plan.query.leaves[0], ClippedMeans):
+            indices, slots = numbers.view(2, -1)
+            for slot in slots[slots % size == rank].unique():
+                add_clipped_mean(engine, loss_fn, partial(self._visit, engine, indices[slots == slot]), clipping, parts)
+        else:
+            self._visit(engine, numbers[rank::size],
+                        lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), lambda sums: sums.add_to(parts))
 
-        def add(chunk: Chunk) -> bool:
+    def _visit(self, engine: Engine, indices: torch.Tensor, compute: Callable[[Chunk], Any],
+               take: Callable[[Any], None]) -> None:
+        """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
+        def done(chunk: Chunk) -> bool:
             try:
-                found = engine.bounded_sums(loss_fn, chunk, clipping)
+                found = compute(chunk)
             except KeyboardInterrupt:
                 raise
             except BaseException:  # whatever a record makes the user's code raise, SystemExit included
                 return False
-            found.add_to(parts)
+            take(found)
             return True
 
-        for piece in loaded.pieces(engine.records_at_once):
-            if not add(piece.chunk):
-                for index in piece.indices:
-                    record = self._records.alone(index)
-                    if record is not None:
-                        add(record)
+        for loaded in self._records.chunks(indices):
+            for piece in loaded.pieces(engine.records_at_once):
+                if not done(piece.chunk):
+                    for record in filter(None, map(self._records.alone, piece.indices)):
+                        done(record)
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
@@ -231,9 +251,10 @@ class Run:
                 probe = self._probe(loss_fn, trained)
                 engine = None if probe is None else probe.choose(self._wanted_engine)
             chosen = self._ranks.from_first(lambda: b"" if engine is None else engine.name.encode()).decode()
-            if probe is None or engine is None:
-                return None
-            self._engines[key] = engine if engine.name == chosen else probe.choose(chosen)
+            with self._ranks.together():
+                if probe is None or engine is None:
+                    return None
+                self._engines[key] = engine if engine.name == chosen else probe.choose(chosen)
         return self._engines[key]
 
     def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
@@ -312,6 +333,14 @@ def _zero_sums(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[torch
     return total, [view.view(p.shape) for view, p in zip(views, parameters, strict=True)]
 
 
+def _divided(part: torch.Tensor, divisor: float, parameter: nn.Parameter) -> torch.Tensor:
+    """Return a released sum over the public divisor as a gradient of the parameter, through the cache."""
+    gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
+    for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
+        target.copy_(block.div_(divisor))
+    return gradient
+
+
 @dataclass(frozen=True)
 class _Streams:
     """Separate generators, so that no draw of the one says anything about the other."""
@@ -347,9 +376,10 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
         max_physical_batch = _default_chunk(parameters)
     records = Records(data, collate_fn, num_workers, _validate.count("max_physical_batch", max_physical_batch))
     ranks = Ranks.present()
-    ranks.agree({"plan": plan.to_json(), "number of records": len(records), "engine": engine,
-                 "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
-    ranks.share([*model.parameters(), *model.buffers()])
+    if ranks.size > 1:
+        ranks.agree({"plan": plan.to_json(), "number of records": len(records), "engine": engine,
+                     "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
+        ranks.share([*model.parameters(), *model.buffers()])
     streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
                        sampling=SecureStream(insecure_test_key, purpose="sampling"),
                        training=ranks.own(SecureStream(insecure_test_key, purpose="training")))

@@ -1,0 +1,62 @@
+"""Microbatches: the mean gradient of a slot is clipped, instead of every record's.
+
+*Formal guarantee*: given the slots of the others, one record changes the mean of one slot; as every clipped mean has a
+norm of at most C, the sum over the slots moves by at most 2C under adding or removing a record. A record's slot is
+drawn independently of the other records, so these have the same slots with it and without it (in law). Blocks of
+consecutive records would not do: one record more moves the borders of all blocks after it.
+
+Reference: How to DP-fy ML, section 5.6, option 2; proof in docs/proofs/microbatches.md.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.func import functional_call
+
+from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
+from dpfy.mechanisms.noise import SecureStream
+from dpfy.training.chunk import Chunk
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes
+from dpfy.training.losses import per_example
+
+Visit = Callable[[Callable[[Chunk], Any], Callable[[Any], None]], None]
+"""Computes chunks of the records of one slot and hands the results over; records that raise are left out."""
+
+
+def draw_slots(records: int, slots: int, stream: SecureStream) -> npt.NDArray[np.int64]:
+    """Return a slot for each record of a sample, uniform to 2⁻³² and independent of all others."""
+    words = (stream.words(records) >> np.uint64(32)).astype(np.int64)
+    return words * slots >> 32
+
+
+def add_clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clipping,
+                     totals: Sequence[torch.Tensor]) -> None:
+    """Add the clipped mean gradient of one slot to ``totals``; of the engine only its model is used."""
+    sums = [torch.zeros_like(p, dtype=torch.float64).unsqueeze(0) for p in engine.parameters.values()]
+    records = 0
+
+    def take(found: tuple[int, list[torch.Tensor | None]]) -> None:
+        nonlocal records
+        records += found[0]
+        for total, gradient in zip(sums, found[1], strict=True):
+            if gradient is not None:
+                total += gradient.to_dense()
+
+    visit(lambda chunk: (chunk.size, _gradients(engine, loss_fn, chunk)), take)
+    means = [total / max(1, records) for total in sums]
+    weights = clipping.weights([squared_norms(mean) for mean in means])
+    for total, mean, weight in zip(totals, means, weights, strict=True):
+        total += lattice_sum(mean, weight, clipping.grid).to(total.device)
+
+
+def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> list[torch.Tensor | None]:
+    """Return the gradient of the sum of a chunk's losses, by plain autograd."""
+    state = Substitutes(engine.model, engine.parameters)
+    leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
+    named = {f"model.{name}": tensor for name, tensor in (leaves | state.others).items()}
+    with torch.enable_grad():
+        losses = per_example(functional_call(LossCall(engine.model, loss_fn), named, chunk.arguments), chunk.size)
+        return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True))
