@@ -61,7 +61,7 @@ def main() -> None:
             show(found, workload, count, console)
             if options.profile:
                 for contender in ("torch", "dpfy"):
-                    console.print(f"{workload}, {contender}, {count} threads", style="bold")
+                    console.print(f"{workload}, threads: {count}, {contender}", style="bold")
                     print(profile(workload, contender, count))
     verdicts(figures, console)
     if "dpfy" in names:
