@@ -122,7 +122,8 @@ def main(request: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")  # peers warn about their own deprecations and generators
     torch.set_num_threads(request.pop("threads"))
     task, workload = TASKS[request.pop("task")], WORKLOADS[request.pop("workload")]
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # on the disk of the repository: ledgers wait for it
+    Path("runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="runs") as folder:  # on a disk, not in memory: ledgers wait for it
         try:
             task(workload, Path(folder), **request)
         except Exception as error:
