@@ -316,6 +316,7 @@ class Run:
         if not self._closed:
             self._closed = True
             self._gate.close()
+            self._noise.close()
             if self._ledger is not None:
                 self._ledger.close()
 
