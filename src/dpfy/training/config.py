@@ -49,7 +49,7 @@ class TrainConfig:
     early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
     checkpoint_every: int = _option(1, "epochs between checkpoints")
     engine: str = _option("auto", "how per-record gradients are computed: auto, vmap or loop")
-    max_physical_batch: int | None = _option(None, "records in memory at once; never changes the result")
+    max_physical_batch: int | None = _option(None, "most records in memory at once; changes last bits only")
     num_workers: int = _option(0, "processes that load records")
     seed: int = _option(0, "of the initial weights; never of noise, sampling or dropout")
     name: str | None = _option(None, "of the run; default: the data set and the time")

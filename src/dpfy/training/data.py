@@ -16,6 +16,7 @@ from dpfy.errors import DataError
 from dpfy.training.chunk import Chunk, UnsupportedField
 
 _WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
+_LARGEST_CHUNK = 1024  # records in memory at once, unless somebody says otherwise
 _BAD = "dpfy: this record could not be loaded"
 
 
@@ -25,12 +26,6 @@ class LoadedChunk:
 
     chunk: Chunk
     indices: tuple[int, ...]
-
-    def pieces(self, largest: int | None) -> Iterator["LoadedChunk"]:
-        """Yield the chunk in parts of at most ``largest`` records."""
-        step = largest or max(1, self.chunk.size)
-        for start in range(0, self.chunk.size, step):
-            yield LoadedChunk(self.chunk.part(start, start + step), self.indices[start:start + step])
 
     def __repr__(self) -> str:
         return "LoadedChunk(sensitive)"
@@ -44,7 +39,7 @@ class Records:
     """
 
     def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int,
-                 max_physical_batch: int) -> None:
+                 max_physical_batch: int | None) -> None:
         _check_map_style(data)
         self.data = data
         self.collate_fn = collate_fn
@@ -60,9 +55,11 @@ class Records:
     def __len__(self) -> int:
         return len(self.data)
 
-    def chunks(self, indices: torch.Tensor) -> Iterator[LoadedChunk]:
-        """Yield the chosen records in chunks of at most ``max_physical_batch``; none for an empty sample."""
-        physical = [part for part in indices.split(self.max_physical_batch) if len(part)]
+    def chunks(self, indices: torch.Tensor, largest: int | None) -> Iterator[LoadedChunk]:
+        """Yield the chosen records in chunks of at most ``largest`` and ``max_physical_batch``, if there are any."""
+        allowed = self.max_physical_batch or _LARGEST_CHUNK
+        size = allowed if largest is None else min(allowed, largest)
+        physical = [part for part in indices.split(size) if len(part)]
         if self._in_memory:
             for part in physical:
                 arguments = tuple(tensor[part] for tensor in self.data.tensors)

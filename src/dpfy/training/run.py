@@ -41,9 +41,7 @@ from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
 
-_GRADIENT_NUMBERS_PER_CHUNK = 2**27  # per-record gradients of one chunk: half a gigabyte in float32
 _BLOCK = 2**16  # numbers that stay in the cache between two operations
-_LARGEST_DEFAULT_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,7 @@ class Run:
         self._sampler = sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
+        self._buffer: torch.Tensor | None = None
         self._closed = False
 
     # Walking through the plan
@@ -150,7 +149,7 @@ class Run:
         drawn = self._ranks.from_first(lambda: self._reserved_draw(event, mechanism))
         batch._released = True
         trained = self._trained()
-        total, parts = _zero_sums(list(trained.values()))
+        total, parts = self._zero_sums(trained)
         if self._ranks.first:
             self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
         with secluded(self._streams.training):
@@ -173,6 +172,17 @@ class Run:
         if isinstance(leaf, ClippedMeans):
             drawn = np.concatenate([drawn, draw_slots(len(drawn), leaf.slots, self._streams.sampling)])
         return drawn.tobytes()
+
+    def _zero_sums(self, trained: dict[str, nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return one flat float64 buffer, which is noised at once, and its views in the shapes of the parameters.
+
+        Between steps it holds what was released, so it is kept: fresh memory costs more than the sums themselves.
+        """
+        sizes = [p.numel() for p in trained.values()]
+        if self._buffer is None or len(self._buffer) != sum(sizes):
+            self._buffer = torch.empty(sum(sizes), dtype=torch.float64, device=next(iter(trained.values())).device)
+        views = self._buffer.zero_().split(sizes)
+        return self._buffer, [view.view(p.shape) for view, p in zip(views, trained.values(), strict=True)]
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
@@ -234,11 +244,10 @@ class Run:
             take(found)
             return True
 
-        for loaded in self._records.chunks(indices):
-            for piece in loaded.pieces(engine.records_at_once):
-                if not done(piece.chunk):
-                    for record in filter(None, map(self._records.alone, piece.indices)):
-                        done(record)
+        for loaded in self._records.chunks(indices, engine.records_at_once):
+            if not done(loaded.chunk):
+                for record in filter(None, map(self._records.alone, loaded.indices)):
+                    done(record)
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
@@ -327,13 +336,6 @@ class Run:
         self.close()
 
 
-def _zero_sums(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return one flat float64 buffer, which is noised at once, and its views in the shapes of the parameters."""
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=parameters[0].device)
-    views = total.split([p.numel() for p in parameters])
-    return total, [view.view(p.shape) for view, p in zip(views, parameters, strict=True)]
-
-
 def _divided(part: torch.Tensor, divisor: float, parameter: nn.Parameter) -> torch.Tensor:
     """Return a released sum over the public divisor as a gradient of the parameter, through the cache."""
     gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
@@ -358,12 +360,13 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
               anchor: str | Path | None = None, block: int = 1, announce: bool = True) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
-    ``data`` is any map-style data set. ``max_physical_batch`` limits the memory of a step and never changes its result.
-    ``example_input`` is a collated batch of made-up examples for the probe. ``anchor`` keeps the ledger's head in a
-    second place; ``block`` reserves that many steps at once; ``announce`` says so when steps were spent on the ledger
-    before. With ``insecure_test_key`` nothing is private: the ledger says so. A plan under a filter
-    (:meth:`Plan.under`) declares it in the ledger, whose guard then admits or refuses every step before records are
-    read: those of the plan, and what your own code reserves with ``run.ledger.reserve`` for its own mechanisms.
+    ``data`` is any map-style data set. ``max_physical_batch`` limits the records in memory, of which the engine takes
+    as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a collated batch of made-up
+    examples for the probe. ``anchor`` keeps the ledger's head in a second place; ``block`` reserves that many steps at
+    once; ``announce`` says so when steps were spent on the ledger before. With ``insecure_test_key`` nothing is
+    private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it in the ledger, whose guard then
+    admits or refuses every step before records are read: those of the plan, and what your own code reserves with
+    ``run.ledger.reserve`` for its own mechanisms.
 
     In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
     rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
@@ -373,9 +376,9 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
-    if max_physical_batch is None:
-        max_physical_batch = _default_chunk(parameters)
-    records = Records(data, collate_fn, num_workers, _validate.count("max_physical_batch", max_physical_batch))
+    if max_physical_batch is not None:
+        _validate.count("max_physical_batch", max_physical_batch)
+    records = Records(data, collate_fn, num_workers, max_physical_batch)
     ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records), "engine": engine,
@@ -413,11 +416,6 @@ def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, ancho
         ledger.register(guard, header)
         return ledger
     return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
-
-
-def _default_chunk(parameters: dict[str, nn.Parameter]) -> int:
-    numbers = sum(p.numel() for p in parameters.values())
-    return max(1, min(_LARGEST_DEFAULT_CHUNK, 2 ** int(math.log2(max(1, _GRADIENT_NUMBERS_PER_CHUNK // numbers)))))
 
 
 def _declared(example_input: Any) -> Chunk:

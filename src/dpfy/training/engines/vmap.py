@@ -3,11 +3,14 @@
 import warnings
 
 import torch
+from torch import nn
 from torch.func import grad, vmap
 
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes, Summed, loss_of_one
+
+_NUMBERS_AT_ONCE = 2**26  # of the gradients of a chunk: 256 MB in float32
 
 
 class VmapEngine(Engine):
@@ -17,6 +20,10 @@ class VmapEngine(Engine):
     isolation = "by construction: the loss function is only ever given one record, vectorised afterwards"
     isolates = True
     rounding = 2.0**-23  # torch may choose another kernel for a chunk of another size
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__(model, parameters)
+        self.records_at_once = max(1, _NUMBERS_AT_ONCE // sum(p.numel() for p in parameters.values()))
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
