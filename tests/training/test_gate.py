@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
+from dpfy.training.gate import Gate, is_finite
 
 ROWS = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.3, 0.4]])
 
@@ -102,6 +103,51 @@ def test_an_edited_gradient_is_refused_outside_of_postprocessing(started, edit):
     edit(s.model.weight.grad)
     with pytest.raises(dpfy.UnreleasedGradient):
         s.opt.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("edit", [
+    lambda data: data[3:4].neg_(), lambda data: data[3:5].neg_(), lambda data: data[5:8].mul_(2),
+    lambda data: data[-1:].add_(1), lambda data: data.neg_(), lambda data: data[1:9:2].neg_(),
+    lambda data: data.mul_(0).add_(3), lambda data: data[:1].fill_(float("nan")),
+], ids=["sign", "two signs", "scale", "last", "all signs", "four signs", "constant", "nan"])
+def test_edits_through_data_are_seen_in_the_bits(dtype, edit):
+    parameter = nn.Parameter(torch.zeros(11, dtype=dtype))
+    gate = Gate([torch.optim.SGD([parameter], lr=1.0)], {"weight": parameter})
+    parameter.grad = torch.arange(1, 12, dtype=dtype)
+    gate.mark_released()
+    gate.check("opt.step()")
+    edit(parameter.grad.data)
+    with pytest.raises(dpfy.UnreleasedGradient):
+        gate.check("opt.step()")
+    gate.close()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
+@pytest.mark.parametrize("left, passes", [(0.0, True), (-0.0, True), (1e-45, False), (float("nan"), False)])
+def test_only_zeros_pass_for_a_zeroed_gradient(shape, left, passes):
+    parameter = nn.Parameter(torch.zeros(shape))
+    gate = Gate([torch.optim.SGD([parameter], lr=1.0)], {"weight": parameter})
+    parameter.grad = torch.ones(shape)
+    gate.mark_released()
+    parameter.grad.fill_(1)  # another version
+    parameter.grad.fill_(0).view(-1)[-1:].fill_(left)
+    if passes or not parameter.numel():
+        gate.check("opt.step()")
+    else:
+        with pytest.raises(dpfy.UnreleasedGradient):
+            gate.check("opt.step()")
+    gate.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_value_that_is_not_finite_is_found(dtype):
+    for value, expected in ((1.0, True), (float("inf"), False), (float("-inf"), False), (float("nan"), False)):
+        for place in (0, 7, 14):
+            values = torch.arange(-7, 8, dtype=dtype)
+            values[place] = value
+            assert is_finite(values) is expected
+    assert is_finite(torch.empty(0, dtype=dtype))
 
 
 def test_a_replaced_gradient_is_refused(started):

@@ -1,11 +1,13 @@
 """The gate: an optimizer applies released gradients or nothing."""
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -84,7 +86,7 @@ class Gate:
         if mark is None or mark.gradient() is not gradient:
             return False
         unedited = gradient._version == mark.version and _bits(gradient) == mark.bits
-        return unedited or not gradient.any()
+        return unedited or _extremes(gradient) == (0, 0)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.check("opt.step()")
@@ -120,13 +122,29 @@ class _Mark:
 
 
 _live: weakref.WeakSet[Gate] = weakref.WeakSet()
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.int8, 2: torch.int16}  # wider numbers as halves of 32 bits, whose sums cannot overflow
 
 
 def _bits(gradient: torch.Tensor) -> int:
     """The sum of all bit patterns, which is exact and so does not depend on the number of threads."""
-    whole = gradient.detach().contiguous()
-    return int(whole.view(_INTEGERS[whole.element_size()]).sum(dtype=torch.int64))
+    whole = gradient.detach().reshape(-1)
+    patterns = whole.view(_INTEGERS.get(whole.element_size(), torch.int32))
+    if patterns.is_cpu:  # numpy widens while it adds, where torch makes a wide copy first: four times as long
+        return int(np.add.reduce(patterns.numpy(), dtype=np.int64))
+    return int(patterns.sum(dtype=torch.int64))
+
+
+def _extremes(values: torch.Tensor) -> tuple[float, float]:
+    """The least and the greatest value, both NaN if there is one; zeros for an empty tensor."""
+    if not values.numel():
+        return 0.0, 0.0
+    low, high = torch.aminmax(values.detach())
+    return float(low), float(high)
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no value is infinite or NaN; a fraction of the cost of ``values.isfinite().all()``."""
+    return all(map(math.isfinite, _extremes(values)))
 
 
 def _others(gate: "weakref.ref[Gate]") -> Callable[..., Any]:

@@ -35,7 +35,7 @@ from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine
 from dpfy.training.engines.base import LossFn
-from dpfy.training.gate import Gate, trainable
+from dpfy.training.gate import Gate, is_finite, trainable
 from dpfy.training.microbatches import add_clipped_mean, draw_slots
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
@@ -213,7 +213,7 @@ class Run:
                                        "release: take the next batch of the run.")
         if not self._trained():
             raise InvalidArgument("Every parameter is frozen by now: there is no gradient to release.")
-        if not all(bool(p.isfinite().all()) for p in self._parameters.values()):
+        if not all(is_finite(p) for p in self._parameters.values()):
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
