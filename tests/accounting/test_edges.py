@@ -66,11 +66,10 @@ def test_gaussian_closed_form_inverts_itself(mu, delta):
         assert gaussian.log_delta(mu, lower * (1 - 1e-9)) >= math.log(delta) - 1e-6
 
 
-def test_many_kinds_of_steps_are_merged_and_the_note_says_so():
+def test_four_hundred_kinds_of_steps_cost_between_the_cheapest_and_the_dearest():
     events = [Sampled(Poisson(0.01), (SumQuery(1.0, 2.0 * 0.35 ** (t / 399)),)) for t in range(400)]
     guarantee = account(events)
     lower, upper = guarantee.epsilon(1e-5)
-    assert "merged" in guarantee.note(1e-5)
     assert 0 < lower < upper < 1.0011 * lower
     assert account(run(0.01, 2.0, 400)).epsilon(1e-5).upper < upper < account(run(0.01, 0.7, 400)).epsilon(1e-5).upper
 

@@ -7,8 +7,10 @@ import pytest
 from scipy.special import ndtr
 
 from dpfy.accounting import one_step, pld
-from dpfy.accounting.composition import DeltaAt, EpsilonAt, composed, one_direction
+from dpfy.accounting.composition import composed, one_direction
+from dpfy.accounting.laws import arranged
 from dpfy.accounting.pairs import Pair
+from dpfy.accounting.questions import DeltaAt, EpsilonAt
 
 GRID = 2501
 
@@ -58,7 +60,7 @@ def test_each_direction_has_its_own_law(swap):
     """Adding a record has another profile than removing one; a mix-up of the two laws shows here."""
     pair, steps, epsilon = Pair(0.3, 0.8), 2, 0.4
     truth = integrated(pair, steps, epsilon, swap)
-    lower, upper, _ = one_direction(((pair, steps),), 0.0, -1 if swap else 1, DeltaAt(epsilon), 1e-4)
+    lower, upper, _ = one_direction(arranged(((pair, steps),)), 0.0, -1 if swap else 1, DeltaAt(epsilon), 1e-4)[0]
     assert lower - 1e-6 <= truth <= upper + 1e-6
     assert upper <= 1.0003 * lower
 

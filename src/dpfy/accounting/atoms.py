@@ -1,25 +1,27 @@
-"""The privacy loss of one step as atoms that bound its δ from above or from below, rounding errors included.
+"""The privacy loss of steps as atoms that bound their δ from above or from below, rounding errors included.
 
-The real line of outputs is cut into cells, fine where the loss matters. The normal (or Laplace) mass of every cell is
-known to float precision; two constructions turn masses into atoms:
+The axis of losses is cut into cells, fine where losses matter, the same for all steps. The masses of every cell under
+both distributions of a step are known to float precision; two constructions turn masses into atoms:
 
 *Above*, the mass of a cell goes to the losses of its two ends such that both distributions of the pair keep their mass
 (connect-the-dots, Doroshenko et al. 2022, here on unequal cells): the profile becomes a chord of itself in e^ε.
 
 *Below*, a cell becomes one output, which is post-processing, and its loss is rounded towards less.
 
-The proofs, and the error of every formula, are in ``docs/proofs/accounting-pld.md``.
+In both, what lies beyond the last cut is split between that cut and ∞, which changes no profile before the cut: the
+cuts need not reach where one rare step exceeds any ε of interest. The proofs, and the error of every formula, are in
+``docs/proofs/accounting-pld.md``.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri_exp
+from scipy.special import erfc, ndtri_exp
 
-from dpfy.accounting.pairs import Pair
+from dpfy.accounting.pairs import Neighbours, Noise, Pair, Pairs
 
 Array = NDArray[np.float64]
 Direction = Literal[1, -1]
@@ -27,166 +29,80 @@ Direction = Literal[1, -1]
 
 EPS = 2.0**-52  # twice the unit round-off
 _TINY = 1e-290  # masses below it have lost digits
-_FLOOR = 0.15  # the share of the cuts that is spread evenly
+_FAR = 1e3  # standard deviations, beyond which float64 has no masses
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Pairs of one kind, one in each row, and how often each occurs."""
+
+    rate: Array  # a column
+    noise_multiplier: Array  # a column
+    times: Array
+    neighbours: Neighbours
+    noise: Noise
+
+    def part(self, chosen: NDArray[np.int64]) -> "Rows":
+        """Some of the rows."""
+        return Rows(self.rate[chosen], self.noise_multiplier[chosen], self.times[chosen], self.neighbours, self.noise)
+
+    def pairs(self) -> list[Pair]:
+        """The pair of each row."""
+        return [Pair(float(rate), float(noise_multiplier), self.neighbours, self.noise)
+                for rate, noise_multiplier in zip(self.rate[:, 0], self.noise_multiplier[:, 0], strict=True)]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Laws of the loss on common atoms; a step is a fixed linear combination of the rows.
+    """Laws of the loss, a row for each kind of step.
 
-    ``mass[r, j]`` lies at ``loss[j]`` and ``infinite[r]`` at ∞; ``total[r]`` is the exact sum of the row. Of each
-    atom, at most ``mass_error`` is wrong, and at most ``shift_error`` is the product of a wrong mass and how far it
-    lies from its place.
+    ``mass[i, j]`` lies at ``loss[j]``, or at ``loss[j] + offset[i, j]``; ``infinite[i]`` at ∞, on the safe side;
+    ``total[i]`` is the exact sum of the finite masses. Of each atom, at most ``mass_error`` is wrong, and at most
+    ``shift_error`` is the product of a wrong mass and how far it lies from its place. ``beyond[i]`` is of the other
+    distribution: above, its mass where the row has none; below, its mass past the last cut, where the row has ``past``.
     """
 
+    times: Array
     loss: Array
+    offset: Array | None
     mass: Array
     total: Array
     infinite: Array
+    beyond: Array
+    past: Array
     mass_error: Array
-    shift_error: Array
+    shift_error: Array | None = None
 
 
-@dataclass(frozen=True)
-class Cells:
-    """Masses of the cells between cuts, of the pair's components and their absolute errors.
+class Cells(NamedTuple):
+    """Masses of cells with the record (p) and without it (q), p − q to relative precision, and absolute errors."""
 
-    ``still`` is the record's absence, ``drawn`` its presence, ``other`` the other record's presence (or absence).
-    """
-
-    still: Array
-    drawn: Array
-    other: Array
-    still_error: Array
-    drawn_error: Array
-    other_error: Array
+    p: Array
+    q: Array
+    gain: Array
+    p_error: Array
+    q_error: Array
+    gain_error: Array
 
 
-def choose_places(pair: Pair, count: int, tilt: float, epsilon: float, direction: Direction, log_tail: float) -> Array:
-    """Return places that cut the outputs into cells of about equal influence on δ near ε.
-
-    A cell of mass m and loss width h adds about m·h²·e^{tilt·loss} to the tilted variance, or m·h²·e^{−loss} where one
-    loss alone exceeds ε; the cube roots are equidistributed, which minimises their sum. Nothing but the accuracy
-    depends on the choice.
-    """
-    low, high = place_range(pair, log_tail)
-    fine: Array = np.linspace(low, high, 4 * count)
-    cells, loss = masses(pair, fine), losses(pair, fine)
-    heavy = _with_record(pair, cells) if direction == 1 else _without_record(pair, cells)
-    middle = direction * (loss[1:] + loss[:-1]) / 2
-    with np.errstate(divide="ignore"):
-        influence = np.log(heavy[1:-1]) + 2 * np.log(np.diff(loss)) + np.logaddexp(
-            0.0, tilt * np.minimum(middle, epsilon)) - np.maximum(middle - epsilon, 0.0)
-    weight = np.exp((influence - influence.max()) / 3)
-    share = np.concatenate(([0.0], np.cumsum(weight / weight.sum() * (1 - _FLOOR) + _FLOOR / len(weight))))
-    places = np.interp(np.linspace(0, share[-1], count), share, fine)
-    rising = np.concatenate(([True], np.diff(losses(pair, places)) > 0))
-    return places[rising]
+def rows(pairs: Pairs) -> list[Rows]:
+    """The pairs in rows, kind by kind."""
+    result = []
+    for neighbours, noise in sorted({(pair.neighbours, pair.noise) for pair, _ in pairs}):
+        table = np.array([(pair.rate, pair.noise_multiplier, times) for pair, times in pairs
+                          if (pair.neighbours, pair.noise) == (neighbours, noise)], dtype=np.float64)
+        result.append(Rows(table[:, :1], table[:, 1:2], table[:, 2], neighbours, noise))
+    return result
 
 
 def losses(pair: Pair, places: Array) -> Array:
-    """The loss at each place, with an error of a few units in the last place of max(|loss|, rate·…)."""
+    """The loss at each place: a full-batch log-likelihood ratio, x/z² if a record is replaced, an output in [0, 1]."""
     if pair.noise == "laplace":
         return _amplified(pair.rate, (2 * places - 1) / pair.noise_multiplier)
     if pair.neighbours == "absent":
         return _amplified(pair.rate, places)
     half = 0.5 / pair.noise_multiplier**2
     return _amplified(pair.rate, places - half) - _amplified(pair.rate, -places - half)
-
-
-def masses(pair: Pair, places: Array) -> Cells:
-    """The masses of the cells that the places cut, the two unbounded ones included."""
-    z = pair.noise_multiplier
-    if pair.noise == "laplace":
-        return _laplace_cells(z, places)
-    if pair.neighbours == "absent":  # places are log-likelihood ratios u; the output is z²u + ½
-        centre = z * places
-        still, drawn = _normal_cells(centre + 0.5 / z, 1 / z), _normal_cells(centre - 0.5 / z, 1 / z)
-        return Cells(still[0], drawn[0], still[0], still[1], drawn[1], still[1])
-    still, drawn, other = (_normal_cells(z * places + shift / z, 1 / z) for shift in (0, -1, 1))
-    return Cells(still[0], drawn[0], other[0], still[1], drawn[1], other[1])
-
-
-def excess_beyond(pair: Pair, place: float, epsilon: float) -> float:
-    """P − e^ε·Q of the outputs beyond one place."""
-    cells = masses(pair, np.array([place]))
-    return float(_gain(pair, cells)[-1]) - math.expm1(epsilon) * float(_without_record(pair, cells)[-1])
-
-
-def above(pairs: list[Pair], places: Array, direction: Direction) -> Block:
-    """Return atoms whose δ is at least that of each pair, one row per pair; the pairs share rate and kind."""
-    loss = losses(pairs[0], places)
-    rows = [_connected(pair, places, loss) for pair in pairs]
-    mass, bottom, top, mass_error, shift_error = (np.array(values) for values in zip(*rows, strict=True))
-    mass_error, shift_error = mass_error.max(axis=0), shift_error.max(axis=0)
-    if direction == 1:
-        return Block(loss, mass, 1 - top, top, mass_error, shift_error)
-    back = np.exp(-loss)
-    error = (mass_error + 4 * EPS * (1 + np.abs(loss)) * mass.max(axis=0)) * back
-    return Block(-loss, mass * back, 1 - bottom, bottom, error, shift_error * back)
-
-
-def below(pair: Pair, places: Array, direction: Direction, before: Pair | None = None, span: float = 1.0) -> Block:
-    """Return atoms whose δ is at most that of the pair.
-
-    With ``before``, a pair of more noise, a second row holds (pair − before)/``span``: the first row plus up to once
-    the second are the pairs along the tangent, for which :mod:`dpfy.accounting.mixtures` answers.
-    """
-    cells = masses(pair, places)
-    p, q, gain = _with_record(pair, cells), _without_record(pair, cells), _gain(pair, cells)
-    own, own_error = (p, _with_error(pair, cells)) if direction == 1 else (q, _without_error(pair, cells))
-    error, gain_error = _without_error(pair, cells), _gain_error(pair, cells)
-    slopes = [np.zeros_like(p)] * 3
-    if before is not None:
-        far = masses(before, places)
-        there = _with_record(before, far), _without_record(before, far), _gain(before, far)
-        slopes = [(here - other) / span for here, other in zip((p, q, gain), there, strict=True)]
-        own_error, error, gain_error = ((1 + 3 / span) * value for value in (own_error, error, gain_error))
-    least = np.full_like(p, np.inf)
-    kept = own > _TINY
-    for part in (0.0, 1.0):  # e^loss is a Möbius function of the part: its extremes are at the ends
-        edge = gain + part * slopes[2] - direction * gain_error
-        base = q + part * slopes[1]
-        kept &= (base > 2 * error) & (base > _TINY)
-        base = np.where(kept, base + np.copysign(error, direction * edge), 1.0)
-        least = np.minimum(least, direction * edge / base)
-    kept &= direction * least > -1
-    loss = direction * np.log1p(direction * least[kept])
-    loss = loss - 4 * EPS * np.abs(loss)
-    rows = np.array([own, slopes[0 if direction == 1 else 1]])[: 2 if before else 1, kept]
-    total = np.array([1.0 - float((own + own_error)[~kept].sum()), 0.0])[: len(rows)]
-    reach = np.abs(rows).sum(axis=0)
-    return Block(loss, rows, total, np.zeros(len(rows)), own_error[kept] + 4 * EPS * reach, np.zeros_like(reach))
-
-
-def _connected(pair: Pair, places: Array, loss: Array) -> tuple[Array, float, float, Array, Array]:
-    """Atoms at the places; what goes to −∞ (of the other distribution) and to ∞; errors of masses and of moves."""
-    cells = masses(pair, places)
-    p, q = _with_record(pair, cells), _without_record(pair, cells)
-    left, right = slice(0, -1), slice(1, None)
-    # P − e^l·Q at the left end of a cell, written so that no large parts cancel when the rate is small
-    grown = np.exp(loss)
-    excess = _gain(pair, cells)[right] - np.expm1(loss) * q[right]
-    moved = np.clip(excess[:-1] / -np.expm1(-np.diff(loss)), 0.0, p[1:-1])
-    mass = np.append(p[1:-1] - moved, 0.0)
-    mass[1:] += moved
-    mass[0] += p[0]
-    mass[-1] += grown[-1] * q[-1]
-    error = _with_error(pair, cells)
-    slant = np.abs(np.expm1(loss))
-    wrong = _gain_error(pair, cells)[right] + slant * (
-        _without_error(pair, cells)[right] + 8 * EPS * (1 + np.abs(loss)) * q[right])
-    top = max(0.0, float(excess[-1])) + float(wrong[-1])
-    lack = np.expm1(loss[0]) * q[0] - _gain(pair, cells)[0]
-    lack_error = _gain_error(pair, cells)[0] + slant[0] * (
-        _without_error(pair, cells)[0] + 8 * EPS * (1 + abs(loss[0])) * q[0])
-    bottom = (max(0.0, float(lack)) + float(lack_error)) * math.exp(-loss[0])
-    mass_error = np.zeros_like(mass)
-    mass_error += error[left] + error[right] + 4 * EPS * mass
-    shift_error = 8 * EPS * np.abs(loss) * mass
-    shift_error[left] += wrong[:-1]
-    shift_error[right] += wrong[:-1]
-    return mass, bottom, top, mass_error, shift_error
 
 
 def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
@@ -202,6 +118,116 @@ def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
     return -edge, edge
 
 
+def cells(steps: Rows, cuts: Array) -> Cells:
+    """The masses of the cells between losses, the two unbounded ones included, for every row.
+
+    The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its rounding is that of
+    a loss off by a few units in the last place, and an error of the place itself, which ``_normal`` charges.
+    """
+    rate, z = steps.rate, steps.noise_multiplier
+    if steps.noise == "laplace":
+        place = (_full_batch(rate, cuts) * z + 1) / 2
+        still, drawn = _laplace(place, z, 0), _laplace(place, z, 1)
+        other = still
+    elif steps.neighbours == "absent":
+        centre = np.clip(_full_batch(rate, cuts) * z, -_FAR, _FAR)
+        still, drawn = _normal(centre + 0.5 / z, z, 2.0), _normal(centre - 0.5 / z, z, 2.0)
+        other = still
+    else:
+        lever = (1 - rate) / rate * np.exp(0.5 / z**2)
+        centre = np.clip((cuts / 2 + np.arcsinh(lever * np.sinh(cuts / 2))) * z, -_FAR, _FAR)
+        still, drawn, other = (_normal(centre + shift / z, z, 12 + z**-2.0) for shift in (0, -1, 1))
+    gain = rate * (drawn[0] - other[0])
+    gain_error = rate * (drawn[1] + other[1]) + 4 * EPS * np.abs(gain)
+    p, p_error = ((1 - rate) * a + rate * b for a, b in zip(still, drawn, strict=True))
+    if steps.neighbours == "absent":
+        return Cells(p, still[0], gain, p_error, still[1], gain_error)
+    return Cells(p, (1 - rate) * still[0] + rate * other[0], gain, p_error,
+                 (1 - rate) * still[1] + rate * other[1], gain_error)
+
+
+def excess_beyond(pair: Pair, epsilon: float) -> float:
+    """δ(ε) of one step whose record is removed: P − e^ε·Q of the outputs with a loss above ε."""
+    found = cells(rows(((pair, 1),))[0], np.array([epsilon]))
+    return float(found.gain[0, -1] - math.expm1(epsilon) * found.q[0, -1])
+
+
+def above(steps: Rows, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
+    """Return atoms whose δ is at least that of each row; they are at the cuts, and need no ``centre``."""
+    p, q = found.p, found.q
+    # P − e^l·Q at the left end of a cell, written so that no large parts cancel when the rate is small
+    rise, slant = np.expm1(cuts), np.abs(np.expm1(cuts))
+    excess = found.gain[:, 1:] - rise * q[:, 1:]
+    moved = np.clip(excess[:, :-1] / -np.expm1(-np.diff(cuts)), 0.0, p[:, 1:-1])
+    mass = np.zeros_like(excess)
+    mass[:, :-1] = p[:, 1:-1] - moved
+    mass[:, 1:] += moved
+    mass[:, 0] += p[:, 0]
+    mass[:, -1] += np.exp(cuts[-1]) * q[:, -1]
+    wrong = found.gain_error[:, 1:] + slant * (found.q_error[:, 1:] + (8 * EPS * (1 + np.abs(cuts))) * q[:, 1:])
+    top = np.maximum(excess[:, -1], 0.0) + wrong[:, -1]
+    _, lack, lack_error, _ = _last_cell(found, cuts, -1)
+    bottom = np.maximum(lack, 0.0) + lack_error
+    mass_error = found.p_error[:, :-1] + found.p_error[:, 1:] + 4 * EPS * mass
+    mass_error[:, -1] += 2 * wrong[:, -1] + np.exp(cuts[-1]) * found.q_error[:, -1]
+    mass_error[:, 0] += 2 * lack_error * math.exp(cuts[0])
+    shift_error = (8 * EPS * np.abs(cuts)) * mass
+    shift_error[:, :-1] += wrong[:, :-1]
+    shift_error[:, 1:] += wrong[:, :-1]
+    if direction == 1:
+        return Block(steps.times, cuts, None, mass, 1 - top, top, bottom, top, mass_error, shift_error)
+    back = np.exp(-cuts)
+    mass_error = (mass_error + (4 * EPS * (1 + np.abs(cuts))) * mass) * back
+    return Block(steps.times, -cuts, None, mass * back, 1 - bottom, bottom, top, bottom, mass_error, shift_error * back)
+
+
+def centroid(found: list[Cells], cuts: Array, direction: Direction) -> Array:
+    """A loss for each cell, near those of its rows."""
+    gain, q = (np.sum([part.sum(axis=0) for part in parts], axis=0)
+               for parts in ([cell.gain for cell in found], [cell.q for cell in found]))
+    near: Array = direction * np.log1p(np.clip(np.where(q > _TINY, gain / np.maximum(q, _TINY), 0.0), -1 + EPS, None))
+    edge = -1 if direction == 1 else 0
+    near[edge] = direction * cuts[edge]
+    return near
+
+
+def below(steps: Rows, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
+    """Return atoms whose δ is at most that of each row, but for what ``beyond`` may add to it."""
+    own, own_error = (found.p, found.p_error) if direction == 1 else (found.q, found.q_error)
+    kept = (own > _TINY) & (found.q > 2 * found.q_error) & (found.q > _TINY)
+    gain = found.gain - direction * found.gain_error
+    base = np.where(kept, found.q + np.copysign(found.q_error, direction * gain), 1.0)
+    ratio = gain / base
+    kept &= ratio > -1
+    loss = direction * np.log1p(np.where(kept, ratio, 0.0))
+    loss -= 4 * EPS * np.abs(loss)
+    mass = np.where(kept, own, 0.0)
+    error = np.where(kept, own_error + 4 * EPS * own, 0.0)
+    dropped = np.where(kept, 0.0, own + own_error)
+    last, excess, wrong, other = _last_cell(found, cuts, direction)
+    edge, end = (-1 if direction == 1 else 0), math.exp(last)
+    loss[:, edge], mass[:, edge], dropped[:, edge] = last, end * other, 0.0
+    beyond = other + (found.q_error if direction == 1 else found.p_error)[:, edge]
+    error[:, edge] = 2 * wrong + end * (beyond - other + 4 * EPS * (1 + abs(last)) * other)
+    offset = np.where(mass > 0, loss - (centre + 2 * EPS * np.abs(centre)), 0.0) if centre is not None else None
+    total = 1 - dropped.sum(axis=1) - np.maximum(excess, 0.0) - wrong
+    return Block(steps.times, loss[0] if centre is None else centre, offset, mass, total,
+                 np.maximum(excess - wrong, 0.0), beyond, (own + own_error)[:, edge], error)
+
+
+def _last_cell(found: Cells, cuts: Array, direction: Direction) -> tuple[float, Array, Array, Array]:
+    """The last cut as a loss; what exceeds e^cut times the other mass beyond it, the error of that, the other mass."""
+    edge = -1 if direction == 1 else 0
+    rise = math.expm1(cuts[edge])
+    q, gain = found.q[:, edge], found.gain[:, edge]
+    excess = direction * (gain - rise * q)
+    wrong = found.gain_error[:, edge] + abs(rise) * (found.q_error[:, edge] + 8 * EPS * (1 + abs(cuts[edge])) * q)
+    if direction == 1:
+        return float(cuts[-1]), excess, wrong, q
+    back = math.exp(-cuts[0])
+    return -float(cuts[0]), excess * back, wrong * back, found.p[:, 0]
+
+
 def _amplified(rate: float, ratio: Array) -> Array:
     """log(1 + rate·(e^ratio − 1)), to relative precision also where it is tiny."""
     near = np.log1p(rate * np.expm1(np.minimum(ratio, 30.0))) if rate < 1 else ratio
@@ -209,61 +235,42 @@ def _amplified(rate: float, ratio: Array) -> Array:
     return np.where(ratio > 30, far, near)
 
 
-def _gain(pair: Pair, cells: Cells) -> Array:
-    """P − Q."""
-    return pair.rate * (cells.drawn - cells.other)
+def _full_batch(rate: Array, loss: Array) -> Array:
+    """The log-likelihood ratio of a full batch that has this loss after sampling; −∞ where the loss is out of reach."""
+    low = loss < -0.7  # there, rate > ½, and e^loss − (1 − rate) is the difference of two floats
+    with np.errstate(divide="ignore"):
+        inner = np.log1p(np.maximum(np.expm1(loss[~low]) / rate, -1.0))
+        outer = np.log(np.maximum(np.exp(loss[low]) - (1 - rate), 0.0) / rate)
+    ratio: Array = np.concatenate((outer, inner), axis=1)  # losses rise
+    return ratio
 
 
-def _gain_error(pair: Pair, cells: Cells) -> Array:
-    return pair.rate * (cells.drawn_error + cells.other_error) + 4 * EPS * np.abs(_gain(pair, cells))
+def _normal(cuts: Array, z: Array, wobble: Array | float) -> tuple[Array, Array]:
+    """Standard normal masses between cuts that are off by ``wobble``·EPS·(|t| + 1/z), and the errors of the masses.
 
-
-def _with_record(pair: Pair, cells: Cells) -> Array:
-    return (1 - pair.rate) * cells.still + pair.rate * cells.drawn
-
-
-def _without_record(pair: Pair, cells: Cells) -> Array:
-    return cells.still if pair.neighbours == "absent" else (1 - pair.rate) * cells.still + pair.rate * cells.other
-
-
-def _with_error(pair: Pair, cells: Cells) -> Array:
-    return (1 - pair.rate) * cells.still_error + pair.rate * cells.drawn_error
-
-
-def _without_error(pair: Pair, cells: Cells) -> Array:
-    if pair.neighbours == "absent":
-        return cells.still_error
-    return (1 - pair.rate) * cells.still_error + pair.rate * cells.other_error
-
-
-def _normal_cells(cuts: Array, scale: float) -> tuple[Array, Array]:
-    """Standard normal masses between cuts that carry errors of a few EPS·``scale``, and absolute errors of the masses.
-
-    Each difference is taken on the side where nothing cancels. ``ndtr`` is within (8 + 2t²)·EPS of the truth.
+    ½·erfc is within (8 + 2t²)·EPS of the truth; the density at t is at most (1 + |t|) times the tail (Birnbaum 1942).
     """
-    count = len(cuts)
-    tails = np.zeros(count + 2)  # of each cut, on its own side of 0
-    tails[1:-1] = ndtr(-np.abs(cuts))
-    upper_side = np.zeros(count + 2, dtype=bool)
-    upper_side[1:-1], upper_side[-1] = cuts > 0, True
+    size = np.abs(cuts)
+    tails = erfc(size * math.sqrt(0.5)) / 2
+    error = (EPS * tails) * (8 + wobble / z + size * (wobble * (1 + 1 / z) + size * (2 + wobble)))
+    return _between(tails, cuts > 0, error)
+
+
+def _laplace(places: Array, scale: Array, centre: int) -> tuple[Array, Array]:
+    """Laplace masses between places; below 0 and above 1 the loss is constant, and no cut divides them."""
+    inside = (places > 0) & (places < 1)
+    tails = np.where(inside, np.exp(-np.abs(np.where(inside, places, 0.5) - centre) / scale) / 2, 0.0)
+    return _between(tails, places >= 1 if centre else places > 0, (EPS * (8 + 4 / scale)) * tails)
+
+
+def _between(tails: Array, upper: NDArray[np.bool_], error: Array) -> tuple[Array, Array]:
+    """Masses from tails, each of which is on the upper or on the lower side: nothing cancels on either."""
+    edge = np.zeros((len(tails), 1))
+    tails = np.concatenate((edge, tails, edge), axis=1)
+    error = np.concatenate((edge, error, edge), axis=1)
+    upper = np.concatenate((edge > 0, upper, edge == 0), axis=1)
     gap = np.diff(tails)
-    crossing = upper_side[1:] & ~upper_side[:-1]
-    mass = np.where(upper_side[:-1], -gap, gap)
-    mass[crossing] = 1 - tails[1:][crossing] - tails[:-1][crossing]
-    error = np.zeros(count + 2)
-    squares = cuts**2
-    error[1:-1] = EPS * ((8 + 2 * squares) * tails[1:-1] + 2 * (np.abs(cuts) + scale) * np.exp(-squares / 2))
-    return mass, error[1:] + error[:-1] + 2 * EPS * mass + 4 * EPS * crossing
-
-
-def _laplace_cells(scale: float, places: Array) -> Cells:
-    """Laplace masses about 0 and 1 between places in [0, 1]; below 0 and above 1 the loss is constant."""
-    first, last, widths = places[0], places[-1], np.diff(places)
-    still = np.concatenate(([1 - 0.5 * math.exp(-first / scale)],
-                            -0.5 * np.exp(-places[:-1] / scale) * np.expm1(-widths / scale),
-                            [0.5 * math.exp(-last / scale)]))
-    drawn = np.concatenate(([0.5 * math.exp((first - 1) / scale)],
-                            -0.5 * np.exp((places[1:] - 1) / scale) * np.expm1(-widths / scale),
-                            [1 - 0.5 * math.exp((last - 1) / scale)]))
-    errors = [8 * EPS * (1 + 1 / scale) * mass for mass in (still, drawn)]
-    return Cells(still, drawn, still, errors[0], errors[1], errors[0])
+    crossing = upper[:, 1:] & ~upper[:, :-1]
+    mass = np.where(upper[:, :-1], -gap, gap)
+    mass[crossing] = 1 - tails[:, 1:][crossing] - tails[:, :-1][crossing]
+    return mass, error[:, 1:] + error[:, :-1] + 2 * EPS * mass + 4 * EPS * crossing

@@ -12,7 +12,8 @@ of transforms is bounded factor by factor.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,40 +24,13 @@ Complex = NDArray[np.complex128]
 
 _VANISHED = 1e-300
 _CHUNK = 128  # atoms per matrix product
+_MANY = 8  # rows, from which on exponentials cost less than products
+_MAX_ORDER = 12
+_SERIES = 1e-9  # what a series may leave out of log δ, per block
 _NEGLIGIBLE = -50.0  # log of a modulus, relative to that at frequency 0, below which factors need not be multiplied
 
 
-@dataclass(frozen=True)
-class Group:
-    """Steps on one block of atoms: step i occurs ``times[i]`` times and is ``shares[i]`` of the block's rows."""
-
-    block: Block
-    shares: Array
-    times: Array
-
-    @property
-    def infinite(self) -> float:
-        """The mass at ∞, over all steps."""
-        return float(self.times @ (self.shares @ self.block.infinite))
-
-    @property
-    def reach(self) -> float:
-        """How much of a row's error a step may carry."""
-        return float(np.abs(self.shares).sum(axis=1).max())
-
-    @property
-    def steps(self) -> float:
-        """How many steps there are."""
-        return float(self.times.sum())
-
-
-def repeated(block: Block, times: float) -> Group:
-    """One kind of step, ``times`` times."""
-    return Group(block, np.ones((1, 1)), np.array([float(times)]))
-
-
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """An upper bound of K on a list of tilts, with rough first and second derivatives."""
 
     tilts: Array
@@ -65,31 +39,54 @@ class Moments:
     variance: Array
 
 
-def moments(groups: Sequence[Group], gauss: float, tilts: Array) -> Moments:
-    """K of steps followed by a Gaussian mechanism of variance ``gauss`` (μ²) at real tilts."""
+def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
+    """K of steps followed by a Gaussian mechanism of variance ``gauss`` (μ²) at real tilts; blocks without offsets."""
     total, mean, variance = gauss * tilts * (tilts + 1) / 2, gauss * (tilts + 0.5), np.full_like(tilts, gauss)
-    for group in groups:
-        block = group.block
-        rises = np.outer(tilts, block.loss)
-        peak = np.maximum(rises.max(axis=1), 0.0)
+    for block in blocks:
+        rises = np.outer(block.loss, tilts)
+        peak = np.maximum(rises.max(axis=0), 0.0)
         peak[peak < 1] = 0.0  # then e^x − 1 is summed to relative precision
-        grown, faded = np.exp(rises - peak[:, None]), np.exp(-peak)
-        growth = np.where(peak[:, None] == 0, np.expm1(np.minimum(rises, 1.0)), grown - faded[:, None])
-        reach = np.abs(block.mass).max(axis=0)
-        error = np.abs(growth) @ (block.mass_error + EPS * (16 + len(reach)) * reach) + tilts * (
-            grown @ block.shift_error)
-        excess = (growth @ block.mass.T) @ group.shares.T + group.reach * error[:, None]
-        value = excess + faded[:, None] * (group.shares @ block.total)
-        each = np.where(peak[:, None] == 0, np.log1p(np.maximum(excess - group.shares @ block.infinite, -0.9)),
+        grown, faded = np.exp(rises - peak), np.exp(-peak)
+        growth = np.where(peak == 0, np.expm1(np.minimum(rises, 1.0)), grown - faded)
+        error = (block.mass_error + EPS * (16 + len(rises)) * block.mass) @ np.abs(growth)
+        if block.shift_error is not None:
+            error += np.abs(tilts) * (block.shift_error @ grown)
+        excess = block.mass @ growth + error
+        value = excess + faded * block.total[:, None]
+        each = np.where(peak == 0, np.log1p(np.maximum(excess + (block.total - 1)[:, None], -0.9)),
                         np.log(np.maximum(value, 1e-300)))
-        total = total + each @ group.times + peak * group.steps
-        average = block.mass.T @ (group.times @ group.shares / group.steps)
-        weight = grown * average
-        weight /= weight.sum(axis=1)[:, None]
+        steps = float(block.times.sum())
+        total = total + block.times @ each + peak * steps
+        weight = grown.T * (block.times @ block.mass / steps)
+        weight /= np.maximum(weight.sum(axis=1), 1e-300)[:, None]
         first = weight @ block.loss
-        mean = mean + group.steps * first
-        variance = variance + group.steps * np.maximum(weight @ block.loss**2 - first**2, 0.0)
+        mean = mean + steps * first
+        variance = variance + steps * np.maximum(weight @ block.loss**2 - first**2, 0.0)
     return Moments(tilts, total, mean, variance)
+
+
+def reversed_law(block: Block) -> Block:
+    """The opposite direction of a law from above: the same atoms seen from the other side."""
+    back = np.exp(-block.loss)
+    error = (block.mass_error + 4 * EPS * (1 + np.abs(block.loss)) * block.mass) * back
+    shift = block.shift_error * back if block.shift_error is not None else None
+    return Block(block.times, -block.loss, None, block.mass * back, 1 - block.beyond, block.beyond, block.infinite,
+                 block.beyond, error, shift)
+
+
+def stacked(blocks: Sequence[Block]) -> Block:
+    """Laws on the same atoms as one block."""
+    return Block(*(np.concatenate([getattr(block, field.name) for block in blocks])
+                   if field.name not in ("loss", "offset") else getattr(blocks[0], field.name)
+                   for field in fields(Block)))
+
+
+def capped(block: Block, top: float) -> Block:
+    """Losses above ``top`` moved to it and to ∞, both distributions keeping their masses: no less private before it."""
+    stays = np.exp(-np.maximum(block.loss - top, 0.0))
+    infinite = block.infinite + block.mass @ (1 - stays)
+    return replace(block, loss=np.minimum(block.loss, top), mass=block.mass * stays, total=1 - infinite,
+                   infinite=infinite)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Line:
 class Spectrum:
     """A composed law on one line; evaluates bounds on δ at any ε."""
 
-    def __init__(self, groups: Sequence[Group], gauss: float, line: Line) -> None:
+    def __init__(self, blocks: Sequence[Block], gauss: float, line: Line) -> None:
         self.line = line
         spread = gauss + line.smoothing
         frequency: Array = line.step * np.arange(line.count, dtype=np.float64)
@@ -119,8 +116,11 @@ class Spectrum:
         self.height = spread * line.tilt * (line.tilt + 1) / 2
         self.height_error = EPS * (8 + self.height)
         dropped = 0.0
-        for group in groups:
-            height, wrong, logs, lost = _transform(group, line, len(frequency))
+        turner = None
+        for block in blocks:
+            if turner is None or turner.loss is not block.loss:
+                turner = _Turner(block.loss, line.step)
+            height, wrong, logs, lost = _transform(block, line, len(frequency), turner)
             self.height += height
             self.height_error += wrong
             log_value, slack = log_value + logs, slack + lost
@@ -135,7 +135,7 @@ class Spectrum:
         self.density_terms: Complex = weight * np.exp(log_value)
         self.terms: Complex = self.density_terms / (z * (z + 1))
         size, density_size = np.abs(self.terms), np.abs(self.density_terms)
-        work = EPS * (16 + len(frequency) + 4 * len(groups) * np.abs(log_value)) + np.expm1(slack)
+        work = EPS * (16 + len(frequency) + 4 * len(blocks) * np.abs(log_value)) + np.expm1(slack)
         self.error = float(size @ work)
         self.density_error = float(density_size @ work)
         self.phase_error = 4 * EPS * float(size @ frequency)
@@ -186,52 +186,91 @@ class Spectrum:
         return left / (1 - left) + math.exp(min(float(right), 1.0))
 
 
-def _transform(group: Group, line: Line, count: int) -> tuple[float, float, Complex, Array]:
-    """log E e^{λL} over the group and its error; per frequency, the log of the ratio to it and the modulus' slack.
+def _transform(block: Block, line: Line, count: int, turner: "_Turner") -> tuple[float, float, Complex, Array]:
+    """log E e^{λL} over the block and its error; per frequency, the log of the ratio to it and the modulus' slack.
 
     All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known exactly, so that the errors of a
     step are in proportion to its losses, and millions of nearly free steps lose nothing.
     """
-    block, times = group.block, group.times
-    growth = np.expm1(line.tilt * block.loss)
+    times, loss = block.times, block.loss if block.offset is None else block.loss + block.offset
+    growth = np.expm1(line.tilt * loss)
     rows = block.mass * (1 + growth)
-    fuzz = group.reach * (block.mass_error + EPS * (24 + _terms(len(growth))) * np.abs(block.mass).max(axis=0))
-    start = group.shares @ (block.total + (block.mass * growth).sum(axis=1))
-    each = (group.shares @ _centred(block.loss, rows, line.step, count)) / start[:, None]
+    fuzz = block.mass_error + EPS * (24 + turner.terms(len(rows)) + np.abs(line.tilt * loss)) * block.mass
+    wrong = (fuzz * np.abs(growth)).sum(axis=1)
+    fuzz = fuzz * (1 + growth)
+    start = block.total + (block.mass * growth).sum(axis=1)
+    frequency: Array = line.step * np.arange(count, dtype=np.float64)
+    sums, cut = _turned_sums(block, rows, frequency, turner, times / start)
+    each = sums / start[:, None]
     modulus = np.maximum(np.abs(1 + each), _VANISHED)
     near = np.log1p(np.maximum(each.real * (2 + each.real) + each.imag**2, -0.75)) / 2
     logs = np.where(modulus > 0.5, near, np.log(modulus)) + 1j * np.arctan2(each.imag, 1 + each.real)
-    frequency = line.step * np.arange(count)
-    moved = group.reach * float((1 + growth) @ block.shift_error)
-    turning = np.minimum(4 * float(fuzz @ (1 + growth)), frequency * float((fuzz * (1 + growth)) @ np.abs(block.loss)))
-    error = (turning + moved * (line.tilt + frequency)) / start[:, None] + 8 * EPS * np.abs(each)
+    moved = ((1 + growth) * block.shift_error).sum(axis=1) if block.shift_error is not None else np.zeros_like(start)
+    turning = np.minimum(4 * fuzz.sum(axis=1)[:, None], np.outer((fuzz * np.abs(loss)).sum(axis=1), frequency))
+    error = (turning + np.outer(moved, line.tilt + frequency) + cut) / start[:, None] + 8 * EPS * np.abs(each)
     slack = times @ np.log1p(error / modulus)
-    wrong = (float(fuzz @ np.abs(growth)) + line.tilt * moved) / start
     height = float(times @ np.log(start))
-    return height, float(times @ -np.log1p(-wrong)), times @ logs, slack
+    return height, float(times @ -np.log1p(-(wrong + line.tilt * moved) / start)), times @ logs, slack
 
 
-def _centred(loss: Array, rows: Array, step: float, count: int) -> Complex:
-    """Σ rows·(e^{iuL} − 1) at the first ``count`` multiples of ``step``, as one matrix product.
+def _turned_sums(block: Block, rows: Array, frequency: Array, turner: "_Turner",
+                 scale: Array) -> tuple[Complex, Array]:
+    """Σ rows·(e^{iuL} − 1) at all frequencies, and what the series left out.
 
-    With u = a + b, e^{iuL} − 1 = (e^{iaL} − 1)·e^{ibL} + (e^{ibL} − 1): two short lists of exponentials serve all u.
+    Where losses differ from row to row, e^{iu(l + d)} − 1 is expanded in iud; |e^{iud} − Σ_{k ≤ n} (iud)^k/k!| is at
+    most |ud|^{n + 1}/(n + 1)!.
     """
-    wide = max(1, math.isqrt(count))
-    long = -(-count // wide)
-    values = np.zeros((long, len(rows), wide), dtype=np.complex128)
-    for first in range(0, len(loss), _CHUNK):  # short sums, then a sum of sums: errors grow like _terms
-        part, mass = loss[first:first + _CHUNK], rows[:, first:first + _CHUNK]
-        inner = _turned(np.outer(part, step * np.arange(wide)))
-        outer = _turned(np.outer(step * wide * np.arange(long), part))
-        products = (outer[:, None, :] * mass[None]).reshape(long * len(rows), -1) @ (inner + 1)
-        values += products.reshape(values.shape) + (mass @ inner)[None]
-    result: Complex = values.transpose(1, 0, 2).reshape(len(rows), -1)[:, :count]
-    return result
+    sums, factor = turner.sums(rows, len(frequency)), 1j * frequency
+    if block.offset is None:
+        return sums, np.zeros((1, len(frequency)))
+    powers = rows * block.offset
+    size = np.abs(powers).sum(axis=1)
+    turn = np.minimum(np.abs(block.offset).max() * frequency, 50.0)
+    rounding = np.outer(size, 4 * EPS * (24 + turner.terms(len(rows))) * frequency * np.exp(turn))
+    term: Complex = factor
+    for order in range(1, _MAX_ORDER):
+        if scale @ size * abs(term[-1]) < _SERIES:
+            break
+        sums = sums + term * (turner.sums(powers, len(frequency)) + powers.sum(axis=1)[:, None])
+        powers, term = powers * block.offset, term * factor / (order + 1)
+        size = np.abs(powers).sum(axis=1)
+    return sums, np.outer(size, np.abs(term)) + rounding
 
 
-def _terms(count: int) -> int:
-    """How many roundings a sum of ``count`` terms goes through, chunk by chunk."""
-    return min(count, _CHUNK) + -(-count // _CHUNK)
+class _Turner:
+    """Σ rows·(e^{iuL} − 1) at the first multiples of a step, for many lists of rows on the same losses."""
+
+    def __init__(self, loss: Array, step: float) -> None:
+        self.loss, self._step = loss, step
+        self._parts: tuple[Array, Array] | None = None
+
+    def sums(self, rows: Array, count: int) -> Complex:
+        if len(rows) < _MANY:
+            return self._few(rows, count)
+        if self._parts is None:  # later calls ask for no more frequencies
+            turned = _turned(np.outer(self.loss, self._step * np.arange(count)))
+            self._parts = turned.real.copy(), turned.imag.copy()
+        real, imaginary = (rows @ part[:, :count] for part in self._parts)
+        return real + 1j * imaginary
+
+    def _few(self, rows: Array, count: int) -> Complex:
+        """With u = a + b, e^{iuL} − 1 = (e^{iaL} − 1)·e^{ibL} + (e^{ibL} − 1): two short lists of exponentials."""
+        wide = max(1, math.isqrt(count))
+        long = -(-count // wide)
+        values = np.zeros((len(rows) * long, wide), dtype=np.complex128)
+        for first in range(0, len(self.loss), _CHUNK):  # short sums, then a sum of sums
+            part, mass = self.loss[first:first + _CHUNK], rows[:, first:first + _CHUNK]
+            inner = _turned(np.outer(part, self._step * np.arange(wide)))
+            outer = _turned(np.outer(self._step * wide * np.arange(long), part))
+            values += np.repeat(mass @ inner, long, axis=0)
+            values += (mass[:, None, :] * outer).reshape(-1, len(part)) @ (inner + 1)
+        result: Complex = values.reshape(len(rows), -1)[:, :count]
+        return result
+
+    def terms(self, rows: int) -> int:
+        """How many roundings a sum goes through."""
+        count = len(self.loss)
+        return count if rows >= _MANY else min(count, _CHUNK) + -(-count // _CHUNK)
 
 
 def _turned(angle: Array) -> Complex:

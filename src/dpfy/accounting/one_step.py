@@ -1,7 +1,6 @@
 """One sampled step: δ(ε) is P(loss > ε) − e^ε·Q(loss > ε), a closed form because the loss grows with the output."""
 
 import numpy as np
-from scipy.optimize import brentq
 
 from dpfy.accounting import atoms, gaussian
 from dpfy.accounting.pairs import Pair
@@ -9,18 +8,19 @@ from dpfy.types import Interval
 
 _ROUNDING = 1e-10
 _SMALLEST = 1e-290
-_MAX_LOSS = 700.0  # e^loss is a float; beyond it, that of a full batch is the bound
+_MAX_LOSS = 640.0  # e^loss is a float; beyond it, that of a full batch is the bound
 
 
 def epsilon(pair: Pair, delta: float) -> Interval:
     """Return the smallest ε ≥ 0 with δ(ε) ≤ ``delta``."""
     if pair.noise == "gaussian" and pair.neighbours == "absent":
         return gaussian.one_step_epsilon(pair.rate, pair.mu, delta)
-    if _largest_loss(pair) > _MAX_LOSS:
-        return Interval(0.0, gaussian.epsilon(pair.mu, delta).upper)
+    high = _largest_loss(pair)
+    if high > _MAX_LOSS:
+        return Interval(0.0, high if pair.noise == "laplace" else gaussian.epsilon(pair.mu, delta).upper)
     if profile(pair, 0.0) <= delta:
         return Interval(0.0, 0.0)
-    low, high = 0.0, _largest_loss(pair)
+    low = 0.0
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if profile(pair, middle) <= delta else (middle, high)
@@ -32,7 +32,7 @@ def delta(pair: Pair, epsilon: float) -> Interval:
     if pair.noise == "gaussian" and pair.neighbours == "absent":
         value = gaussian.one_step_delta(pair.rate, pair.mu, epsilon)
     elif _largest_loss(pair) > _MAX_LOSS:
-        return Interval(0.0, min(pair.rate, gaussian.delta(pair.mu, epsilon)))
+        return Interval(0.0, pair.rate if pair.noise == "laplace" else min(pair.rate, gaussian.delta(pair.mu, epsilon)))
     else:
         value = profile(pair, epsilon)
     return Interval(value * (1 - _ROUNDING), min(1.0, value * (1 + _ROUNDING) + _SMALLEST) if value else 0.0)
@@ -40,15 +40,7 @@ def delta(pair: Pair, epsilon: float) -> Interval:
 
 def profile(pair: Pair, epsilon: float) -> float:
     """δ(ε) in the direction of removing the record, which has the larger one for ε ≥ 0."""
-    low, high = atoms.place_range(pair, -700.0)
-    if epsilon >= _largest_loss(pair):
-        return 0.0
-
-    def gap(place: float) -> float:
-        return float(atoms.losses(pair, np.array([place]))[0]) - epsilon
-
-    place = low if gap(low) >= 0 else float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15))
-    return max(0.0, atoms.excess_beyond(pair, place, epsilon))
+    return max(0.0, atoms.excess_beyond(pair, epsilon)) if epsilon < _largest_loss(pair) else 0.0
 
 
 def _largest_loss(pair: Pair) -> float:

@@ -11,8 +11,9 @@ from functools import lru_cache
 import numpy as np
 
 from dpfy.accounting import atoms, gaussian, one_step, rdp
-from dpfy.accounting.composition import Bracket, DeltaAt, EpsilonAt, composed
+from dpfy.accounting.composition import composed
 from dpfy.accounting.pairs import Bound, Pairs, coarsened
+from dpfy.accounting.questions import Bracket, DeltaAt, EpsilonAt
 
 ACCURACY = 1e-3  # relative, in ε
 _FEW = 8  # kinds of steps that are looked at one by one

@@ -14,8 +14,8 @@ _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-1
 def tilt_grid(variance: float, log_delta: float) -> Array:
     """Tilts around the best one of a loss with this variance and a Gaussian tail."""
     best = math.sqrt(max(-2 * log_delta, 1.0) / max(variance, 1e-290))
-    grid: Array = np.geomspace(1e-4 * min(best, 10.0), 6 * best, 64)
-    return grid
+    near = np.geomspace(0.05 * best, 6 * best, 30)
+    return np.concatenate((np.geomspace(1e-4 * min(best, 10.0), near[0], 10)[:-1], near))
 
 
 def saddle(moments: Moments, log_delta: float) -> tuple[float, float]:
@@ -39,12 +39,16 @@ def log_chernoff(moments: Moments, epsilon: float) -> float:
     return min(0.0, float((moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)).min()))
 
 
-def choose_line(moments: Moments, best: float, epsilon: float, log_delta: float, smoothing: float, gauss: float,
-                precision: float) -> Line:
-    """The line with the narrowest window whose aliases stay below ``precision``·δ."""
-    lines = [(_window(moments, tilt, epsilon, log_delta + math.log(precision)), tilt)
-             for tilt in (best * share for share in _CANDIDATES)]
+def choose_line(moments: Moments, best: float, epsilon: float, log_target: float, smoothing: float, gauss: float,
+                most: float) -> Line:
+    """The line with the narrowest window whose aliases stay below e^``log_target``.
+
+    It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies.
+    """
+    best = min(best, float(moments.tilts[-4]))
+    lines = [(_window(moments, tilt, epsilon, log_target), tilt) for tilt in (best * share for share in _CANDIDATES)]
     window, tilt = min(lines)
+    smoothing = max(smoothing, (_END * window / (2 * math.pi * most)) ** 2 - gauss)
     end = _END / math.sqrt(smoothing + gauss)
     return Line(tilt, window, smoothing, math.ceil(end * window / (2 * math.pi)) + 2)
 

@@ -13,10 +13,9 @@ SCHEDULE = tuple(sorted((Pair(0.01, 2 * 0.35 ** (t / 9_999)), 1) for t in range(
 
 
 def test_ten_thousand_noise_multipliers():
-    lower, upper, note = pld.epsilon_bracket(SCHEDULE, 1e-5, 1e-3)
+    lower, upper, _ = pld.epsilon_bracket(SCHEDULE, 1e-5, 1e-3)
     assert 6.40 <= lower <= 6.415  # the truth lies in [6.407, 6.415]
     assert 6.407 <= upper <= 6.418
-    assert "merged" in note
 
 
 def test_mixtures_bracket_what_is_composed_one_by_one():

@@ -1,0 +1,136 @@
+"""The losses of all steps of a run on common cuts, chosen for where on the profile the answer lies.
+
+Every step keeps its own rate and noise multiplier: what steps share is where the axis of losses is cut, so that the
+transforms of ten thousand different steps are one product of matrices.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dpfy.accounting import atoms
+from dpfy.accounting.atoms import Array, Block, Cells, Direction, Rows
+from dpfy.accounting.fourier import Moments
+from dpfy.accounting.pairs import Pair, Pairs
+
+Builder = Callable[[Rows, Cells, Array, Array | None, Direction], Block]
+
+DEEPEST = 640.0  # e^loss is a float
+FEW = 48  # kinds of steps that are looked at one by one
+_FLOOR = 0.15  # the share of the cuts that is spread evenly
+_CELLS = 60_000  # of one block: its arrays stay in the cache
+_NUDGE = 1e-13  # relative: from an atom of the true loss to a cut that is certainly on its far side
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How many cuts, and where they matter: near ``epsilon`` of a composed ``law``, up to ``top``, above a tail."""
+
+    cuts: int
+    epsilon: float
+    law: Moments | None
+    top: float
+    log_tail: float
+
+
+class Run(NamedTuple):
+    """The steps of a run in blocks of rows, and a few that stand for all."""
+
+    parts: list[Rows]
+    few: list[Rows]
+    worst: list[Pair]  # of each kind
+    kinds: int
+    steps: int
+
+
+def arranged(pairs: Pairs) -> Run:
+    """Put steps that damp high frequencies most first, in blocks that double in size: later ones then need few.
+
+    A few kinds are a block each.
+    """
+    parts: list[tuple[float, int, Rows]] = []
+    few, worst = [], []
+    for steps in atoms.rows(pairs):
+        mu = (1 if steps.neighbours == "absent" else 2) / steps.noise_multiplier
+        damping = steps.times * np.minimum(steps.rate**2 * np.expm1(np.minimum(mu**2, 50.0)), 1.0)[:, 0]
+        order = np.argsort(-damping, kind="stable")
+        few.append(_sample(steps.part(order), damping[order]))
+        worst.append(Pair(float(steps.rate.max()), float(steps.noise_multiplier.min()), steps.neighbours, steps.noise))
+        first, size = 0, 1 if len(pairs) <= FEW else 8
+        while first < len(order):
+            parts.append((-damping[order[first]], len(parts), steps.part(order[first:first + size])))
+            first, size = first + size, 1 if len(pairs) <= FEW else min(2 * size, 256)
+    ordered = [steps for _, _, steps in sorted(parts, key=lambda part: part[:2])]
+    return Run(ordered, few, worst, len(pairs), sum(times for _, times in pairs))
+
+
+def _sample(steps: Rows, damping: Array) -> Rows:
+    """Rows at equal shares of the total damping, in place of all of them."""
+    if len(damping) <= FEW:
+        return steps
+    total = np.cumsum(damping)
+    chosen, counts = np.unique(np.searchsorted(total, (np.arange(FEW) + 0.5) / FEW * total[-1]), return_counts=True)
+    chosen = np.minimum(chosen, len(damping) - 1)
+    sample = steps.part(chosen)
+    return replace(sample, times=sample.times * counts * (total[-1] / FEW) / damping[chosen])
+
+
+def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array:
+    """Return losses that divide the axis into cells of about equal influence on δ(ε).
+
+    To move a mass m at loss l by h to both sides changes δ(ε) by about m·h²/2 times the density of the other steps'
+    loss at ε − l, for which Chernoff's bound stands. The cube roots of the cells' influences are equidistributed, which
+    minimises their sum. Nothing but the accuracy depends on the choice.
+    """
+    points, ends = _fine_points(run, direction, resolution)
+    heavy = np.zeros(len(points) - 1)
+    for steps in run.few:
+        found = atoms.cells(steps, points)
+        heavy += steps.times @ (found.p if direction == 1 else found.q)[:, 1:-1]
+    with np.errstate(divide="ignore"):
+        influence = np.log(heavy) + 2 * np.log(np.diff(points))
+    if resolution.law is not None:
+        left = resolution.epsilon - direction * (points[1:] + points[:-1]) / 2
+        law = resolution.law
+        influence += np.minimum((law.log_moment[:, None] - np.outer(law.tilts, left)).min(axis=0), 0.0)
+        influence += np.minimum(left, 0.0)
+    weight = np.exp((influence - influence.max()) / 3)
+    share = np.concatenate(([0.0], np.cumsum(weight / weight.sum() * (1 - _FLOOR) + _FLOOR / len(weight))))
+    return _distinct(np.append(np.interp(np.linspace(0, share[-1], resolution.cuts), share, points), ends))
+
+
+def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list[list[Block]]:
+    """Return the steps as blocks, once for each builder."""
+    centre = None
+    if run.kinds > FEW:
+        centre = atoms.centroid([atoms.cells(steps, cuts) for steps in run.few], cuts, direction)
+    built: list[list[Block]] = [[] for _ in builders]
+    for steps in run.parts:
+        found = atoms.cells(steps, cuts)
+        for blocks, build in zip(built, builders, strict=True):
+            blocks.append(build(steps, found, cuts, centre, direction))
+    return built
+
+
+def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tuple[Array, Array]:
+    """Many losses at which to look, and those at which single outputs have mass."""
+    looked_at = [pair for steps in run.few for pair in steps.pairs()] + run.worst
+    count = max(4 * resolution.cuts // len(looked_at), 64)
+    points, ends = [], []
+    for pair in looked_at:
+        loss = atoms.losses(pair, np.linspace(*atoms.place_range(pair, resolution.log_tail), count))
+        points.append(loss)
+        if pair.noise == "laplace":
+            ends.extend([loss[0] * (1 + _NUDGE), loss[0], loss[-1], loss[-1] * (1 + _NUDGE)])
+    low, high = (-DEEPEST, resolution.top) if direction == 1 else (-resolution.top, DEEPEST)
+    special = np.array([end for end in ends if low < end < high])
+    return _distinct(np.clip(np.concatenate([*points, special]), low, high)), special
+
+
+def _distinct(values: Array) -> Array:
+    """The values in order, without those that are too close to the one before."""
+    values = np.unique(values)
+    apart = np.concatenate(([True], np.diff(values) > 1e-14 * np.maximum(np.abs(values[1:]), 1e-3 * np.ptp(values))))
+    return values[apart]
