@@ -14,6 +14,8 @@ from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed, Unsupport
 GRID = 2.0**-40
 REFUSED = {  # "auto" then takes the next engine
     ("vmap", "lstm", torch.float64): RuntimeError,  # torch writes batched gates into an unbatched state
+    ("vmap", "gru, time first", torch.float64): RuntimeError,
+    ("vmap", "gru, time first", torch.float32): RuntimeError,
     **{(engine, "bare parameter", dtype): Unsupported
        for engine in ("bookkeeping", "ghost") for dtype in (torch.float64, torch.float32)},
 }

@@ -66,6 +66,17 @@ class _Recurrent(nn.Module):
         return self.lstm(x)[0]
 
 
+class _TimeFirst(nn.Module):
+    """Records on the second axis of what a layer is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 3, num_layers=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(x.transpose(0, 1))[0].transpose(0, 1)
+
+
 class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -99,6 +110,7 @@ ENGINE_CASES = (
     EngineCase("tied and reused", _Tied, _floats(5)),
     EngineCase("bare parameter", _Bias, _floats(5)),
     EngineCase("lstm", _Recurrent, _floats(5, 4)),
+    EngineCase("gru, time first", _TimeFirst, _floats(5, 4)),
     EngineCase("attention", _Attention, _floats(4, 8)),
     EngineCase("embedding", _Tokens, lambda size: (torch.rand(size, 1), torch.randint(7, (size, 5)))),
 )

@@ -35,7 +35,9 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
 def _traceable_recurrence(model: nn.Module) -> Iterator[None]:
     """Put something that has the right shapes in the place of recurrent layers, which torch cannot vectorise.
 
-    They treat every record alone: that they can be traced is not what is asked.
+    They treat every record alone: that they can be traced is not what is asked. Packed sequences stay out: packing
+    needs the records' lengths as numbers, so that a loss that packs is done one record at a time unless an engine is
+    asked for by name.
     """
     recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase) and "forward" not in vars(m)]
     try:

@@ -21,8 +21,9 @@ from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.tape import Tape
 
 _DEEPEST = 64  # layers: deeper ones have names that are not known, and no rule
-RECURRENT_PARAMETERS = frozenset(f"{what}_{of}_l{layer}{way}" for what in ("weight", "bias") for of in ("ih", "hh")
-                                 for layer in range(_DEEPEST) for way in ("", "_reverse"))
+RECURRENT_PARAMETERS = frozenset(
+    f"{name}_l{layer}{way}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    for layer in range(_DEEPEST) for way in ("", "_reverse"))
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -73,8 +74,8 @@ def _padded(inputs: torch.Tensor | PackedSequence, module: Any,
             layout: Layout) -> tuple[torch.Tensor, list[int], torch.Tensor]:
     """Return [sequences, time, features], how many of them reach each step, and their order, longest first."""
     if isinstance(inputs, PackedSequence):
-        if layout.axis:
-            raise Unsupported
+        if layout.axis or (inputs.sorted_indices is None and len(set(inputs.batch_sizes.tolist())) > 1):
+            raise Unsupported("sequences were sorted outside of their packing")
         padded, _ = pad_packed_sequence(inputs, batch_first=True)
         sizes, order = inputs.batch_sizes.tolist(), inputs.sorted_indices
     else:
@@ -96,7 +97,7 @@ def _initial(hx: Any, number: int, padded: torch.Tensor, weights: _Weights) -> l
     """Return hidden state and memory before the first step; layers without a memory get one that they do not use."""
     if hx is None:
         return [padded.new_zeros(len(padded), weights.hidden.shape[1])] * 2
-    states = hx if isinstance(hx, tuple) else (hx, hx)
+    states = (hx, hx) if isinstance(hx, torch.Tensor) else hx
     return [state[number].to(padded.dtype) for state in states]
 
 
