@@ -81,7 +81,7 @@ def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
     for side in (_steep, _flat):  # each is unimodal in ε, and every ε gives a valid bound
         if last > 0:
             found = minimize_scalar(lambda value, side=side: -float(side(fpr, value, guarantee.delta(value).upper)),
-                                    bounds=(0.0, last), method="bounded", options={"xatol": 1e-4 * last})
+                                    bounds=(0.0, last), method="bounded", options={"xatol": 1e-3 * last})
             best = max(best, -float(found.fun))
     return 1 - best
 

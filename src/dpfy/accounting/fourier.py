@@ -25,7 +25,6 @@ Complex = NDArray[np.complex128]
 _VANISHED = 1e-300
 _CHUNK = 128  # atoms per matrix product
 _MANY = 8  # rows, from which on exponentials cost less than products
-_MAX_ORDER = 12
 _SERIES = 1e-9  # what a series may leave out of log δ, per block
 _NEGLIGIBLE = -50.0  # log of a modulus, relative to that at frequency 0, below which factors need not be multiplied
 
@@ -135,7 +134,7 @@ class Spectrum:
         self.density_terms: Complex = weight * np.exp(log_value)
         self.terms: Complex = self.density_terms / (z * (z + 1))
         size, density_size = np.abs(self.terms), np.abs(self.density_terms)
-        work = EPS * (16 + len(frequency) + 4 * len(blocks) * np.abs(log_value)) + np.expm1(slack)
+        work = EPS * (16 + len(frequency) + 4 * len(blocks) * np.abs(log_value)) + np.expm1(np.minimum(slack, 700.0))
         self.error = float(size @ work)
         self.density_error = float(density_size @ work)
         self.phase_error = 4 * EPS * float(size @ frequency)
@@ -218,37 +217,46 @@ def _turned_sums(block: Block, rows: Array, frequency: Array, turner: "_Turner",
     """Σ rows·(e^{iuL} − 1) at all frequencies, and what the series left out.
 
     Where losses differ from row to row, e^{iu(l + d)} − 1 is expanded in iud; |e^{iud} − Σ_{k ≤ n} (iud)^k/k!| is at
-    most |ud|^{n + 1}/(n + 1)!.
+    most |ud|^{n + 1}/(n + 1)!. Where that does not get small, every row is transformed by itself.
     """
-    sums, factor = turner.sums(rows, len(frequency)), 1j * frequency
+    count = len(frequency)
     if block.offset is None:
-        return sums, np.zeros((1, len(frequency)))
-    powers = rows * block.offset
+        return turner.sums(rows, count), np.zeros((1, count))
+    eighth = np.square(np.square(np.square(block.offset)))
+    if scale @ (rows * eighth).sum(axis=1) * _term(frequency[-1], 8) > _SERIES:
+        loss = block.loss + block.offset
+        return np.concatenate([_Turner(own, turner.step).sums(row[None], count) for own, row in zip(
+            loss, rows, strict=True)]), np.zeros((1, count))
+    sums, powers = turner.sums(rows, count), rows * block.offset
     size = np.abs(powers).sum(axis=1)
     turn = np.minimum(np.abs(block.offset).max() * frequency, 50.0)
     rounding = np.outer(size, 4 * EPS * (24 + turner.terms(len(rows))) * frequency * np.exp(turn))
-    term: Complex = factor
-    for order in range(1, _MAX_ORDER):
-        if scale @ size * abs(term[-1]) < _SERIES:
-            break
-        sums = sums + term * (turner.sums(powers, len(frequency)) + powers.sum(axis=1)[:, None])
-        powers, term = powers * block.offset, term * factor / (order + 1)
+    order = 1
+    while scale @ size * _term(frequency[-1], order) > _SERIES:
+        sums = sums + 1j**order * _term(frequency, order) * (
+            turner.sums(powers, count) + powers.sum(axis=1)[:, None])
+        powers, order = powers * block.offset, order + 1
         size = np.abs(powers).sum(axis=1)
-    return sums, np.outer(size, np.abs(term)) + rounding
+    return sums, np.outer(size, _term(frequency, order)) + rounding
+
+
+def _term(frequency: Array, order: int) -> Array:
+    term: Array = frequency**order / math.factorial(order)
+    return term
 
 
 class _Turner:
     """Σ rows·(e^{iuL} − 1) at the first multiples of a step, for many lists of rows on the same losses."""
 
     def __init__(self, loss: Array, step: float) -> None:
-        self.loss, self._step = loss, step
+        self.loss, self.step = loss, step
         self._parts: tuple[Array, Array] | None = None
 
     def sums(self, rows: Array, count: int) -> Complex:
         if len(rows) < _MANY:
             return self._few(rows, count)
         if self._parts is None:  # later calls ask for no more frequencies
-            turned = _turned(np.outer(self.loss, self._step * np.arange(count)))
+            turned = _turned(np.outer(self.loss, self.step * np.arange(count)))
             self._parts = turned.real.copy(), turned.imag.copy()
         real, imaginary = (rows @ part[:, :count] for part in self._parts)
         return real + 1j * imaginary
@@ -260,8 +268,8 @@ class _Turner:
         values = np.zeros((len(rows) * long, wide), dtype=np.complex128)
         for first in range(0, len(self.loss), _CHUNK):  # short sums, then a sum of sums
             part, mass = self.loss[first:first + _CHUNK], rows[:, first:first + _CHUNK]
-            inner = _turned(np.outer(part, self._step * np.arange(wide)))
-            outer = _turned(np.outer(self._step * wide * np.arange(long), part))
+            inner = _turned(np.outer(part, self.step * np.arange(wide)))
+            outer = _turned(np.outer(self.step * wide * np.arange(long), part))
             values += np.repeat(mass @ inner, long, axis=0)
             values += (mass[:, None, :] * outer).reshape(-1, len(part)) @ (inner + 1)
         result: Complex = values.reshape(len(rows), -1)[:, :count]
