@@ -11,7 +11,11 @@ from functools import cached_property, reduce
 import torch
 
 _RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
-_OWN_ROUNDING = 8.0  # of a product sum over time, in units in the last place of its absolute terms
+_ROWS = 256  # of a product that is added up in the gradients' own precision, and
+_RECORDS = 16  # of a sum of written-out gradients; the parts are added in float64
+_NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
+SUM_ROUNDING = (_ROWS + 3) * 2.0**-24
+"""By how many clip bounds one record more may move each other's share of a sum: docs/proofs/clipping-engines.md."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,11 @@ class Kept(Contribution):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the weighed records, in one pass over them."""
         gradients = _in_working_precision(self.gradients)
-        total += self.shaped(torch.matmul(weights.to(gradients.dtype), gradients))
+        weights = weights.to(gradients.dtype)
+        summed = torch.zeros(len(gradients), gradients.shape[2], dtype=torch.float64, device=gradients.device)
+        for block, weight in zip(gradients.split(_RECORDS, 1), weights.split(_RECORDS), strict=True):
+            summed += torch.matmul(weight, block)
+        total += self.shaped(summed)
 
     def instantiate(self) -> "Kept":
         """Return itself."""
@@ -108,25 +116,39 @@ class Outer(Contribution):
 
     def norms(self) -> Norms:
         """Return exact products for one time step, and Gram matrices for more."""
-        steps = self.inputs.shape[1]
-        if steps == 1:
+        if self.inputs.shape[1] == 1:
             return Norms(squared_norms(self.inputs) * squared_norms(self.outputs))
-        a, b = self.inputs.double(), self.outputs.double()
-        gram = (torch.bmm(a, a.mT) * torch.bmm(b, b.mT)).sum((1, 2))
-        return self._certified(gram, (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(b, dim=2)).sum(1))
+        return self.certified(self.gram(), self.magnitude())
 
-    def _certified(self, squared: torch.Tensor, magnitude: torch.Tensor) -> Norms:
-        """Add what float64 may have lost in the Gram matrices, and what the product over all records may add."""
+    def gram(self) -> torch.Tensor:
+        """Return the squared norms as float64 gives them."""
+        a, b = self.inputs.double(), self.outputs.double()
+        return (torch.bmm(a, a.mT) * torch.bmm(b, b.mT)).sum((1, 2))
+
+    def magnitude(self) -> torch.Tensor:
+        """Return the norms that the sums over time would have if nothing cancelled."""
+        return (_row_norms(self.inputs) * _row_norms(self.outputs)).sum(1)
+
+    def certified(self, squared: torch.Tensor, magnitude: torch.Tensor, more_steps: int = 0,
+                  more_roundings: int = 0) -> Norms:
+        """Add what float64 may have lost in the Gram matrices, and what rounding may add to the record's own terms."""
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
-        lost = (d + p + steps * steps + 8) * 2.0**-52 * magnitude.square()
-        own = _OWN_ROUNDING * torch.finfo(_in_working_precision(self.outputs).dtype).eps / 2 * magnitude
+        lost = (d + p + (steps + more_steps) ** 2 + 8) * 2.0**-52 * magnitude.square()
+        unit = torch.finfo(_in_working_precision(self.outputs).dtype).eps / 2
+        own = (min(steps, _ROWS) + 3 + more_roundings) * unit * magnitude + _NOTHING
         return Norms(((squared + lost).clamp(min=0).sqrt() + own).square(), magnitude)
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add one product over all records and time steps."""
+        """Add products over many records and time steps, none of them over more rows than float32 can bear."""
         outputs, inputs = _in_working_precision(self.outputs), _in_working_precision(self.inputs)
-        weighed = outputs * weights.to(outputs.dtype)[:, None, None]
-        total += weighed.flatten(0, 1).t() @ inputs.flatten(0, 1)
+        records, steps = inputs.shape[:2]
+        weighed = (outputs * weights.to(outputs.dtype)[:, None, None]).flatten(0, 1)
+        inputs = inputs.flatten(0, 1)
+        whole = max(1, _ROWS // steps) * steps  # a record's rows stay together, or are by themselves
+        for start in range(0, records * steps, whole):
+            for b, a in zip(weighed[start:start + whole].split(_ROWS), inputs[start:start + whole].split(_ROWS),
+                            strict=True):
+                total += b.t() @ a
 
     def instantiate(self) -> Kept:
         """Write the gradients out."""
@@ -147,12 +169,13 @@ class InBlocks(Outer):
         """Return norms of written-out gradients, a few records at a time."""
         parts = zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once), strict=True)
         squared = torch.cat([Outer(a, b).instantiate().norms().squared for a, b in parts])
-        magnitude = (_row_norms(self.inputs) * _row_norms(self.outputs)).sum(1)
-        return self._certified(squared, magnitude)
+        return self.certified(squared, self.magnitude(), more_roundings=self.inputs.shape[1])
 
 
 def _row_norms(rows: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(_in_working_precision(rows), dim=2).double()
+    """Return the norm over features, in float64; squares that underflow there are charged at the smallest one."""
+    found = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
+    return found + 2.0**-511 * rows.shape[2] ** 0.5
 
 
 @dataclass(frozen=True)
@@ -168,28 +191,28 @@ class Rows(Contribution):
 
     def norms(self) -> Norms:
         """Return the norms of the rows after equal tokens of a record were added up."""
-        rows, owners, _ = self._distinct
+        rows, owners, _, _ = self._distinct
         squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
         return Norms(squared.index_add_(0, owners, squared_norms(rows)) * (1 + self.tokens.shape[1] * 2.0**-52))
 
     @cached_property
-    def _distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the summed rows, the record of each and the token of each."""
+    def _distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the summed rows, and of each its record, its token, and its number by place in ``tokens``."""
         records, steps = self.tokens.shape
         numbers = torch.arange(records, device=self.tokens.device).unsqueeze(1) * self.vocabulary + self.tokens
         keys, places = torch.unique(numbers.flatten(), return_inverse=True)
         outputs = _in_working_precision(self.outputs).reshape(records * steps, -1)
         rows = outputs.new_zeros(len(keys), outputs.shape[1]).index_add_(0, places, outputs)
-        return rows, torch.div(keys, self.vocabulary, rounding_mode="floor"), keys % self.vocabulary
+        return rows, torch.div(keys, self.vocabulary, rounding_mode="floor"), keys % self.vocabulary, places
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the rows that occur; the others stay as they are and get noise like all."""
-        rows, owners, tokens = self._distinct
+        rows, owners, tokens, _ = self._distinct
         total.index_add_(0, tokens, (rows * weights.to(rows.dtype)[owners].unsqueeze(1)).double())
 
     def instantiate(self) -> Kept:
         """Write out dense gradients; only ever needed where a table is tied to something that is not a Linear."""
-        rows, owners, tokens = self._distinct
+        rows, owners, tokens, _ = self._distinct
         dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
         return Kept.of(dense.index_put_((owners, tokens), rows, accumulate=True))
 
@@ -199,8 +222,15 @@ class Rows(Contribution):
                     self.vocabulary)
 
     def inner(self, other: Outer) -> torch.Tensor:
-        """Return ⟨rows, outer⟩ per record: Σ_t Σ_s b_s[token_t]·(g_t·a_s), without a table."""
-        products = torch.bmm(self.outputs.double(), other.inputs.double().mT)
+        """Return ⟨rows, outer⟩ per record: Σ_t Σ_s b_s[token_t]·(r_t·a_s), without a table.
+
+        r_t is the very row that is added, rounding included, at the first place of its token and zero at the others.
+        """
+        rows, _, _, places = self._distinct
+        numbers = torch.arange(len(places), device=places.device)
+        first = torch.full_like(numbers[:len(rows)], len(places)).scatter_reduce_(0, places, numbers, "amin")
+        placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(0, first, rows.double())
+        products = torch.bmm(placed.view(*self.tokens.shape, -1), other.inputs.double().mT)
         tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
         entries = other.outputs.double().mT.gather(1, tokens)
         return (products * entries).sum((1, 2))
@@ -215,11 +245,9 @@ class Tied(Contribution):
 
     def norms(self) -> Norms:
         """Return ‖r‖² + ‖o‖² + 2⟨r, o⟩."""
-        r, o = self.rows.norms(), self.outer.norms()
-        cross = 2 * self.rows.inner(self.outer)
-        parts = r.squared.sqrt() + (o.squared.sqrt() if o.magnitude is None else o.magnitude)
-        slack = 2.0**-40 * parts.square()
-        return Norms((r.squared + o.squared + cross + slack).clamp(min=0), parts)
+        rows = self.rows.norms().squared
+        squared = rows + self.outer.gram() + 2 * self.rows.inner(self.outer)
+        return self.outer.certified(squared, rows.sqrt() + self.outer.magnitude(), self.rows.tokens.shape[1])
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add both."""

@@ -25,6 +25,7 @@ from dpfy.training.engines.bookkeeping.capture import (
     units_of,
     with_layouts,
 )
+from dpfy.training.engines.bookkeeping.contributions import SUM_ROUNDING
 from dpfy.training.engines.bookkeeping.sinks import Both, ClippingEach, Keeping, Measuring, Norms, Summing
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, Tape
 from dpfy.training.engines.loop import LoopEngine
@@ -42,7 +43,7 @@ class CapturingEngine(Engine):
 
     isolation = "checked on synthetic input: no record reaches another one's place in any layer"
     isolates = False
-    rounding = 2.0**-20
+    rounding = SUM_ROUNDING
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
