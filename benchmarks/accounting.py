@@ -4,12 +4,14 @@ Times are CPU seconds of this process. ``excess`` is the upper end over the lowe
 one: how far above the truth a claim may be. Peers that are not installed are left out (extra ``bench``).
 """
 
+import random
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
 from dpfy.accounting import account, calibrate_noise, pld, rdp
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+from dpfy.types import Relation
 
 CASES = [(0.01, 1.0, 10_000, 1e-5), (0.001, 0.6, 100_000, 1e-6), (0.17, 4.65, 600, 1e-5), (1.0, 30.0, 1000, 1e-5),
          (1e-4, 0.8, 10**6, 1e-6), (0.01, 1.0, 10, 1e-5)]
@@ -81,11 +83,18 @@ def single_runs() -> None:
 
 
 def different_steps() -> None:
-    events = [run(0.01, 2 * 0.35 ** (t / 9999), 1) for t in range(10_000)]
-    guarantee = account(events)
-    start = time.process_time()
-    lower, upper = guarantee.epsilon(1e-5)
-    print(f"10 000 different steps: [{lower:.5f}, {upper:.5f}] in {time.process_time() - start:.3f} s")
+    draws = random.Random(1)
+    ledgers = {
+        "10 000 noise multipliers": [run(0.01, 2 * 0.35 ** (t / 9999), 1) for t in range(10_000)],
+        "10 000 rates and noise multipliers": [run(10 ** draws.uniform(-3, -1.3), draws.uniform(0.6, 3), 1)
+                                               for _ in range(10_000)],
+    }
+    for name, events in ledgers.items():
+        for relation in Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE:
+            guarantee = account(events, relation=relation)
+            start = time.process_time()
+            lower, upper = guarantee.epsilon(1e-5)
+            print(f"{name}, {relation}: [{lower:.5f}, {upper:.5f}] in {time.process_time() - start:.3f} s")
 
 
 def calibration() -> None:

@@ -114,3 +114,22 @@ def test_heterogeneous_composition_agrees_with_another_implementation():
     assert lower <= peer.get_epsilon_for_delta(1e-5)
     assert upper == pytest.approx(peer.get_epsilon_for_delta(1e-5), rel=1e-3)
     assert lower >= 0.999 * upper
+
+
+def test_no_two_records_are_told_apart_better_than_opposed_ones():
+    """The theorem of docs/proofs/accounting-replace-one.md, in two dimensions, by the midpoint rule."""
+    generator = np.random.default_rng(5)
+    axis = np.linspace(-7, 7, 281)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1)
+    area = (axis[1] - axis[0]) ** 2
+    for _ in range(40):
+        q, z, gamma = generator.uniform(0.05, 0.9), generator.uniform(0.6, 1.2), math.exp(generator.uniform(-1, 1.5))
+        turns, radii = generator.uniform(0, 2 * math.pi, 2), generator.random(2) ** 0.25
+        a, b = (radius * np.array([math.cos(turn), math.sin(turn)]) for radius, turn in zip(radii, turns, strict=True))
+        none, first, second = (np.exp(-((grid - mean) ** 2).sum(axis=-1) / (2 * z**2)) / (2 * math.pi * z**2)
+                               for mean in (np.zeros(2), a, b))
+        one, other = (1 - q) * none + q * first, (1 - q) * none + q * second
+        found = area * np.maximum(one - gamma * other, 0).sum()
+        log = math.log(gamma)
+        worst = one_step.profile(Pair(q, z, "opposed"), abs(log))
+        assert found <= (worst if log >= 0 else 1 - gamma + gamma * worst) + 1e-5
