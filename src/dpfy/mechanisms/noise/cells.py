@@ -21,15 +21,15 @@ Positions = npt.NDArray[np.intp]
 
 def room_for(count: int) -> int:
     """Return how long a vector must be for ``count`` values and the spare ones, which replace those above the curve."""
-    return count + count // 64 + 64
+    return count + count // 48 + 64
 
 
 def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream) -> Floats:
     """Return the middles of the cells of ``count`` independent reals from N(0, spread²), at the start of ``room``.
 
-    ``spread`` is in columns of 2^32 cells, and the result is in cells. One point of seventy is above the curve, and a
+    ``spread`` is in columns of 2^32 cells, and the result is in cells. One point of sixty is above the curve, and a
     second round for them would take as many calls as the first. Hence the spare ones; should they not suffice, which
-    happens to one vector in a million at most, there is a second round.
+    happens to one vector in 10^15 at most, there is a second round.
     """
     room = room[:room_for(count)]
     rejected = _draw(room, cover(spread), stream)

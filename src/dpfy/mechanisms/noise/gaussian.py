@@ -12,7 +12,7 @@ from dpfy.mechanisms.noise.desk import SEGMENT, Desk
 from dpfy.mechanisms.noise.lattice import add_on_lattice, round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose, this_process
 
-_BLOCK = 1 << 15  # values that are added while they stay in the cache, and that torch does not divide among threads
+_BLOCK = 1 << 16  # values that are added while they stay in the cache
 
 
 class LatticeGaussian:
