@@ -146,6 +146,24 @@ def test_a_worker_reports_its_peak_or_what_stopped_it(limit: int, expected: str)
         assert measure._explain(found["failed"], limit) == "needs more than 0.0625 GB"
 
 
+def test_the_worth_of_a_second_process_is_a_ratio_of_medians_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [("alone", 30.0), ("divided", 20.0), ("alone", 32.0), ("divided", 16.0), ("alone", 99.0), ("divided", 15.0)]
+
+    def ask(*_: object, rank: int, **__: object) -> Iterator[dict[str, Any]]:
+        return iter([{"contender": name, "ms": ms} for name, ms in times] if rank == 0 else [])
+
+    monkeypatch.setattr(measure, "ask", ask)
+    assert measure.speed_up("mlp", 8, rounds=3) == 2.0
+    monkeypatch.setattr(measure, "ask", lambda *_, rank, **__: iter([{"failed": "died"}] if rank == 1 else []))
+    with pytest.raises(RuntimeError, match="died"):
+        measure.speed_up("mlp", 8, rounds=3)
+
+
+@pytest.mark.slow
+def test_workers_divide_a_step_among_themselves() -> None:
+    assert measure.speed_up("cnn-mnist", records=8, rounds=1) > 0
+
+
 def test_a_worker_that_dies_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.sys, "executable", "/bin/false")
     *_, found = measure.ask("peak", "mlp", 1)

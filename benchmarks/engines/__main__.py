@@ -22,12 +22,14 @@ from benchmarks.engines.measure import (
     compare,
     logical_batch,
     profile,
+    speed_up,
     write,
 )
 from benchmarks.engines.workloads import WORKLOADS
 
 _QUICK = ("mlp", "cnn-mnist", "lstm-imdb")
 _LOGICAL = ("mlp", "cnn-mnist", "cnn-cifar")  # the others need minutes for so many records
+_DIVIDED, _DIVIDED_RECORDS, _SPEED_UP = "cnn-cifar", 512, 1.6
 _TIME_LIMIT_ON_AVERAGE, _MEMORY_LIMIT, _MEMORY_LIMIT_ON_AVERAGE, _LOGICAL_LIMIT = 1.55, 1.5, 1.35, 1.1
 
 
@@ -66,6 +68,8 @@ def main() -> None:
     verdicts(figures, console)
     if "dpfy" in names:
         statements([workload for workload in _LOGICAL if workload in workloads], threads[0], console)
+        if _DIVIDED in workloads:
+            divided(settings.rounds, console)
     complete = not (options.workload or options.engine or options.threads or options.quick)
     save(figures, options.output or (RESULTS if complete else None), console)
 
@@ -126,6 +130,13 @@ def statements(workloads: list[str], threads: int, console: Console) -> None:
         ratio = logical_batch(workload, threads, chunk)
         console.print(f"{workload}: a step on {LOGICAL_BATCH} records takes {_held(ratio, _LOGICAL_LIMIT)} times the "
                       f"memory of one on a single chunk of {chunk}")
+
+
+def divided(rounds: int, console: Console) -> None:
+    """Print what a second process is worth."""
+    found = speed_up(_DIVIDED, _DIVIDED_RECORDS, rounds)
+    console.print(f"{_DIVIDED}: two processes make a step on {_DIVIDED_RECORDS} records {found:.2f} times as fast as "
+                  f"one (at least {_SPEED_UP:.2f}{', missed' if found < _SPEED_UP else ''})")
 
 
 def _held(value: float, limit: float) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,22 @@ def logical_batch(workload: str, threads: int, one_chunk: int, records: int = LO
             raise RuntimeError(f"a logical batch of {size} records of {workload}: {found['failed']}")
         peaks.append(found["peak_mb"])
     return peaks[1] / peaks[0]
+
+
+def speed_up(workload: str, records: int, rounds: int, processes: int = 2) -> float:
+    """Return how many times faster a step is when processes of one thread each divide it among themselves."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        def answers(rank: int) -> list[dict[str, Any]]:
+            return list(ask("divided", workload, threads=1, records=records, rounds=rounds, rank=rank, size=processes,
+                            meeting=str(Path(folder, "meeting"))))
+
+        found, *others = pool.map(answers, range(processes))
+    for each in (*found, *(answer for answers in others for answer in answers)):
+        if "failed" in each:
+            raise RuntimeError(f"{processes} processes on {workload}: {each['failed']}")
+    alone, together = (statistics.median(each["ms"] for each in found if each["contender"] == name)
+                       for name in ("alone", "divided"))
+    return alone / together
 
 
 def profile(workload: str, contender: str, threads: int, rows: int = 15) -> str:

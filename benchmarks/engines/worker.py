@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,22 @@ def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int) 
                 answer(contender=name, ms=milliseconds(running[name]))
 
 
+def divided(workload: Workload, folder: Path, records: int, rounds: int, rank: int, size: int, meeting: str) -> None:
+    """Answer, on rank 0, with the times of a step alone and of the same step divided among ``size`` processes.
+
+    The two take turns. A run belongs to the processes that are in a group when it begins, so the first one is alone.
+    """
+    batch = replace(workload, batch=records)
+    running = {"alone": private(batch, batch.data(), records, folder / "alone.dpl")} if rank == 0 else {}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    running["divided"] = private(batch, batch.data(), records, folder / "divided.dpl")
+    for turn in range(_WARM_UP + rounds):
+        for name in list(running)[:: -1 if turn % 2 else 1]:
+            ms = milliseconds(running[name])
+            if turn >= _WARM_UP and rank == 0:
+                answer(contender=name, ms=ms)
+
+
 def operations(workload: Workload, folder: Path, contender: str, rows: int) -> None:
     """Answer with the table of the operations that one step spends its time in."""
     ready = prepare(contender, workload, folder)
@@ -112,7 +129,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-TASKS: dict[str, Callable[..., None]] = {"peak": peak, "logical": logical, "clock": clock,
+TASKS: dict[str, Callable[..., None]] = {"peak": peak, "logical": logical, "clock": clock, "divided": divided,
                                          "operations": operations}
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -490,15 +491,17 @@ def test_when_a_rank_is_killed_the_others_stop_and_the_ledger_counts_every_relea
 # The command line
 
 
-def torchrun(folder, *arguments):
+SHORT = ["-m", "dpfy", "train", "--epochs", "1", "--batch-size", "500", "--delta", "1e-3", "--name", "a"]
+
+
+def torchrun(folder, *program):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    return subprocess.run([*launcher, "-m", "dpfy", "train", *arguments], cwd=folder, capture_output=True, text=True,
-                          timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run([*launcher, *program], cwd=folder, capture_output=True, text=True, timeout=240,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_torchrun_trains_with_one_folder_and_one_voice(tmp_path):
-    short = ["--epochs", "1", "--batch-size", "500", "--delta", "1e-3", "--name", "a"]
-    result = torchrun(tmp_path, *short)
+    result = torchrun(tmp_path, *SHORT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("-differential privacy") == result.stdout.count("report.html") == 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
@@ -508,10 +511,20 @@ def test_torchrun_trains_with_one_folder_and_one_voice(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_resumes_and_says_once_what_is_wrong(tmp_path):
-    short = ["--epochs", "1", "--batch-size", "500", "--delta", "1e-3", "--name", "a"]
-    assert torchrun(tmp_path, *short).returncode == 0
-    again = torchrun(tmp_path, *short)
+    assert torchrun(tmp_path, *SHORT).returncode == 0
+    again = torchrun(tmp_path, *SHORT)
     said = [line for line in again.stderr.splitlines() if line.startswith("Error: ")]  # torchrun says its own besides
     assert again.returncode != 0 and len(said) == 1 and "--resume" in said[0]
-    resumed = torchrun(tmp_path, "--resume", "runs/a")
+    resumed = torchrun(tmp_path, "-m", "dpfy", "train", "--resume", "runs/a")
     assert resumed.returncode == 0 and resumed.stdout.count("-differential privacy") == 1
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_documentation_runs_in_two_processes(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "distributed.md"
+    program = re.search(r"^```python\n(# train\.py\n.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)[1]
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    result = torchrun(tmp_path, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert 3.9 < float(result.stdout) <= 4.0  # one number, of one rank
+    assert dpfy.Ledger.read(tmp_path / "run.dpl").count == 10
