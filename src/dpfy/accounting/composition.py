@@ -17,7 +17,7 @@ from dpfy.accounting.tilt import choose_line, log_chernoff, saddle_at, tilt_grid
 _PRECISION = 1e-6  # of δ: what tails and aliases may cost
 _COARSE = 200  # cuts for a first guess
 _CUTS = 280  # cuts for an accuracy of 1e-3, usually
-_ROUNDS = 6
+_ROUNDS = 8
 _MAX_WORK = 2e8  # cuts × frequencies of one bound: about a second; then smoothing gives way
 _MAX_KINDS = 20_000
 _MAX_CELLS = 2e7  # kinds × cuts
@@ -92,19 +92,19 @@ def one_direction(run: Run, gauss: float, direction: Direction, question: Questi
     resolution = Resolution(int(_CUTS * math.sqrt(1e-3 / aim)), place.epsilon, outline.near(place.ceiling)[0], math.inf,
                             outline.log_tail)
     smoothing = aim / 5 * max(place.epsilon, question.least, 0.2 / place.tilt) / (place.tilt + 1)
-    best, before = Bracket(0.0, math.inf), math.inf
+    best, before, reached = Bracket(0.0, math.inf), math.inf, math.inf
     up: list[Block] = []
     for _ in range(_ROUNDS):
         if resolution.cuts * run.kinds > _MAX_CELLS:
             break
         resolution = replace(resolution, top=place.ceiling + outline.margin)
-        bounds, up = _bounds(run, gauss, direction, place, resolution, smoothing)
+        bounds, up = _bounds(run, gauss, direction, question, place, resolution, smoothing)
         found = question.answer(bounds, place)
         best = Bracket(max(best.lower, found.lower, other.lower), max(min(best.upper, found.upper), other.upper))
         excess = question.excess(best, place, accuracy)
-        if excess <= 1 or excess > 0.8 * before:
+        if excess <= 1 or (excess > 0.8 * before and best.upper > 0.95 * reached):
             break
-        before = excess
+        before, reached = excess, best.upper
         place, smoothing, resolution = _finer(bounds, found, question, place, excess, accuracy, smoothing,
                                               resolution)
     return Bracket(min(best.lower, best.upper), best.upper), up
@@ -136,14 +136,14 @@ def opposite(blocks: list[Block], gauss: float, margin: float) -> tuple[Moments,
     return moments(back, gauss, tilt_grid(_variance(back, gauss), math.log(_PRECISION))), infinite(back)
 
 
-def _bounds(run: Run, gauss: float, direction: Direction, place: Location, resolution: Resolution,
+def _bounds(run: Run, gauss: float, direction: Direction, question: Question, place: Location, resolution: Resolution,
             smoothing: float) -> tuple[Bounds, list[Block]]:
     """Bound the composed law on cuts of this resolution; and the law from above."""
     cuts = choose_cuts(run, direction, resolution)
     up, down = law(run, cuts, direction, atoms.above, atoms.below)
     top = float(cuts[-1] if direction == 1 else -cuts[0])
     found = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta))
-    tilt = min(place.tilt, _MAX_EXPONENT / top)
+    tilt = min(question.tilt(found, infinite(up)), _MAX_EXPONENT / top)
     line = choose_line(found, tilt, place.epsilon, place.log_delta + math.log(_PRECISION), smoothing, gauss,
                        _MAX_WORK / len(cuts))
     beyond, past = (sum(float(block.times @ part) for block, part in parts) for parts in (
@@ -156,7 +156,7 @@ def _bounds(run: Run, gauss: float, direction: Direction, place: Location, resol
 def _finer(bounds: Bounds, found: Bracket, question: Question, place: Location, excess: float, accuracy: float,
            smoothing: float, resolution: Resolution) -> tuple[Location, float, Resolution]:
     """Attribute the width to smoothing and to atoms, and make finer what dominates it."""
-    place = question.improved(found, place, bounds)
+    place = question.improved(found, place)._replace(tilt=bounds.above.line.tilt)
     ahead = 1e-3 * max(place.epsilon, 0.1 / place.tilt)
     here = math.log(bounds.delta_above(place.epsilon))
     slope = max((here - math.log(bounds.delta_above(place.epsilon + ahead))) / ahead, 1e-3 * place.tilt)

@@ -79,7 +79,10 @@ class Question(Protocol):
     def answer(self, bounds: Bounds, place: Location) -> Bracket:
         """Bound the answer."""
 
-    def improved(self, bracket: Bracket, place: Location, bounds: Bounds) -> Location:
+    def tilt(self, law: Moments, infinite: float) -> float:
+        """Where to integrate a law with these moments and this mass at ∞."""
+
+    def improved(self, bracket: Bracket, place: Location) -> Location:
         """Take what was found into the guess."""
 
     def excess(self, bracket: Bracket, place: Location, accuracy: float) -> float:
@@ -130,9 +133,12 @@ class EpsilonAt:
         upper = _crossing(lambda epsilon: bounds.above.delta_above(epsilon) - math.log(goal), place.epsilon)
         return Bracket(_last_above(lambda epsilon: bounds.delta_below(epsilon) / self.delta - 1, upper), upper)
 
-    def improved(self, bracket: Bracket, place: Location, bounds: Bounds) -> Location:
+    def tilt(self, law: Moments, infinite: float) -> float:
+        return self._saddle(law, infinite)[0]
+
+    def improved(self, bracket: Bracket, place: Location) -> Location:
         epsilon = bracket.upper if bracket.upper < math.inf else 2 * place.ceiling
-        return Location(self._saddle(bounds.moments, bounds.infinite)[0], epsilon, place.log_delta, epsilon)
+        return place._replace(epsilon=epsilon, ceiling=epsilon)
 
     def allowed(self, place: Location, slope: float, accuracy: float) -> float:
         return accuracy * max(place.epsilon, self.least) * slope
@@ -165,9 +171,12 @@ class DeltaAt:
     def answer(self, bounds: Bounds, place: Location) -> Bracket:
         return Bracket(max(0.0, bounds.delta_below(self.epsilon)), min(1.0, bounds.delta_above(self.epsilon)))
 
-    def improved(self, bracket: Bracket, place: Location, bounds: Bounds) -> Location:
+    def tilt(self, law: Moments, infinite: float) -> float:
+        return saddle_at(law, self.epsilon)[0]
+
+    def improved(self, bracket: Bracket, place: Location) -> Location:
         log_delta = max(math.log(bracket.upper), _MIN_LOG_DELTA) if bracket.upper > 0 else place.log_delta
-        return place._replace(tilt=saddle_at(bounds.moments, self.epsilon)[0], log_delta=log_delta)
+        return place._replace(log_delta=log_delta)
 
     def allowed(self, place: Location, slope: float, accuracy: float) -> float:
         return accuracy * max(1.0, place.epsilon * slope)

@@ -8,6 +8,7 @@ from dpfy.accounting.atoms import Array
 from dpfy.accounting.fourier import Line, Moments
 
 _CANDIDATES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12)
+_HEIGHT = 28.0  # log of terms over what aliases may cost, up to which rounding does not matter
 _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-10 of it
 
 
@@ -41,13 +42,14 @@ def log_chernoff(moments: Moments, epsilon: float) -> float:
 
 def choose_line(moments: Moments, best: float, epsilon: float, log_target: float, smoothing: float, gauss: float,
                 most: float) -> Line:
-    """The line with the narrowest window whose aliases stay below e^``log_target``.
+    """The line with the narrowest window whose aliases stay below e^``log_target`` and whose terms are not too large.
 
     It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies.
     """
-    best = min(best, float(moments.tilts[-4]))
-    lines = [(_window(moments, tilt, epsilon, log_target), tilt) for tilt in (best * share for share in _CANDIDATES)]
-    window, tilt = min(lines)
+    tilts = min(best, float(moments.tilts[-4])) * np.array(_CANDIDATES)
+    heights = np.interp(tilts, moments.tilts, moments.log_moment) - tilts * epsilon - log_target
+    _, window, tilt = min((max(height, _HEIGHT), _window(moments, tilt, epsilon, log_target), tilt)
+                          for height, tilt in zip(heights.tolist(), tilts.tolist(), strict=True))
     smoothing = max(smoothing, (_END * window / (2 * math.pi * most)) ** 2 - gauss)
     end = _END / math.sqrt(smoothing + gauss)
     return Line(tilt, window, smoothing, math.ceil(end * window / (2 * math.pi)) + 2)
