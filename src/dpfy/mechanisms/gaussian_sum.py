@@ -22,9 +22,9 @@ class GaussianSum:
     to the lattice. The release is post-processing of the Gaussian mechanism of noise multiplier exactly z.
 
     *Assumes*: the engine computes each weight from the very gradient that it adds, or from an upper bound of its norm,
-    and one record more moves the other contributions by at most ``rounding`` clip bounds each. The lattice costs √d
-    steps: half for rounding each record before it is added, as :func:`~dpfy.mechanisms.clipping.lattice_sum` does, and
-    all of it where the sum is rounded as a whole.
+    and one record more moves the contributions of at most ``companions`` others, by ``rounding`` clip bounds each. The
+    lattice costs √d steps: half for rounding each record before it is added, as
+    :func:`~dpfy.mechanisms.clipping.lattice_sum` does, and all of it where the sum is rounded as a whole.
 
     Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md.
     """
@@ -32,7 +32,7 @@ class GaussianSum:
     bound: float
     noise_multiplier: float
     dimension: int
-    expected_records: float = 0.0
+    companions: int = 0
     rounding: float = 2.0**-23
     influence: int = 1
 
@@ -50,10 +50,10 @@ class GaussianSum:
     def sensitivity(self) -> float:
         """The bound and the arithmetic: float64 norms and products, the lattice, and the other records' rounding.
 
-        One record more makes a chunk of another size, or another term of a float32 sum; the contributions of the other
-        records then move in their last bits, each by at most the engine's ``rounding`` in units of the bound.
+        One record more makes a block of another size, or another term of a float32 sum; the contributions of its
+        ``companions`` in the block then move in their last bits, each by at most ``rounding`` in units of the bound.
         """
-        arithmetic = (self.dimension + 8) * 2.0**-53 + self.expected_records * self.rounding
+        arithmetic = (self.dimension + 8) * 2.0**-53 + self.companions * self.rounding
         return self.influence * (self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid)
 
     @property

@@ -16,7 +16,6 @@ from dpfy.errors import DataError
 from dpfy.training.chunk import Chunk, UnsupportedField
 
 _WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
-_LARGEST_CHUNK = 1024  # records in memory at once, unless somebody says otherwise
 _BAD = "dpfy: this record could not be loaded"
 
 
@@ -38,12 +37,10 @@ class Records:
     does, it cannot mix them.
     """
 
-    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int,
-                 max_physical_batch: int | None) -> None:
+    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int) -> None:
         _check_map_style(data)
         self.data = data
         self.collate_fn = collate_fn
-        self.max_physical_batch = max_physical_batch
         self._guarded = _GuardedData(data)
         self._collate = _GuardedCollate(collate_fn)
         self._step = _Step()
@@ -55,11 +52,9 @@ class Records:
     def __len__(self) -> int:
         return len(self.data)
 
-    def chunks(self, indices: torch.Tensor, largest: int | None) -> Iterator[LoadedChunk]:
-        """Yield the chosen records in chunks of at most ``largest`` and ``max_physical_batch``, if there are any."""
-        allowed = self.max_physical_batch or _LARGEST_CHUNK
-        size = allowed if largest is None else min(allowed, largest)
-        physical = [part for part in indices.split(size) if len(part)]
+    def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
+        """Yield the records at the indices of each part, as one chunk or, where shapes differ, as several."""
+        physical = [part for part in parts if len(part)]
         if self._in_memory:
             for part in physical:
                 arguments = tuple(tensor[part] for tensor in self.data.tensors)

@@ -27,7 +27,7 @@ def inspect_records(data: Any, collate_fn: Callable[[list[Any]], Any] | None = N
     >>> [finding.index for finding in inspect_records([torch.ones(2), torch.tensor([1.0, float("nan")])])]
     [1]
     """
-    records = Records(data, collate_fn, num_workers=0, max_physical_batch=1)
+    records = Records(data, collate_fn, num_workers=0)
     shapes: dict[int, Any] = {}
     for index in range(len(records)):
         try:

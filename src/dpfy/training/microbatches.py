@@ -11,25 +11,16 @@ Reference: How to DP-fy ML, section 5.6, option 2; proof in docs/proofs/microbat
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.func import functional_call
 
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
-from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example
 
 Visit = Callable[[Callable[[Chunk], Any], Callable[[Any], None]], None]
 """Computes chunks of the records of one slot and hands the results over; records that raise are left out."""
-
-
-def draw_slots(records: int, slots: int, stream: SecureStream) -> npt.NDArray[np.int64]:
-    """Return a slot for each record of a sample, uniform to 2⁻³² and independent of all others."""
-    words = (stream.words(records) >> np.uint64(32)).astype(np.int64)
-    return words * slots >> 32
 
 
 def add_clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clipping,

@@ -30,13 +30,14 @@ from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedMeans
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
+from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks, check_same_records
-from dpfy.training.engines import ENGINES, PREFERENCE, Engine
+from dpfy.training.engines import ENGINES, Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, is_finite, trainable
-from dpfy.training.microbatches import add_clipped_mean, draw_slots
+from dpfy.training.microbatches import add_clipped_mean
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
@@ -80,7 +81,8 @@ class Run:
 
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
                  parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger | None,
-                 streams: "_Streams", engine: str, example: Chunk | None, ranks: Ranks) -> None:
+                 streams: "_Streams", engine: str, example: Chunk | None, ranks: Ranks,
+                 max_physical_batch: int | None = None) -> None:
         self.plan = plan
         self.model = model
         self.optimizers = optimizers
@@ -94,6 +96,7 @@ class Run:
         self._records = records
         self._wanted_engine = engine
         self._declared_example = example
+        self._max_physical_batch = max_physical_batch
         self._streams = streams
         self._sampler = sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
@@ -144,19 +147,20 @@ class Run:
     def release(self, loss_fn: LossFn, batch: Batch) -> Released:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
         self._check_ready(batch)
-        mechanism = self._mechanism()
-        event = self._event_of(mechanism)
-        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, mechanism))
+        event = self._event()
+        drawn = self._ranks.from_first(lambda: self._reserved_draw(event))
         batch._released = True
         trained = self._trained()
         total, parts = self._zero_sums(trained)
-        if self._ranks.first:
-            self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
+            blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), self._ranks.size)
+            mechanism = self._mechanism(engine, blocks)
+            if self._ranks.first:
+                self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
             with self._ranks.together():
                 if engine is not None:
-                    self._add_sums(parts, engine, loss_fn, drawn, mechanism)
+                    self._add_sums(parts, engine, loss_fn, drawn, blocks, mechanism)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
             mechanism.release(total, self._noise)
@@ -164,14 +168,12 @@ class Run:
         return Released({name: _divided(part, self.plan.divisor, p)
                          for (name, p), part in zip(trained.items(), parts, strict=True)}, batch.step)
 
-    def _reserved_draw(self, event: Event, mechanism: GaussianSum) -> bytes:
-        """Make the step durable, then draw its sample: the bytes of 64-bit indices, and of slots if there are any."""
-        self.ledger.reserve(event, note={"clip": mechanism.bound})
+    def _reserved_draw(self, event: Event) -> bytes:
+        """Make the step durable, then draw its sample: the bytes of 64-bit indices, and of a lot for each record."""
+        self.ledger.reserve(event, note={"clip": self.plan.clip})
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
-        leaf, = self.plan.query.leaves
-        if isinstance(leaf, ClippedMeans):
-            drawn = np.concatenate([drawn, draw_slots(len(drawn), leaf.slots, self._streams.sampling)])
-        return drawn.tobytes()
+        lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
+        return drawn.tobytes() + lots.tobytes()
 
     def _zero_sums(self, trained: dict[str, nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return one flat float64 buffer, which is noised at once, and its views in the shapes of the parameters.
@@ -188,20 +190,25 @@ class Run:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self) -> GaussianSum:
+    def _mechanism(self, engine: Engine | None, blocks: Blocks) -> GaussianSum:
+        """The mechanism of this step; its noise depends on the plan, the model and the engine, never on a record."""
         leaf, = self.plan.query.leaves
         dimension = sum(p.numel() for p in self._parameters.values())
-        names = PREFERENCE if self._wanted_engine == "auto" else (self._wanted_engine,)
-        rounding = max(ENGINES[name].rounding for name in names)
-        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, self.plan.expected_batch, rounding,
-                           leaf.influence)
+        alone = engine is None or isinstance(leaf, ClippedMeans)  # a slot shares its arithmetic with no other
+        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, influence=leaf.influence,
+                           companions=0 if alone else blocks.largest, rounding=0.0 if alone else engine.rounding)
 
-    def _event_of(self, mechanism: GaussianSum) -> Event:
-        """The event that the sampler and the mechanism at hand license, compared with the one that was planned."""
-        event = Sampled(self._sampler.policy, self.plan.query.sum_queries(mechanism.noise_multiplier))
+    def _event(self) -> Event:
+        """The event that the sampler at hand and the query license, compared with the one that was planned."""
+        event = Sampled(self._sampler.policy, self.plan.query.sum_queries(self.plan.noise_multiplier or 0.0))
         if event != self.plan.event:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
         return event
+
+    def _largest_chunk(self, engine: Engine | None) -> int | None:
+        """How many records may be in memory at once, by the user's and the engine's limits."""
+        limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once) if limit]
+        return min(limits, default=None)
 
     def _check_ready(self, batch: Batch) -> None:
         if self._closed:
@@ -217,22 +224,25 @@ class Run:
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
-    def _add_sums(self, parts: list[torch.Tensor], engine: Engine, loss_fn: LossFn, drawn: bytes,
+    def _add_sums(self, totals: list[torch.Tensor], engine: Engine, loss_fn: LossFn, drawn: bytes, blocks: Blocks,
                   mechanism: GaussianSum) -> None:
         """Add the bounded sums of this rank's share of the drawn records."""
-        clipping = Clipping(mechanism.weigh, mechanism.grid, (0,) * len(parts))
-        numbers = torch.frombuffer(bytearray(drawn), dtype=torch.int64) if drawn else torch.empty(0, dtype=torch.int64)
-        rank, size = self._ranks.rank, self._ranks.size
-        if isinstance(self.plan.query.leaves[0], ClippedMeans):
-            indices, slots = numbers.view(2, -1)
-            for slot in slots[slots % size == rank].unique():
-                add_clipped_mean(engine, loss_fn, partial(self._visit, engine, indices[slots == slot]), clipping, parts)
+        if not drawn:
+            return
+        indices, lots = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(2, -1)
+        clipping = Clipping(mechanism.weigh, mechanism.grid, (0,) * len(totals))
+        leaf, = self.plan.query.leaves
+        places = drawn_from(leaf.slots, lots) if isinstance(leaf, ClippedMeans) else blocks.of(lots)
+        groups = [indices[places == place] for place in places.unique() if place % self._ranks.size == self._ranks.rank]
+        parts = [even_parts(group, self._largest_chunk(engine)) for group in groups]
+        if isinstance(leaf, ClippedMeans):
+            for slot in parts:
+                add_clipped_mean(engine, loss_fn, partial(self._visit, slot), clipping, totals)
         else:
-            self._visit(engine, numbers[rank::size],
-                        lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), lambda sums: sums.add_to(parts))
+            self._visit([part for block in parts for part in block],
+                        lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), lambda sums: sums.add_to(totals))
 
-    def _visit(self, engine: Engine, indices: torch.Tensor, compute: Callable[[Chunk], Any],
-               take: Callable[[Any], None]) -> None:
+    def _visit(self, parts: list[torch.Tensor], compute: Callable[[Chunk], Any], take: Callable[[Any], None]) -> None:
         """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
         def done(chunk: Chunk) -> bool:
             try:
@@ -244,7 +254,7 @@ class Run:
             take(found)
             return True
 
-        for loaded in self._records.chunks(indices, engine.records_at_once):
+        for loaded in self._records.chunks(parts):
             if not done(loaded.chunk):
                 for record in filter(None, map(self._records.alone, loaded.indices)):
                     done(record)
@@ -378,7 +388,7 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     parameters = trainable(model, optimizers)
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
-    records = Records(data, collate_fn, num_workers, max_physical_batch)
+    records = Records(data, collate_fn, num_workers)
     ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records), "engine": engine,
@@ -390,7 +400,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     example = None if example_input is None else _declared(example_input)
     with ranks.together():
         opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block) if ranks.first else None
-    run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example, ranks)
+    run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example, ranks,
+              max_physical_batch)
     if opened is not None and opened.plan_count > 0 and announce:
         sys.stdout.write(f"{opened.plan_count} of the plan's {plan.steps} steps were spent on this ledger before; "
                          f"{run.steps_left} are left. dpfy.resume continues a saved model.\n")

@@ -339,3 +339,28 @@ def test_packed_input_cannot_be_traced_and_is_done_one_by_one():
     fields = (torch.rand(3, 5, 3), torch.tensor([5, 2, 3]))
     assert refuses_tracing(model, pattern_loss(model), Chunk(fields, 3)) is not None
     assert _chosen(model, pattern_loss(model), fields) == "loop"
+
+
+def test_packed_input_is_served_by_an_engine_that_is_asked_for_by_name():
+    torch.manual_seed(0)
+    model = Recurrent(packed="any", bidirectional=True)
+    fields = (torch.rand(3, 5, 3), torch.tensor([5, 2, 3]))
+    assert _chosen(model, pattern_loss(model), fields, "bookkeeping") == "bookkeeping"
+    assert_agrees(lambda: Recurrent("gru", packed="any"), (floats(4, 5, 3), torch.tensor([2, 5, 1, 4])))
+
+
+def test_records_in_an_order_of_the_loss_function_are_refused():
+    class Sorting(Recurrent):
+        def forward(self, x, lengths):
+            order = lengths.argsort(descending=True)
+            return super().forward(x[order], lengths[order])[order.argsort()]
+
+    with pytest.raises(Unsupported, match="an order of their own"):
+        Subject.prepared(Sorting(packed="any").double(), (floats(4, 5, 3), torch.tensor([2, 5, 1, 4])))
+
+
+def test_dropout_between_layers_does_not_keep_a_model_from_the_fast_engine():
+    torch.manual_seed(0)
+    model = Recurrent("lstm", num_layers=2, dropout=0.5)
+    assert _chosen(model, pattern_loss(model), (torch.rand(3, 5, 3),)) == "bookkeeping"
+    assert model.rnn.training

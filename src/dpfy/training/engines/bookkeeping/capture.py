@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
 
 from dpfy.training.engines.base import Unsupported
@@ -51,6 +52,8 @@ def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: s
     chosen: set[str] = set()
     for name in owners:
         holder = next((a for a in _ancestors(name) if _is_attention(modules[a])), name)
+        if called is not None and holder not in called and rule_for(modules[holder]) is not None:
+            continue  # a layer that is never called has no gradient; if it had one, the probe would see
         while called is not None and holder not in called and holder:
             holder = holder.rpartition(".")[0]
         chosen.add(holder)
@@ -121,7 +124,14 @@ def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Obse
 
 
 def _detached(tree: Any) -> list[Any]:
-    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(tree)]
+    leaves = [_totals(leaf) if isinstance(leaf, PackedSequence) else leaf
+              for leaf in tree_leaves(tree, is_leaf=lambda node: isinstance(node, PackedSequence))]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+
+
+def _totals(packed: PackedSequence) -> torch.Tensor:
+    """Return a row for every sequence, in the order from before the packing; packed data does not show their number."""
+    return pad_packed_sequence(packed, batch_first=True)[0].sum(1)
 
 
 def with_layouts(unit: Unit, small: Observation, large: Observation, records: tuple[int, int]) -> Unit:
@@ -134,9 +144,11 @@ def with_layouts(unit: Unit, small: Observation, large: Observation, records: tu
         return calls[0]
 
     try:
-        return Unit(unit.name, unit.module, unit.rule,
-                    Layouts(learn(small.inputs[unit.name], large.inputs[unit.name]),
-                            learn(small.outputs[unit.name], large.outputs[unit.name])))
+        inputs = learn(small.inputs[unit.name], large.inputs[unit.name])
+        if unit.rule is not None:  # it knows where its outputs have the records
+            return Unit(unit.name, unit.module, unit.rule, Layouts(inputs, ()))
+        return Unit(unit.name, unit.module, None,
+                    Layouts(inputs, learn(small.outputs[unit.name], large.outputs[unit.name])))
     except ValueError:
         raise Unsupported from None
 

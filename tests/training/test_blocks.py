@@ -1,0 +1,53 @@
+"""Blocks that records draw: who is moved by one record more."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from scipy.stats import poisson
+
+from dpfy.mechanisms.noise import SecureStream
+from dpfy.training.blocks import Blocks, even_parts
+
+
+def lots(count, key=5):
+    return torch.from_numpy((SecureStream(insecure_test_key=key).words(count) >> 1).astype("int64"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(records=st.integers(1, 300), position=st.integers(0, 300), blocks=st.integers(1, 9))
+def test_one_record_more_leaves_all_blocks_but_one_as_they_were(records, position, blocks):
+    """Consecutive blocks would fail: all of them after the record shift by one."""
+    division, drawn = Blocks(blocks, records / blocks), lots(records + 1)
+    names = torch.arange(records + 1)
+    position = min(position, records)
+    without = torch.cat([names[:position], names[position + 1:]])
+    before = {block: without[division.of(drawn[without]) == block].tolist() for block in range(blocks)}
+    after = {block: names[division.of(drawn) == block].tolist() for block in range(blocks)}
+    changed = [block for block in range(blocks) if before[block] != after[block]]
+    assert changed == [int(division.of(drawn[position:position + 1]))]
+
+
+@pytest.mark.parametrize("expected", [0.01, 1.0, 7.5, 50.0, 400.0])
+def test_a_block_is_hardly_ever_larger_than_assumed(expected):
+    assert poisson.logsf(Blocks(3, expected).largest, expected) < -100 * 0.69
+
+
+@pytest.mark.parametrize(("expected", "largest", "ranks"), [(0.3, None, 1), (1000, 64, 1), (1000, 64, 3), (5, 1, 2)])
+def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, ranks):
+    division = Blocks.planned(expected, largest, ranks)
+    assert division.count % ranks == 0
+    assert division.expected <= max(1, 0.8 * (largest or 512))
+
+
+def test_every_block_is_drawn_equally_often():
+    """χ² with 12 degrees of freedom exceeds 70 with probability 3e-10."""
+    counts = torch.bincount(Blocks(13, 1).of(lots(130_000)), minlength=13)
+    assert len(counts) == 13 and float(((counts - 10_000) ** 2 / 10_000).sum()) < 70
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])
+def test_parts_are_even_and_hold_everything_once(count):
+    parts = even_parts(torch.arange(count), 8)
+    assert torch.equal(torch.cat(parts) if parts else torch.arange(0), torch.arange(count))
+    assert all(1 <= len(part) <= 8 for part in parts)
+    assert max((len(p) for p in parts), default=0) - min((len(p) for p in parts), default=0) <= 1
