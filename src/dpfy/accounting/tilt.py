@@ -7,7 +7,7 @@ import numpy as np
 from dpfy.accounting.atoms import Array
 from dpfy.accounting.fourier import Line, Moments
 
-_CANDIDATES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12)
+_CANDIDATES = (1.0, 0.93, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12)
 _HEIGHT = 28.0  # log of terms over what aliases may cost, up to which rounding does not matter
 _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-10 of it
 
@@ -42,14 +42,15 @@ def log_chernoff(moments: Moments, epsilon: float) -> float:
 
 def choose_line(moments: Moments, best: float, epsilon: float, log_target: float, smoothing: float, gauss: float,
                 most: float) -> Line:
-    """The line with the narrowest window whose aliases stay below e^``log_target`` and whose terms are not too large.
+    """The line with the narrowest window whose aliases stay below e^``log_target``; large terms weigh against one.
 
     It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies.
     """
     tilts = min(best, float(moments.tilts[-4])) * np.array(_CANDIDATES)
     heights = np.interp(tilts, moments.tilts, moments.log_moment) - tilts * epsilon - log_target
-    _, window, tilt = min((max(height, _HEIGHT), _window(moments, tilt, epsilon, log_target), tilt)
-                          for height, tilt in zip(heights.tolist(), tilts.tolist(), strict=True))
+    windows = [_window(moments, tilt, epsilon, log_target) for tilt in tilts.tolist()]
+    best_line = int(np.argmin(np.log(windows) + np.maximum(heights - _HEIGHT, 0.0) / 2))
+    tilt, window = float(tilts[best_line]), windows[best_line]
     smoothing = max(smoothing, (_END * window / (2 * math.pi * most)) ** 2 - gauss)
     end = _END / math.sqrt(smoothing + gauss)
     return Line(tilt, window, smoothing, math.ceil(end * window / (2 * math.pi)) + 2)
