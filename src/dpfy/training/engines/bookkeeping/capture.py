@@ -1,7 +1,7 @@
 """From a model to units of capture, and one pass through them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,11 +27,11 @@ class Unit:
     rule: Rule | None
     layouts: Layouts | None = None
 
-    def forward(self, tape: Tape, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes, and record."""
+    def forward(self, tape: Tape, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes, and record; ``own`` is the forward pass that its user gave it, if any."""
         assert self.layouts is not None
         if self.rule is None:
-            with _put_back(self.module):
+            with _forward_of(self.module, own):
                 return opaque(self.module, tape, self.layouts, *args, **kwargs)
         layout = self.layouts.inputs[0]
         if layout is None:
@@ -76,24 +76,28 @@ def _is_attention(module: nn.Module) -> bool:
 def capturing(units: Sequence[Unit], tape: Tape) -> Iterator[None]:
     """Let the units record on the tape inside the block; nothing stays on the model."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules inside of a TransformerEncoderLayer
         for unit in units:
-            vars(unit.module)["forward"] = partial(unit.forward, tape)
+            own = vars(unit.module).get("forward")  # the user may have put another one in its place
+            stack.enter_context(_forward_of(unit.module, partial(unit.forward, tape, own)))
         yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for unit in units:
-            vars(unit.module).pop("forward", None)
 
 
 @contextmanager
-def _put_back(module: nn.Module) -> Iterator[None]:
-    patched = vars(module).pop("forward")
+def _forward_of(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
+    """Give a module another forward pass inside the block; None for that of its class."""
+    attributes = vars(module)
+    before = attributes.pop("forward", None)
     try:
+        if forward is not None:
+            attributes["forward"] = forward
         yield
     finally:
-        vars(module)["forward"] = patched
+        attributes.pop("forward", None)
+        if before is not None:
+            attributes["forward"] = before
 
 
 @dataclass
