@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 from streams import in_child
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import dpfy
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, desk, gaussian, lattice_step
 from dpfy.testing import check_noise
 
@@ -161,6 +164,26 @@ def test_the_interpreter_ends_with_an_order_open():
               "noise = LatticeGaussian(SecureStream()); noise.prefetch(3_000_000, 1.0, lattice_step(1.0))\n")
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300)
     assert ended.returncode == 0 and ended.stderr == b""
+
+
+def test_a_run_draws_ahead_releases_the_same_and_leaves_no_thread(monkeypatch):
+    released, before = [], len(threads())
+    for cores in (1, 2):
+        monkeypatch.setattr(desk, "_cores", lambda cores=cores: cores)
+        model = nn.Linear(30, 40)
+        opt = torch.optim.SGD(model.parameters(), lr=0.0)
+        plan = dpfy.dpsgd(rate=1.0, divisor=4, steps=3, noise_multiplier=1.0)
+        rows = TensorDataset(torch.ones(4, 30))
+        with dpfy.privatize(model, opt, rows, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
+            torch.nn.init.zeros_(model.weight)
+            for batch in run:
+                found = run.release(lambda x, model=model: model(x).sum(1), batch).gradients
+                released.append(torch.cat([gradient.view(-1) for gradient in found.values()]))
+                assert len(threads()) == before + cores - 1
+        assert len(threads()) == before
+    for plain, ahead in zip(released[:3], released[3:], strict=True):
+        assert torch.equal(plain, ahead)
+    assert not torch.equal(released[0], released[1])
 
 
 @pytest.mark.parametrize("cores, count, stddev", [(1, 1200, STDDEV), (2, 0, STDDEV), (2, 1200, 0.0)])
