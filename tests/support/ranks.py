@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SUPPORT = Path(__file__).parent
-_PATIENCE = 60  # seconds that one rank waits for another, so that a scenario that hangs fails
+_PATIENCE = 200  # seconds that one rank waits for another, so that a scenario that hangs fails
 SCENARIOS: dict[str, Callable[[int, int, Path], Any]] = {}
 
 
@@ -41,7 +41,7 @@ def start(module: str, names: Iterable[str], size: int, folder: Path) -> list[su
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str]]:
     """Wait for all processes; return the exit code and the whole output of each."""
     try:
-        texts = ["".join(process.communicate(timeout=4 * _PATIENCE)) for process in processes]
+        texts = ["".join(process.communicate(timeout=2 * _PATIENCE)) for process in processes]
     finally:
         for process in processes:
             process.kill()  # only does something after a failure

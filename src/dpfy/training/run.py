@@ -5,6 +5,7 @@
 Everything left of ``Released`` is sensitive: it is never logged, printed, saved or put into an exception text.
 """
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,7 +156,7 @@ class Run:
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), self._ranks.size)
-            mechanism = self._mechanism(engine, blocks)
+            mechanism = self._mechanism(engine)
             if self._ranks.first:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
             with self._ranks.together():
@@ -190,13 +191,17 @@ class Run:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine | None, blocks: Blocks) -> GaussianSum:
+    def _mechanism(self, engine: Engine | None) -> GaussianSum:
         """The mechanism of this step; its noise depends on the plan, the model and the engine, never on a record."""
         leaf, = self.plan.query.leaves
         dimension = sum(p.numel() for p in self._parameters.values())
-        alone = engine is None or isinstance(leaf, ClippedMeans)  # a slot shares its arithmetic with no other
+        if engine is None or isinstance(leaf, ClippedMeans):  # a slot shares its arithmetic with no other
+            companions, rounding = 0, 0.0
+        else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
+            blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
+            companions, rounding = blocks.largest, engine.rounding
         return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, influence=leaf.influence,
-                           companions=0 if alone else blocks.largest, rounding=0.0 if alone else engine.rounding)
+                           companions=companions, rounding=rounding)
 
     def _event(self) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
@@ -233,7 +238,9 @@ class Run:
         clipping = Clipping(mechanism.weigh, mechanism.grid, (0,) * len(totals))
         leaf, = self.plan.query.leaves
         places = drawn_from(leaf.slots, lots) if isinstance(leaf, ClippedMeans) else blocks.of(lots)
-        groups = [indices[places == place] for place in places.unique() if place % self._ranks.size == self._ranks.rank]
+        # By lot and not by block: however large its blocks are, no rank takes a record that is another's.
+        owners = places % self._ranks.size if isinstance(leaf, ClippedMeans) else drawn_from(self._ranks.size, lots)
+        groups = [indices[places == place] for place in places[owners == self._ranks.rank].unique()]
         parts = [even_parts(group, self._largest_chunk(engine)) for group in groups]
         if isinstance(leaf, ClippedMeans):
             for slot in parts:
@@ -269,11 +276,14 @@ class Run:
             with self._ranks.together():
                 probe = self._probe(loss_fn, trained)
                 engine = None if probe is None else probe.choose(self._wanted_engine)
-            chosen = self._ranks.from_first(lambda: b"" if engine is None else engine.name.encode()).decode()
+            first = self._ranks.from_first(
+                lambda: json.dumps(engine and [engine.name, engine.records_at_once]).encode())
             with self._ranks.together():
                 if probe is None or engine is None:
                     return None
-                self._engines[key] = engine if engine.name == chosen else probe.choose(chosen)
+                name, at_once = json.loads(first)
+                self._engines[key] = engine if engine.name == name else probe.choose(name)
+                self._engines[key].records_at_once = at_once
         return self._engines[key]
 
     def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
@@ -391,7 +401,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     records = Records(data, collate_fn, num_workers)
     ranks = Ranks.present()
     if ranks.size > 1:
-        ranks.agree({"plan": plan.to_json(), "number of records": len(records), "engine": engine,
+        ranks.agree({"plan": plan.to_json(), "number of records": len(records),
+                     "engine or max_physical_batch": (engine, max_physical_batch),
                      "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
         ranks.share([*model.parameters(), *model.buffers()])
     streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
