@@ -39,7 +39,7 @@ class Blocks:
         """The records of a block, at most, but for a probability below 2⁻¹⁰⁰ (Chernoff).
 
         >>> Blocks(count=20, expected=50.0).largest
-        153
+        155
         """
         size = math.ceil(self.expected) + 1
         while self.expected > 0 and size * math.log(size / self.expected) - size + self.expected < _LIKELIEST:

@@ -4,17 +4,18 @@ Every form knows an upper bound on each record's squared norm and can add the we
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import torch
 
 _RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
-_ROWS = 256  # of a product that is added up in the gradients' own precision, and
-_RECORDS = 16  # of a sum of written-out gradients; the parts are added in float64
+_ROWS = 64  # records of a product, or of a sum of written-out gradients, in the gradients' own precision
+_PRODUCTS = 8  # that are added up before the sum is continued in float64
+_DOUBLE_ROWS = 4096  # of a product in float64
 _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
-SUM_ROUNDING = (_ROWS + 3) * 2.0**-24
+SUM_ROUNDING = 2 * (_ROWS + _PRODUCTS + 3) * 2.0**-24
 """By how many clip bounds one record more may move each other's share of a sum: docs/proofs/clipping-engines.md."""
 
 
@@ -88,7 +89,7 @@ class Kept(Contribution):
         gradients = _in_working_precision(self.gradients)
         weights = weights.to(gradients.dtype)
         summed = torch.zeros(len(gradients), gradients.shape[2], dtype=torch.float64, device=gradients.device)
-        for block, weight in zip(gradients.split(_RECORDS, 1), weights.split(_RECORDS), strict=True):
+        for block, weight in zip(gradients.split(_ROWS, 1), weights.split(_ROWS), strict=True):
             summed += torch.matmul(weight, block)
         total += self.shaped(summed)
 
@@ -129,26 +130,36 @@ class Outer(Contribution):
         """Return the norms that the sums over time would have if nothing cancelled."""
         return (_row_norms(self.inputs) * _row_norms(self.outputs)).sum(1)
 
-    def certified(self, squared: torch.Tensor, magnitude: torch.Tensor, more_steps: int = 0,
-                  more_roundings: int = 0) -> Norms:
-        """Add what float64 may have lost in the Gram matrices, and what rounding may add to the record's own terms."""
+    def certified(self, squared: torch.Tensor, magnitude: torch.Tensor, more_steps: int = 0) -> Norms:
+        """Add what float64 may have lost in the Gram matrices, and what it may add to the record's terms in a sum."""
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
         lost = (d + p + (steps + more_steps) ** 2 + 8) * 2.0**-52 * magnitude.square()
-        unit = torch.finfo(_in_working_precision(self.outputs).dtype).eps / 2
-        own = (min(steps, _ROWS) + 3 + more_roundings) * unit * magnitude + _NOTHING
+        own = (_DOUBLE_ROWS + 8) * 2.0**-53 * magnitude + _NOTHING
         return Norms(((squared + lost).clamp(min=0).sqrt() + own).square(), magnitude)
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add products over many records and time steps, none of them over more rows than float32 can bear."""
-        outputs, inputs = _in_working_precision(self.outputs), _in_working_precision(self.inputs)
-        records, steps = inputs.shape[:2]
-        weighed = (outputs * weights.to(outputs.dtype)[:, None, None]).flatten(0, 1)
-        inputs = inputs.flatten(0, 1)
-        whole = max(1, _ROWS // steps) * steps  # a record's rows stay together, or are by themselves
-        for start in range(0, records * steps, whole):
-            for b, a in zip(weighed[start:start + whole].split(_ROWS), inputs[start:start + whole].split(_ROWS),
+        """Add products over many records; over several time steps, which may cancel, they are formed in float64."""
+        if self.inputs.shape[1] > 1:
+            self.add_sum_in_float64(weights, total)
+            return
+        outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
+        weighed = outputs * weights.to(outputs.dtype).unsqueeze(1)
+        for bs, xs in zip(weighed.split(_ROWS * _PRODUCTS), inputs.split(_ROWS * _PRODUCTS), strict=True):
+            (b, *more_b), (x, *more_x) = bs.split(_ROWS), xs.split(_ROWS)
+            product = b.t() @ x
+            for b, x in zip(more_b, more_x, strict=True):
+                product.addmm_(b.t(), x)
+            total += product
+
+    def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add products over many records and time steps, whose rounding is far below the norm even if terms cancel."""
+        records = max(1, _DOUBLE_ROWS // self.inputs.shape[1])
+        for outputs, inputs, weight in zip(self.outputs.split(records), self.inputs.split(records),
+                                           weights.double().split(records), strict=True):
+            weighed = (outputs.double() * weight[:, None, None]).flatten(0, 1)
+            for b, x in zip(weighed.split(_DOUBLE_ROWS), inputs.double().flatten(0, 1).split(_DOUBLE_ROWS),
                             strict=True):
-                total += b.t() @ a
+                total += b.t() @ x
 
     def instantiate(self) -> Kept:
         """Write the gradients out."""
@@ -161,15 +172,23 @@ class Outer(Contribution):
 
 @dataclass(frozen=True)
 class InBlocks(Outer):
-    """As :class:`Outer`, with norms from gradients that are written out for a few records at a time and dropped."""
+    """As :class:`Outer`, but written out for a few records at a time: once for the norms, and again for the sum."""
 
     records_at_once: int = 1
 
     def norms(self) -> Norms:
-        """Return norms of written-out gradients, a few records at a time."""
-        parts = zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once), strict=True)
-        squared = torch.cat([Outer(a, b).instantiate().norms().squared for a, b in parts])
-        return self.certified(squared, self.magnitude(), more_roundings=self.inputs.shape[1])
+        """Return norms of the very gradients that are written out again for the sum."""
+        return Norms(torch.cat([block.norms().squared for block in self._blocks()]))
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Write the gradients out again, a few records at a time, and add them."""
+        for block, weight in zip(self._blocks(), weights.split(self.records_at_once), strict=True):
+            block.add_sum(weight, total)
+
+    def _blocks(self) -> Iterator[Kept]:
+        for inputs, outputs in zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once),
+                                   strict=True):
+            yield Outer(inputs, outputs).instantiate()
 
 
 def _row_norms(rows: torch.Tensor) -> torch.Tensor:
@@ -208,7 +227,7 @@ class Rows(Contribution):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the rows that occur; the others stay as they are and get noise like all."""
         rows, owners, tokens, _ = self._distinct
-        total.index_add_(0, tokens, (rows * weights.to(rows.dtype)[owners].unsqueeze(1)).double())
+        total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
 
     def instantiate(self) -> Kept:
         """Write out dense gradients; only ever needed where a table is tied to something that is not a Linear."""
@@ -252,7 +271,7 @@ class Tied(Contribution):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add both."""
         self.rows.add_sum(weights, total)
-        self.outer.add_sum(weights, total)
+        self.outer.add_sum_in_float64(weights, total)
 
     def instantiate(self) -> Kept:
         """Write both out."""

@@ -4,8 +4,9 @@ from dpfy.training.engines.bookkeeping.contributions import Contribution, InBloc
 
 _KEPT_NUMBERS = 2**21  # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
 _BLOCK_NUMBERS = 2**22  # written out at once when they are not kept
-_PASS = 24  # multiplications that take as long as reading a number three times
-_FLOAT64 = 3  # float64 products take twice as long, and the conversion is a pass
+_PASS = 36  # multiplications that take as long as the passes over a number that is kept
+_GRAM = 5  # multiplications in float64, its conversions included, of an entry of a Gram matrix and a feature
+_GRAM_ENTRY = 400  # of an entry by itself
 
 
 def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
@@ -14,16 +15,17 @@ def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
     >>> outer_costs(steps=1, inputs=1024, outputs=1024)["ghost"] < 0.01 * 1024 * 1024
     True
     """
-    product = steps * inputs * outputs
-    gram = steps * (inputs + outputs) * (1 if steps == 1 else _FLOAT64 * steps)
-    return {"ghost": gram, "keep": _PASS * inputs * outputs, "blocks": product + _PASS * inputs * outputs}
+    product, kept = steps * inputs * outputs, _PASS * inputs * outputs
+    gram = steps**2 * (_GRAM * (inputs + outputs) + _GRAM_ENTRY)
+    ghost = inputs + outputs if steps == 1 else gram + product  # the sum takes twice as long in float64
+    return {"ghost": ghost, "keep": kept, "blocks": product + kept}
 
 
 def outer_rule(steps: int, inputs: int, outputs: int, keep: bool = True) -> str:
     """Return the cheapest way that fits into memory.
 
     >>> outer_rule(1, 1024, 1024), outer_rule(128, 256, 256), outer_rule(128, 256, 20_000)
-    ('ghost', 'keep', 'ghost')
+    ('ghost', 'keep', 'blocks')
     """
     costs = outer_costs(steps, inputs, outputs)
     if not keep or inputs * outputs > _KEPT_NUMBERS:

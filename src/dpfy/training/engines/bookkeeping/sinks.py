@@ -11,7 +11,7 @@ from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
 
-_CANCELLATION = 64.0  # terms whose norms add up to more than this many times the norm of their sum are done exactly
+_CANCELLATION = 2.0**20  # terms whose norms add up to more than this many times the norm of their sum are done exactly
 
 
 class Norms:
@@ -80,8 +80,8 @@ class Summing(Sink):
         add_parts(parts, self.weights[position], self.totals[position])
 
     def form(self, outer: Outer) -> Contribution:
-        """One product over all records is the cheapest there is."""
-        return outer
+        """What is added must be what was measured, last bits included."""
+        return cheapest_measured(outer)
 
 
 class ClippingEach(Sink):
