@@ -115,8 +115,8 @@ def test_norms_of_products_are_never_below_the_truth(factors, nearly):
         a[:, 1], b[:, 1] = -a[:, 0] * (1 + nearly), b[:, 0]
     assert_never_below(Outer(a, b), outer_squares(a, b))
     added = torch.cat([Outer(a[:1], b[:1]).instantiate().gradients, Outer(a[1:], b[1:]).instantiate().gradients], 1)
-    assert_never_below(InBlocks(a, b, 1), [[[Fraction(x) for x in row.tolist()]] if row.isfinite().all() else [[Fraction(0)]]
-                                           for row in added[0].double()])
+    assert_never_below(InBlocks(a, b, 1), [[[Fraction(x) if math.isfinite(x) else Fraction(0) for x in row]]
+                                           for row in added[0].double().tolist()])
 
 
 @settings(max_examples=100)

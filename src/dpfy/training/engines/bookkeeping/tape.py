@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 
@@ -44,7 +45,7 @@ class Tape:
         self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
         self.uses = [0] * len(trained)
 
-    def trains(self, parameter: torch.Tensor | None) -> bool:
+    def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         """Whether a tensor stands for a parameter that is trained."""
         return parameter is not None and id(parameter) in self._positions
 

@@ -38,7 +38,8 @@ def _projections(module: nn.MultiheadAttention, tape: Tape, layout: Layout,
                  *inputs: torch.Tensor) -> list[torch.Tensor]:
     """Return query, key and value after their linear layers."""
     query, key, value = inputs
-    weight, bias = module.in_proj_weight, module.in_proj_bias
+    weight: torch.Tensor | None = module.in_proj_weight  # None where query, key and value have weights of their own
+    bias = module.in_proj_bias
     if weight is not None and query is key and key is value:
         return list(recorded_linear(tape, layout, query, weight, bias).chunk(3, -1))
     spans = [(n * module.embed_dim, (n + 1) * module.embed_dim) for n in range(3)]

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from dpfy.training.engines.bookkeeping.contributions import Kept
 from dpfy.training.engines.bookkeeping.layout import Layout
@@ -64,7 +63,7 @@ def transposed_convolution(module: Any, tape: Tape, layout: Layout, inputs: torc
     return _recorded(tape, layout, inputs, module, geometry)
 
 
-def _recorded(tape: Tape, layout: Layout, inputs: torch.Tensor, module: nn.Module, geometry: Geometry) -> torch.Tensor:
+def _recorded(tape: Tape, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry) -> torch.Tensor:
     weight, bias = module.weight, module.bias
     layout.items(inputs, tape.records)
 
