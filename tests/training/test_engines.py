@@ -9,15 +9,13 @@ from torch import nn
 from dpfy.mechanisms.clipping import Clipping, clip_to, lattice_sum, squared_norms
 from dpfy.testing import ENGINE_CASES, check_engine
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed, Unsupported
+from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed
 
 GRID = 2.0**-40
 REFUSED = {  # "auto" then takes the next engine
     ("vmap", "lstm", torch.float64): RuntimeError,  # torch writes batched gates into an unbatched state
     ("vmap", "gru, time first", torch.float64): RuntimeError,
     ("vmap", "gru, time first", torch.float32): RuntimeError,
-    **{(engine, "bare parameter", dtype): Unsupported
-       for engine in ("bookkeeping", "ghost") for dtype in (torch.float64, torch.float32)},
 }
 
 

@@ -1,7 +1,7 @@
 """Parameters that are used outside of any layer: position embeddings, class tokens, scales, tied heads.
 
-A mode of torch sees every function that is given one. Where the function treats records alone, the parameter is given to
-it as one copy for each record, or the product is recorded as a layer's would be.
+A mode of torch sees every function that is given one. Where the function treats records alone, it is given one copy of
+the parameter for each record, or its product is recorded as a layer's would be.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,29 +9,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.func import vjp, vmap
+from torch.func import vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from dpfy.training.engines.base import Unsupported
-from dpfy.training.engines.bookkeeping.contributions import Kept
 from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.rules.linear import _Linear, recorded_linear
-from dpfy.training.engines.bookkeeping.rules.opaque import Layouts
-from dpfy.training.engines.bookkeeping.tape import Tap, Tape
+from dpfy.training.engines.bookkeeping.rules.opaque import Layouts, per_record
+from dpfy.training.engines.bookkeeping.tape import Tape
 
-_T = torch.Tensor
+_T: Any = torch.Tensor
 _NUMBERWISE = {getattr(home, name) for home, names in (
     (torch, ("add", "sub", "mul", "div")),
     (_T, ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "__add__", "__radd__", "__iadd__", "__sub__",
           "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__")),
 ) for name in names}
 _REPEATING = {_T.expand, _T.expand_as, _T.repeat, torch.broadcast_to, _T.broadcast_to}
-_SHAPING = {_T.__getitem__, _T.unsqueeze, torch.unsqueeze, _T.squeeze, torch.squeeze, _T.view, _T.reshape, torch.reshape,
-            _T.transpose, torch.transpose, _T.permute, torch.permute, _T.t, torch.t, _T.flatten, torch.flatten, _T.to,
-            _T.T.__get__, _T.mT.__get__, _T.contiguous, _T.type_as, _T.narrow, torch.narrow}
+_SHAPING = {_T.__getitem__, _T.unsqueeze, torch.unsqueeze, _T.squeeze, torch.squeeze, _T.view, _T.reshape,
+            torch.reshape, _T.transpose, torch.transpose, _T.permute, torch.permute, _T.t, torch.t, _T.flatten,
+            torch.flatten, _T.to, _T.T.__get__, _T.mT.__get__, _T.contiguous, _T.narrow, torch.narrow}
 _PRODUCTS = {torch.matmul, _T.matmul, _T.__matmul__, torch.mm, _T.mm}
-_WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}  # type: ignore[attr-defined]
+_WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}
 
 
 class BareUses(TorchFunctionMode):
@@ -58,6 +57,21 @@ class BareUses(TorchFunctionMode):
         if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
             raise Unsupported("a parameter is used in a way that no rule knows")
         return result  # a shape or a type
+
+    def around(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a layer's forward pass, whose own uses of its parameters are not looked at."""
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            before, self.inside = self.inside, True
+            try:
+                return layer(*args, **kwargs)
+            finally:
+                self.inside = before
+        return forward
+
+    def table(self, module: Any) -> Callable[..., Any]:
+        """Return the forward pass of an embedding of something that no record takes part in, such as positions."""
+        return self.around(lambda tokens: self.derived(
+            module.weight, lambda table: F.embedding(tokens, table, module.padding_idx)))
 
     def derived(self, tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Return a function of a parameter that no record takes part in, and remember where it came from."""
@@ -87,37 +101,31 @@ class RecordedUses(BareUses):
     def used(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute with one copy of the parameter for each record, or record a product."""
         layouts = next(self._layouts, None)
-        layout = layouts.outputs[0] if layouts else None
-        if layout is None or layout.flat and func in _NUMBERWISE | _REPEATING:
-            raise Unsupported("a parameter is used outside of layers in an unknown place")
+        if layouts is None:
+            raise Unsupported("a parameter is used more often than on synthetic input")
+        layout = layouts.outputs[0]
+        if layout is None or (layout.flat and func in _NUMBERWISE | _REPEATING):
+            raise Unsupported("a parameter is used outside of layers where there are no records")
         if func is F.linear or func in _PRODUCTS:
             return self._product(func, layout, *args, **kwargs)
         if func in _REPEATING:
-            return self._shown(args[0], func(*args, **kwargs), layout)
+            repeated = func(*args, **kwargs)
+            copies = self._copies(args[0], repeated.ndim, layout)
+            if any(size not in (1, wanted) for size, wanted in zip(copies.shape, repeated.shape, strict=True)):
+                raise Unsupported("a parameter is repeated along an axis of its own")
+            return copies.expand(repeated.shape)
         ndim = max(leaf.ndim for leaf in args if isinstance(leaf, torch.Tensor))
+        copied = (self._copies(leaf, ndim, layout) if id(leaf) in self._origin else leaf for leaf in args)
+        return func(*copied, **kwargs)
 
-        def copied(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or id(leaf) not in self._origin:
-                return leaf
-            padded = _padded(leaf, ndim)
-            sizes = [self._tape.records if axis == layout.axis else -1 for axis in range(ndim)]
-            return self._shown(leaf, padded.expand(sizes), layout)
-
-        return func(*tree_map(copied, tuple(args)), **kwargs)
-
-    def _shown(self, tensor: torch.Tensor, copies: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Return the copies, which leave each record's share of their gradient on the tape."""
+    def _copies(self, tensor: torch.Tensor, ndim: int, layout: Layout) -> torch.Tensor:
+        """Return one copy for each record, on the axis of the records, without memory of their own."""
         _, parameter, function = self._origin[id(tensor)]
-        shape = list(_padded(tensor, copies.ndim).shape)
+        shape = [1] * (ndim - tensor.ndim) + list(tensor.shape)  # as broadcasting has it
         if shape.pop(layout.axis) != 1:
             raise Unsupported("a parameter has a value of its own for each place of a record in the chunk")
-
-        def record(gradient: torch.Tensor) -> None:
-            rows = layout.records(gradient, self._tape.records).sum_to_size(self._tape.records, *shape)
-            _, back = vjp(function, parameter)
-            self._tape.add(parameter, Kept.of(vmap(back)(rows.reshape(-1, *tensor.shape).to(parameter.dtype))[0]))
-
-        return Tap.apply(self._tape.anchor, copies, record)
+        copies = vmap(function)(per_record(self._tape, parameter))
+        return copies.reshape(self._tape.records, *shape).movedim(0, layout.axis)
 
     def _product(self, func: Any, layout: Layout, inputs: torch.Tensor, weight: torch.Tensor,
                  bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -134,8 +142,3 @@ class RecordedUses(BareUses):
 
         layout.items(inputs, tape.records)
         return _Linear.apply(tape.anchor, inputs, weight.t(), None, record)
-
-
-def _padded(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Return the tensor with axes of one in front, as broadcasting adds them."""
-    return tensor.reshape((1,) * (ndim - tensor.ndim) + tensor.shape)

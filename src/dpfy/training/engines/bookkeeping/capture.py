@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
 
 from dpfy.training.engines.base import Unsupported
+from dpfy.training.engines.bookkeeping.bare import BareUses
 from dpfy.training.engines.bookkeeping.layout import Layout, learnt
 from dpfy.training.engines.bookkeeping.rules import Rule, rule_for
 from dpfy.training.engines.bookkeeping.rules.opaque import Layouts, opaque
@@ -27,6 +28,11 @@ class Unit:
     rule: Rule | None
     layouts: Layouts | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is an embedding of the same tokens for all records."""
+        return self.rule is not None and self.rule.kind is nn.Embedding and self.layouts.inputs == [None]  # type: ignore[union-attr]
+
     def forward(self, tape: Tape, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes, and record; ``own`` is the forward pass that its user gave it, if any."""
         assert self.layouts is not None
@@ -39,11 +45,13 @@ class Unit:
         return self.rule.forward(self.module, tape, layout, *args, **kwargs)
 
 
-def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None) -> list[Unit]:
+def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None,
+             bare: bool = False) -> list[Unit]:
     """Divide a model into the smallest modules that own trained parameters and are called themselves.
 
     ``called`` are the modules that a pass went through; a module that holds parameters and is never called, such as a
-    list of them, belongs to the module around it.
+    list of them, belongs to the module around it. With ``bare``, modules around other units are none themselves: their
+    own parameters are used outside of any unit.
     """
     trained = {id(parameter) for parameter in parameters.values()}
     modules = dict(model.named_modules())
@@ -57,6 +65,9 @@ def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: s
         while called is not None and holder not in called and holder:
             holder = holder.rpartition(".")[0]
         chosen.add(holder)
+    if bare:
+        around = {a for name in chosen for a in _ancestors(name)} | {""}
+        chosen = {name for name in chosen if name not in around or rule_for(modules[name]) is not None}
     outermost = [name for name in chosen if not any(a in chosen for a in _ancestors(name))]
     return [Unit(name, modules[name], rule_for(modules[name])) for name in modules if name in outermost]
 
@@ -73,7 +84,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 @contextmanager
-def capturing(units: Sequence[Unit], tape: Tape) -> Iterator[None]:
+def capturing(units: Sequence[Unit], tape: Tape, uses: BareUses) -> Iterator[None]:
     """Let the units record on the tape inside the block; nothing stays on the model."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
@@ -81,7 +92,8 @@ def capturing(units: Sequence[Unit], tape: Tape) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules inside of a TransformerEncoderLayer
         for unit in units:
             own = vars(unit.module).get("forward")  # the user may have put another one in its place
-            stack.enter_context(_forward_of(unit.module, partial(unit.forward, tape, own)))
+            forward = uses.table(unit.module) if unit.is_shared else uses.around(partial(unit.forward, tape, own))
+            stack.enter_context(_forward_of(unit.module, forward))
         yield
 
 
@@ -127,6 +139,19 @@ def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Obse
     return seen
 
 
+def watch(units: Sequence[Unit], parameters: Mapping[str, nn.Parameter], run: Callable[[], object]) -> Observation:
+    """Run once and note the functions that parameters are given to outside of all units, one name for each call."""
+    uses = BareUses(parameters.values())
+    with ExitStack() as stack:
+        for unit in units:
+            forward = uses.table(unit.module) if unit.is_shared else uses.around(unit.module.forward)
+            stack.enter_context(_forward_of(unit.module, forward))
+        stack.enter_context(uses)
+        run()
+    return Observation({f"use {number}": [given] for number, (given, _) in enumerate(uses.calls)},
+                       {f"use {number}": [found] for number, (_, found) in enumerate(uses.calls)})
+
+
 def _detached(tree: Any) -> list[Any]:
     leaves = [_totals(leaf) if isinstance(leaf, PackedSequence) else leaf
               for leaf in tree_leaves(tree, is_leaf=lambda node: isinstance(node, PackedSequence))]
@@ -153,7 +178,7 @@ def with_layouts(unit: Unit, small: Observation, large: Observation, records: tu
             return Unit(unit.name, unit.module, unit.rule, Layouts(inputs, ()))
         return Unit(unit.name, unit.module, None,
                     Layouts(inputs, learn(small.outputs[unit.name], large.outputs[unit.name])))
-    except ValueError:
+    except (KeyError, ValueError):
         raise Unsupported from None
 
 

@@ -7,6 +7,7 @@ float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch.func import functional_call
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import BoundedSums, Engine, Examples, LossCall, LossFn, Summed, Unsupported
+from dpfy.training.engines.bookkeeping.bare import RecordedUses
 from dpfy.training.engines.bookkeeping.capture import (
     Observation,
     Unit,
@@ -23,9 +25,11 @@ from dpfy.training.engines.bookkeeping.capture import (
     mixes_rows,
     observe,
     units_of,
+    watch,
     with_layouts,
 )
 from dpfy.training.engines.bookkeeping.contributions import SUM_ROUNDING
+from dpfy.training.engines.bookkeeping.rules.opaque import Layouts
 from dpfy.training.engines.bookkeeping.sinks import Both, ClippingEach, Keeping, Measuring, Norms, Summing
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, Tape
 from dpfy.training.engines.loop import LoopEngine
@@ -50,27 +54,44 @@ class CapturingEngine(Engine):
         self.units: list[Unit] | None = None
         self.numbers_per_record = 0  # that are in memory at the end of a backward pass, at most
         self._uses: list[int] | None = None
+        self._uses_outside: list[Layouts] = []  # of parameters, outside of all units
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
         """Learn where the records are in every layer, and how many of them fit into memory, on synthetic records."""
+        try:
+            self._learn(loss_fn, examples, bare=True)
+        except Unsupported:
+            self._learn(loss_fn, examples, bare=False)
+        self.records_at_once = max(1, _NUMBERS_AT_ONCE // self.numbers_per_record)
+
+    def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
+        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a unit."""
         modules = dict(self.model.named_modules())
 
         def passed(chunk: Chunk) -> Observation:
             with torch.no_grad():
                 return observe(modules, lambda: loss_fn(*chunk.arguments))
 
+        def watched(chunk: Chunk) -> Observation:
+            with torch.no_grad():
+                return watch(units, self.parameters, lambda: loss_fn(*chunk.arguments))
+
         few, many = (passed(examples(size, 1)) for size in _SIZES)
         units = [with_layouts(unit, few, many, _SIZES)
-                 for unit in units_of(self.model, self.parameters, set(few.inputs))]
+                 for unit in units_of(self.model, self.parameters, set(few.inputs), bare)]
         if any(not unit.name and unit.rule is None for unit in units):
             raise Unsupported("the model as a whole would be vectorised")
+        uses, later = (watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES)
+        places = [with_layouts(Unit(name, self.model, None), uses, later, _SIZES) for name in uses.inputs]
         for position in range(_SIZES[0]):
-            changed = passed(with_row_from(examples(_SIZES[0], 1), examples(_SIZES[0], 2), position))
-            if any(mixes_rows(unit, few, changed, position, _SIZES[0]) for unit in units):
-                raise Unsupported("a layer has records in an order of their own")
-        self.units = units
+            changed = with_row_from(examples(_SIZES[0], 1), examples(_SIZES[0], 2), position)
+            for some, before, look in ((units, few, passed), (places, uses, watched)):
+                after = look(changed) if some else before
+                if any(mixes_rows(unit, before, after, position, _SIZES[0]) for unit in some):
+                    raise Unsupported("a layer has records in an order of their own")
+        self.units, self._uses_outside = units, [use.layouts for use in places if use.layouts]
+        self._uses = None
         self.numbers_per_record = self._count_numbers(loss_fn, examples(_SIZES[0], 1))
-        self.records_at_once = max(1, _NUMBERS_AT_ONCE // self.numbers_per_record)
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
         """Return the clipped sum of the chunk; records that float32 cannot bound are done one by one."""
@@ -100,8 +121,10 @@ class CapturingEngine(Engine):
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
         tape = Tape(trained, chunk.size, sink, self._uses)
-        with capturing(self.units, tape), torch.enable_grad():
-            returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
+        uses = RecordedUses(tape, trained.values(), self._uses_outside)
+        with capturing(self.units, tape, uses), torch.enable_grad():
+            with uses if self._uses_outside else nullcontext():
+                returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
             torch.autograd.grad(per_example(returned, chunk.size).sum(), tape.anchor, allow_unused=True)
         tape.finish()
         return tape

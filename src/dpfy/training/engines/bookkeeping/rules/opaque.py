@@ -32,7 +32,7 @@ def opaque(module: nn.Module, tape: Tape, layouts: Layouts, *args: Any, **kwargs
     batched = [leaf if layout is None else layout.records(leaf, tape.records)
                for leaf, layout in zip(leaves, layouts.inputs, strict=True)]
     own = dict(module.named_parameters())
-    copies = {name: _per_record(tape, p) for name, p in own.items() if tape.trains(p)}
+    copies = {name: per_record(tape, p) for name, p in own.items() if tape.trains(p)}
     shapes: list[Any] = []
 
     def one(parameters: dict[str, torch.Tensor], *fields: torch.Tensor) -> list[torch.Tensor]:
@@ -54,7 +54,7 @@ def opaque(module: nn.Module, tape: Tape, layouts: Layouts, *args: Any, **kwargs
     return tree_unflatten(outputs, shapes[-1])
 
 
-def _per_record(tape: Tape, parameter: torch.Tensor) -> torch.Tensor:
+def per_record(tape: Tape, parameter: torch.Tensor) -> torch.Tensor:
     """Return one copy of the parameter for each record, without memory of their own."""
     copies = parameter.expand(tape.records, *parameter.shape)
     return Tap.apply(tape.anchor, copies, lambda gradient: tape.add(parameter, Kept.of(gradient)))
