@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.training.callbacks import Callback as Callback
     from dpfy.training.checkpoint import resume as resume
     from dpfy.training.config import TrainConfig as TrainConfig
+    from dpfy.training.explain import Explanation as Explanation, explain as explain
     from dpfy.training.fix import fix as fix
     from dpfy.training.losses import Losses as Losses
     from dpfy.training.run import Released as Released, Run as Run, privatize as privatize
@@ -52,6 +53,7 @@ _HOMES = {
     "dpfy.ledger": ("Ledger",),
     "dpfy.plan": ("Plan", "dpsgd"),
     "dpfy.training.checkpoint": ("resume",),
+    "dpfy.training.explain": ("Explanation", "explain"),
     "dpfy.training.fix": ("fix",),
     "dpfy.training.losses": ("Losses",),
     "dpfy.training.config": ("TrainConfig",),

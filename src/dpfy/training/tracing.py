@@ -1,5 +1,6 @@
 """Whether a loss can be vectorised over the records: then no value of a record decides what is computed."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,8 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
         def loss(*one: torch.Tensor) -> torch.Tensor:
             return per_example(loss_fn(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
 
-        with _traceable_recurrence(model), torch.no_grad():
+        with _traceable_recurrence(model), torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             vmap(loss, randomness="different")(*tensors)
     except Exception as error:
         return type(error).__name__
