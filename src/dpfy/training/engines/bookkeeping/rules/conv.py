@@ -166,13 +166,20 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
+def _autocast(tensor: Any) -> Any:
+    """Return the tensor as autocast would have it, which does not know torch's general convolution."""
+    if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
 class _Convolution(torch.autograd.Function):
     """A convolution whose weight gradient is left to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, inputs, weight, bias, geometry, record):  # type: ignore[no-untyped-def]
         """Compute as ever."""
-        outputs = torch.convolution(inputs, weight, bias, *geometry.arguments(geometry.groups))
+        outputs = torch.convolution(*map(_autocast, (inputs, weight, bias)), *geometry.arguments(geometry.groups))
         ctx.save_for_backward(inputs, weight)
         ctx.geometry, ctx.record = geometry, record
         return outputs
