@@ -8,6 +8,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from dpfy.training.engines import Unsupported
+
 SEEDS = st.integers(0, 2**32 - 1)
 BOTH = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
@@ -290,6 +292,47 @@ class Counted(nn.Linear):
 
 def test_a_subclass_with_a_forward_pass_of_its_own_is_not_taken_for_its_parent():
     assert_agrees(lambda: nn.Sequential(nn.Linear(3, 3), Counted(3, 2)), (floats(1, 4, 3),), rules=1)
+
+
+class Bags(nn.Module):
+    """All bags of a chunk as one list of tokens, with the places where they begin."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(7, 4, mode="mean"), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.bag(x.flatten(), torch.arange(0, x.numel(), x.shape[1])))
+
+
+class Longest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(7, 4, mode="max"), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.bag(x))
+
+
+class TimeFirstSlopes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.slopes = nn.Linear(3, 3), nn.PReLU()
+
+    def forward(self, x):
+        return self.slopes(self.layer(x).transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize(("make", "x", "rules"), [
+    (TimeFirstSlopes, floats(1, 4, 5, 3), [True, False]), (Longest, tokens(1, 7, 4, 3), [False, True])])
+def test_uses_that_a_rule_does_not_know_are_vectorised_and_leave_the_others_alone(make, x, rules):
+    units = assert_agrees(make, (x,), rules=1)
+    assert [unit.rule is not None for unit in units] == rules
+
+
+def test_bags_in_one_long_list_are_refused():
+    with pytest.raises(Unsupported):
+        assert_agrees(Bags, (tokens(1, 7, 4, 3),))
 
 
 def test_frozen_parts_and_single_frozen_parameters():

@@ -19,6 +19,14 @@ from dpfy.training.engines.bookkeeping.rules.opaque import Layouts, opaque
 from dpfy.training.engines.bookkeeping.tape import Tape
 
 
+class RuleRefused(Unsupported):
+    """The rule of one unit does not cover how it is used."""
+
+    def __init__(self, unit: str, reason: str) -> None:
+        super().__init__(reason)
+        self.unit = unit
+
+
 @dataclass(frozen=True)
 class Unit:
     """A module whose uses are recorded as a whole: by the rule of its kind, or vectorised."""
@@ -41,8 +49,11 @@ class Unit:
                 return opaque(self.module, tape, self.layouts, *args, **kwargs)
         layout = self.layouts.inputs[0]
         if layout is None:
-            raise Unsupported
-        return self.rule.forward(self.module, tape, layout, *args, **kwargs)
+            raise RuleRefused(self.name, "a layer is given no records")
+        try:
+            return self.rule.forward(self.module, tape, layout, *args, **kwargs)
+        except Unsupported as error:
+            raise RuleRefused(self.name, str(error)) from None
 
 
 def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None,

@@ -20,6 +20,7 @@ from dpfy.training.engines.base import BoundedSums, Engine, Examples, LossCall, 
 from dpfy.training.engines.bookkeeping.bare import RecordedUses
 from dpfy.training.engines.bookkeeping.capture import (
     Observation,
+    RuleRefused,
     Unit,
     capturing,
     mixes_rows,
@@ -90,8 +91,22 @@ class CapturingEngine(Engine):
                 if any(mixes_rows(unit, before, after, position, _SIZES[0]) for unit in some):
                     raise Unsupported("a layer has records in an order of their own")
         self.units, self._uses_outside = units, [use.layouts for use in places if use.layouts]
-        self._uses = None
-        self.numbers_per_record = self._count_numbers(loss_fn, examples(_SIZES[0], 1))
+        self._try_rules(loss_fn, examples(_SIZES[0], 1), few, many)
+
+    def _try_rules(self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation) -> None:
+        """Go through the model once; a unit that is used in a way that its rule does not know is vectorised instead."""
+        try:
+            self._uses = None
+            self.numbers_per_record = self._count_numbers(loss_fn, chunk)
+        except RuleRefused as refused:
+            if not refused.unit:
+                raise
+            self.units = [with_layouts(Unit(unit.name, unit.module, None), few, many, _SIZES)
+                          if unit.name == refused.unit else unit for unit in self.units or []]
+            try:
+                self._try_rules(loss_fn, chunk, few, many)
+            except RuntimeError:  # torch cannot vectorise it either
+                raise refused from None
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
         """Return the clipped sum of the chunk; records that float32 cannot bound are done one by one."""
