@@ -40,7 +40,7 @@ class Group:
     def __init__(self, size, folder):
         self.size = size
         names = [name for name in processes.SCENARIOS if not name.startswith("killed")]
-        ended = processes.finish(processes.start(__file__, names, size, folder))
+        ended = processes.finish_once(folder, lambda: processes.start(__file__, names, size, folder))
         self.output = "".join(text for _, text in ended)
         assert [code for code, _ in ended] == [0] * size, self.output
         self._found = [processes.result(folder, rank) for rank in range(size)]
@@ -55,7 +55,9 @@ class Group:
 
 @pytest.fixture(scope="module")
 def group(request, tmp_path_factory):
-    return Group(request.param, tmp_path_factory.mktemp(f"ranks-{request.param}"))
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return Group(request.param, shared / f"ranks-{request.param}")
 
 
 def refusal(act):
