@@ -249,7 +249,7 @@ def test_no_record_pushes_a_long_sum_into_coarser_rounding(kind, records):
     shape = (9,) if kind == "kept" else (3, 3)
     weights = torch.ones(len(values), dtype=torch.float64)
     moved = added(form_of(kind, values), weights, shape) - added(form_of(kind, others), weights[1:], shape) - 3 * small
-    assert float(moved.abs().max()) <= len(others) * 2.0**-17.5  # half of the allowance; 2^-16 in one sum of 1024
+    assert float(moved.abs().max()) <= len(others) * 2.0**-17.5  # below the allowance; 2^-16 in one sum of 1024
 
 
 def cancelling_records(records, steps, generator):
