@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.training.explain import Explanation as Explanation, explain as explain
     from dpfy.training.fix import fix as fix
     from dpfy.training.losses import Losses as Losses
-    from dpfy.training.run import Released as Released, Run as Run, privatize as privatize
+    from dpfy.training.privatize import privatize as privatize
+    from dpfy.training.run import Released as Released, Run as Run
     from dpfy.training.trainer import Trainer as Trainer, TrainingResult as TrainingResult
     from dpfy.types import Budget as Budget, Interval as Interval, Relation as Relation, Unit as Unit
 
@@ -59,7 +60,8 @@ _HOMES = {
     "dpfy.training.config": ("TrainConfig",),
     "dpfy.training.callbacks": ("Callback",),
     "dpfy.training.trainer": ("Trainer", "TrainingResult"),
-    "dpfy.training.run": ("Released", "Run", "privatize"),
+    "dpfy.training.privatize": ("privatize",),
+    "dpfy.training.run": ("Released", "Run"),
     "dpfy.types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -18,7 +18,8 @@ from dpfy.errors import CheckpointError
 from dpfy.ledger import Ledger
 from dpfy.plan import Plan
 from dpfy.training.distributed import Ranks
-from dpfy.training.run import Run, as_optimizers, privatize
+from dpfy.training.privatize import as_optimizers, privatize
+from dpfy.training.run import Run
 from dpfy.training.state import read_state, write_state
 
 FILE = "checkpoint.safetensors"

@@ -7,8 +7,7 @@ Everything left of ``Released`` is sensitive: it is never logged, printed, saved
 
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfy import _validate
-from dpfy._version import __version__
 from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError, LedgerMismatch
-from dpfy.ledger import Header, Ledger
+from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
@@ -32,12 +29,12 @@ from dpfy.mechanisms.query import ClippedMeans
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
-from dpfy.training.chunk import Chunk, UnsupportedField
+from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks, check_same_records
-from dpfy.training.engines import ENGINES, Engine
+from dpfy.training.engines import Engine
 from dpfy.training.engines.base import LossFn
-from dpfy.training.gate import Gate, is_finite, trainable
+from dpfy.training.gate import Gate, is_finite
 from dpfy.training.microbatches import add_clipped_mean
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
@@ -68,6 +65,15 @@ class Batch:
         return f"Batch(step={self.step})"
 
 
+@dataclass(frozen=True)
+class Streams:
+    """Separate generators, so that no draw of the one says anything about the other."""
+
+    noise: SecureStream
+    sampling: SecureStream
+    training: SecureStream
+
+
 class Run:
     """The steps of a plan. Iterate over it, call :meth:`backward` for every batch, then ``opt.step()``.
 
@@ -82,7 +88,7 @@ class Run:
 
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
                  parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger | None,
-                 streams: "_Streams", engine: str, example: Chunk | None, ranks: Ranks,
+                 streams: Streams, engine: str, example: Chunk | None, ranks: Ranks,
                  max_physical_batch: int | None = None) -> None:
         self.plan = plan
         self.model = model
@@ -362,104 +368,3 @@ def _divided(part: torch.Tensor, divisor: float, parameter: nn.Parameter) -> tor
     for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
         target.copy_(block.div_(divisor))
     return gradient
-
-
-@dataclass(frozen=True)
-class _Streams:
-    """Separate generators, so that no draw of the one says anything about the other."""
-
-    noise: SecureStream
-    sampling: SecureStream
-    training: SecureStream
-
-
-def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], data: Any,
-              plan: Plan, ledger: str | Path | Ledger = "run.dpl", *, max_physical_batch: int | None = None,
-              engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
-              example_input: Any = None, insecure_test_key: int | bytes | None = None,
-              anchor: str | Path | None = None, block: int = 1, announce: bool = True) -> Run:
-    """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
-
-    ``data`` is any map-style data set. ``max_physical_batch`` limits the records in memory, of which the engine takes
-    as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a collated batch of made-up
-    examples for the probe. ``anchor`` keeps the ledger's head in a second place; ``block`` reserves that many steps at
-    once; ``announce`` says so when steps were spent on the ledger before. With ``insecure_test_key`` nothing is
-    private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it in the ledger, whose guard then
-    admits or refuses every step before records are read: those of the plan, and what your own code reserves with
-    ``run.ledger.reserve`` for its own mechanisms.
-
-    In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
-    rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
-    """
-    optimizers = as_optimizers(optimizer)
-    _check_model(model)
-    _validate.choice("engine", engine, ("auto", *ENGINES))
-    _validate.count("num_workers", num_workers, minimum=0)
-    parameters = trainable(model, optimizers)
-    if max_physical_batch is not None:
-        _validate.count("max_physical_batch", max_physical_batch)
-    records = Records(data, collate_fn, num_workers)
-    ranks = Ranks.present()
-    if ranks.size > 1:
-        ranks.agree({"plan": plan.to_json(), "number of records": len(records),
-                     "engine or max_physical_batch": (engine, max_physical_batch),
-                     "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
-        ranks.share([*model.parameters(), *model.buffers()])
-    streams = _Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
-                       sampling=SecureStream(insecure_test_key, purpose="sampling"),
-                       training=ranks.own(SecureStream(insecure_test_key, purpose="training")))
-    example = None if example_input is None else _declared(example_input)
-    with ranks.together():
-        opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block) if ranks.first else None
-    run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example, ranks,
-              max_physical_batch)
-    if opened is not None and opened.plan_count > 0 and announce:
-        sys.stdout.write(f"{opened.plan_count} of the plan's {plan.steps} steps were spent on this ledger before; "
-                         f"{run.steps_left} are left. dpfy.resume continues a saved model.\n")
-    return run
-
-
-def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-                  ) -> tuple[torch.optim.Optimizer, ...]:
-    """Return one or several optimizers as a tuple."""
-    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
-
-
-def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, anchor: str | Path | None,
-                 block: int) -> Ledger:
-    guard, rule = plan.guard(), plan.filter
-    # Under a filter nothing but the filter is claimed, and a list of steps would not hold those chosen from outputs.
-    header = Header(unit=plan.unit, relation=plan.relation, plan=plan.to_json(), key_source=key_source,
-                    guard=guard.describe(), envelope=plan.envelope if rule is None else (),
-                    filter=None if rule is None else rule.to_json(), library=__version__)
-    if isinstance(ledger, Ledger):
-        if anchor is not None or block != 1:
-            raise InvalidArgument("anchor= and block= belong to Ledger.open; this ledger is open already.")
-        ledger.register(guard, header)
-        return ledger
-    return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
-
-
-def _declared(example_input: Any) -> Chunk:
-    """The declared example as a chunk; its first tensor says how many rows it has."""
-    fields: list[Any] = [example_input]
-    while fields and not isinstance(fields[0], torch.Tensor):
-        first = fields.pop(0)
-        fields = [*(first.values() if isinstance(first, Mapping) else first if isinstance(first, list | tuple) else []),
-                  *fields]
-    try:
-        return Chunk.of(example_input, len(fields[0]))
-    except (IndexError, TypeError) as error:
-        reason = f": it has {error}" if isinstance(error, UnsupportedField) else ""
-        raise InvalidArgument("Expected example_input to be a collated batch: tensors with one row per example"
-                              f"{reason}.") from None
-
-
-def _check_model(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            raise InvalidArgument(f"{type(module).__name__} averages raw gradients. Pass the module inside (its "
-                                  ".module): in a process group the run divides the work itself.")
-    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
-        raise InvalidArgument("Compiled models drop the substitution of parameters that per-example gradients need. "
-                              "Pass the module that you compiled, and let loss_fn call it.")

@@ -25,7 +25,8 @@ from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
 from dpfy.training.distributed import Ranks, joined
 from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
-from dpfy.training.run import Run, privatize
+from dpfy.training.privatize import privatize
+from dpfy.training.run import Run
 from dpfy.types import Interval
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
