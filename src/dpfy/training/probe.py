@@ -28,6 +28,8 @@ _SIZES = (2, 3, 5)
 _SCALES = (1.0, 1.0 / 16)
 _SEED = 20181216
 _GRID = 2.0**-40
+_FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
+_MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -118,6 +120,10 @@ class Probe:
                 if not self._equal(losses, alone):
                     culprit = self._culprit_alone(base)
                     raise self._refusal(culprit, "gives an example another loss alone than in a batch")
+        if deterministic:
+            many = self._input(_MANY, 1)
+            if not self._equal(self._losses(many)[:3], self._losses(many.part(0, 3))):
+                raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
 
     def _check_memory(self) -> None:
         """See something else in between: the losses must be what they were."""
@@ -186,10 +192,20 @@ class Probe:
             raise LossError(f"The loss of one synthetic example cannot be differentiated ({error}).") from None
 
     def _sums(self, engine: Engine) -> list[torch.Tensor]:
-        """The clipped sums, in the model's precision: large models should not be held many times over."""
+        """The clipped sums, in the model's precision: large models should not be held many times over.
+
+        Losses are scaled up, each by its own factor, so that every record is clipped: a sum without clipping would be
+        the same if gradients were counted for the wrong record.
+        """
         torch.manual_seed(_SEED)
         clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(self.parameters))
-        sums = engine.bounded_sums(self.loss_fn, self._input(3), clipping)
+        chunk = self._input(len(_FACTORS))
+
+        def scaled(*fields: Any) -> torch.Tensor:
+            losses = per_example(self.loss_fn(*fields[:-1]), len(fields[-1]))
+            return losses * fields[-1].to(losses.device)
+
+        sums = engine.bounded_sums(scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping)
         if isinstance(sums, Summed):
             totals = sums.gradients
         else:

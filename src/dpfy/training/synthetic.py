@@ -1,6 +1,7 @@
 """Made-up input of the public shape, so that a model is judged without looking at a record's values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count, product
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from dpfy.training.chunk import Chunk, Column, UnsupportedField
 
 _MADE_UP: dict[type, Any] = {str: "a", bytes: b"", bool: False, int: 0, float: 0.0}
 _WOBBLE = 2.0**-6
+_LARGE = 2.0**14  # far beyond any threshold on inputs, and finite in half precision
 
 
 def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: bool) -> Chunk:
@@ -47,6 +49,27 @@ def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:
         return swapped
 
     return chunk.map(swap, chunk.size)
+
+
+def extremes(chunk: Chunk) -> Iterator[Chunk]:
+    """Yield the same records with other numbers: none, fewer, very large ones and what is not a number.
+
+    Numbers between 0 and 1 need not bring to light a threshold, a largest value of the batch or a length.
+    """
+    def fewer(leaf: torch.Tensor) -> torch.Tensor:
+        kept = leaf.clone()
+        kept[:, kept.shape[1] // 2:] = 0
+        return kept
+
+    kinds: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        torch.zeros_like, lambda leaf: fewer(leaf) if leaf.ndim > 1 else leaf, lambda leaf: leaf * _LARGE,
+        lambda leaf: leaf * -_LARGE, lambda leaf: torch.full_like(leaf, torch.nan))
+    numbers = [position for position, leaf in enumerate(chunk.leaves())
+               if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    for wanted, kind in product(numbers, kinds):  # one field at a time: others may have to be probabilities
+        places = count()
+        yield chunk.map(lambda leaf, kind=kind, wanted=wanted, places=places:  # type: ignore[misc]
+                        kind(leaf) if next(places) == wanted else leaf, chunk.size)
 
 
 def shortened(record: Any, keep: float) -> Any:

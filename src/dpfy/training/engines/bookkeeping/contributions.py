@@ -67,6 +67,12 @@ def _in_working_precision(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
+def _rounded(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weights in another precision; one too small to keep its digits there is zero, not rounded up."""
+    rounded = weights.to(dtype)
+    return rounded.masked_fill_(rounded < torch.finfo(dtype).tiny, 0) if dtype != weights.dtype else rounded
+
+
 @dataclass(frozen=True)
 class Kept(Contribution):
     """One gradient per record, written out: [blocks, records, numbers], and how a sum takes the parameter's shape."""
@@ -87,7 +93,7 @@ class Kept(Contribution):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the weighed records, in one pass over them."""
         gradients = _in_working_precision(self.gradients)
-        weights = weights.to(gradients.dtype)
+        weights = _rounded(weights, gradients.dtype)
         summed = torch.zeros(len(gradients), gradients.shape[2], dtype=torch.float64, device=gradients.device)
         for block, weight in zip(gradients.split(_ROWS, 1), weights.split(_ROWS), strict=True):
             summed += torch.matmul(weight, block)
@@ -143,7 +149,7 @@ class Outer(Contribution):
             self.add_sum_in_float64(weights, total)
             return
         outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
-        weighed = outputs * weights.to(outputs.dtype).unsqueeze(1)
+        weighed = outputs * _rounded(weights, outputs.dtype).unsqueeze(1)
         for bs, xs in zip(weighed.split(_ROWS * _PRODUCTS), inputs.split(_ROWS * _PRODUCTS), strict=True):
             (b, *more_b), (x, *more_x) = bs.split(_ROWS), xs.split(_ROWS)
             product = b.t() @ x

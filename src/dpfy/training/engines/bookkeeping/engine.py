@@ -7,7 +7,9 @@ float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 
 import torch
 from torch import nn
@@ -30,15 +32,17 @@ from dpfy.training.engines.bookkeeping.capture import (
     with_layouts,
 )
 from dpfy.training.engines.bookkeeping.contributions import SUM_ROUNDING
+from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.rules.opaque import Layouts
 from dpfy.training.engines.bookkeeping.sinks import Both, ClippingEach, Keeping, Measuring, Norms, Summing
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, Tape
 from dpfy.training.engines.loop import LoopEngine
 from dpfy.training.losses import per_example
 from dpfy.training.seclusion import bookmark
-from dpfy.training.synthetic import with_row_from
+from dpfy.training.synthetic import extremes, with_row_from
 
 _SIZES = (3, 5)
+_LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
@@ -68,10 +72,16 @@ class CapturingEngine(Engine):
     def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
         """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a unit."""
         modules = dict(self.model.named_modules())
+        if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
+            raise Unsupported("hooks see, and may change, the gradients of all records at once")
+        loss = Unit(_LOSS, self.model, None, Layouts([Layout()], ()))
 
         def passed(chunk: Chunk) -> Observation:
+            losses: list[torch.Tensor] = []
             with torch.no_grad():
-                return observe(modules, lambda: loss_fn(*chunk.arguments))
+                seen = observe(modules, lambda: losses.append(per_example(loss_fn(*chunk.arguments), chunk.size)))
+            seen.inputs[_LOSS] = [losses]
+            return seen
 
         def watched(chunk: Chunk) -> Observation:
             with torch.no_grad():
@@ -84,12 +94,9 @@ class CapturingEngine(Engine):
             raise Unsupported("the model as a whole would be vectorised")
         uses, later = (watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES)
         places = [with_layouts(Unit(name, self.model, None), uses, later, _SIZES) for name in uses.inputs]
-        for position in range(_SIZES[0]):
-            changed = with_row_from(examples(_SIZES[0], 1), examples(_SIZES[0], 2), position)
-            for some, before, look in ((units, few, passed), (places, uses, watched)):
-                after = look(changed) if some else before
-                if any(mixes_rows(unit, before, after, position, _SIZES[0]) for unit in some):
-                    raise Unsupported("a layer has records in an order of their own")
+        for some, before, look in (([*units, loss], few, passed), (places, uses, watched)):
+            if some:
+                _require_apart(some, before, look, examples)
         self.units, self._uses_outside = units, [use.layouts for use in places if use.layouts]
         self._try_rules(loss_fn, examples(_SIZES[0], 1), few, many)
 
@@ -167,6 +174,19 @@ class CapturingEngine(Engine):
         """How many numbers of the contributions are kept until the weights are known."""
         return sum(tensor.numel() for by_rows in parts for _, part in by_rows for tensor in vars(part).values()
                    if isinstance(tensor, torch.Tensor))
+
+
+def _require_apart(units: list[Unit], before: Observation, look: Callable[[Chunk], Observation],
+                   examples: Examples) -> None:
+    """Change one record: what the units are given in the places of others must stay as it was."""
+    base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
+    for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
+        try:
+            after = look(with_row_from(base, other, position))
+        except Exception:  # extreme numbers need not be valid
+            continue
+        if any(mixes_rows(unit, before, after, position, _SIZES[0]) for unit in units):
+            raise Unsupported("a layer or the loss mixes records, or has them in an order of their own")
 
 
 class BookkeepingEngine(CapturingEngine):

@@ -52,6 +52,8 @@ class Tape:
     def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
         """Add to the gradients of a parameter, or of some of its rows."""
         position = self._positions[id(parameter)]
+        if any((rows is None) != (before is None) for before, _ in self._found[position]):
+            raise Unsupported("a parameter is used as a whole and in parts, whose cross terms would be lost")
         self._found[position].append((rows, contribution))
         self.uses[position] += 1
         if self._expected is not None:
