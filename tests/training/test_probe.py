@@ -1,5 +1,7 @@
 """Models that mix examples, remember them, or cannot be judged are refused; others pass untouched."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -245,3 +247,42 @@ def test_models_of_other_precisions_pass(started, dtype):
     model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)).to(dtype)
     _, released = first_release(started, model, ROWS.to(dtype))
     assert released.any() and released.dtype == dtype
+
+
+class OfInstance:
+    """A loss that is an object, or the method of one."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("wrap", [
+    partial, OfInstance, lambda f: OfInstance(f).__call__, lambda f: lambda x: f(x), lambda f: lambda x, f=f: f(x),
+], ids=["partial", "object", "method", "closure", "default"])
+def test_another_loss_behind_the_same_code_is_probed_again(started, wrap):
+    model = nn.Linear(4, 2)
+    s = started(ROWS, model=model)
+    s.release(wrap(lambda x: model(x).square().sum(1)))
+    with pytest.raises(dpfy.IsolationError):
+        s.release(wrap(lambda x: model(x - x.mean(0)).square().sum(1)))
+
+
+def test_a_flag_makes_another_loss_and_a_factor_does_not(started):
+    model, calls = nn.Linear(4, 2), []
+    s = started(ROWS, model=model, rate=0.0)
+
+    def loss(factor, centred):
+        def per_example(x):
+            calls.append(1)
+            return factor * model(x - x.mean(0) if centred else x).square().sum(1)
+        return per_example
+
+    s.release(loss(1.0, False))
+    probed = len(calls)
+    s.release(loss(2.0, False))
+    assert len(calls) == probed > 0
+    with pytest.raises(dpfy.IsolationError):
+        s.release(loss(2.0, True))

@@ -1,11 +1,15 @@
 """What a loss function may return."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
 from dpfy.errors import LossError
+
+_DEPTH = 4  # of functions that close over functions
 
 
 @dataclass(frozen=True)
@@ -34,3 +38,54 @@ def per_example(returned: object, size: int) -> torch.Tensor:
             if not isinstance(values, torch.Tensor) or values.shape[:1] != (size,):
                 raise LossError(f"The statistic {name!r} must be a tensor with one row per example ({size} here).")
     return losses
+
+
+def identity(loss_fn: Any, depth: int = _DEPTH) -> Hashable:
+    """Return what tells loss functions apart: their code, and what decides about what it does.
+
+    A lambda inside of a loop is another object in every turn, with the same code. Functions, modules, texts and truth
+    values that it closes over, or was bound to, make it another one. Numbers and tensors do not: a factor may well
+    change from step to step.
+
+    >>> losses = [lambda x: x * factor for factor in (1.0, 2.0)]
+    >>> identity(losses[0]) == identity(losses[1]), identity(partial(max)) == identity(partial(min))
+    (True, False)
+    """
+    if isinstance(loss_fn, partial):
+        given = [*loss_fn.args, *loss_fn.keywords.values()]
+        return (partial, identity(loss_fn.func, depth), *(_decisive(value, depth) for value in given))
+    if not hasattr(loss_fn, "__code__"):
+        return _Identical(loss_fn)
+    function, owner = getattr(loss_fn, "__func__", loss_fn), getattr(loss_fn, "__self__", None)
+    given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *_closed_over(function)]
+    return (function.__code__, _Identical(owner), *(_decisive(value, depth) for value in given))
+
+
+def _decisive(value: Any, depth: int) -> Hashable:
+    if isinstance(value, bool | str):
+        return value
+    return identity(value, depth - 1) if callable(value) and depth else None
+
+
+def _closed_over(function: Any) -> list[Any]:
+    """The values of the variables that are bound by now."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            continue
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Identical:
+    """Equal to what holds the very same object, which it keeps alive so that its place is not taken by another."""
+
+    value: object
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identical) and other.value is self.value

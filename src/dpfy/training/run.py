@@ -35,6 +35,7 @@ from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, is_finite
+from dpfy.training.losses import identity
 from dpfy.training.microbatches import add_clipped_mean
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
@@ -276,7 +277,7 @@ class Run:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
         trained = self._trained()
         modes = tuple(module.training for module in self.model.modules())
-        key = (getattr(loss_fn, "__code__", type(loss_fn)), modes, tuple(trained))
+        key = (identity(loss_fn), modes, tuple(trained))
         if key not in self._engines:
             check_same_records(self._ranks, self._records)
             with self._ranks.together():
