@@ -145,7 +145,7 @@ class Outer(Contribution):
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products over many records; over several time steps, which may cancel, they are formed in float64."""
-        if self.inputs.shape[1] > 1:
+        if self.inputs.shape[1] != 1:
             self.add_sum_in_float64(weights, total)
             return
         outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
@@ -159,7 +159,7 @@ class Outer(Contribution):
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products over many records and time steps, whose rounding is far below the norm even if terms cancel."""
-        records = max(1, _DOUBLE_ROWS // self.inputs.shape[1])
+        records = max(1, _DOUBLE_ROWS // max(1, self.inputs.shape[1]))
         for outputs, inputs, weight in zip(self.outputs.split(records), self.inputs.split(records),
                                            weights.double().split(records), strict=True):
             weighed = (outputs.double() * weight[:, None, None]).flatten(0, 1)
@@ -223,10 +223,9 @@ class Rows(Contribution):
     @cached_property
     def _distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the summed rows, and of each its record, its token, and its number by place in ``tokens``."""
-        records, steps = self.tokens.shape
-        numbers = torch.arange(records, device=self.tokens.device).unsqueeze(1) * self.vocabulary + self.tokens
+        numbers = torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary + self.tokens
         keys, places = torch.unique(numbers.flatten(), return_inverse=True)
-        outputs = _in_working_precision(self.outputs).reshape(records * steps, -1)
+        outputs = _in_working_precision(self.outputs).flatten(0, 1)
         rows = outputs.new_zeros(len(keys), outputs.shape[1]).index_add_(0, places, outputs)
         return rows, torch.div(keys, self.vocabulary, rounding_mode="floor"), keys % self.vocabulary, places
 
@@ -255,7 +254,7 @@ class Rows(Contribution):
         numbers = torch.arange(len(places), device=places.device)
         first = torch.full_like(numbers[:len(rows)], len(places)).scatter_reduce_(0, places, numbers, "amin")
         placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(0, first, rows.double())
-        products = torch.bmm(placed.view(*self.tokens.shape, -1), other.inputs.double().mT)
+        products = torch.bmm(placed.unflatten(0, self.tokens.shape), other.inputs.double().mT)
         tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
         entries = other.outputs.double().mT.gather(1, tokens)
         return (products * entries).sum((1, 2))

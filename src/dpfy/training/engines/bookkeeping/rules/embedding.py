@@ -20,7 +20,7 @@ def embedding(module: nn.Embedding, tape: Tape, layout: Layout, tokens: torch.Te
 
     def record(gradient: torch.Tensor) -> None:
         places = layout.records(tokens, tape.records).reshape(tape.records, -1)
-        found = layout.records(gradient, tape.records).reshape(*places.shape, -1)
+        found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
         if module.padding_idx is not None:
             found = found.masked_fill((places == module.padding_idx).unsqueeze(2), 0)
         tape.add(weight, Rows(places, found, len(weight)))
@@ -44,7 +44,8 @@ def embedding_bag(module: nn.EmbeddingBag, tape: Tape, layout: Layout, tokens: t
 
     def record(gradient: torch.Tensor) -> None:
         places = layout.records(tokens, tape.records).reshape(tape.records, -1)
-        tape.add(weight, Rows(places, layout.records(gradient, tape.records).reshape(*places.shape, -1), len(weight)))
+        found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
+        tape.add(weight, Rows(places, found, len(weight)))
 
     looked_up = Tap.apply(tape.anchor, F.embedding(tokens, weight), record)
     return torch.bmm(factors.unsqueeze(1), looked_up).squeeze(1)

@@ -102,8 +102,9 @@ class _GroupNorm(torch.autograd.Function):
         inputs, weight, mean, rstd = ctx.saved_tensors
         items, channels, positions, groups = ctx.sizes
         as_one = (1, items * channels, positions)
+        gradient = gradient.contiguous()  # torch reads one that is repeated without memory beyond its end
         found, scale, shift = torch.ops.aten.native_group_norm_backward(
-            gradient.reshape(as_one), inputs.view(as_one), mean.view(1, -1), rstd.view(1, -1), weight.repeat(items),
+            gradient.view(as_one), inputs.view(as_one), mean.view(1, -1), rstd.view(1, -1), weight.repeat(items),
             1, items * channels, positions, items * groups, [ctx.needs_input_grad[1], True, True])
         ctx.record(scale.view(items, channels), shift.view(items, channels))
         found = found.view(inputs.shape) if ctx.needs_input_grad[1] else None
