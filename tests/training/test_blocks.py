@@ -17,7 +17,7 @@ def lots(count, key=5):
 @given(records=st.integers(1, 300), position=st.integers(0, 300), blocks=st.integers(1, 9))
 def test_one_record_more_leaves_all_blocks_but_one_as_they_were(records, position, blocks):
     """Consecutive blocks would fail: all of them after the record shift by one."""
-    division, drawn = Blocks(blocks, records / blocks), lots(records + 1)
+    division, drawn = Blocks(blocks, records), lots(records + 1)
     names = torch.arange(records + 1)
     position = min(position, records)
     without = torch.cat([names[:position], names[position + 1:]])
@@ -27,16 +27,36 @@ def test_one_record_more_leaves_all_blocks_but_one_as_they_were(records, positio
     assert changed == [int(division.of(drawn[position:position + 1]))]
 
 
+@settings(max_examples=60, deadline=None)
+@given(records=st.integers(1, 400), position=st.integers(0, 400), largest=st.integers(1, 40))
+def test_one_record_more_touches_no_more_than_a_part_however_many_there_are(records, position, largest):
+    """Even parts would fail: one record more moves the borders between all of them."""
+    division, drawn, names = Blocks(1, largest), lots(records + 1), torch.arange(records + 1)
+    position = min(position, records)
+    without = torch.cat([names[:position], names[position + 1:]])
+    before = {tuple(part.tolist()) for part in division.divided(without, drawn[without])}
+    after = {tuple(part.tolist()) for part in division.divided(names, drawn)}
+    assert sorted(sum(after, ())) == names.tolist() and max(map(len, before | after)) <= largest
+    touched = {name for part in before ^ after for name in part} - {position}
+    assert len(touched) <= largest
+
+
+def test_equal_lots_are_never_divided_for_ever():
+    parts = Blocks(1, 2).divided(torch.arange(5), torch.zeros(5, dtype=torch.int64))
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3, 4]]
+
+
 @pytest.mark.parametrize("expected", [0.01, 1.0, 7.5, 50.0, 400.0])
-def test_a_block_is_hardly_ever_larger_than_assumed(expected):
-    assert poisson.logsf(Blocks(3, expected).largest, expected) < -100 * 0.69
+def test_a_block_is_hardly_ever_divided(expected):
+    assert poisson.logsf(Blocks.planned(expected, 10_000).largest, expected) < -100 * 0.69
 
 
 @pytest.mark.parametrize(("expected", "largest", "ranks"), [(0.3, None, 1), (1000, 64, 1), (1000, 64, 3), (5, 1, 2)])
 def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, ranks):
     division = Blocks.planned(expected, largest, ranks)
     assert division.count % ranks == 0
-    assert division.expected <= max(1, 0.8 * (largest or 512))
+    assert expected / division.count <= max(1, 0.8 * (largest or 512))
+    assert division.largest <= (largest or 512)
 
 
 def test_every_block_is_drawn_equally_often():

@@ -2,8 +2,9 @@
 
 The last bits of a float32 sum depend on what it is a sum of, and those of a kernel on how many records it is given. If
 blocks were consecutive records, one record more would shift all of them and move every other record's last bits. Here
-each record draws its block independently of the others. One record more then changes one block, and all other blocks
-are computed from the same records in the same order, to the same bits.
+each record draws its block independently of the others, and in a block that is too large its half, and half of a half.
+One record more then changes one block, or divides it, and all other blocks are computed from the same records in the
+same order, to the same bits.
 """
 
 import math
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-_LIKELIEST = 100 * math.log(2)  # a block is larger than it is assumed to be with a probability below 2^-100
+_LIKELIEST = 100 * math.log(2)  # a block is larger than is likely with a probability below 2^-100
 _ROOM = 0.8  # of the largest chunk, for an expected block: most blocks are then one chunk
 _LARGEST = 512  # records that suit an engine without a limit of its own
+_BITS = 63  # of a lot
 
 
 @dataclass(frozen=True)
@@ -21,34 +23,51 @@ class Blocks:
     """How a sample of declared expectation is divided: public constants only.
 
     >>> Blocks.planned(expected_batch=1000, largest_chunk=64, ranks=2)
-    Blocks(count=20, expected=50.0)
+    Blocks(count=20, largest=64)
     """
 
     count: int
-    expected: float
+    largest: int
 
     @classmethod
     def planned(cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1) -> "Blocks":
         """Return as many blocks as leave room in a chunk, and as many for every rank."""
-        size = max(1.0, _ROOM * min(largest_chunk or _LARGEST, _LARGEST))
+        chunk = largest_chunk or _LARGEST
+        size = max(1.0, _ROOM * min(chunk, _LARGEST))
         count = ranks * max(1, math.ceil(expected_batch / (ranks * size)))
-        return cls(count, expected_batch / count)
-
-    @property
-    def largest(self) -> int:
-        """The records of a block, at most, but for a probability below 2⁻¹⁰⁰ (Chernoff).
-
-        >>> Blocks(count=20, expected=50.0).largest
-        155
-        """
-        size = math.ceil(self.expected) + 1
-        while self.expected > 0 and size * math.log(size / self.expected) - size + self.expected < _LIKELIEST:
-            size += 1
-        return size
+        return cls(count, min(chunk, _likely(expected_batch / count)))
 
     def of(self, lots: torch.Tensor) -> torch.Tensor:
         """Return the block of each record, given the 63 random bits that it drew."""
         return drawn_from(self.count, lots)
+
+    def divided(self, indices: torch.Tensor, lots: torch.Tensor) -> list[torch.Tensor]:
+        """Divide the records of a block into parts of at most ``largest``: while there are more, each draws a half.
+
+        However many records there are, one more is in a part of its own, or makes a part larger, or has a part of
+        ``largest`` divided. It touches no record outside of that part.
+        """
+        waiting, parts = [(indices, lots, 0)], []
+        while waiting:
+            some, drawn, bit = waiting.pop()
+            if len(some) <= self.largest or bit == _BITS:
+                parts.append(some)
+                continue
+            one = (drawn >> bit & 1).bool()
+            waiting += [(some[half], drawn[half], bit + 1) for half in (one, ~one)]
+        return [part for part in parts if len(part)]
+
+
+def _likely(expected: float) -> int:
+    """Return a size that a block of this expectation hardly ever exceeds (Chernoff).
+
+    >>> _likely(50.0)
+    155
+    """
+    size = math.ceil(expected) + 1
+    while expected > 0 and size * math.log(size / expected) - size + expected < _LIKELIEST:
+        size += 1
+    return size
 
 
 def drawn_from(count: int, lots: torch.Tensor) -> torch.Tensor:

@@ -247,13 +247,13 @@ class Run:
         places = drawn_from(leaf.slots, lots) if isinstance(leaf, ClippedMeans) else blocks.of(lots)
         # By lot and not by block: however large its blocks are, no rank takes a record that is another's.
         owners = places % self._ranks.size if isinstance(leaf, ClippedMeans) else drawn_from(self._ranks.size, lots)
-        groups = [indices[places == place] for place in places[owners == self._ranks.rank].unique()]
-        parts = [even_parts(group, self._largest_chunk(engine)) for group in groups]
+        groups = [places == place for place in places[owners == self._ranks.rank].unique()]
         if isinstance(leaf, ClippedMeans):
-            for slot in parts:
-                add_clipped_mean(engine, loss_fn, partial(self._visit, slot), clipping, totals)
+            for slot in groups:
+                parts = even_parts(indices[slot], self._largest_chunk(engine))
+                add_clipped_mean(engine, loss_fn, partial(self._visit, parts), clipping, totals)
         else:
-            self._visit([part for block in parts for part in block],
+            self._visit([part for block in groups for part in blocks.divided(indices[block], lots[block])],
                         lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), lambda sums: sums.add_to(totals))
 
     def _visit(self, parts: list[torch.Tensor], compute: Callable[[Chunk], Any], take: Callable[[Any], None]) -> None:
