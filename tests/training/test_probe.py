@@ -286,3 +286,15 @@ def test_a_flag_makes_another_loss_and_a_factor_does_not(started):
     assert len(calls) == probed > 0
     with pytest.raises(dpfy.IsolationError):
         s.release(loss(2.0, True))
+
+
+def test_short_floats_under_autocast_do_not_cost_the_fast_engine(started):
+    """Engines round short floats differently; judged in the precision of the parameters none but the oracle passes."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 2))
+
+    def loss(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().sum(1)
+
+    s, _ = first_release(started, model, loss=loss)
+    assert s.run.engine == "bookkeeping"

@@ -48,7 +48,7 @@ class TrainConfig:
     evaluate_every: int = _option(1, "epochs between evaluations on public data")
     early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
     checkpoint_every: int = _option(1, "epochs between checkpoints")
-    engine: str = _option("auto", "how per-record gradients are computed: auto, vmap or loop")
+    engine: str = _option("auto", "how per-record gradients are computed: auto, bookkeeping, ghost, vmap or loop")
     max_physical_batch: int | None = _option(None, "most records in memory at once; changes last bits only")
     num_workers: int = _option(0, "processes that load records")
     seed: int = _option(0, "of the initial weights; never of noise, sampling or dropout")

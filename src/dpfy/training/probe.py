@@ -65,13 +65,19 @@ class Probe:
 
     def _equal_sums(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
         """Equal as vectors: where a unit of a network is at its kink, rounding may change single numbers by more."""
-        whole = math.hypot(*(float(e.norm()) for e in expected))
-        return all(float((f - e).norm()) <= max(1e-3, 16 * self._precision) * float(e.norm()) + 1e-5 * whole + 1e-12
+        whole, shortest = math.hypot(*(float(e.norm()) for e in expected)), self._shortest
+        return all(float((f - e).norm()) <= max(1e-3, 16 * shortest) * float(e.norm()) + max(1e-5, shortest) * whole
                    for f, e in zip(found, expected, strict=True))
 
     @property
     def _precision(self) -> float:
         return max(torch.finfo(p.dtype).eps for p in self.parameters.values())
+
+    @property
+    def _shortest(self) -> float:
+        """The precision of the shortest floats between layers, which autocast makes shorter than the parameters."""
+        found = {output.dtype for output in self._outputs(self._input(2)).values() if output.is_floating_point()}
+        return max(self._precision, *(torch.finfo(dtype).eps for dtype in found), 0.0)
 
     def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
@@ -236,7 +242,7 @@ class Probe:
             def hook(module: nn.Module, inputs: Any, output: Any) -> None:
                 first = output[0] if isinstance(output, tuple) and output else output
                 if isinstance(first, torch.Tensor) and first.ndim and name not in found:
-                    found[name] = first.detach().double()
+                    found[name] = first.detach().clone()
             return hook
 
         handles = [module.register_forward_hook(remember(name)) for name, module in self.model.named_modules()]
