@@ -298,3 +298,40 @@ def test_short_floats_under_autocast_do_not_cost_the_fast_engine(started):
 
     s, _ = first_release(started, model, loss=loss)
     assert s.run.engine == "bookkeeping"
+
+
+class Switched(nn.Module):
+    """Mixes examples once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.centred = nn.Linear(4, 2), False
+
+    def forward(self, x):
+        return self.layer(x - x.mean(0) if self.centred else x)
+
+
+def centre_by_flag(model):
+    model.centred = True
+
+
+def centre_by_hook(model):
+    model.layer.register_forward_pre_hook(lambda module, given: (given[0] - given[0].mean(0),))
+
+
+def centre_by_method(model):
+    model.forward = lambda x: model.layer(x - x.mean(0))
+
+
+def centre_by_module(model):
+    model.layer = nn.Sequential(Centred(), model.layer)
+
+
+@pytest.mark.parametrize("change", [centre_by_flag, centre_by_hook, centre_by_method, centre_by_module])
+def test_a_model_that_was_changed_after_the_first_step_is_probed_again(started, change):
+    model = Switched()
+    s = started(ROWS, model=model)
+    s.release(lambda x: model(x).square().sum(1))
+    change(model)
+    with pytest.raises(dpfy.IsolationError):
+        s.release(lambda x: model(x).square().sum(1))

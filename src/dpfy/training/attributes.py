@@ -1,7 +1,7 @@
 """What the modules of a model keep beside parameters and buffers, as values that can be compared."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,20 @@ def attributes_of(model: nn.Module) -> dict[tuple[str, str], Any]:
     """Return a fingerprint of every plain attribute, by module and name."""
     return {(name, attribute): _fingerprint(value, _DEPTH) for name, module in model.named_modules()
             for attribute, value in vars(module).items() if attribute not in _OF_TORCH}
+
+
+def switches_of(model: nn.Module) -> Hashable:
+    """Return what decides about how a model computes and is set from outside: modes, flags, names, hooks and modules.
+
+    >>> layer = nn.Dropout()
+    >>> training = switches_of(layer)
+    >>> switches_of(layer.eval()) == training
+    False
+    """
+    return tuple((module, vars(module).get("forward"), *module._forward_hooks, *module._forward_pre_hooks,
+                  *module._backward_hooks, *module._backward_pre_hooks,
+                  *(value for value in vars(module).values() if isinstance(value, bool | str)))
+                 for module in model.modules())
 
 
 def _fingerprint(value: Any, depth: int) -> Any:

@@ -28,6 +28,7 @@ from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedMeans
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
+from dpfy.training.attributes import switches_of
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records
@@ -276,8 +277,7 @@ class Run:
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
         trained = self._trained()
-        modes = tuple(module.training for module in self.model.modules())
-        key = (identity(loss_fn), modes, tuple(trained))
+        key = (identity(loss_fn), switches_of(self.model), tuple(trained))
         if key not in self._engines:
             check_same_records(self._ranks, self._records)
             with self._ranks.together():
