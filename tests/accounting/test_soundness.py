@@ -141,6 +141,14 @@ def test_odd_runs_are_bracketed(seed):
         check_odd_run(*odd_run(generator))
 
 
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta"), [
+    (0.03165673777360994, 1.716035960238164e-05, 10001, 4.59408817074228e-162),
+    (0.031228867275917706, 0.0033367399577215635, 5601572, 2.9441902735388076e-12)])
+def test_losses_beyond_float64_are_bounded_without_composition(noise, rate, steps, delta):
+    check_odd_run(noise, rate, steps, delta, "add_or_remove_one")
+    assert account(run(rate, noise, steps)).epsilon(delta).upper < math.inf
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_ten_thousand_odd_runs_are_bracketed(seed):

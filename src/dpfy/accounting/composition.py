@@ -71,6 +71,14 @@ def composed(pairs: Pairs, gauss: float, question: Question, accuracy: float) ->
                 for pessimistic in (False, True)]
         note = f"{len(pairs)} kinds of steps merged into at most {_MAX_KINDS}"
         return Bracket(ends[0].lower, ends[1].upper, note) if ends[0] and ends[1] else None
+    try:
+        with np.errstate(over="raise", invalid="raise"):  # where it is meant, it is said to be ignored
+            return _worse_direction(pairs, gauss, question, accuracy)
+    except FloatingPointError:
+        return None
+
+
+def _worse_direction(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket:
     run = arranged(pairs)
     result, up = one_direction(run, gauss, 1, question, accuracy)
     symmetric = all(pair.neighbours == "opposed" for pair, _ in pairs)

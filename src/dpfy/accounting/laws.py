@@ -85,6 +85,8 @@ def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array
     minimises their sum. Nothing but the accuracy depends on the choice.
     """
     points, ends = _fine_points(run, direction, resolution)
+    if len(points) < 2 or not np.isfinite(points).all():
+        raise FloatingPointError("the losses that decide are beyond float64")
     heavy = np.zeros(len(points) - 1)
     for steps in run.few:
         found = atoms.cells(steps, points)

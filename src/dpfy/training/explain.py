@@ -120,7 +120,8 @@ class _Noting(Sink):
 
 @singledispatch
 def _cost(part: Contribution) -> tuple[str, float]:
-    raise NotImplementedError
+    """Return the way and the extra multiplications per record of a contribution, by its form."""
+    raise TypeError(f"no cost is known for {type(part).__name__}")
 
 
 @_cost.register
