@@ -152,6 +152,18 @@ def test_any_run_is_known_to_a_hundred_thousandth_where_asked():
         check_width(generator, 1e-5)
 
 
+HEAVY = [(Pair(1.2032021201945311e-05, 0.36774992583214067, "opposed"), 2324, 0.0030995677607845644, 1e-3),
+         (Pair(6.243091876626169e-06, 0.3850874870833564, "opposed"), 29_967, 2.2832637139614646e-11, 1e-5),
+         (Pair(8.771468133179286e-05, 0.5516165090821238, "opposed"), 155, 8.594377081182259e-11, 1e-5)]
+
+
+@pytest.mark.parametrize(("pair", "steps", "delta", "accuracy"), HEAVY)
+def test_rare_losses_of_all_sizes_are_split_where_they_decide(pair, steps, delta, accuracy):
+    """Losses spread over decades: a split too far out, or tilts too far apart, leave the bracket too wide."""
+    lower, upper, _ = pld.epsilon_bracket(((pair, steps),), delta, accuracy)
+    assert 0 < upper - lower <= accuracy * upper
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 8))
 def test_many_runs_are_known_to_a_hundred_thousandth_where_asked(seed):

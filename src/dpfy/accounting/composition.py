@@ -3,6 +3,7 @@
 import bisect
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -26,37 +27,41 @@ _LEAST_NOISE = 0.03  # e^(1/2z²) is a float
 
 
 class _Outline:
-    """A coarse law from above, on cuts for a place, and how far above ε a single loss decides."""
-
-    margin: float
+    """A coarse law from above, on cuts for a place."""
 
     def __init__(self, run: Run, gauss: float, direction: Direction, place: Location,
                  before: "_Outline | None" = None) -> None:
         self.log_tail = place.log_delta + math.log(_PRECISION / run.steps)
-        known, top = (before.near(place.ceiling)[0], place.ceiling + before.margin) if before else (None, math.inf)
+        known, top = (before.near(place.ceiling)[0], before.top(place.ceiling)) if before else (None, math.inf)
         resolution = Resolution(_COARSE, place.epsilon, known, top, self.log_tail)
         cuts = choose_cuts(run, direction, resolution)
         self._block = stacked([atoms.above(steps, atoms.cells(steps, cuts), cuts, None, direction)
                                for steps in run.few])
         self._gauss, self._log_delta = gauss, place.log_delta
-        self.margin = self._margin()
+        self._other = self._block.times @ self._block.mass * np.exp(-self._block.loss)
+        self._margins = math.sqrt(_variance([self._block], gauss)) * np.geomspace(0.05, 1000, 40)
+        self._taken_back = cache(self._opposite_delta)
 
     def near(self, epsilon: float) -> tuple[Moments, float]:
-        """Moments with the losses above ε + margin split between there and ∞, and the mass at ∞."""
-        blocks = [capped(self._block, epsilon + self.margin)]
+        """Moments with the losses above ``top(ε)`` split between there and ∞, and the mass at ∞."""
+        blocks = [capped(self._block, self.top(epsilon))]
         tilts = tilt_grid(_variance(blocks, self._gauss), self._log_delta)
         return moments(blocks, self._gauss, tilts), infinite(blocks)
 
-    def _margin(self) -> float:
-        """The least m with δ(m) ≤ precision·(e^m − 1) in the opposite direction: the others do not take m back."""
-        margins = math.sqrt(_variance([self._block], self._gauss)) * np.geomspace(0.5, 1000, 32)
+    def top(self, epsilon: float) -> float:
+        """The least loss above which a split costs no more than δ is known to: one such loss decides, nearly always."""
+        most = math.exp(self._log_delta - min(epsilon, 700.0)) * _PRECISION
 
         def enough(margin: float) -> bool:
-            found, gone = opposite([self._block], self._gauss, margin)
-            return math.exp(log_chernoff(found, margin)) + gone <= _PRECISION * math.expm1(min(margin, 50.0))
+            beyond = float(self._other[self._block.loss > epsilon + margin].sum())
+            return beyond == 0 or beyond * self._taken_back(margin) <= most
 
-        place = bisect.bisect_left(margins, True, key=enough)
-        return float(margins[place]) if place < len(margins) else math.inf
+        place = bisect.bisect_left(self._margins, True, key=enough)
+        return epsilon + float(self._margins[place]) if place < len(self._margins) else math.inf
+
+    def _opposite_delta(self, margin: float) -> float:
+        found, gone = opposite([self._block], self._gauss, margin)
+        return math.exp(log_chernoff(found, margin)) + gone
 
 
 def composed(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket | None:
@@ -105,7 +110,7 @@ def one_direction(run: Run, gauss: float, direction: Direction, question: Questi
     for _ in range(_ROUNDS):
         if resolution.cuts * run.kinds > _MAX_CELLS:
             break
-        resolution = replace(resolution, top=place.ceiling + outline.margin)
+        resolution = replace(resolution, top=outline.top(place.ceiling))
         bounds, up = _bounds(run, gauss, direction, question, place, resolution, smoothing)
         found = question.answer(bounds, place)
         best = Bracket(max(best.lower, found.lower, other.lower), max(min(best.upper, found.upper), other.upper))
@@ -171,7 +176,7 @@ def _finer(bounds: Bounds, found: Bracket, question: Question, place: Location, 
     smeared = math.exp(min(bounds.below.smoothing_cost(place.epsilon) - here, 5.0))
     smeared = max(smeared / max(question.allowed(place, slope, accuracy), 1e-12), 1e-9)
     smoothing *= min(1.0, max(0.2 / smeared, 0.01))
-    factor = min(max(math.sqrt(max(excess - smeared, 0.0) / 0.4), 1.25), 4.0)
+    factor = min(max(math.sqrt(max(excess - smeared, 0.0) / 0.4), 1.0), 4.0)
     return place, smoothing, replace(resolution, cuts=int(resolution.cuts * factor), epsilon=place.epsilon,
                                      law=bounds.moments)
 

@@ -16,7 +16,7 @@ def tilt_grid(variance: float, log_delta: float) -> Array:
     """Tilts around the best one of a loss with this variance and a Gaussian tail."""
     best = math.sqrt(max(-2 * log_delta, 1.0) / max(variance, 1e-290))
     near = np.geomspace(0.05 * best, 6 * best, 30)
-    return np.concatenate((np.geomspace(1e-4 * min(best, 10.0), near[0], 10)[:-1], near))
+    return np.concatenate((np.geomspace(1e-4 * min(best, 10.0), near[0], 24)[:-1], near))
 
 
 def saddle(moments: Moments, log_delta: float) -> tuple[float, float]:
@@ -44,9 +44,11 @@ def choose_line(moments: Moments, best: float, epsilon: float, log_target: float
                 most: float) -> Line:
     """The line with the narrowest window whose aliases stay below e^``log_target``; large terms weigh against one.
 
-    It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies.
+    It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies. Where the whole law is
+    below the target, a tilt that shows it is enough: larger ones lose it in rounding.
     """
-    tilts = min(best, float(moments.tilts[-4])) * np.array(_CANDIDATES)
+    enough = moments.tilts[moments.log_moment - moments.tilts * epsilon < log_target]
+    tilts = min(best, float(moments.tilts[-4]), *enough[:1].tolist()) * np.array(_CANDIDATES)
     heights = np.interp(tilts, moments.tilts, moments.log_moment) - tilts * epsilon - log_target
     windows = [_window(moments, tilt, epsilon, log_target) for tilt in tilts.tolist()]
     best_line = int(np.argmin(np.log(windows) + np.maximum(heights - _HEIGHT, 0.0) / 2))
