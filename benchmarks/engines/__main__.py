@@ -126,8 +126,7 @@ def verdicts(figures: list[Figure], console: Console) -> None:
 def statements(workloads: list[str], threads: int, console: Console) -> None:
     """Print what no step of one batch in one process shows."""
     for workload in workloads:
-        chunk = WORKLOADS[workload].batch
-        ratio = logical_batch(workload, threads, chunk)
+        ratio, chunk = logical_batch(workload, threads)
         console.print(f"{workload}: a step on {LOGICAL_BATCH} records takes {_held(ratio, _LOGICAL_LIMIT)} times the "
                       f"memory of one on a single chunk of {chunk}")
 

@@ -31,6 +31,7 @@ class Ready:
     step: Callable[[], object]
     model: nn.Module
     engine: Callable[[], str | None] = lambda: None  # what dpfy chose, once a step was made
+    chunk: Callable[[], int | None] = lambda: None  # the most records that it then has in memory at once
 
 
 def contenders() -> list[str]:
@@ -100,7 +101,7 @@ def private(workload: Workload, data: Dataset[Any], records: int, ledger: Path, 
         run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), next(batches))
         optimizer.step()
 
-    return Ready(step, model, lambda: run.engine)
+    return Ready(step, model, lambda: run.engine, lambda: run.largest_chunk)
 
 
 def _opacus(workload: Workload, mode: str) -> Ready:

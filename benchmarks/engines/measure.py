@@ -122,15 +122,16 @@ def _explain(failed: str, limit_mb: int) -> str:
     return f"needs more than {limit_mb / 1024:g} GB" if out_of_memory else failed
 
 
-def logical_batch(workload: str, threads: int, one_chunk: int, records: int = LOGICAL_BATCH) -> float:
-    """Return the peak of a step on many records over that of a step on a single chunk of them."""
-    peaks = []
-    for size in (one_chunk, records):
+def logical_batch(workload: str, threads: int, records: int = LOGICAL_BATCH) -> tuple[float, int]:
+    """Return the peak of a step on many records over that of a step on a single chunk, and the size of a chunk."""
+    def step(size: int) -> dict[str, Any]:
         *_, found = ask("logical", workload, threads, records=size)
         if "failed" in found:
             raise RuntimeError(f"a logical batch of {size} records of {workload}: {found['failed']}")
-        peaks.append(found["peak_mb"])
-    return peaks[1] / peaks[0]
+        return found
+
+    many = step(records)
+    return many["peak_mb"] / step(many["chunk"])["peak_mb"], many["chunk"]
 
 
 def speed_up(workload: str, records: int, rounds: int, processes: int = 2) -> float:

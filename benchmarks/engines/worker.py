@@ -44,11 +44,11 @@ def peak(workload: Workload, folder: Path, contender: str, steps: int, limit_mb:
 
 
 def logical(workload: Workload, folder: Path, records: int) -> None:
-    """Answer with the peak of one step on ``records`` records, in chunks of the workload's batch."""
+    """Answer with the peak of one step on ``records`` records in chunks of the workload's batch, and with the chunk."""
     ready = private(workload, Cycled(workload.data(), records), records, folder / "run.dpl",
                     max_physical_batch=workload.batch)
     ready.step()
-    answer(peak_mb=high_water(), engine=ready.engine())
+    answer(peak_mb=high_water(), chunk=ready.chunk())
 
 
 def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int) -> None:

@@ -59,6 +59,12 @@ def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, rank
     assert division.largest <= (largest or 512)
 
 
+@pytest.mark.parametrize(("expected", "largest", "count"), [(64, 64, 1), (65, 64, 2), (512, 2000, 1), (1024, 2000, 2)])
+def test_what_is_expected_to_be_one_chunk_is_one_block(expected, largest, count):
+    """Two half chunks would be slower, and a step on many chunks would peak higher than a step on one."""
+    assert Blocks.planned(expected, largest).count == count
+
+
 def test_every_block_is_drawn_equally_often():
     """χ² with 12 degrees of freedom exceeds 70 with probability 3e-10."""
     counts = torch.bincount(Blocks(13, 1).of(lots(130_000)), minlength=13)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 _LIKELIEST = 100 * math.log(2)  # a block is larger than is likely with a probability below 2^-100
-_ROOM = 0.8  # of the largest chunk, for an expected block: most blocks are then one chunk
-_LARGEST = 512  # records that suit an engine without a limit of its own
+_ROOM = 0.8  # of the largest chunk, for an expected block of several: most blocks are then one chunk
+_LARGEST = 512  # records of an expected block: more of them are hardly quicker, and need more noise
 _BITS = 63  # of a lot
 
 
@@ -31,9 +31,9 @@ class Blocks:
 
     @classmethod
     def planned(cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1) -> "Blocks":
-        """Return as many blocks as leave room in a chunk, and as many for every rank."""
+        """Return one block if it is expected to be a chunk, or as many as leave room in one; as many for every rank."""
         chunk = largest_chunk or _LARGEST
-        size = max(1.0, _ROOM * min(chunk, _LARGEST))
+        size = max(1.0, min(chunk if expected_batch <= chunk else _ROOM * chunk, _LARGEST))
         count = ranks * max(1, math.ceil(expected_batch / (ranks * size)))
         return cls(count, min(chunk, _likely(expected_batch / count)))
 

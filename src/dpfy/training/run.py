@@ -254,8 +254,10 @@ class Run:
                 parts = even_parts(indices[slot], self._largest_chunk(engine))
                 add_clipped_mean(engine, loss_fn, partial(self._visit, parts), clipping, totals)
         else:
-            self._visit([part for block in groups for part in blocks.divided(indices[block], lots[block])],
-                        lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), lambda sums: sums.add_to(totals))
+            parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
+            parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
+            self._visit(parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping),
+                        lambda sums: sums.add_to(totals))
 
     def _visit(self, parts: list[torch.Tensor], compute: Callable[[Chunk], Any], take: Callable[[Any], None]) -> None:
         """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
@@ -324,6 +326,11 @@ class Run:
     def engine(self) -> str:
         """The name of the engine in use; what was asked for until the first release has probed the model."""
         return next((engine.name for engine in self._engines.values()), self._wanted_engine)
+
+    @property
+    def largest_chunk(self) -> int | None:
+        """The most records in memory at once, by your limit and that of the engine in use; None if there is neither."""
+        return self._largest_chunk(next(iter(self._engines.values()), None))
 
     def spent(self, delta: float) -> Interval:
         """Return the ε of all that was reserved so far, as a certified interval; under a filter, of its limit."""
