@@ -63,7 +63,7 @@ class Plan:
     @property
     def rate(self) -> float:
         """The probability with which a record enters a step."""
-        return self.sampling.rate  # type: ignore[attr-defined]
+        return self.sampling.rate
 
     @property
     def expected_batch(self) -> float:

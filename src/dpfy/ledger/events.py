@@ -61,7 +61,14 @@ class Fact:
 
 
 class Policy(Fact):
-    """How the records of one step are chosen."""
+    """How the records of one step are chosen; ``rate`` is the share of them that a step has in expectation."""
+
+    rate: float
+
+    @property
+    def steps_per_event(self) -> int:
+        """How many steps one event pays for: those of an epoch, where a policy remembers who has taken part."""
+        return 1
 
 
 class Query(Fact):
