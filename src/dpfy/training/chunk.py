@@ -1,7 +1,7 @@
 """One physical chunk of collated records, in the few structures that can be taken apart record by record."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -23,11 +23,13 @@ class Column(list[Any]):
 class Chunk:
     """Collated records, as the positional arguments of ``loss_fn``. Sensitive: never printed.
 
-    Every leaf is a tensor with one row per record or a :class:`Column`; dicts, lists and tuples hold leaves.
+    Every leaf is a tensor with one row per record or a :class:`Column`; dicts, lists and tuples hold leaves. Where the
+    unit of privacy has several ``rows``, as many of each and one unit after the other, ``size`` counts the units.
     """
 
     arguments: tuple[Any, ...]
     size: int
+    rows: int = 1
 
     @classmethod
     def of(cls, collated: Any, size: int) -> "Chunk":
@@ -49,17 +51,21 @@ class Chunk:
 
     def part(self, start: int, end: int) -> "Chunk":
         """Return the chunk of consecutive records from ``start`` to before ``end``."""
-        def rows(leaf: Any) -> Any:
-            taken = leaf[start:end]
+        def run(leaf: Any) -> Any:
+            taken = leaf[start * self.rows:end * self.rows]
             return taken if isinstance(leaf, torch.Tensor) else Column(taken)
 
-        return self.map(rows, min(end, self.size) - start)
+        return self.map(run, min(end, self.size) - start)
 
     def chosen(self, mask: torch.Tensor) -> "Chunk":
         """Return the chunk of the records where ``mask`` is true."""
-        places = mask.nonzero().flatten()
-        return self.map(lambda leaf: leaf[places.to(leaf.device)] if isinstance(leaf, torch.Tensor)
-                        else Column(leaf[place] for place in places.tolist()), len(places))
+        return self.taken(mask.repeat_interleave(self.rows).nonzero().flatten(), self.rows)
+
+    def taken(self, places: torch.Tensor, rows: int) -> "Chunk":
+        """Return the rows at ``places`` as a chunk in which every unit has ``rows`` of them."""
+        found = self.map(lambda leaf: leaf[places.to(leaf.device)] if isinstance(leaf, torch.Tensor)
+                         else Column(leaf[place] for place in places.tolist()), len(places) // rows)
+        return replace(found, rows=rows)
 
     def flatten(self) -> tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], "Chunk"]]:
         """Return the tensors, and the function that puts others of one record in their places."""
@@ -81,13 +87,13 @@ class Chunk:
 
     def map(self, function: Callable[[Any], Any], size: int) -> "Chunk":
         """Return a chunk of ``size`` with every leaf replaced."""
-        return Chunk(tuple(_map(function, argument) for argument in self.arguments), size)
+        return Chunk(tuple(_map(function, argument) for argument in self.arguments), size, self.rows)
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """The shapes and types of one record; chunks that share it can be joined."""
-        return tuple((tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else "column"
-                     for leaf in self.leaves())
+        """The shapes and types of one record, and how many rows it has; chunks that share it can be joined."""
+        return (self.rows, *((tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else "column"
+                             for leaf in self.leaves()))
 
     def __repr__(self) -> str:
         return "Chunk(sensitive)"
