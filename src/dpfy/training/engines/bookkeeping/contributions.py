@@ -1,11 +1,13 @@
 """What one use of a layer adds to the per-record gradients of one parameter, in the form that is cheapest to handle.
 
 Every form knows an upper bound on each record's squared norm and can add the weighed sum over the records to a total.
+Where a unit of privacy has several rows, these are folded first: from then on a unit is a record whose rows are like
+more time steps, so that the cross terms between them are in every norm.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import torch
@@ -45,6 +47,10 @@ class Contribution(ABC):
     @abstractmethod
     def instantiate(self) -> "Kept":
         """Return the same gradients, written out record by record."""
+
+    @abstractmethod
+    def folded(self, rows: int) -> "Contribution":
+        """Return the gradients of units that have ``rows`` consecutive records each: the sums over these."""
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
@@ -102,6 +108,11 @@ class Kept(Contribution):
     def instantiate(self) -> "Kept":
         """Return itself."""
         return self
+
+    def folded(self, rows: int) -> "Kept":
+        """Add the vectors of a unit up; the sum is what is measured and added."""
+        summed = _in_working_precision(self.gradients).unflatten(1, (-1, rows)).sum(2)
+        return replace(self, gradients=summed)
 
     def added(self, other: "Kept") -> "Kept":
         """Return the sum of two uses, in the parameter's own shape, since their layouts may differ."""
@@ -171,6 +182,10 @@ class Outer(Contribution):
         """Write the gradients out."""
         return Kept.of(torch.bmm(_in_working_precision(self.outputs).mT, _in_working_precision(self.inputs)))
 
+    def folded(self, rows: int) -> "Outer":
+        """Take the rows of a unit for time steps."""
+        return replace(self, inputs=_as_steps(self.inputs, rows), outputs=_as_steps(self.outputs, rows))
+
     def joined(self, other: "Outer") -> "Outer":
         """Return the sum of two uses of one weight: more time steps, so that cross terms are in the Gram matrices."""
         return Outer(torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1))
@@ -195,6 +210,11 @@ class InBlocks(Outer):
         for inputs, outputs in zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once),
                                    strict=True):
             yield Outer(inputs, outputs).instantiate()
+
+
+def _as_steps(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return [units, rows·time, …] for [units·rows, time, …]."""
+    return tensor.unflatten(0, (-1, rows)).flatten(1, 2)
 
 
 def _row_norms(rows: torch.Tensor) -> torch.Tensor:
@@ -240,6 +260,10 @@ class Rows(Contribution):
         dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
         return Kept.of(dense.index_put_((owners, tokens), rows, accumulate=True))
 
+    def folded(self, rows: int) -> "Rows":
+        """Take the tokens of a unit's rows for tokens of one record: a token that occurs in two of them is one row."""
+        return replace(self, tokens=_as_steps(self.tokens, rows), outputs=_as_steps(self.outputs, rows))
+
     def joined(self, other: "Rows") -> "Rows":
         """Return the sum of two uses of one table."""
         return Rows(torch.cat([self.tokens, other.tokens], 1), torch.cat([self.outputs, other.outputs], 1),
@@ -281,6 +305,10 @@ class Tied(Contribution):
     def instantiate(self) -> Kept:
         """Write both out."""
         return self.rows.instantiate().added(self.outer.instantiate())
+
+    def folded(self, rows: int) -> "Tied":
+        """Fold both."""
+        return Tied(self.rows.folded(rows), self.outer.folded(rows))
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
