@@ -164,6 +164,13 @@ def test_rare_losses_of_all_sizes_are_split_where_they_decide(pair, steps, delta
     assert 0 < upper - lower <= accuracy * upper
 
 
+def test_losses_that_end_leave_nothing_below():
+    """Adding a record costs no step more than −log(1 − q); mass left beyond the cuts would exceed a tiny δ."""
+    lower, upper, note = pld.epsilon_bracket(((Pair(0.31202313262902365, 0.3060985530125224), 5),), 1e-107, 1e-3)
+    assert lower <= upper <= 1.001 * lower
+    assert note == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 8))
 def test_many_runs_are_known_to_a_hundred_thousandth_where_asked(seed):

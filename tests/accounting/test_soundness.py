@@ -1,5 +1,6 @@
 """Nothing is ever understated: brute force, simulation, a plain lattice, closed forms, and thousands of odd runs."""
 
+import functools
 import itertools
 import math
 
@@ -9,8 +10,10 @@ import pytest
 from scipy.special import erfc, ndtr
 
 from dpfy.accounting import account, atoms, pld
+from dpfy.accounting.composition import curve
 from dpfy.accounting.fourier import Line, Spectrum, moments
 from dpfy.accounting.pairs import Pair
+from dpfy.accounting.questions import DeltaAt
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
 
@@ -105,6 +108,24 @@ def test_epsilon_and_delta_invert_each_other(rate, noise, steps, log_delta):
     assert pld.delta_bracket(pairs, lower, 1e-3).upper >= delta
     beyond = pld.delta_bracket(pairs, upper * 1.002, 1e-3).upper
     assert beyond <= delta * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("pairs", [((Pair(0.01, 1.0), 1000),), ((Pair(1e-5, 0.5, "opposed"), 10**5),),
+                                   ((Pair(0.2, 2.0), 20), (Pair(1.0, 0.8, noise="laplace"), 2), (Pair(1.0, 9.0), 3))])
+def test_a_law_is_composed_once_for_many_points_of_the_profile(pairs, monkeypatch):
+    """Each point agrees with a composition for that ε alone, whatever was asked before; few laws are composed."""
+    points = np.linspace(0, pld.epsilon_bracket(pairs, 1e-7, 1e-3).upper, 33).tolist()
+    composed = []
+    monkeypatch.setattr(pld, "_curve", functools.cache(lambda *run: composed.append(run) or curve(*run)))
+    ask = pld.delta_bracket.__wrapped__
+    brackets = [ask(pairs, point, 1e-3) for point in points]
+    assert len(composed) <= 13
+    assert brackets[7] == ask(pairs, points[7], 1e-3)
+    for point, (lower, upper, _) in list(zip(points, brackets, strict=True))[::4]:
+        rest, gauss = pld.split(pairs)
+        alone = pld.composed(rest, gauss, DeltaAt(point), 1e-3)
+        assert lower <= alone.upper * (1 + 1e-12) and alone.lower <= upper * (1 + 1e-12)
+        assert upper <= lower * math.exp(1e-3 * max(1, 60 * point))
 
 
 def odd_run(generator):

@@ -4,6 +4,7 @@ import bisect
 import math
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from dpfy.accounting.atoms import Array, Block, Direction
 from dpfy.accounting.fourier import Moments, Spectrum, capped, moments, reversed_law, stacked
 from dpfy.accounting.laws import FEW, Resolution, Run, arranged, choose_cuts, law
 from dpfy.accounting.pairs import Pairs, coarsened
-from dpfy.accounting.questions import Bounds, Bracket, Location, Question
+from dpfy.accounting.questions import Bounds, Bracket, DeltaAt, Location, Question
 from dpfy.accounting.tilt import choose_line, log_chernoff, saddle_at, tilt_grid
 
 _PRECISION = 1e-6  # of δ: what tails and aliases may cost
@@ -22,6 +23,7 @@ _ROUNDS = 8
 _MAX_WORK = 2e8  # cuts × frequencies of one bound: about a second; then smoothing gives way
 _MAX_KINDS = 20_000
 _MAX_CELLS = 2e7  # kinds × cuts
+_MAX_CUTS = 100_000
 _MAX_EXPONENT = 640.0
 _LEAST_NOISE = 0.03  # e^(1/2z²) is a float
 
@@ -64,12 +66,38 @@ class _Outline:
         return math.exp(log_chernoff(found, margin)) + gone
 
 
+class Ceiling(NamedTuple):
+    """A composed law from above only."""
+
+    above: Spectrum
+    infinite: float
+
+    def delta_above(self, epsilon: float) -> float:
+        return math.exp(min(0.0, self.above.delta_above(epsilon))) + self.infinite
+
+    def delta_below(self, epsilon: float) -> float:
+        return 0.0
+
+
+class Curve(NamedTuple):
+    """A run composed for one ε: bounds on δ at any ε, as narrow as asked at that one and at somewhat smaller ones."""
+
+    bounds: Bounds
+    reverse: Bounds | Ceiling | None  # the direction of adding a record; None if both are the same
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bound δ(ε) from both sides."""
+        sides = (self.bounds, self.reverse) if self.reverse else (self.bounds,)
+        return Bracket(max(0.0, *(side.delta_below(epsilon) for side in sides)),
+                       min(1.0, max(side.delta_above(epsilon) for side in sides)))
+
+
 def composed(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket | None:
     """Answer a question about ``pairs`` followed by a Gaussian mechanism of μ² = ``gauss``, for both directions.
 
     *Formal guarantee*: the answer for the composition lies in the bracket. None if float64 does not carry so far.
     """
-    if any(pair.noise == "gaussian" and pair.noise_multiplier < _LEAST_NOISE for pair, _ in pairs):
+    if _too_little_noise(pairs):
         return None
     if len(pairs) > _MAX_KINDS:
         ends = [composed(coarsened(pairs, _MAX_KINDS, pessimistic=pessimistic), gauss, question, accuracy)
@@ -83,18 +111,50 @@ def composed(pairs: Pairs, gauss: float, question: Question, accuracy: float) ->
         return None
 
 
+def curve(pairs: Pairs, gauss: float, epsilon: float, accuracy: float) -> Curve | None:
+    """Compose as :func:`composed` does for δ at ``epsilon``, and keep the law: asking it again costs next to nothing.
+
+    None if float64 does not carry so far, or if there are too many kinds of steps.
+    """
+    if _too_little_noise(pairs) or len(pairs) > _MAX_KINDS:
+        return None
+    run, question = arranged(pairs), DeltaAt(epsilon)
+    try:
+        with np.errstate(over="raise", invalid="raise"):
+            found, bounds, up = one_direction(run, gauss, 1, question, accuracy)
+            if bounds is None or found.upper <= 0:
+                return None
+            if _symmetric(pairs):
+                return Curve(bounds, None)
+            back = [reversed_law(block) for block in up]
+            ceiling = _ceiling(back, gauss, epsilon, math.log(found.upper), accuracy)
+            if ceiling.delta_above(epsilon) <= found.upper:
+                return Curve(bounds, ceiling)
+            return Curve(bounds, one_direction(run, gauss, -1, question, accuracy, found)[1])
+    except FloatingPointError:
+        return None
+
+
+def _too_little_noise(pairs: Pairs) -> bool:
+    return any(pair.noise == "gaussian" and pair.noise_multiplier < _LEAST_NOISE for pair, _ in pairs)
+
+
+def _symmetric(pairs: Pairs) -> bool:
+    return all(pair.neighbours == "opposed" for pair, _ in pairs)
+
+
 def _worse_direction(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket:
     run = arranged(pairs)
-    result, up = one_direction(run, gauss, 1, question, accuracy)
-    symmetric = all(pair.neighbours == "opposed" for pair, _ in pairs)
-    if symmetric or _no_worse([reversed_law(block) for block in up], gauss, *question.limit(result), accuracy):
+    result, _, up = one_direction(run, gauss, 1, question, accuracy)
+    if _symmetric(pairs) or _no_worse([reversed_law(block) for block in up], gauss, *question.limit(result), accuracy):
         return result
     return one_direction(run, gauss, -1, question, accuracy, result)[0]
 
 
 def one_direction(run: Run, gauss: float, direction: Direction, question: Question, accuracy: float,
-                  other: Bracket = Bracket(0.0, 0.0)) -> tuple[Bracket, list[Block]]:  # noqa: B008 - immutable
-    """Answer a question about one direction, or the worse of it and an ``other``; and the law from above.
+                  other: Bracket = Bracket(0.0, 0.0),  # noqa: B008 - immutable
+                  ) -> tuple[Bracket, Bounds | None, list[Block]]:
+    """Answer a question about one direction, or the worse of it and an ``other``; with the last law, and it from above.
 
     Compose, see what the width is due to, make that finer, and again.
     """
@@ -106,9 +166,10 @@ def one_direction(run: Run, gauss: float, direction: Direction, question: Questi
                             outline.log_tail)
     smoothing = aim / 5 * max(place.epsilon, question.least, 0.2 / place.tilt) / (place.tilt + 1)
     best, before, reached = Bracket(0.0, math.inf), math.inf, math.inf
+    bounds: Bounds | None = None
     up: list[Block] = []
     for _ in range(_ROUNDS):
-        if resolution.cuts * run.kinds > _MAX_CELLS:
+        if resolution.cuts > min(_MAX_CUTS, _MAX_CELLS / run.kinds):
             break
         resolution = replace(resolution, top=outline.top(place.ceiling))
         bounds, up = _bounds(run, gauss, direction, question, place, resolution, smoothing)
@@ -120,7 +181,7 @@ def one_direction(run: Run, gauss: float, direction: Direction, question: Questi
         before, reached = excess, best.upper
         place, smoothing, resolution = _finer(bounds, found, question, place, excess, accuracy, smoothing,
                                               resolution)
-    return Bracket(min(best.lower, best.upper), best.upper), up
+    return Bracket(min(best.lower, best.upper), best.upper), bounds, up
 
 
 def _no_worse(blocks: list[Block], gauss: float, epsilon: float, delta: float, accuracy: float) -> bool:
@@ -129,13 +190,18 @@ def _no_worse(blocks: list[Block], gauss: float, epsilon: float, delta: float, a
     if rest <= 0 or not blocks or epsilon == math.inf:
         return False
     found = moments(blocks, gauss, tilt_grid(_variance(blocks, gauss), math.log(delta)))
-    if log_chernoff(found, epsilon) <= math.log(rest) - 1e-9:
-        return True
+    return (log_chernoff(found, epsilon) <= math.log(rest) - 1e-9
+            or _ceiling(blocks, gauss, epsilon, math.log(delta), accuracy).delta_above(epsilon) <= delta)
+
+
+def _ceiling(blocks: list[Block], gauss: float, epsilon: float, log_delta: float, accuracy: float) -> Ceiling:
+    """The composition of laws from above, on a line for ε, where δ is thought to be about that."""
+    found = moments(blocks, gauss, tilt_grid(_variance(blocks, gauss), log_delta))
     tilt = min(saddle_at(found, epsilon)[0], _MAX_EXPONENT / max(float(block.loss.max()) for block in blocks))
     smoothing = accuracy / 5 * max(epsilon, 0.2 / tilt) / (tilt + 1)
-    line = choose_line(found, tilt, epsilon, math.log(_PRECISION * delta), smoothing, gauss,
+    line = choose_line(found, tilt, epsilon, math.log(_PRECISION) + log_delta, smoothing, gauss,
                        _MAX_WORK / len(blocks[0].loss))
-    return Spectrum(blocks, gauss, line).delta_above(epsilon) <= math.log(rest)
+    return Ceiling(Spectrum(blocks, gauss, line), infinite(blocks) * (1 + 1e-12))
 
 
 def infinite(blocks: list[Block]) -> float:
@@ -176,7 +242,7 @@ def _finer(bounds: Bounds, found: Bracket, question: Question, place: Location, 
     smeared = math.exp(min(bounds.below.smoothing_cost(place.epsilon) - here, 5.0))
     smeared = max(smeared / max(question.allowed(place, slope, accuracy), 1e-12), 1e-9)
     smoothing *= min(1.0, max(0.2 / smeared, 0.01))
-    factor = min(max(math.sqrt(max(excess - smeared, 0.0) / 0.4), 1.0), 4.0)
+    factor = min(max(math.sqrt(max(excess - smeared, 0.0) / 0.4), 1.0), 4.0) if found.upper < math.inf else 1.0
     return place, smoothing, replace(resolution, cuts=int(resolution.cuts * factor), epsilon=place.epsilon,
                                      law=bounds.moments)
 

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq
-from scipy.special import logsumexp, ndtr
-from scipy.stats import binom
+from scipy.special import logsumexp, ndtr, xlog1py, xlogy
 
 from dpfy import _validate
 from dpfy.accounting.canonical import canonical
@@ -118,7 +117,8 @@ def _mixture(pair: Pair, size: int) -> _Mixture:
     if pair != Pair(pair.rate, pair.noise_multiplier):
         raise UnsupportedEvent("Groups are accounted for sums with Gaussian noise only. Use group_claim.")
     z, counts = pair.noise_multiplier, np.arange(size + 1)
-    log_weights = binom.logpmf(counts, size, pair.rate)
+    ways = np.array([math.log(math.comb(size, count)) for count in range(size + 1)])
+    log_weights = ways + xlogy(counts, pair.rate) + xlog1py(size - counts, -pair.rate)
 
     def loss(x: Array) -> Array:
         value: Array = logsumexp(log_weights + (2 * np.multiply.outer(x, counts) - counts**2) / (2 * z**2), axis=-1)

@@ -4,6 +4,7 @@ Every step keeps its own rate and noise multiplier: what steps share is where th
 transforms of ten thousand different steps are one product of matrices.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -117,7 +118,7 @@ def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list
 
 
 def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tuple[Array, Array]:
-    """Many losses at which to look, and those at which single outputs have mass."""
+    """Many losses at which to look, and those at which single outputs have mass or losses end."""
     looked_at = [pair for steps in run.few for pair in steps.pairs()] + run.worst
     count = max(4 * resolution.cuts // len(looked_at), 64)
     points, ends = [], []
@@ -126,6 +127,8 @@ def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tupl
         points.append(loss)
         if pair.noise == "laplace":
             ends.extend([loss[0] * (1 + _NUDGE), loss[0], loss[-1], loss[-1] * (1 + _NUDGE)])
+        elif pair.neighbours == "absent" and pair.rate < 1:  # no loss is smaller: nothing is left below
+            ends.append(math.log1p(-pair.rate) * (1 + _NUDGE))
     low, high = (-DEEPEST, resolution.top) if direction == 1 else (-resolution.top, DEEPEST)
     special = np.array([end for end in ends if low < end < high])
     return _distinct(np.clip(np.concatenate([*points, special]), low, high)), special

@@ -11,11 +11,12 @@ from functools import lru_cache
 import numpy as np
 
 from dpfy.accounting import atoms, gaussian, one_step, rdp
-from dpfy.accounting.composition import composed
+from dpfy.accounting.composition import composed, curve
 from dpfy.accounting.pairs import Bound, Pairs, coarsened
-from dpfy.accounting.questions import Bracket, DeltaAt, EpsilonAt
+from dpfy.accounting.questions import Bracket, DeltaAt, EpsilonAt, Location
 
 ACCURACY = 1e-3  # relative, in ε
+_FIRST_RUNG, _RUNG = 0.5, 1.5  # values of ε, in standard deviations of the loss, from which others are answered
 _FEW = 8  # kinds of steps that are looked at one by one
 _LEAST_LOG_DELTA = -600.0  # float64 has no masses below
 
@@ -67,11 +68,30 @@ def delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
         return Bracket(*gaussian.delta_interval(math.sqrt(gauss), epsilon), "closed form")
     if gauss == 0 and len(rest) == 1 and rest[0][1] == 1:
         return Bracket(*one_step.delta(rest[0][0], epsilon), "closed form")
-    found = composed(rest, gauss, DeltaAt(epsilon), accuracy)
+    found = _on_a_curve(rest, gauss, epsilon, accuracy) or composed(rest, gauss, DeltaAt(epsilon), accuracy)
     bounds = [found] if found else []
     if found is None or found.upper > 1.5 * found.lower:
         bounds.append(_uncomposed_delta(pairs, epsilon))
     return _best(bounds)
+
+
+def _on_a_curve(pairs: Pairs, gauss: float, epsilon: float, accuracy: float) -> Bracket | None:
+    """The answer of a law that was composed for the next larger of a few values of ε, if it is as narrow as asked.
+
+    Which law is asked depends on ε alone, so that an answer does not depend on earlier questions.
+    """
+    spread = math.sqrt(gauss + math.fsum(times * min(pair.rate**2 * math.expm1(min(pair.mu**2, 50.0)), 1.0)
+                                         for pair, times in pairs))
+    rung = max(0, math.ceil(math.log(epsilon / (_FIRST_RUNG * spread)) / math.log(_RUNG))) if epsilon > 0 else 0
+    law = _curve(pairs, gauss, _FIRST_RUNG * spread * _RUNG**rung, accuracy)
+    if law is None:
+        return None
+    found = law.delta(epsilon)
+    place = Location(law.bounds.above.line.tilt, epsilon, 0.0, epsilon)
+    return found if DeltaAt(epsilon).excess(found, place, accuracy) <= 1 else None
+
+
+_curve = lru_cache(maxsize=32)(curve)
 
 
 def split(pairs: Pairs) -> tuple[Pairs, float]:
