@@ -91,6 +91,103 @@ class Poisson(Policy, tag="poisson"):
 
 
 @dataclass(frozen=True)
+class FixedSize(Policy, tag="fixed_size"):
+    """A uniformly random set of exactly ``size`` of the ``records``, drawn afresh for every step."""
+
+    size: int
+    records: int
+
+    def __post_init__(self) -> None:
+        _counts(self, "size", "records")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        """The probability that one record is in the sample."""
+        return self.size / self.records
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson(Policy, tag="truncated_poisson"):
+    """Each of the ``records`` is included independently with probability ``rate``; of more than ``capacity`` that come
+    up, a uniformly random ``capacity`` stay."""
+
+    rate: float
+    capacity: int
+    records: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1))
+        _counts(self, "capacity", "records")
+
+
+@dataclass(frozen=True)
+class _Epochs(Policy):
+    """Every one of the ``records`` takes part once in the steps that one event pays for.
+
+    ``numerical_delta`` of such an event is that of all its steps.
+    """
+
+    batch_size: int
+    records: int
+
+    def __post_init__(self) -> None:
+        _counts(self, "batch_size", "records")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        """The share of the records that a full batch has."""
+        return self.batch_size / self.records
+
+    @property
+    def steps_per_event(self) -> int:
+        """The batches of an epoch."""
+        return -(-self.records // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Shuffled(_Epochs, tag="shuffled"):
+    """Each epoch, a fresh uniformly random order of the ``records`` is cut into batches of ``batch_size``.
+
+    The last batch of an epoch may be smaller. One event is one epoch, in which every record takes part once; how the
+    batches were formed is not rewarded.
+    """
+
+
+@dataclass(frozen=True)
+class Cyclic(_Epochs, tag="cyclic"):
+    """The same public order of the ``records``, cut into batches of ``batch_size``, in every epoch.
+
+    The last batch of an epoch may be smaller. One event is one epoch, in which every record takes part once.
+    """
+
+
+@dataclass(frozen=True)
+class BallsInBins(Policy, tag="balls_in_bins"):
+    """Each epoch, every one of the ``records`` draws one of ``bins`` batches, uniformly and independently.
+
+    One event is one epoch, in which every record takes part once. That is all that its rule rewards: the randomness of
+    the draw has no closed form for its amplification, which therefore is not claimed.
+    """
+
+    bins: int
+    records: int
+
+    def __post_init__(self) -> None:
+        for name in ("bins", "records"):
+            _validate.count(name, getattr(self, name))
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        """The probability that one record is in one batch."""
+        return 1 / self.bins
+
+    @property
+    def steps_per_event(self) -> int:
+        """The batches of an epoch."""
+        return self.bins
+
+
+@dataclass(frozen=True)
 class SumQuery(Query, tag="sum"):
     """A sum in which one record moves by at most ``l2_bound``, with Gaussian noise of ``stddev`` per coordinate."""
 
@@ -182,6 +279,13 @@ def run_lengths(events: Iterable[Repeated]) -> Envelope:
 def canonical_json(value: object) -> bytes:
     """The one byte string that stands for a JSON value: sorted keys, no blanks, ASCII, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _counts(policy: Policy, part: str, whole: str) -> None:
+    """Check that ``part`` and ``whole`` are whole numbers, and that the former does not exceed the latter."""
+    few, many = (_validate.count(name, getattr(policy, name)) for name in (part, whole))
+    if few > many:
+        raise InvalidArgument(f"Expected {part}={few!r} to be at most {whole}={many!r}.")
 
 
 def _encode(value: object) -> Any:

@@ -7,11 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import Poisson, Policy
+from dpfy.ledger.events import FixedSize, Poisson, Policy, TruncatedPoisson
 from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.mechanisms.sampling.epochs import EPOCHS, EpochSampler
+from dpfy.mechanisms.sampling.fixed import FixedSizeSampler, TruncatedPoissonSampler
 from dpfy.mechanisms.sampling.poisson import PoissonSampler
 
-__all__ = ["SAMPLERS", "PoissonSampler", "Sampler", "sampler_for"]
+__all__ = ["SAMPLERS", "EpochSampler", "FixedSizeSampler", "PoissonSampler", "Sampler", "TruncatedPoissonSampler",
+           "sampler_for"]
 
 
 class Sampler(Protocol):
@@ -21,6 +24,10 @@ class Sampler(Protocol):
     def policy(self) -> Policy:
         """The policy that a draw may be accounted as."""
 
+    @property
+    def steps_per_event(self) -> int:
+        """How many draws, from the first one on, one event of the policy pays for."""
+
     def draw(self, n: int) -> npt.NDArray[np.int64]:
         """Return the sorted indices, of ``range(n)``, of the next sample; empty is ordinary."""
 
@@ -29,7 +36,9 @@ def _poisson(policy: Poisson, stream: SecureStream) -> Sampler:
     return PoissonSampler(policy.rate, stream)
 
 
-SAMPLERS: dict[type[Policy], Callable[..., Sampler]] = {Poisson: _poisson}
+SAMPLERS: dict[type[Policy], Callable[..., Sampler]] = {
+    Poisson: _poisson, FixedSize: FixedSizeSampler, TruncatedPoisson: TruncatedPoissonSampler,
+    **dict.fromkeys(EPOCHS, EpochSampler)}
 """How to make the sampler of a policy, for every policy that can be drawn."""
 
 

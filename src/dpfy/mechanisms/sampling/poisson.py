@@ -36,6 +36,11 @@ class PoissonSampler:
         """The policy that the draws may be accounted as."""
         return self._policy
 
+    @property
+    def steps_per_event(self) -> int:
+        """One: the sampler has no memory."""
+        return self._policy.steps_per_event
+
     def draw(self, n: int) -> npt.NDArray[np.int64]:
         """Return the sorted indices, of ``range(n)``, of a fresh sample."""
         _validate.count("n", n, minimum=0)

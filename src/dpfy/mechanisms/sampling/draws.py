@@ -1,0 +1,55 @@
+"""Exact draws from a stream of words: integers, orders and subsets, all uniform without any bias."""
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfy.mechanisms.noise.randomness import SecureStream
+
+Indices = npt.NDArray[np.int64]
+
+
+def integers(stream: SecureStream, bound: int, count: int) -> Indices:
+    """Return ``count`` independent integers, each uniform on ``range(bound)``.
+
+    Words from the last, incomplete multiple of ``bound`` on are rejected, so that every remainder has equally many.
+    """
+    complete = 2**64 - 2**64 % bound
+    kept = np.empty(0, dtype=np.uint64)
+    while len(kept) < count:
+        words = stream.words(count - len(kept))
+        if complete < 2**64:
+            words = words[words < np.uint64(complete)]
+        kept = np.concatenate((kept, words))
+    return (kept % np.uint64(bound)).astype(np.int64)
+
+
+def order(stream: SecureStream, n: int) -> Indices:
+    """Return a uniformly random order of ``range(n)``.
+
+    Every index gets a uniform real, given word by word, and they are sorted by it: first by one word each; indices that
+    share it are put in a random order by further words.
+    """
+    words = stream.words(n)
+    result = np.argsort(words, kind="stable").astype(np.int64)
+    words = words[result]
+    ties = np.flatnonzero(words[1:] == words[:-1])
+    for run in np.split(ties, np.flatnonzero(np.diff(ties) > 1) + 1) if len(ties) else ():
+        tied = slice(run[0], run[-1] + 2)
+        result[tied] = result[tied][order(stream, len(run) + 1)]
+    return result
+
+
+def subset(stream: SecureStream, size: int, n: int) -> Indices:
+    """Return the sorted indices of a uniformly random set of ``size`` of ``range(n)``.
+
+    The first ``size`` different values of independent uniform integers are such a set, since all sets are alike to
+    them; of more than half of the indices, the complement is drawn.
+    """
+    if 2 * size > n:
+        return np.delete(np.arange(n), subset(stream, n - size, n))
+    drawn = np.empty(0, dtype=np.int64)
+    values, places = drawn, drawn
+    while len(values) < size:
+        drawn = np.concatenate((drawn, integers(stream, n, size - len(values))))
+        values, places = np.unique(drawn, return_index=True)
+    return np.sort(values[np.argsort(places)[:size]])

@@ -1,0 +1,67 @@
+"""Samplers with a memory: every record takes part once in an epoch."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfy.ledger.events import BallsInBins, Cyclic, Policy, Shuffled
+from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
+from dpfy.mechanisms.sampling.draws import Indices, integers, order
+from dpfy.mechanisms.sampling.fixed import require_declared
+
+EpochPolicy = Shuffled | Cyclic | BallsInBins
+
+
+class EpochSampler:
+    """Draws the batches of one epoch after the other, as ``policy`` says.
+
+    *Formal guarantee.* In the ``steps_per_event`` draws of an epoch every record occurs exactly once. Shuffled epochs
+    are uniformly random orders, balls in bins are independent uniform choices, both without rounding; epochs are
+    independent, and no batch depends on the records.
+
+    *Assumes* that the stream is uniform and made for sampling, and that the number of records is public. A new sampler
+    starts a new epoch: who resumes a run pays for it anew.
+
+    >>> sampler = EpochSampler(Cyclic(batch_size=2, records=5), SecureStream(purpose="sampling"))
+    >>> [sampler.draw(5).tolist() for _ in range(sampler.steps_per_event + 1)]
+    [[0, 1], [2, 3], [4], [0, 1]]
+
+    Reference: docs/proofs/sampling.md.
+    """
+
+    def __init__(self, policy: EpochPolicy, stream: SecureStream) -> None:
+        self.policy = policy
+        self.steps_per_event = policy.steps_per_event
+        self._stream = require_purpose(stream, "sampling")
+        self._batches: list[Indices] = []
+
+    def draw(self, n: int) -> npt.NDArray[np.int64]:
+        """Return the sorted indices, of ``range(n)``, of the next batch; ``n`` must be what the policy declares."""
+        require_declared(n, self.policy.records)
+        if not self._batches:
+            self._batches = EPOCHS[type(self.policy)](self.policy, self._stream)[::-1]
+        return np.sort(self._batches.pop())
+
+
+def _shuffled(policy: Shuffled, stream: SecureStream) -> list[Indices]:
+    return _cut(order(stream, policy.records), policy.batch_size)
+
+
+def _cyclic(policy: Cyclic, stream: SecureStream) -> list[Indices]:
+    return _cut(np.arange(policy.records), policy.batch_size)
+
+
+def _cut(records: Indices, batch_size: int) -> list[Indices]:
+    return [records[first:first + batch_size] for first in range(0, len(records), batch_size)]
+
+
+def _thrown(policy: BallsInBins, stream: SecureStream) -> list[Indices]:
+    chosen = integers(stream, policy.bins, policy.records)
+    sizes = np.bincount(chosen, minlength=policy.bins)
+    return np.split(np.argsort(chosen, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+EPOCHS: dict[type[Policy], Callable[..., list[Indices]]] = {
+    Shuffled: _shuffled, Cyclic: _cyclic, BallsInBins: _thrown}
+"""How to draw the batches of an epoch."""
