@@ -14,12 +14,12 @@ cuts need not reach where one rare step exceeds any ε of interest. The proofs, 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfc, ndtri_exp
+from scipy.special import erf, erfc, ndtri_exp
 
 from dpfy.accounting.pairs import Neighbours, Noise, Pair, Pairs
 
@@ -29,6 +29,7 @@ Direction = Literal[1, -1]
 
 EPS = 2.0**-52  # twice the unit round-off
 _TINY = 1e-290  # masses below it have lost digits
+_NUDGE = 1e-13  # relative: from an atom of the true loss to a cut that is certainly on its far side
 _FAR = 1e3  # standard deviations, beyond which float64 has no masses
 
 
@@ -96,11 +97,16 @@ def rows(pairs: Pairs) -> list[Rows]:
 
 
 def losses(pair: Pair, places: Array) -> Array:
-    """The loss at each place: a full-batch log-likelihood ratio, x/z² if a record is replaced, an output in [0, 1]."""
+    """The loss at each place: a full-batch log-likelihood ratio, x/z² if a record is replaced, an output in [0, 1].
+
+    Of an exchanged record, places and losses have the same sign.
+    """
     if pair.noise == "laplace":
         return _amplified(pair.rate, (2 * places - 1) / pair.noise_multiplier)
     if pair.neighbours == "absent":
         return _amplified(pair.rate, places)
+    if pair.neighbours == "exchanged":
+        return np.copysign(_amplified(pair.rate, np.abs(places)), places)
     half = 0.5 / pair.noise_multiplier**2
     return _amplified(pair.rate, places - half) - _amplified(pair.rate, -places - half)
 
@@ -109,13 +115,23 @@ def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
     """The first and the last place, beyond which no more than e^log_tail of either distribution lies."""
     if pair.noise == "laplace":
         return 0.0, 1.0
-    z = pair.noise_multiplier
+    z = 1 / pair.mu if pair.neighbours == "exchanged" else pair.noise_multiplier
     reach = -float(ndtri_exp(min(log_tail, -3.0)))
     drawn = -float(ndtri_exp(min(log_tail - math.log(pair.rate), -3.0)))
     if pair.neighbours == "absent":
         return (-reach - 0.5 / z) / z, (max(reach, drawn + 1 / z) - 0.5 / z) / z
-    edge = max(reach, drawn + 1 / z) / z
+    edge = (max(reach, drawn + 1 / z) - (0.5 / z if pair.neighbours == "exchanged" else 0.0)) / z
     return -edge, edge
+
+
+def ends(pair: Pair) -> list[float]:
+    """The losses at which single outputs have mass, each from both sides if need be, or beyond which there are none."""
+    if pair.noise == "laplace":
+        first, last = losses(pair, np.array(place_range(pair, 0.0))).tolist()
+        return [first * (1 + _NUDGE), first, last, last * (1 + _NUDGE)]
+    if pair.neighbours == "exchanged":
+        return [0.0]
+    return [math.log1p(-pair.rate) * (1 + _NUDGE)] if pair.neighbours == "absent" and pair.rate < 1 else []
 
 
 def cells(steps: Rows, cuts: Array) -> Cells:
@@ -124,6 +140,8 @@ def cells(steps: Rows, cuts: Array) -> Cells:
     The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its rounding is that of
     a loss off by a few units in the last place, and an error of the place itself, which ``_normal`` charges.
     """
+    if steps.neighbours == "exchanged":
+        return _mirrored(replace(steps, noise_multiplier=steps.noise_multiplier / 2, neighbours="absent"), cuts)
     rate, z = steps.rate, steps.noise_multiplier
     if steps.noise == "laplace":
         place = (_full_batch(rate, cuts) * z + 1) / 2
@@ -144,6 +162,23 @@ def cells(steps: Rows, cuts: Array) -> Cells:
         return Cells(p, still[0], gain, p_error, still[1], gain_error)
     return Cells(p, (1 - rate) * still[0] + rate * other[0], gain, p_error,
                  (1 - rate) * still[1] + rate * other[1], gain_error)
+
+
+def _mirrored(steps: Rows, cuts: Array) -> Cells:
+    """Cells of the positive losses of ``steps``, of these again as negative ones with p and q exchanged, and of an atom
+    at 0 with all that is left: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss of ``steps`` is 0 halfway to the mean."""
+    first = int(np.searchsorted(cuts, 0.0))
+    ahead = Cells(*(part[:, 1:] for part in cells(steps, np.append(0.0, cuts[first:]))))
+    behind = Cells(*(part[:, :0:-1] for part in cells(steps, np.append(0.0, -cuts[:first][::-1]))))
+    atom = (1 - steps.rate) * erf(math.sqrt(0.125) / steps.noise_multiplier)
+
+    def joined(left: Array, right: Array, middle: Array | float) -> Array:
+        return np.concatenate((left[:, :-1], left[:, -1:] + middle + right[:, :1], right[:, 1:]), axis=1)
+
+    return Cells(joined(behind.q, ahead.p, atom), joined(behind.p, ahead.q, atom),
+                 joined(-behind.gain, ahead.gain, 0.0), joined(behind.q_error, ahead.p_error, 8 * EPS * atom),
+                 joined(behind.p_error, ahead.q_error, 8 * EPS * atom),
+                 joined(behind.gain_error, ahead.gain_error, 0.0))
 
 
 def excess_beyond(pair: Pair, epsilon: float) -> float:

@@ -14,9 +14,9 @@ from dpfy.accounting.fourier import Moments, Spectrum, capped, moments, reversed
 from dpfy.accounting.laws import FEW, Resolution, Run, arranged, choose_cuts, law
 from dpfy.accounting.pairs import Pairs, coarsened
 from dpfy.accounting.questions import Bounds, Bracket, DeltaAt, Location, Question
-from dpfy.accounting.tilt import choose_line, log_chernoff, saddle_at, tilt_grid
+from dpfy.accounting.tilt import choose_line, log_chernoff, log_spare, saddle_at, tilt_grid
 
-_PRECISION = 1e-6  # of δ: what tails and aliases may cost
+_RARE = math.log(1e-6)  # log δ of the opposite direction where it matters, roughly
 _COARSE = 200  # cuts for a first guess
 _CUTS = 280  # cuts for an accuracy of 1e-3, usually
 _ROUNDS = 8
@@ -33,7 +33,7 @@ class _Outline:
 
     def __init__(self, run: Run, gauss: float, direction: Direction, place: Location,
                  before: "_Outline | None" = None) -> None:
-        self.log_tail = place.log_delta + math.log(_PRECISION / run.steps)
+        self.log_tail = log_spare(place.log_delta) - math.log(run.steps)
         known, top = (before.near(place.ceiling)[0], before.top(place.ceiling)) if before else (None, math.inf)
         resolution = Resolution(_COARSE, place.epsilon, known, top, self.log_tail)
         cuts = choose_cuts(run, direction, resolution)
@@ -52,7 +52,7 @@ class _Outline:
 
     def top(self, epsilon: float) -> float:
         """The least loss above which a split costs no more than δ is known to: one such loss decides, nearly always."""
-        most = math.exp(self._log_delta - min(epsilon, 700.0)) * _PRECISION
+        most = math.exp(log_spare(self._log_delta) - min(epsilon, 700.0))
 
         def enough(margin: float) -> bool:
             beyond = float(self._other[self._block.loss > epsilon + margin].sum())
@@ -140,7 +140,7 @@ def _too_little_noise(pairs: Pairs) -> bool:
 
 
 def _symmetric(pairs: Pairs) -> bool:
-    return all(pair.neighbours == "opposed" for pair, _ in pairs)
+    return all(pair.symmetric for pair, _ in pairs)
 
 
 def _worse_direction(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket:
@@ -199,7 +199,7 @@ def _ceiling(blocks: list[Block], gauss: float, epsilon: float, log_delta: float
     found = moments(blocks, gauss, tilt_grid(_variance(blocks, gauss), log_delta))
     tilt = min(saddle_at(found, epsilon)[0], _MAX_EXPONENT / max(float(block.loss.max()) for block in blocks))
     smoothing = accuracy / 5 * max(epsilon, 0.2 / tilt) / (tilt + 1)
-    line = choose_line(found, tilt, epsilon, math.log(_PRECISION) + log_delta, smoothing, gauss,
+    line = choose_line(found, tilt, epsilon, log_spare(log_delta), smoothing, gauss,
                        _MAX_WORK / len(blocks[0].loss))
     return Ceiling(Spectrum(blocks, gauss, line), infinite(blocks) * (1 + 1e-12))
 
@@ -212,7 +212,7 @@ def infinite(blocks: list[Block]) -> float:
 def opposite(blocks: list[Block], gauss: float, margin: float) -> tuple[Moments, float]:
     """Moments of the opposite direction of laws from above, split above ``margin``, and the mass at ∞."""
     back = [capped(reversed_law(block), margin) for block in blocks]
-    return moments(back, gauss, tilt_grid(_variance(back, gauss), math.log(_PRECISION))), infinite(back)
+    return moments(back, gauss, tilt_grid(_variance(back, gauss), _RARE)), infinite(back)
 
 
 def _bounds(run: Run, gauss: float, direction: Direction, question: Question, place: Location, resolution: Resolution,
@@ -221,13 +221,13 @@ def _bounds(run: Run, gauss: float, direction: Direction, question: Question, pl
     cuts = choose_cuts(run, direction, resolution)
     up, down = law(run, cuts, direction, atoms.above, atoms.below)
     top = float(cuts[-1] if direction == 1 else -cuts[0])
-    found = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta))
+    found, spare = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta)), log_spare(place.log_delta)
     tilt = min(question.tilt(found, infinite(up)), _MAX_EXPONENT / top)
-    line = choose_line(found, tilt, place.epsilon, place.log_delta + math.log(_PRECISION), smoothing, gauss,
+    line = choose_line(found, tilt, place.epsilon, spare, smoothing, gauss,
                        _MAX_WORK / len(cuts))
     beyond, past = (sum(float(block.times @ part) for block, part in parts) for parts in (
         [(block, block.beyond) for block in down], [(block, block.past) for block in down]))
-    back = opposite(up, gauss, max(top - place.epsilon, 0.0)) if past > _PRECISION * math.exp(place.log_delta) else None
+    back = opposite(up, gauss, max(top - place.epsilon, 0.0)) if past > math.exp(spare) else None
     return Bounds(Spectrum(up, gauss, line), Spectrum(down, gauss, line), found, back, top, infinite(up) * (1 + 1e-12),
                   infinite(down) * (1 - 1e-12), beyond, past), up
 
@@ -238,7 +238,7 @@ def _finer(bounds: Bounds, found: Bracket, question: Question, place: Location, 
     place = question.improved(found, place)._replace(tilt=bounds.above.line.tilt)
     ahead = 1e-3 * max(place.epsilon, 0.1 / place.tilt)
     here = math.log(bounds.delta_above(place.epsilon))
-    slope = max((here - math.log(bounds.delta_above(place.epsilon + ahead))) / ahead, 1e-3 * place.tilt)
+    slope = max((here - math.log(bounds.delta_above(place.epsilon + ahead))) / ahead, 1e-9 * place.tilt)
     smeared = math.exp(min(bounds.below.smoothing_cost(place.epsilon) - here, 5.0))
     smeared = max(smeared / max(question.allowed(place, slope, accuracy), 1e-12), 1e-9)
     smoothing *= min(1.0, max(0.2 / smeared, 0.01))

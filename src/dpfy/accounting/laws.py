@@ -4,7 +4,6 @@ Every step keeps its own rate and noise multiplier: what steps share is where th
 transforms of ten thousand different steps are one product of matrices.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,7 +21,6 @@ DEEPEST = 640.0  # e^loss is a float
 FEW = 48  # kinds of steps that are looked at one by one
 _FLOOR = 0.15  # the share of the cuts that is spread evenly
 _CELLS = 60_000  # of one block: its arrays stay in the cache
-_NUDGE = 1e-13  # relative: from an atom of the true loss to a cut that is certainly on its far side
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,7 @@ def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tupl
     for pair in looked_at:
         loss = atoms.losses(pair, np.linspace(*atoms.place_range(pair, resolution.log_tail), count))
         points.append(loss)
-        if pair.noise == "laplace":
-            ends.extend([loss[0] * (1 + _NUDGE), loss[0], loss[-1], loss[-1] * (1 + _NUDGE)])
-        elif pair.neighbours == "absent" and pair.rate < 1:  # no loss is smaller: nothing is left below
-            ends.append(math.log1p(-pair.rate) * (1 + _NUDGE))
+        ends.extend(atoms.ends(pair))
     low, high = (-DEEPEST, resolution.top) if direction == 1 else (-resolution.top, DEEPEST)
     special = np.array([end for end in ends if low < end < high])
     return _distinct(np.clip(np.concatenate([*points, special]), low, high)), special

@@ -13,7 +13,7 @@ _MAX_LOSS = 640.0  # e^loss is a float; beyond it, that of a full batch is the b
 
 def epsilon(pair: Pair, delta: float) -> Interval:
     """Return the smallest ε ≥ 0 with δ(ε) ≤ ``delta``."""
-    if pair.noise == "gaussian" and pair.neighbours == "absent":
+    if pair.noise == "gaussian" and pair.neighbours != "opposed":
         return gaussian.one_step_epsilon(pair.rate, pair.mu, delta)
     high = _largest_loss(pair)
     if high > _MAX_LOSS:
@@ -29,7 +29,7 @@ def epsilon(pair: Pair, delta: float) -> Interval:
 
 def delta(pair: Pair, epsilon: float) -> Interval:
     """Return δ(ε) to about ten digits."""
-    if pair.noise == "gaussian" and pair.neighbours == "absent":
+    if pair.noise == "gaussian" and pair.neighbours != "opposed":
         value = gaussian.one_step_delta(pair.rate, pair.mu, epsilon)
     elif _largest_loss(pair) > _MAX_LOSS:
         return Interval(0.0, pair.rate if pair.noise == "laplace" else min(pair.rate, gaussian.delta(pair.mu, epsilon)))

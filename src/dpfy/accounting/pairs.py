@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-Neighbours = Literal["absent", "opposed"]
+Neighbours = Literal["absent", "opposed", "exchanged"]
 Noise = Literal["gaussian", "laplace"]
 
 
@@ -15,6 +15,8 @@ class Pair:
 
     ``absent``: (1 − q)·N(0, z²) + q·N(1, z²) against N(0, z²): the record is in the data or is not.
     ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or the other.
+    ``exchanged``: the positive losses of (1 − q)·N(0, z²) + q·N(2, z²) against N(0, z²), the same with both
+    distributions exchanged as negative losses, and the rest at 0: another record has its place in the sample.
     With ``noise`` "laplace", N(m, z²) is the Laplace distribution about m of scale z.
     """
 
@@ -27,6 +29,11 @@ class Pair:
     def mu(self) -> float:
         """The distance of the two means over the noise, when the record takes part for sure."""
         return (1 if self.neighbours == "absent" else 2) / self.noise_multiplier
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether both directions have one profile."""
+        return self.neighbours != "absent"
 
 
 Pairs = tuple[tuple[Pair, int], ...]

@@ -43,10 +43,10 @@ def subset(stream: SecureStream, size: int, n: int) -> Indices:
     """Return the sorted indices of a uniformly random set of ``size`` of ``range(n)``.
 
     The first ``size`` different values of independent uniform integers are such a set, since all sets are alike to
-    them; of more than half of the indices, the complement is drawn.
+    them; so are the first of a random order, which costs less where the set is large.
     """
-    if 2 * size > n:
-        return np.delete(np.arange(n), subset(stream, n - size, n))
+    if 8 * size > n:
+        return np.sort(order(stream, n)[:size])
     drawn = np.empty(0, dtype=np.int64)
     values, places = drawn, drawn
     while len(values) < size:
