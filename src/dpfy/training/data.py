@@ -18,6 +18,9 @@ from dpfy.training.chunk import Chunk, UnsupportedField
 _WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
 _BAD = "dpfy: this record could not be loaded"
 
+Groups = list[tuple[Chunk, list[int]]]
+"""Chunks of rows of one shape each, and the places that their rows had among those that were asked for."""
+
 
 @dataclass(frozen=True)
 class LoadedChunk:
@@ -37,6 +40,9 @@ class Records:
     does, it cannot mix them.
     """
 
+    rows_per_unit = 1  # the most that one unit of privacy has in a step
+    seed_words = 0  # random words that a unit needs to choose its rows by
+
     def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int) -> None:
         _check_map_style(data)
         self.data = data
@@ -52,31 +58,51 @@ class Records:
     def __len__(self) -> int:
         return len(self.data)
 
+    @property
+    def owners(self) -> str:
+        """What processes have to agree on besides the rows: here nothing."""
+        return ""
+
+    def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> "Records":
+        """Return what a step sees of the drawn units, each of which drew a column of ``seeds``: here the records."""
+        return self
+
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
         """Yield the records at the indices of each part, as one chunk or, where shapes differ, as several."""
         physical = [part for part in parts if len(part)]
-        if self._in_memory:
-            for part in physical:
-                arguments = tuple(tensor[part] for tensor in self.data.tensors)
-                yield LoadedChunk(Chunk(arguments, len(part)), tuple(part.tolist()))
-            return
-        self._step.chunks = [part.tolist() for part in physical]
-        try:
-            for part, groups in zip(physical, self._loader, strict=True):
-                for chunk, positions in groups:
-                    yield LoadedChunk(chunk, tuple(part[positions].tolist()))
-        except RuntimeError:
-            raise DataError("A loading worker died. Use num_workers=0, or give the workers more memory.") from None
+        for part, groups in zip(physical, self._groups(physical), strict=True):
+            for chunk, positions in groups:
+                yield LoadedChunk(chunk, tuple(part[positions].tolist()))
 
     def alone(self, index: int) -> Chunk | None:
         """Return one record as a chunk of its own, or None if it cannot be loaded or collated."""
-        groups = self._collate([self._guarded[index]])
+        groups = self._loaded([index])
         return groups[0][0] if groups else None
+
+    def _groups(self, parts: Sequence[torch.Tensor]) -> Iterator[Groups]:
+        """Yield the rows at the indices of each part, in order."""
+        if self._in_memory:
+            for part in parts:
+                yield [(Chunk(tuple(tensor[part] for tensor in self.data.tensors), len(part)), [*range(len(part))])]
+            return
+        self._step.chunks = [part.tolist() for part in parts]
+        try:
+            yield from self._loader
+        except RuntimeError:
+            raise DataError("A loading worker died. Use num_workers=0, or give the workers more memory.") from None
+
+    def _loaded(self, rows: Sequence[int]) -> Groups:
+        """Return the rows at some indices, loaded in this process."""
+        return self._collate([self._guarded[row] for row in rows])
 
     def spread(self) -> list[int]:
         """Return the indices of a few records, evenly over the data."""
         last = len(self) - 1
         return sorted({round(k * last / (_WITNESSES - 1)) for k in range(_WITNESSES)}) if last >= 0 else []
+
+    def _witnesses(self) -> list[int]:
+        """Return the rows whose shapes are looked at."""
+        return self.spread()
 
     def example(self) -> tuple[Any, Chunk] | None:
         """Return a record of the most common shape, raw and collated alone; None if no record loads.
@@ -84,7 +110,7 @@ class Records:
         The most common shape among records spread over the data is taken as public. Who would rather declare it gives
         ``example_input``.
         """
-        witnesses = [(shape, record) for record in map(self._guarded.__getitem__, self.spread())
+        witnesses = [(shape, record) for record in map(self._guarded.__getitem__, self._witnesses())
                      if (shape := _shape_or_none(record)) is not None]
         if not witnesses:
             return None
@@ -152,7 +178,7 @@ class _GuardedCollate:
         """Return one record as a chunk, or raise whatever prevents it."""
         return Chunk.of((self.collate_fn or default_collate)([record]), 1)
 
-    def __call__(self, records: Sequence[Any]) -> list[tuple[Chunk, list[int]]]:
+    def __call__(self, records: Sequence[Any]) -> Groups:
         """Return chunks with the positions of their records."""
         if self.collate_fn is not None:
             return self._joined(records, range(len(records)))
@@ -160,7 +186,7 @@ class _GuardedCollate:
         for position, record in enumerate(records):
             if (shape := _shape_or_none(record)) is not None:
                 groups.setdefault(shape, []).append(position)
-        collated: list[tuple[Chunk, list[int]]] = []
+        collated: Groups = []
         for positions in groups.values():
             try:  # the default stacks, and stacking treats every record alone
                 chunk = Chunk.of(default_collate([records[p] for p in positions]), len(positions))
@@ -171,7 +197,7 @@ class _GuardedCollate:
                 collated += self._joined(records, positions)
         return collated
 
-    def _joined(self, records: Sequence[Any], positions: Sequence[int]) -> list[tuple[Chunk, list[int]]]:
+    def _joined(self, records: Sequence[Any], positions: Sequence[int]) -> Groups:
         """Collate records one by one and join those of one signature."""
         groups: dict[Any, list[tuple[Chunk, int]]] = {}
         for position in positions:
