@@ -11,8 +11,9 @@ TARGET = Path(__file__).parents[1] / "reference" / "support-matrix.md"
 _OPENING = """# What can be accounted
 
 A cell with a rule is sound for the sampler, the noise, the relation and the method of its place; a cell without one is
-refused with {class}`~dpfy.errors.UnsupportedEvent`, never approximated. This page is written from the tables that the
-accountants themselves look up.
+refused with {class}`~dpfy.errors.UnsupportedEvent`, never approximated. Rules are exact, in that some neighbouring data
+sets have just the cost that PLD brackets, unless they are marked as a bound. [Sampling](../concepts/sampling.md) says
+which policy to use when. This page is written from the tables that the accountants themselves look up.
 
 """
 
@@ -39,26 +40,32 @@ def page() -> str:
     methods = sorted({row.method for row in rows})
     references = sorted({row.reference for row in rows})
     number = {reference: index for index, reference in enumerate(references, start=1)}
-    cells = {(row.policy, row.noise, row.relation, row.method): f"rule {number[row.reference]}" for row in rows}
+    cells = {(row.policy, row.noise, row.relation, row.method):
+             f"rule {number[row.reference]}{'' if row.exact else ', a bound'}" for row in rows}
     places = [(policy, noise, str(relation)) for policy, noise in sorted({(row.policy, row.noise) for row in rows})
               for relation in Relation]
     table = _table(("sampler", "noise", "relation", *(method.upper() for method in methods)),
                    [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places])
     rules = [f"{index}. {reference[0].upper()}{reference[1:]}." for reference, index in number.items()]
     filters = _table(("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
-                     [(f"`{rule.__name__}`", *_admitted(rule), "yes" if rule.rewards_sampling else "no", words)
-                      for rule, words in FILTERS.items()])
+                     [(f"`{rule.__name__}`", *admitted, "yes" if rule.rewards_sampling else "no", words)
+                      for rule, words in FILTERS.items() for admitted in _admitted(rule)])
     return _OPENING + table + "\nRules:\n\n" + "\n".join(rules) + "\n" + _FILTERS + filters
 
 
-def _admitted(rule: type[Filter]) -> tuple[str, str, str]:
+def _admitted(rule: type[Filter]) -> list[tuple[str, str, str]]:
     """The samplers, noises and relations whose steps the filter can admit: those of its table, Gaussian sums only."""
     if not issubclass(rule, Additive):
-        return ("poisson", "gaussian; another if it is the committed step itself", "where the method has a rule")
-    rows = [row for row in supported() if row.method == rule.rules and row.noise == "gaussian"]
-    relations = {row.relation for row in rows}
-    return (", ".join(sorted({row.policy for row in rows})), "gaussian",
-            "all" if relations == set(Relation) else ", ".join(sorted(relations)))
+        return [("poisson", "gaussian; another if it is the committed step itself", "where the method has a rule")]
+    relations: dict[str, set[str]] = {}
+    for row in supported():
+        if row.method == rule.rules and row.noise == "gaussian":
+            relations.setdefault(row.policy, set()).add(row.relation)
+    samplers: dict[tuple[str, ...], list[str]] = {}
+    for policy, found in sorted(relations.items()):
+        samplers.setdefault(tuple(sorted(found)), []).append(policy)
+    return [(", ".join(policies), "gaussian", "all" if found == tuple(sorted(Relation)) else ", ".join(found))
+            for found, policies in samplers.items()]
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -4,10 +4,13 @@ import pytest
 
 from dpfy.accounting import RULES, Rule, supported
 from dpfy.accounting.pairs import Pair
-from dpfy.ledger.events import Poisson, SumQuery
+from dpfy.ledger.events import BallsInBins, Cyclic, FixedSize, Poisson, Shuffled, SumQuery, TruncatedPoisson
 from dpfy.testing.rules import check_rule
 
-EXAMPLES = {Poisson: [Poisson(0.05), Poisson(1.0)]}
+EXAMPLES = {
+    Poisson: [Poisson(0.05), Poisson(1.0)], FixedSize: [FixedSize(50, 1000), FixedSize(3, 3)],
+    TruncatedPoisson: [TruncatedPoisson(0.05, 150, 1000), TruncatedPoisson(0.05, 130, 1000)],
+    Shuffled: [Shuffled(50, 1000)], Cyclic: [Cyclic(50, 1000)], BallsInBins: [BallsInBins(20, 1000)]}
 
 
 @pytest.mark.parametrize(("method", "policy", "query", "relation"), [
@@ -30,4 +33,5 @@ def test_the_suite_catches_a_wrong_rule(monkeypatch, wrong):
 def test_every_rule_is_listed_with_its_reference():
     rows = supported()
     assert len(rows) == len(RULES)
-    assert all(row.reference and row.policy == "poisson" for row in rows)
+    assert all(row.reference for row in rows)
+    assert {row.policy for row in rows} == {policy.tag for policy in EXAMPLES}

@@ -10,19 +10,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dpfy.accounting.pairs import Pair, Pairs
-from dpfy.accounting.rules import NOISES, RULES
+from dpfy.accounting.rules import NOISES, REASONS, RULES
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
 
 @dataclass(frozen=True)
 class Canonical:
-    """A run as accountants see it."""
+    """A run as accountants see it.
+
+    ``failure`` bounds the probability that a sample was cut to its capacity, in any step.
+    """
 
     pairs: Pairs
     steps: int
     numerical_delta: float
     non_private: bool
+    failure: float = 0.0
 
     @property
     def unprotected(self) -> float:
@@ -60,10 +64,11 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
     """Return the pairs of a run, by the rules of ``method`` for ``relation``.
 
     *Formal guarantee*: the composition of the pairs dominates the composition of the events, up to the total
-    ``numerical_delta``. *Assumes* that the list was fixed, or registered, before the first step.
+    ``numerical_delta`` and unless there is a ``failure``. *Assumes* that the list was fixed, or registered, before the
+    first step.
     """
     table: Counter[Pair] = Counter()
-    numerical, non_private = 0.0, False
+    numerical, failure, non_private = 0.0, 0.0, False
     counts: dict[int, tuple[Event, int]] = {}  # a ledger repeats the same objects: each is looked at once
     for run in envelope:
         event, times = counts.get(id(run.event), (run.event, 0))
@@ -76,16 +81,18 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
             continue
         if not isinstance(event, Sampled):
             raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.")
-        pair = _pair(event, method, relation)
+        pair, cut = _pair(event, method, relation)
         numerical += times * event.numerical_delta
         if pair.rate > 0 and pair.noise_multiplier < math.inf:
             table[pair] += times
+            failure += times * cut
     steps = sum(times for _, times in counts.values())
-    return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private)
+    return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private,
+                     min(1.0, failure * (1 + 1e-9)))
 
 
-def _pair(event: Sampled, method: str, relation: str) -> Pair:
-    """Return the dominating pair of one step, or refuse by name."""
+def _pair(event: Sampled, method: str, relation: str) -> tuple[Pair, float]:
+    """Return the dominating pair of one step and the probability that it fails, or refuse by name."""
     if event.adaptive:
         raise UnsupportedEvent("An adaptive step was chosen from earlier outputs: only a filter may account it, "
                                f"not {method} over the realised list.")
@@ -94,9 +101,10 @@ def _pair(event: Sampled, method: str, relation: str) -> Pair:
     if rule is None:
         known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
         remedy = f" Use method {' or '.join(map(repr, known))}." if known else ""
+        reason = REASONS.get((type(event.policy), relation))
         raise UnsupportedEvent(f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
-                               f"{relation}.{remedy}")
-    return rule.pair(event.policy, noise)
+                               f"{relation}{f': {reason}' if reason else ''}.{remedy}")
+    return rule.pair(event.policy, noise), rule.failure(event.policy)
 
 
 def _collapsed(queries: tuple[Query, ...]) -> tuple[type[Query], float]:

@@ -83,7 +83,7 @@ def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> f
     """
     best = math.inf
     for count in _counts(steps, rate):
-        rest = delta - _more_than(count, steps, rate)
+        rest = delta - more_than(count, steps, rate)
         if rest > 0:
             best = min(best, epsilon(math.sqrt(count) * mu, rest).upper)
     return best
@@ -91,7 +91,7 @@ def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> f
 
 def participation_delta(rate: float, mu: float, steps: int, epsilon: float) -> float:
     """Return the upper bound on δ that :func:`participation_epsilon` inverts."""
-    return min(_more_than(count, steps, rate) + delta(math.sqrt(count) * mu, epsilon)
+    return min(more_than(count, steps, rate) + delta(math.sqrt(count) * mu, epsilon)
                for count in _counts(steps, rate))
 
 
@@ -106,11 +106,11 @@ def _smallest_count(steps: int, rate: float, tail: float) -> int:
     low, high = 0, steps
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _more_than(middle, steps, rate) <= tail else (middle + 1, high)
+        low, high = (low, middle) if more_than(middle, steps, rate) <= tail else (middle + 1, high)
     return low
 
 
-def _more_than(count: int, steps: int, rate: float) -> float:
+def more_than(count: int, steps: int, rate: float) -> float:
     """Pr[Binomial(steps, rate) > count]."""
     return float(betainc(count + 1, steps - count, rate)) if count < steps else 0.0
 

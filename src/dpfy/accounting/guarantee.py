@@ -19,7 +19,8 @@ class Guarantee:
     """What a run costs under one method, relation and unit, for every δ.
 
     *Formal guarantee*: for neighbouring data sets the released values satisfy (``epsilon(δ).upper``, δ)-differential
-    privacy. ``lower`` is certified too: no analysis of these events can claim less.
+    privacy. ``lower`` is certified too: no analysis that knows of a step what its rule knows can claim less, and where
+    all rules are exact (see :func:`~dpfy.accounting.supported`), no analysis of these events can.
 
     *Assumes* that the events are what ran, that they were fixed or registered before the first step, and that noise
     and sampling came from a secret key (``private`` is False if they did not).
@@ -44,6 +45,11 @@ class Guarantee:
     def numerical_delta(self) -> float:
         """The part of δ that the arithmetic of the noise uses up."""
         return self.canonical.numerical_delta
+
+    @property
+    def failure(self) -> float:
+        """The probability that a sample was cut to its capacity, in any step; 1 + e^ε times it is part of δ."""
+        return self.canonical.failure
 
     @property
     def private(self) -> bool:
@@ -95,10 +101,10 @@ class Guarantee:
             return Interval(1.0, 1.0)
         exposed = self.canonical.unprotected
         if exposed > 0:
-            return Interval(max(0.0, exposed - self.numerical_delta), 1.0)
-        engine = METHODS[self.method]
-        upper = min(1.0, engine.delta_upper(self.canonical.pairs, epsilon, self.accuracy).value + self.numerical_delta)
-        lower = max(0.0, engine.delta_lower(self.canonical.pairs, epsilon, self.accuracy) - self.numerical_delta)
+            return Interval(max(0.0, exposed - self.numerical_delta - self.failure), 1.0)
+        upper = self._delta_upper(epsilon)
+        lower = METHODS[self.method].delta_lower(self.canonical.pairs, epsilon, self.accuracy)
+        lower = max(0.0, lower - self.numerical_delta - self._failed(epsilon))
         return Interval(float(min(lower, upper)), float(upper))
 
     def claim(self, delta: float) -> float:
@@ -109,22 +115,49 @@ class Guarantee:
         """Say how the claim at ``delta`` was computed, where the method's name does not say it all."""
         return self._epsilon_upper(_validate.delta(delta)).note
 
+    def _failed(self, epsilon: float) -> float:
+        """What samples that were cut add to δ(ε): exchanging both laws for those of uncut samples costs their
+        distance, once as it is and once e^ε times."""
+        return (1 + math.exp(min(epsilon, 700.0))) * self.failure if self.failure else 0.0
+
+    def _delta_upper(self, epsilon: float) -> float:
+        """The bound at ε, or at a smaller one if that is less: δ never grows with ε, and ``_failed`` does."""
+        def certain(at: float) -> float:
+            return float(METHODS[self.method].delta_upper(self.canonical.pairs, at, self.accuracy).value)
+
+        low, high = 0.0, epsilon
+        while self._failed(high) > 2 * certain(high) and high > 1e-3:  # until both are about the same: near the least
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._failed(middle) < certain(middle) / 2 else (low, middle)
+        return min(1.0, certain(high) + self._failed(high) + self.numerical_delta)
+
     def _epsilon_upper(self, delta: float) -> Bound:
         rest = delta - self.numerical_delta
         if self.canonical.non_private or self.canonical.unprotected > 0 or rest <= 0:
             return Bound(math.inf, "numerical delta reaches delta" if rest <= 0 else "a step has no protection")
-        bound: Bound = METHODS[self.method].epsilon_upper(self.canonical.pairs, rest, self.accuracy)
-        return bound
+        epsilon, slack = 0.0, 1e-2 * self.accuracy
+        while True:  # raise ε until the δ that failures leave at it is that of an ε no larger
+            left = rest - self._failed(epsilon)
+            if left <= 0:
+                return Bound(math.inf, "samples that were cut reach delta: raise their capacity")
+            bound: Bound = METHODS[self.method].epsilon_upper(self.canonical.pairs, left, self.accuracy)
+            if not self.failure or bound.value <= epsilon or math.isinf(bound.value):
+                return bound._replace(value=max(bound.value, epsilon))
+            epsilon, slack = bound.value * (1 + slack), 2 * slack
 
     def _epsilon_lower(self, delta: float) -> float:
         raised = delta + self.numerical_delta
         if self.canonical.non_private:
             return math.inf
-        if raised >= 1:
-            return 0.0
         if self.canonical.unprotected > 0:
-            return math.inf if self.canonical.unprotected > raised else 0.0
-        lower: float = METHODS[self.method].epsilon_lower(self.canonical.pairs, raised, self.accuracy)
+            return math.inf if self.canonical.unprotected > raised + self.failure else 0.0
+        lower = self._certain_lower(raised)
+        return self._certain_lower(raised + self._failed(lower)) if self.failure else lower  # failures hide no more
+
+    def _certain_lower(self, delta: float) -> float:
+        if delta >= 1:
+            return 0.0
+        lower: float = METHODS[self.method].epsilon_lower(self.canonical.pairs, delta, self.accuracy)
         return lower
 
 

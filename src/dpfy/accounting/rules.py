@@ -7,8 +7,20 @@ table is refused, so the table is also the support matrix.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dpfy.accounting.gaussian import more_than
 from dpfy.accounting.pairs import Noise, Pair
-from dpfy.ledger.events import LaplaceSum, Poisson, Policy, Query, SumQuery
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    FixedSize,
+    LaplaceSum,
+    Poisson,
+    Policy,
+    Query,
+    Shuffled,
+    SumQuery,
+    TruncatedPoisson,
+)
 from dpfy.types import Relation
 
 NOISES: dict[type[Query], Noise] = {SumQuery: "gaussian", LaplaceSum: "laplace"}
@@ -20,43 +32,95 @@ class Rule:
     """How a policy with noise multiplier z becomes a pair, and why that is sound.
 
     z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a sample collapse.
+    ``failure`` bounds the probability that a step is none to which the pair applies. ``exact`` says that some
+    neighbouring data sets have just this profile, failures aside, however often the step is repeated; then a lower
+    bound on the cost of the pair is one on the cost of the step.
     """
 
     pair: Callable[[Policy, float], Pair]
     reference: str
+    failure: Callable[[Policy], float] = lambda policy: 0.0
+    exact: bool = True
 
 
-def _poisson_absent(policy: Policy, noise_multiplier: float) -> Pair:
-    assert isinstance(policy, Poisson)
+def _absent(policy: Policy, noise_multiplier: float) -> Pair:
     return Pair(policy.rate, noise_multiplier, "absent")
 
 
-def _poisson_opposed(policy: Policy, noise_multiplier: float) -> Pair:
-    assert isinstance(policy, Poisson)
+def _opposed(policy: Policy, noise_multiplier: float) -> Pair:
     return Pair(policy.rate, noise_multiplier, "opposed")
 
 
 def _laplace_absent(policy: Policy, noise_multiplier: float) -> Pair:
-    assert isinstance(policy, Poisson)
     return Pair(policy.rate, noise_multiplier, "absent", "laplace")
 
+
+def _exchanged(policy: Policy, noise_multiplier: float) -> Pair:
+    return Pair(min(1.0, policy.rate * _UP), noise_multiplier, "exchanged")
+
+
+def _once_absent(policy: Policy, noise_multiplier: float) -> Pair:
+    return Pair(1.0, noise_multiplier, "absent")
+
+
+def _once_opposed(policy: Policy, noise_multiplier: float) -> Pair:
+    return Pair(1.0, noise_multiplier, "opposed")
+
+
+def _truncation(policy: Policy) -> float:
+    """Pr[Binomial(records, rate) > capacity], rounded up by more than the beta function errs."""
+    assert isinstance(policy, TruncatedPoisson)
+    if policy.capacity >= policy.records or policy.rate == 0:
+        return 0.0
+    return more_than(policy.capacity, policy.records, policy.rate) * (1 + 1e-8) + 1e-300
+
+
+_UP = 1 + 1e-15
 
 _REMOVED = "the record is in the sample with probability q, or is not there: the pair of Zhu, Dong & Wang 2022"
 _MOMENTS = "Mironov, Talwar & Zhang 2019: removing a record has the larger Rényi divergence"
 _ZEROED = "a record set to zero contributes what an absent one does, and Poisson sampling ignores the others; then "
+_OPPOSED = ("opposed points of the ball are the best for every test that tells two records apart, by the lemma of "
+            "Neyman and Pearson; pair: Lebeda, Regehr, Kamath & Steinke 2024")
+_EXCHANGED = ("a sample with the record and one with another in its place are neighbours by replacement: Balle, Barthe "
+              "& Gaboardi 2018, as a pair Dong, Roth & Su 2022, Theorem 4.2, and Zhu, Dong & Wang 2022")
+_REPLACED_BY_ZERO = "a record set to zero is replaced; then "
+_TRUNCATED = ("with the probability that any sample was cut, times 1 + e^ε, as a part of δ, samples are as if they "
+              "were not: Chua et al. 2024 (Scalable DP-SGD); then ")
+_ONCE = "every record takes part once in an epoch, in batches that do not depend on the records: one Gaussian sum"
+
+_EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
 
 RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
-    ("pld", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_poisson_absent, _REMOVED),
-    ("pld", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_poisson_absent, _ZEROED + _REMOVED),
-    ("pld", Poisson, SumQuery, Relation.REPLACE_ONE): Rule(
-        _poisson_opposed, "opposed points of the ball are the best for every test that tells two records apart, by the "
-                          "lemma of Neyman and Pearson; pair: Lebeda, Regehr, Kamath & Steinke 2024"),
+    ("pld", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _REMOVED),
+    ("pld", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _ZEROED + _REMOVED),
+    ("pld", Poisson, SumQuery, Relation.REPLACE_ONE): Rule(_opposed, _OPPOSED),
     ("pld", Poisson, LaplaceSum, Relation.ADD_OR_REMOVE_ONE): Rule(_laplace_absent, _REMOVED),
     ("pld", Poisson, LaplaceSum, Relation.ZERO_OUT): Rule(_laplace_absent, _ZEROED + _REMOVED),
-    ("rdp", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_poisson_absent, _MOMENTS),
-    ("rdp", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_poisson_absent, _ZEROED + _MOMENTS),
+    ("rdp", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _MOMENTS),
+    ("rdp", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _ZEROED + _MOMENTS),
+    ("pld", FixedSize, SumQuery, Relation.REPLACE_ONE): Rule(_exchanged, _EXCHANGED, exact=False),
+    ("pld", FixedSize, SumQuery, Relation.ZERO_OUT): Rule(_exchanged, _REPLACED_BY_ZERO + _EXCHANGED, exact=False),
+    ("pld", TruncatedPoisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _TRUNCATED + _REMOVED, _truncation),
+    ("pld", TruncatedPoisson, SumQuery, Relation.REPLACE_ONE): Rule(_opposed, _TRUNCATED + _OPPOSED, _truncation),
+    **{(method, policy, SumQuery, relation): Rule(pair, _ONCE, exact=policy is Cyclic)
+       for method in ("pld", "rdp") for policy in _EPOCHS
+       for relation, pair in ((Relation.ZERO_OUT, _once_absent), (Relation.REPLACE_ONE, _once_opposed))},
 }
 """(method, sampler, kind of query, relation) → rule."""
+
+REASONS: dict[tuple[type[Policy], str], str] = {
+    (policy, Relation.ADD_OR_REMOVE_ONE):
+        f"{why}, so the number of records must be public, and neighbours must have equally many. Declare "
+        "relation='zero_out' or 'replace_one', or sample by Poisson"
+    for policy, why in {
+        FixedSize: "which other records are drawn depends on how many there are",
+        TruncatedPoisson: "which other records stay in a full batch depends on how many there are",
+        Shuffled: "which batch the other records are in depends on how many there are",
+        Cyclic: "which batch the other records are in depends on how many there are",
+        BallsInBins: "the policy declares how many there are",
+    }.items()}
+"""(sampler, relation) → why no method has a rule for it, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +132,7 @@ class Supported:
     noise: str
     relation: str
     reference: str
+    exact: bool
 
 
 def supported() -> tuple[Supported, ...]:
@@ -76,5 +141,5 @@ def supported() -> tuple[Supported, ...]:
     >>> sorted({(row.method, row.noise) for row in supported()})
     [('pld', 'gaussian'), ('pld', 'laplace'), ('rdp', 'gaussian')]
     """
-    return tuple(Supported(method, policy.tag, NOISES[query], str(relation), rule.reference)
+    return tuple(Supported(method, policy.tag, NOISES[query], str(relation), rule.reference, rule.exact)
                  for (method, policy, query, relation), rule in RULES.items())
