@@ -164,6 +164,16 @@ def test_rare_losses_of_all_sizes_are_split_where_they_decide(pair, steps, delta
     assert 0 < upper - lower <= accuracy * upper
 
 
+@pytest.mark.parametrize(("pairs", "delta"), [
+    (((Pair(0.12652062122715124, 0.258006131005541), 689),), 0.9998777710049721),
+    (((Pair(0.0174, 7.469), 3), (Pair(0.2961011803804842, 0.2128879464998534), 87)), 1 - 2.8e-6),
+    (((Pair(0.13784202128579154, 0.403200246231672, "opposed"), 829),), 1 - 3.3e-6)])
+def test_a_delta_near_one_is_as_narrow(pairs, delta):
+    """There 1 − δ is what counts, and Chernoff's tilt is near 0, which would need a window without end."""
+    lower, upper, _ = pld.epsilon_bracket(pairs, delta, 1e-3)
+    assert lower <= upper <= 1.001 * lower
+
+
 def test_losses_that_end_leave_nothing_below():
     """Adding a record costs no step more than −log(1 − q); mass left beyond the cuts would exceed a tiny δ."""
     lower, upper, note = pld.epsilon_bracket(((Pair(0.31202313262902365, 0.3060985530125224), 5),), 1e-107, 1e-3)

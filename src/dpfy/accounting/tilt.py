@@ -8,8 +8,16 @@ from dpfy.accounting.atoms import Array
 from dpfy.accounting.fourier import Line, Moments
 
 _CANDIDATES = (1.0, 0.93, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12)
+_LARGER = tuple(2.0**i for i in range(1, 13))  # where δ is near 1, Chernoff's tilt is near 0, and any other is as good
+_CLIMB = 4.0  # log of what terms may grow by at a larger tilt
+_PRECISION = 1e-6  # of δ, or of 1 − δ: what tails and aliases may cost
 _HEIGHT = 28.0  # log of terms over what aliases may cost, up to which rounding does not matter
 _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-10 of it
+
+
+def log_spare(log_delta: float) -> float:
+    """What tails and aliases may cost where this is log δ, logarithm."""
+    return math.log(_PRECISION) + log_delta + math.log(max(-math.expm1(log_delta), 1e-9))
 
 
 def tilt_grid(variance: float, log_delta: float) -> Array:
@@ -48,8 +56,10 @@ def choose_line(moments: Moments, best: float, epsilon: float, log_target: float
     below the target, a tilt that shows it is enough: larger ones lose it in rounding.
     """
     enough = moments.tilts[moments.log_moment - moments.tilts * epsilon < log_target]
-    tilts = min(best, float(moments.tilts[-4]), *enough[:1].tolist()) * np.array(_CANDIDATES)
+    tilts = min(best, float(moments.tilts[-4]), *enough[:1].tolist()) * np.array(_CANDIDATES + _LARGER)
     heights = np.interp(tilts, moments.tilts, moments.log_moment) - tilts * epsilon - log_target
+    useful = (tilts <= tilts[0]) | ((heights <= heights[0] + _CLIMB) & (tilts <= moments.tilts[-4]))
+    tilts, heights = tilts[useful], heights[useful]
     windows = [_window(moments, tilt, epsilon, log_target) for tilt in tilts.tolist()]
     best_line = int(np.argmin(np.log(windows) + np.maximum(heights - _HEIGHT, 0.0) / 2))
     tilt, window = float(tilts[best_line]), windows[best_line]
