@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal, Self
@@ -10,8 +11,8 @@ from dpfy import _validate
 from dpfy.accounting import EnvelopeGuard, Filter, calibrate_envelope
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Guard
-from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Policy, Repeated, Sampled
-from dpfy.mechanisms.query import ClippedMeans, ClippedSum, Query
+from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Policy, Repeated, Sampled, run_lengths
+from dpfy.mechanisms.query import ClippedSum, Query, Statistic
 from dpfy.types import Budget, Relation, Unit
 
 # Sums are exact integers below 2^53 in lattice steps of at least bound·2^-32: see docs/proofs/gaussian-sum.md.
@@ -72,8 +73,8 @@ class Plan:
 
     @property
     def clip(self) -> float:
-        """The bound of each record's gradient."""
-        return self.query.leaves[0].bound
+        """The bound of each record's gradient; where several sums are clipped, of all of them together."""
+        return math.hypot(*(leaf.bound for leaf in self.query.leaves))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -82,16 +83,27 @@ class Plan:
 
     @property
     def event(self) -> Event:
-        """What one step will record."""
+        """What the first step will record, and every other that releases the same sums."""
+        return self.event_at(1)
+
+    def event_at(self, step: int) -> Event:
+        """Return what a step, counted from 1, will record; where an event pays for an epoch, it has all the sums."""
         if self.noise_multiplier is None:
             raise InvalidArgument("The plan has no noise_multiplier yet. Call .calibrate(epsilon=…, delta=…), or give "
                                   "noise_multiplier=….")
-        return Sampled(self.sampling, self.query.sum_queries(self.noise_multiplier))
+        step = step if self.sampling.steps_per_event == 1 else 1
+        return Sampled(self.sampling, self.query.sum_queries(self.noise_multiplier, step))
 
     @property
     def envelope(self) -> Envelope:
-        """The steps of the plan, fixed before the first one."""
-        return (Repeated(self.event, self.steps),)
+        """The events of the plan, fixed before the first one."""
+        paid, period = self.sampling.steps_per_event, self.query.period
+        if paid > 1 or period == 1:
+            return (Repeated(self.event, math.ceil(self.steps / paid)),)
+        cycle = run_lengths(Repeated(self.event_at(step), 1) for step in range(1, period + 1))
+        whole, rest = divmod(self.steps, period)
+        last = run_lengths(Repeated(self.event_at(step), 1) for step in range(1, rest + 1))
+        return run_lengths((*cycle * whole, *last))
 
     def guard(self) -> Guard:
         """Return who decides, before any record is read, whether the next step may be taken.
@@ -174,9 +186,11 @@ def _query(value: object) -> Query:
 
 
 def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs: float | None = None,
-          steps: int | None = None, rate: float | None = None, divisor: float | None = None, clip: float = 1.0,
-          noise_multiplier: float | None = None, unit: Unit | str = Unit.RECORD,
-          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, microbatches: int | None = None) -> Plan:
+          steps: int | None = None, rate: float | None = None, divisor: float | None = None,
+          clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, noise_multiplier: float | None = None,
+          statistics: Sequence[Statistic] = (), unit: Unit | str = Unit.RECORD,
+          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, sampling: str | Policy = "poisson",
+          microbatches: int | None = None, least_sample: float | None = None) -> Plan:
     """Plan DP-SGD: Poisson samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
 
     *Formal guarantee*: with the noise multiplier z of the plan, each step is the Poisson-subsampled Gaussian mechanism
@@ -185,8 +199,11 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
     *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read off the data.
 
     Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs`` or ``steps``.
-    With ``microbatches`` each record draws one of so many slots, the mean gradient of a slot is clipped instead of
-    every record's, and the sum of these means is divided by their number: cheap, and twice as sensitive.
+    ``clip`` is the bound of a record's gradient, or the sums that :func:`dpfy.clip_groups` and :func:`dpfy.clip_jointly`
+    describe; ``statistics`` are released beside it, from the same sample. With ``microbatches`` each record draws one
+    of so many slots, the mean gradient of a slot is clipped instead of every record's, and the sum of these means is
+    divided by their number: cheap, and twice as sensitive. With ``least_sample`` the sum is divided by the size of the
+    sample, or by this public number if that is more, which is twice as sensitive too.
 
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
@@ -205,13 +222,23 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
         raise InvalidArgument(f"Expected records= and batch_size=, or rate= with records= or divisor=; got "
                               f"{records=}, {batch_size=}, {rate=}, {divisor=}. The released sum is divided by a "
                               "public constant: the batch size, or divisor.")
-    leaf = ClippedSum(clip) if microbatches is None else ClippedMeans(clip, slots=microbatches)
+    if least_sample is not None and divisor not in (None, least_sample):
+        raise InvalidArgument(f"With least_sample={least_sample!r} that is the divisor; leave divisor= out.")
     return Plan(
-        sampling=Poisson(float(rate)), query=Query((leaf,)), steps=_steps(steps, epochs, per_epoch),
-        divisor=float(divisor or microbatches or expected), noise_multiplier=noise_multiplier,
+        sampling=Poisson(float(rate)), query=Query.of(_leaves(clip), statistics, slots=microbatches,
+                                                      least_sample=least_sample),
+        steps=_steps(steps, epochs, per_epoch),
+        divisor=float(least_sample or divisor or microbatches or expected), noise_multiplier=noise_multiplier,
         records=records, unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
     )
+
+
+def _leaves(clip: float | ClippedSum | Sequence[ClippedSum]) -> Sequence[ClippedSum]:
+    """The sums that ``clip`` describes."""
+    if isinstance(clip, ClippedSum):
+        return (clip,)
+    return clip if isinstance(clip, tuple | list) else (ClippedSum(clip),)  # type: ignore[arg-type]
 
 
 def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.blocks import drawn_from
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import LoopEngine
-from dpfy.training.microbatches import add_clipped_mean
+from dpfy.training.microbatches import clipped_mean
 
 WIDTH, BOUND = 3, 0.7
 GRID = 2.0**-40
@@ -35,7 +35,7 @@ def slot_sums(rows, slots, count):
             if len(rows):
                 take(compute(Chunk((rows,), len(rows))))
 
-        add_clipped_mean(engine, model, visit, Clipping(clip_to(BOUND), GRID, (0,)), [total])
+        clipped_mean(engine, model, visit, Clipping(clip_to(BOUND), GRID, (0,))).add_to([total])
     return total
 
 

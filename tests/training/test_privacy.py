@@ -10,7 +10,7 @@ from scipy.stats import beta
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.mechanisms.clipping import Clipping
+from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES
@@ -31,7 +31,7 @@ def bounded_sum(rows, engine, bound):
         return torch.zeros(WIDTH, dtype=torch.float64)
     mechanism = GaussianSum(bound, 0.0, WIDTH)
     engine = ENGINES[engine](model, dict(model.named_parameters()))
-    return engine.bounded_sums(model, chunk, Clipping(mechanism.weigh, mechanism.grid, (0,))).gradients[0]
+    return engine.bounded_sums(model, chunk, Clipping(clip_to(bound), mechanism.grid, (0,))).gradients[0]
 
 
 def released(rows, **options):

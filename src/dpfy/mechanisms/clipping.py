@@ -15,25 +15,41 @@ _BLOCK = 2**16  # numbers scaled in float64 at once: half a megabyte stays in th
 class Clipping:
     """How each record is bounded: by weights from the norms of its groups, on a lattice.
 
-    ``groups`` says for each parameter to which group it belongs; ``grid`` is the step of the lattice.
+    ``groups`` says for each parameter to which group it belongs. Its gradient is divided by its one of ``scales``
+    before norms are taken, and by its one of ``units`` before it is summed; none stand for ones. ``grid`` is the step
+    of the lattice on which the sums are.
     """
 
     weigh: Weigh
     grid: float
     groups: tuple[int, ...]
+    scales: tuple[float, ...] = ()
+    units: tuple[float, ...] = ()
 
-    def weights(self, squared: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the weights [records] of every parameter, given its squared norms [records].
+    def norms(self, squared: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the squared norms [records, groups], given those [records] of every parameter."""
+        totals = torch.zeros(len(squared[0]), max(self.groups) + 1, dtype=torch.float64, device=squared[0].device)
+        for position, (group, norms) in enumerate(zip(self.groups, squared, strict=True)):
+            totals[:, group] += self.scaled(position, norms)
+        return totals
+
+    def scaled(self, position: int, squared: torch.Tensor) -> torch.Tensor:
+        """Return the squared norms of one parameter's gradient after it is divided by its scale."""
+        return squared / self.scales[position] ** 2 if self.scales else squared
+
+    def weights(self, norms: torch.Tensor) -> list[torch.Tensor]:
+        """Return the weights [records] of every parameter, given the squared norms [records, groups].
 
         >>> flat = Clipping(clip_to(1.0), 2.0**-20, groups=(0, 0))
-        >>> [w.tolist() for w in flat.weights([torch.tensor([9.0]), torch.tensor([16.0])])]
+        >>> [w.tolist() for w in flat.weights(flat.norms([torch.tensor([9.0]), torch.tensor([16.0])]))]
         [[0.2], [0.2]]
         """
-        totals = torch.zeros(len(squared[0]), max(self.groups) + 1, dtype=torch.float64, device=squared[0].device)
-        for group, norms in zip(self.groups, squared, strict=True):
-            totals[:, group] += norms
-        found = self.weigh(totals)
-        return [found[:, group] for group in self.groups]
+        found = self.weigh(norms)
+        return [self.in_units(position, found[:, group]) for position, group in enumerate(self.groups)]
+
+    def in_units(self, position: int, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weights of a parameter with which its gradient is summed."""
+        return weights / self.units[position] if self.units else weights
 
 
 @dataclass(frozen=True)

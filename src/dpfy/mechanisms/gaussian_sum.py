@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfy.mechanisms.clipping import Weigh, clip_to
 from dpfy.mechanisms.noise import Noise, lattice_step
 
 _FINEST_NOISE = 2.0**-4  # below this multiplier the lattice follows the bound, so that sums stay below 2^53 steps
@@ -15,7 +14,8 @@ _FINEST_NOISE = 2.0**-4  # below this multiplier the lattice follows the bound, 
 class GaussianSum:
     """Releases Σ clip(gradient) + N(0, (z·S)²) on a lattice fixed before the data is seen.
 
-    ``influence`` is 2 where means of several records are clipped: one record turns one clipped mean into another.
+    The sum is that of all pieces of a query, each in its unit (:meth:`dpfy.mechanisms.query.Query.unit`), so that they
+    are one vector. ``bound`` is by how much one record may move it before arithmetic.
 
     *Formal guarantee*: one record changes the sum by at most S = ``sensitivity`` in ℓ2 norm (add-or-remove and
     zero-out; 2S under replace-one), and the noise per coordinate is a real Gaussian of standard deviation z·S, rounded
@@ -34,12 +34,6 @@ class GaussianSum:
     dimension: int
     companions: int = 0
     rounding: float = 2.0**-23
-    influence: int = 1
-
-    @property
-    def weigh(self) -> Weigh:
-        """The record-by-record scaling that bounds the sum."""
-        return clip_to(self.bound)
 
     @property
     def grid(self) -> float:
@@ -53,8 +47,8 @@ class GaussianSum:
         One record more makes a block of another size, or another term of a float32 sum; the contributions of its
         ``companions`` in the block then move in their last bits, each by at most ``rounding`` in units of the bound.
         """
-        arithmetic = (self.dimension + 8) * 2.0**-53 + self.companions * self.rounding
-        return self.influence * (self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid)
+        arithmetic = (self.dimension + 16) * 2.0**-53 + self.companions * self.rounding
+        return self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid
 
     @property
     def stddev(self) -> float:

@@ -1,61 +1,224 @@
-"""What is asked of one sample: named bounded sums, described without touching a tensor."""
+"""What is asked of one sample: named bounded sums, described without touching a tensor.
+
+All sums of a step are one Gaussian sum: each is divided by its noise, the pieces are one vector of norm at most 1, and
+the same noise goes on every coordinate (McMahan et al. 2018, section 3). ``share`` says how much of that vector's
+squared length a sum may take up.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from dpfy import _validate
+from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact, SumQuery
+
+_ROUNDING = 1e-9  # of shares that add up to one
 
 
 @dataclass(frozen=True)
 class ClippedSum(Fact, tag="clipped_sum"):
-    """The sum over the sample of per-record gradients, each scaled down to an ℓ2 norm of at most ``bound``."""
+    """The sum over the sample of per-record gradients, each scaled down to an ℓ2 norm of at most ``bound``.
+
+    ``parameters`` are those whose gradients are taken together; none means all that no other sum has. With ``scales``,
+    one for each parameter, a gradient is divided by its scale before the norm is taken and multiplied by it afterwards:
+    joint clipping. ``share`` is relative to the other clipped sums: the noise has bound·z/√share per coordinate, times
+    the scale.
+    """
 
     bound: float
     name: str = "gradient"
+    parameters: tuple[str, ...] = ()
+    scales: tuple[float, ...] = ()
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         _validate.positive("clip", self.bound, remedy="The clip bound is a public constant above zero.")
+        _validate.positive("share", self.share)
+        if len(self.scales) not in (0, len(self.parameters)):
+            raise InvalidArgument(f"Expected one scale for each of {len(self.parameters)} parameters, got "
+                                  f"{len(self.scales)}.")
+        for scale in self.scales:
+            _validate.positive("scale", scale)
 
-    @property
-    def influence(self) -> int:
-        """How many bounds one record may move the sum by."""
-        return 1
+    def scale_of(self, parameter: str) -> float:
+        """What the gradient of a parameter is divided by before norms are taken."""
+        return self.scales[self.parameters.index(parameter)] if self.scales else 1.0
 
 
 @dataclass(frozen=True)
-class ClippedMeans(ClippedSum, tag="clipped_means"):
-    """The sum over public ``slots`` of the mean gradient of the records in each slot, scaled down to ``bound``.
+class Statistic(Fact, tag="statistic"):
+    """The sum over the sample of a tensor per record, scaled down to an ℓ2 norm of at most ``bound``.
 
-    Every record of a sample draws its slot uniformly and independently of the others; an empty slot gives zero. One
-    record more turns the mean of one slot into another mean, so it moves the sum by up to two bounds.
+    The values are what ``loss_fn`` returns as ``Losses(stats={name: …})``: one row of ``shape`` for each record. A row
+    that is not finite counts as zero. It is released at the first step and every ``every``-th after it, with noise
+    bound·z/√share per coordinate, and divided by the plan's divisor.
     """
 
-    slots: int = 1
+    name: str
+    bound: float = 1.0
+    shape: tuple[int, ...] = ()
+    every: int = 1
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        _validate.positive("bound", self.bound)
+        _validate.count("every", self.every)
+        _validate.real("share", self.share, 0, 1, open_low=True, open_high=True)
+        for size in self.shape:
+            _validate.count("shape", size)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    def due(self, step: int) -> bool:
+        """Whether a step, counted from 1, releases it."""
+        return (step - 1) % self.every == 0
+
+
+@dataclass(frozen=True)
+class SampleSize(Statistic, tag="sample_size"):
+    """The number of records in the sample, as a fraction of the divisor: it leaves with noise or not at all."""
+
+    name: str = "sample size"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.count("microbatches", self.slots)
+        if self.shape or self.bound != 1:
+            raise InvalidArgument("A record counts once: the sample size has bound 1 and no shape.")
 
-    @property
-    def influence(self) -> int:
-        """How many bounds one record may move the sum by."""
-        return 2
+
+@dataclass(frozen=True)
+class NormsBelow(Statistic, tag="norms_below"):
+    """For each threshold, the share of records whose gradient norm is at most that, less one half.
+
+    A record counts as +½ or −½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021). ``of``
+    names the clipped sum whose norms are compared, one for each threshold; by default the first one. A norm that is not
+    finite is above every threshold.
+    """
+
+    name: str = "norms below"
+    thresholds: tuple[float, ...] = (1.0,)
+    of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for threshold in self.thresholds:
+            _validate.positive("threshold", threshold)
+        if len(self.of) not in (0, len(self.thresholds)):
+            raise InvalidArgument(f"Expected the name of a clipped sum for each of {len(self.thresholds)} thresholds, "
+                                  f"got {len(self.of)}.")
+        object.__setattr__(self, "shape", (len(self.thresholds),))
+        object.__setattr__(self, "bound", math.sqrt(len(self.thresholds)) / 2)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
 class Query(Fact, tag="query"):
     """The bounded sums that one step releases, all on the same sample.
 
+    With ``slots`` every record draws one of so many slots, and the mean gradient of a slot is clipped instead of every
+    record's. With ``least_sample`` the clipped sum is divided by the sample's size, or by ``least_sample`` if that is
+    more. Either way one record moves the gradient by up to two bounds.
+
     >>> Query((ClippedSum(bound=0.5),)).sum_queries(noise_multiplier=2.0)
     (SumQuery(l2_bound=1.0, stddev=2.0, name='gradient'),)
     """
 
     leaves: tuple[ClippedSum, ...]
+    statistics: tuple[Statistic, ...] = ()
+    slots: int | None = None
+    least_sample: float | None = None
 
-    def sum_queries(self, noise_multiplier: float) -> tuple[SumQuery, ...]:
-        """Return the queries in units of their bounds; together they cost what one query at this multiplier costs."""
-        # McMahan et al. 2018, section 4: G leaves at z·√G each compose to (Σ 1/(z²G))^-½ = z.
-        stddev = noise_multiplier * math.sqrt(len(self.leaves))
-        return tuple(SumQuery(l2_bound=leaf.influence, stddev=leaf.influence * stddev, name=leaf.name)
-                     for leaf in self.leaves)
+    def __post_init__(self) -> None:
+        if self.slots is not None:
+            _validate.count("microbatches", self.slots)
+        if self.least_sample is not None:
+            _validate.positive("least_sample", self.least_sample)
+        _check_names([leaf.name for leaf in (*self.leaves, *self.statistics)])
+        _check_disjoint(self.leaves)
+        shares = math.fsum(leaf.share for leaf in self.leaves)
+        if not self.leaves or abs(shares - 1) > _ROUNDING:
+            raise InvalidArgument(f"Expected clipped sums whose shares add up to 1, got {shares!r}. "
+                                  "Query.of makes them.")
+        if self._left <= 0:
+            raise InvalidArgument(f"The statistics take {1 - self._left:.3g} of the noise budget, which leaves nothing "
+                                  "for the gradient. Give them smaller shares.")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        below = [statistic for statistic in self.statistics if isinstance(statistic, NormsBelow)]
+        unknown = {name for each in below for name in each.of} - {leaf.name for leaf in self.leaves}
+        if unknown:
+            raise InvalidArgument(f"There is no clipped sum {sorted(unknown)[0]!r} whose norms could be compared.")
+        if self.slots is not None and (below or self.least_sample is not None):
+            raise InvalidArgument("Microbatches have means in the place of records: there are no norms of records to "
+                                  "compare, and no sample size to divide by.")
+
+    @classmethod
+    def of(cls, leaves: Sequence[ClippedSum], statistics: Sequence[Statistic] = (), *, slots: int | None = None,
+           least_sample: float | None = None) -> Self:
+        """Return the query of these sums, whose shares are made to add up to one."""
+        total = math.fsum(leaf.share for leaf in leaves)
+        return cls(tuple(replace(leaf, share=leaf.share / total) for leaf in leaves), tuple(statistics), slots,
+                   least_sample)
+
+    @property
+    def influence(self) -> int:
+        """How many bounds one record may move a clipped sum by."""
+        return 1 if self.slots is None and self.least_sample is None else 2
+
+    @property
+    def period(self) -> int:
+        """After how many steps the same sums are released again."""
+        return math.lcm(*(statistic.every for statistic in self.statistics))
+
+    def due(self, step: int) -> tuple[Statistic, ...]:
+        """Return the statistics that a step, counted from 1, releases."""
+        return tuple(statistic for statistic in self.statistics if statistic.due(step))
+
+    def share_of(self, leaf: ClippedSum | Statistic) -> float:
+        """Return the share of a sum when all are released."""
+        return leaf.share * self._left if isinstance(leaf, ClippedSum) else leaf.share
+
+    @property
+    def _left(self) -> float:
+        return 1 - math.fsum(statistic.share for statistic in self.statistics)
+
+    def reach(self, step: int = 1) -> float:
+        """Return the norm that a record may have in a step, in units of all sums' noise over the multiplier."""
+        return math.sqrt(math.fsum(self.share_of(leaf) for leaf in self._released(step)))
+
+    def _released(self, step: int) -> Iterator[ClippedSum | Statistic]:
+        yield from self.leaves
+        yield from self.due(step)
+
+    def sum_queries(self, noise_multiplier: float, step: int = 1) -> tuple[SumQuery, ...]:
+        """Return the queries of a step in units of their bounds; all of them cost what one at this multiplier does."""
+        return tuple(SumQuery(l2_bound=self._moves(leaf), name=leaf.name,
+                              stddev=self._moves(leaf) * noise_multiplier / math.sqrt(self.share_of(leaf)))
+                     for leaf in self._released(step))
+
+    def _moves(self, leaf: ClippedSum | Statistic) -> int:
+        return self.influence if isinstance(leaf, ClippedSum) else 1
+
+    def unit(self, leaf: ClippedSum | Statistic) -> float:
+        """Return what a sum is divided by to be a piece of the one Gaussian sum."""
+        return self._moves(leaf) * leaf.bound / math.sqrt(self.share_of(leaf))
+
+
+def _check_names(names: list[str]) -> None:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InvalidArgument(f"Two sums are called {repeated!r}. Give each sum of a query a name of its own.")
+
+
+def _check_disjoint(leaves: Sequence[ClippedSum]) -> None:
+    named = [parameter for leaf in leaves for parameter in leaf.parameters]
+    if len(set(named)) < len(named):
+        twice = next(name for name in named if named.count(name) > 1)
+        raise InvalidArgument(f"The parameter {twice!r} is in two clipped sums. Each may be in one.")
+    if sum(not leaf.parameters for leaf in leaves) > 1:
+        raise InvalidArgument("Two clipped sums have no parameters of their own; one may have all that are left over.")

@@ -40,6 +40,11 @@ def per_example(returned: object, size: int) -> torch.Tensor:
     return losses
 
 
+def statistics_of(returned: object) -> dict[str, torch.Tensor]:
+    """Return the statistics that a loss function returned, off the graph."""
+    return {name: values.detach() for name, values in returned.stats.items()} if isinstance(returned, Losses) else {}
+
+
 def identity(loss_fn: Any, depth: int = _DEPTH) -> Hashable:
     """Return what tells loss functions apart: their code, and what decides about what it does.
 

@@ -8,7 +8,7 @@ consecutive records would not do: one record more moves the borders of all block
 Reference: How to DP-fy ML, section 5.6, option 2; proof in docs/proofs/microbatches.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,38 +16,38 @@ from torch.func import functional_call
 
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes
-from dpfy.training.losses import per_example
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed
+from dpfy.training.losses import per_example, statistics_of
 
 Visit = Callable[[Callable[[Chunk], Any], Callable[[Any], None]], None]
 """Computes chunks of the records of one slot and hands the results over; records that raise are left out."""
 
 
-def add_clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clipping,
-                     totals: Sequence[torch.Tensor]) -> None:
-    """Add the clipped mean gradient of one slot to ``totals``; of the engine only its model is used."""
+def clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clipping) -> Summed:
+    """Return the clipped mean gradient of one slot; of the engine only its model is used."""
     sums = [torch.zeros_like(p, dtype=torch.float64).unsqueeze(0) for p in engine.parameters.values()]
-    records = 0
+    seen: list[Seen] = []
 
-    def take(found: tuple[int, list[torch.Tensor | None]]) -> None:
-        nonlocal records
-        records += found[0]
+    def take(found: tuple[Seen, list[torch.Tensor | None]]) -> None:
+        seen.append(found[0])
         for total, gradient in zip(sums, found[1], strict=True):
             if gradient is not None:
                 total += gradient.to_dense()
 
-    visit(lambda chunk: (chunk.size, _gradients(engine, loss_fn, chunk)), take)
-    means = [total / max(1, records) for total in sums]
-    weights = clipping.weights([squared_norms(mean) for mean in means])
-    for total, mean, weight in zip(totals, means, weights, strict=True):
-        total += lattice_sum(mean, weight, clipping.grid).to(total.device)
+    visit(lambda chunk: _gradients(engine, loss_fn, chunk), take)
+    means = [total / max(1, sum(len(some.norms) for some in seen)) for total in sums]
+    weights = clipping.weights(clipping.norms([squared_norms(mean) for mean in means]))
+    return Summed([lattice_sum(mean, weight, clipping.grid) for mean, weight in zip(means, weights, strict=True)], *seen)
 
 
-def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> list[torch.Tensor | None]:
-    """Return the gradient of the sum of a chunk's losses, by plain autograd."""
+def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> tuple[Seen, list[torch.Tensor | None]]:
+    """Return what was seen of a chunk, and the gradient of the sum of its losses, by plain autograd."""
     state = Substitutes(engine.model, engine.parameters)
     leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
     named = {f"model.{name}": tensor for name, tensor in (leaves | state.others).items()}
     with torch.enable_grad():
-        losses = per_example(functional_call(LossCall(engine.model, loss_fn), named, chunk.arguments), chunk.size)
-        return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True))
+        returned = functional_call(LossCall(engine.model, loss_fn), named, chunk.arguments)
+        gradients = torch.autograd.grad(per_example(returned, chunk.size).sum(), list(leaves.values()),
+                                        allow_unused=True)
+    norms = torch.full((chunk.size, 1), torch.nan, dtype=torch.float64)  # of records there are none
+    return Seen(norms, statistics_of(returned)), list(gradients)

@@ -19,6 +19,7 @@ from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import ENGINES
 from dpfy.training.gate import trainable
+from dpfy.training.pieces import check_leaves
 from dpfy.training.run import Run, Streams
 
 
@@ -45,6 +46,7 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
+    check_leaves(plan.query, parameters, dict(model.named_parameters()))
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     records = Records(data, collate_fn, num_workers)

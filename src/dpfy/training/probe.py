@@ -190,7 +190,8 @@ class Probe:
         """What one example at a time gives, once it is clear that the parameters have anything to do with it."""
         oracle, call = LoopEngine(self.model, self.parameters), LossCall(self.model, self.loss_fn)
         try:
-            if all(g is None for g in oracle.gradients(call, Substitutes(self.model, self.parameters), self._input(1))):
+            state = Substitutes(self.model, self.parameters)
+            if all(gradient is None for gradient in oracle.gradients(call, state, self._input(1))[0]):
                 raise LossError("No trainable parameter takes part in the loss. loss_fn must call the very model that "
                                 "was given to privatize, not a copy, a compiled or a wrapped one.")
             return self._sums(oracle)

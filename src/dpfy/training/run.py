@@ -22,10 +22,8 @@ from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Sampled
-from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
-from dpfy.mechanisms.query import ClippedMeans
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.plan import Plan
 from dpfy.training.attributes import switches_of
@@ -34,23 +32,29 @@ from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import Engine
-from dpfy.training.engines.base import LossFn
+from dpfy.training.engines.base import BoundedSums, LossFn
 from dpfy.training.gate import Gate, is_finite
 from dpfy.training.losses import identity
-from dpfy.training.microbatches import add_clipped_mean
+from dpfy.training.microbatches import clipped_mean
+from dpfy.training.pieces import Pieces
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
 
-_BLOCK = 2**16  # numbers that stay in the cache between two operations
+_DRAWN = 16  # bytes of a drawn record: its index and its lot
 
 
 @dataclass(frozen=True)
 class Released:
-    """What left the mechanism: noisy gradients divided by the plan's public divisor, by parameter name."""
+    """What left the mechanism: noisy sums divided by the plan's public divisor.
+
+    ``gradients`` are by parameter name, ``statistics`` by the names that the plan gives them; those that are not due at
+    this step are not there.
+    """
 
     gradients: dict[str, torch.Tensor]
     step: int
+    statistics: dict[str, torch.Tensor]
 
 
 class Batch:
@@ -99,7 +103,10 @@ class Run:
         self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
         self._ledger = ledger
         self._ranks = ranks
-        self._next_step = int(ranks.from_first(lambda: b"%d" % min(self.ledger.plan_count, plan.steps)))
+        self._next_step = int(ranks.from_first(lambda: b"%d" % min(
+            self.ledger.plan_count * plan.sampling.steps_per_event, plan.steps)))
+        self._taken = self._next_step
+        self._paid_steps = 0  # of the event that was reserved last
         self._parameters = parameters
         self._gate = Gate(optimizers, parameters)
         self._records = records
@@ -140,11 +147,12 @@ class Run:
 
     # One step
 
-    def backward(self, loss_fn: LossFn, batch: Batch) -> None:
+    def backward(self, loss_fn: LossFn, batch: Batch) -> Released:
         """Release the batch and add the result to ``p.grad``, where ``loss.backward()`` would have put its own.
 
         ``loss_fn`` is called once per physical chunk with the collated fields and returns the vector of per-example
-        losses, or :class:`~dpfy.Losses`.
+        losses, or :class:`~dpfy.Losses`. Modules that follow released statistics of their input, such as
+        :class:`~dpfy.models.PrivateBatchNorm`, take them in.
         """
         self._gate.check("run.backward()")
         released = self.release(loss_fn, batch)
@@ -152,69 +160,87 @@ class Run:
             parameter = self._parameters[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         self._gate.mark_released()
+        for module in self.model.modules():
+            if hasattr(module, "absorb"):
+                module.absorb(released.statistics)
+        return released
 
     def release(self, loss_fn: LossFn, batch: Batch) -> Released:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
         self._check_ready(batch)
-        event = self._event()
+        step = self._taken + 1  # a batch that nobody released is no step
+        event = self._event(step)
         drawn = self._ranks.from_first(lambda: self._reserved_draw(event))
-        batch._released = True
-        trained = self._trained()
-        total, parts = self._zero_sums(trained)
+        batch._released, self._taken = True, step
+        pieces = Pieces(self.plan.query, self._trained(), self.plan.query.due(step))
+        total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), self._ranks.size)
-            mechanism = self._mechanism(engine)
+            mechanism = self._mechanism(engine, step)
             if self._ranks.first:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
             with self._ranks.together():
                 if engine is not None:
-                    self._add_sums(parts, engine, loss_fn, drawn, blocks, mechanism)
+                    self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
+            self._divide_by_sample(pieces, total, len(drawn) // _DRAWN)
             mechanism.release(total, self._noise)
         self._ranks.share([total])
-        return Released({name: _divided(part, self.plan.divisor, p)
-                         for (name, p), part in zip(trained.items(), parts, strict=True)}, batch.step)
+        gradients, statistics = pieces.released(total, self.plan.divisor)
+        return Released(gradients, batch.step, statistics)
 
     def _reserved_draw(self, event: Event) -> bytes:
         """Make the step durable, then draw its sample: the bytes of 64-bit indices, and of a lot for each record."""
-        self.ledger.reserve(event, note={"clip": self.plan.clip})
+        if self._paid_steps == 0:
+            self.ledger.reserve(event, note={"clip": self.plan.clip})
+            self._paid_steps = self._sampler.policy.steps_per_event
+        self._paid_steps -= 1
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
         lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
         return drawn.tobytes() + lots.tobytes()
 
-    def _zero_sums(self, trained: dict[str, nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return one flat float64 buffer, which is noised at once, and its views in the shapes of the parameters.
+    def _zero_sums(self, pieces: Pieces) -> torch.Tensor:
+        """Return one flat float64 vector for all sums, which is noised at once.
 
         Between steps it holds what was released, so it is kept: fresh memory costs more than the sums themselves.
         """
-        sizes = [p.numel() for p in trained.values()]
-        if self._buffer is None or len(self._buffer) != sum(sizes):
-            self._buffer = torch.empty(sum(sizes), dtype=torch.float64, device=next(iter(trained.values())).device)
-        views = self._buffer.zero_().split(sizes)
-        return self._buffer, [view.view(p.shape) for view, p in zip(views, trained.values(), strict=True)]
+        size = sum(pieces.sizes)
+        if self._buffer is None or len(self._buffer) < size:
+            device = next(iter(pieces.parameters.values())).device
+            self._buffer = torch.empty(size, dtype=torch.float64, device=device)
+        return self._buffer[:size].zero_()
+
+    def _divide_by_sample(self, pieces: Pieces, total: torch.Tensor, records: int) -> None:
+        """Divide the gradients by the size of the sample, in units of the least one that counts, if the plan says so."""
+        least = self.plan.query.least_sample
+        if least is not None and records > least:
+            for gradient in pieces.split(total)[0]:
+                gradient *= least / records
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine | None) -> GaussianSum:
+    def _mechanism(self, engine: Engine | None, step: int) -> GaussianSum:
         """The mechanism of this step; its noise depends on the plan, the model and the engine, never on a record."""
-        leaf, = self.plan.query.leaves
-        dimension = sum(p.numel() for p in self._parameters.values())
-        if engine is None or isinstance(leaf, ClippedMeans):  # a slot shares its arithmetic with no other
+        query = self.plan.query
+        dimension = sum(p.numel() for p in self._parameters.values()) + sum(each.size for each in query.due(step))
+        if engine is None or query.slots is not None:  # a slot shares its arithmetic with no other
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
             companions, rounding = blocks.largest, engine.rounding
-        return GaussianSum(leaf.bound, self.plan.noise_multiplier or 0.0, dimension, influence=leaf.influence,
-                           companions=companions, rounding=rounding)
+        reach = query.reach(step)
+        return GaussianSum(reach, (self.plan.noise_multiplier or 0.0) / reach, dimension, companions, rounding)
 
-    def _event(self) -> Event:
+    def _event(self, step: int) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
-        event = Sampled(self._sampler.policy, self.plan.query.sum_queries(self.plan.noise_multiplier or 0.0))
-        if event != self.plan.event:
+        planned = self.plan.event_at(step)
+        due = step if self._sampler.policy.steps_per_event == 1 else 1
+        event = Sampled(self._sampler.policy, self.plan.query.sum_queries(self.plan.noise_multiplier or 0.0, due))
+        if event != planned:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
         return event
 
@@ -237,27 +263,31 @@ class Run:
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
-    def _add_sums(self, totals: list[torch.Tensor], engine: Engine, loss_fn: LossFn, drawn: bytes, blocks: Blocks,
-                  mechanism: GaussianSum) -> None:
+    def _add_sums(self, pieces: Pieces, total: torch.Tensor, engine: Engine, loss_fn: LossFn, drawn: bytes,
+                  blocks: Blocks, grid: float) -> None:
         """Add the bounded sums of this rank's share of the drawn records."""
         if not drawn:
             return
         indices, lots = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(2, -1)
-        clipping = Clipping(mechanism.weigh, mechanism.grid, (0,) * len(totals))
-        leaf, = self.plan.query.leaves
-        places = drawn_from(leaf.slots, lots) if isinstance(leaf, ClippedMeans) else blocks.of(lots)
+        gradients, statistics = pieces.split(total)
+        clipping, slots = pieces.clipping(grid), self.plan.query.slots
+        places = blocks.of(lots) if slots is None else drawn_from(slots, lots)
         # By lot and not by block: however large its blocks are, no rank takes a record that is another's.
-        owners = places % self._ranks.size if isinstance(leaf, ClippedMeans) else drawn_from(self._ranks.size, lots)
+        owners = drawn_from(self._ranks.size, lots) if slots is None else places % self._ranks.size
         groups = [places == place for place in places[owners == self._ranks.rank].unique()]
-        if isinstance(leaf, ClippedMeans):
-            for slot in groups:
-                parts = even_parts(indices[slot], self._largest_chunk(engine))
-                add_clipped_mean(engine, loss_fn, partial(self._visit, parts), clipping, totals)
-        else:
+
+        def take(sums: BoundedSums) -> None:
+            sums.add_to(gradients)
+            pieces.add_statistics(sums.seen, statistics, grid)
+
+        if slots is None:
             parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
             parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
-            self._visit(parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping),
-                        lambda sums: sums.add_to(totals))
+            self._visit(parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), take)
+        else:
+            for slot in groups:
+                parts = even_parts(indices[slot], self._largest_chunk(engine))
+                take(clipped_mean(engine, loss_fn, partial(self._visit, parts), clipping))
 
     def _visit(self, parts: list[torch.Tensor], compute: Callable[[Chunk], Any], take: Callable[[Any], None]) -> None:
         """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
@@ -368,11 +398,3 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _divided(part: torch.Tensor, divisor: float, parameter: nn.Parameter) -> torch.Tensor:
-    """Return a released sum over the public divisor as a gradient of the parameter, through the cache."""
-    gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
-    for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
-        target.copy_(block.div_(divisor))
-    return gradient

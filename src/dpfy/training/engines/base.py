@@ -1,7 +1,8 @@
 """What every engine is given and what it gives back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch.func import functional_call
 
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.training.chunk import Chunk
-from dpfy.training.losses import per_example
+from dpfy.training.losses import Losses, per_example, statistics_of
 
 LossFn = Callable[..., Any]
 
@@ -23,8 +24,22 @@ class Unsupported(Exception):
     """An engine cannot serve this model; the text says why, and speaks of layers only."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a pass has shown of some records besides their gradients. Sensitive.
+
+    ``norms`` are the squared norms [records, groups] by which they were clipped, ``stats`` what ``loss_fn`` returned
+    beside the losses.
+    """
+
+    norms: torch.Tensor
+    stats: Mapping[str, torch.Tensor]
+
+
 class BoundedSums(ABC):
     """The clipped sum of one chunk. Sensitive."""
+
+    seen: tuple[Seen, ...]  # every record once
 
     @abstractmethod
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
@@ -34,8 +49,9 @@ class BoundedSums(ABC):
 class Summed(BoundedSums):
     """A sum that is formed already, a tensor per trained parameter, in whole multiples of the grid."""
 
-    def __init__(self, gradients: list[torch.Tensor]) -> None:
+    def __init__(self, gradients: list[torch.Tensor], *seen: Seen) -> None:
         self.gradients = gradients
+        self.seen = seen
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add the tensors."""
@@ -80,8 +96,16 @@ class LossCall(nn.Module):
         self._call = lambda *arguments: loss_fn(*arguments)
 
     def forward(self, *arguments: Any) -> Any:
-        """Call the user's loss; it uses the model it closed over."""
-        return self._call(*arguments)
+        """Call the user's loss, which uses the model it closed over; add what its modules observed of the records."""
+        observers = [module for module in self.model.modules() if hasattr(module, "observed")]
+        try:
+            returned = self._call(*arguments)
+        finally:
+            observed = {name: rows for module in observers for name, rows in module.observed().items()}
+        if not observed:
+            return returned
+        losses = returned if isinstance(returned, Losses) else Losses(returned)
+        return Losses(losses.loss, {**losses.stats, **observed})
 
 
 class Substitutes:
@@ -99,7 +123,18 @@ class Substitutes:
 
 
 def loss_of_one(call: LossCall, trained: dict[str, torch.Tensor], others: dict[str, torch.Tensor],
-                record: Chunk) -> torch.Tensor:
-    """Return the loss of a chunk that holds a single record, as a scalar."""
+                record: Chunk) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of a chunk that holds a single unit, as a scalar, and its statistics."""
     state = {f"model.{name}": value for name, value in (trained | others).items()}
-    return per_example(functional_call(call, state, record.arguments), size=1).sum()
+    losses, stats = per_unit(functional_call(call, state, record.arguments), record)
+    return losses.sum(), stats
+
+
+def per_unit(returned: object, chunk: Chunk) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of each unit of a chunk, and its statistics: means over the unit's rows."""
+    losses, stats = per_example(returned, chunk.size * chunk.rows), statistics_of(returned)
+    if chunk.rows == 1:
+        return losses, stats
+    shape = (chunk.size, chunk.rows)
+    return losses.unflatten(0, shape).mean(1), {name: values.double().unflatten(0, shape).mean(1)
+                                                for name, values in stats.items()}

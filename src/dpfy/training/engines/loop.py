@@ -4,7 +4,7 @@ import torch
 
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes, Summed, loss_of_one
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
 
 
 class LoopEngine(Engine):
@@ -19,20 +19,23 @@ class LoopEngine(Engine):
         """Return the clipped sum of the chunk."""
         call, state = LossCall(self.model, loss_fn), Substitutes(self.model, self.parameters)
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
+        seen = []
         for position in range(chunk.size):
-            found = self.gradients(call, state, chunk.record(position))
+            found, stats = self.gradients(call, state, chunk.record(position))
             gradients = [torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)
                          for g, p in zip(found, state.trained.values(), strict=True)]
-            weights = clipping.weights([squared_norms(g) for g in gradients])
-            for total, gradient, weight in zip(totals, gradients, weights, strict=True):
+            norms = clipping.norms([squared_norms(g) for g in gradients])
+            for total, gradient, weight in zip(totals, gradients, clipping.weights(norms), strict=True):
                 total += lattice_sum(gradient, weight, clipping.grid)
+            seen.append(Seen(norms, stats))
             if not state.untouched:  # the next record must not see what this one left
                 state = Substitutes(self.model, self.parameters)
-        return Summed(totals)
+        return Summed(totals, *seen)
 
-    def gradients(self, call: LossCall, state: Substitutes, record: Chunk) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of one record's loss; None where a parameter plays no part."""
+    def gradients(self, call: LossCall, state: Substitutes, record: Chunk,
+                  ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
+        """Return the gradient of one record's loss, None where a parameter plays no part, and its statistics."""
         leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
         with torch.enable_grad():
-            loss = loss_of_one(call, leaves, state.others, record)
-            return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            loss, stats = loss_of_one(call, leaves, state.others, record)
+            return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), stats

@@ -8,7 +8,7 @@ from torch.func import grad, vmap
 
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import Engine, LossCall, LossFn, Substitutes, Summed, loss_of_one
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
 
 _NUMBERS_AT_ONCE = 2**26  # of the gradients of a chunk: 256 MB in float32
 
@@ -28,15 +28,19 @@ class VmapEngine(Engine):
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
         call, state = LossCall(self.model, loss_fn), Substitutes(self.model, self.parameters)
-        tensors, rebuild = chunk.flatten()
+        rows, rebuild = chunk.flatten()
+        tensors = [leaf.unflatten(0, (chunk.size, chunk.rows)) for leaf in rows]
 
-        def loss(trained: dict[str, torch.Tensor], *one: torch.Tensor) -> torch.Tensor:
-            return loss_of_one(call, trained, state.others, rebuild([tensor.unsqueeze(0) for tensor in one]))
+        def loss(trained: dict[str, torch.Tensor], *one: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return loss_of_one(call, trained, state.others, rebuild([*one]))
 
         in_dims = (None, *(0 for _ in tensors))
         with warnings.catch_warnings():
             # Layers without a batching rule are looped over inside torch: slower, and just as right.
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-            found = list(vmap(grad(loss), in_dims=in_dims, randomness="different")(state.trained, *tensors).values())
-        weights = clipping.weights([squared_norms(g) for g in found])
-        return Summed([lattice_sum(g, w, clipping.grid) for g, w in zip(found, weights, strict=True)])
+            gradients, stats = vmap(grad(loss, has_aux=True), in_dims=in_dims, randomness="different")(
+                state.trained, *tensors)
+        found = list(gradients.values())
+        norms = clipping.norms([squared_norms(g) for g in found])
+        sums = [lattice_sum(g, w, clipping.grid) for g, w in zip(found, clipping.weights(norms), strict=True)]
+        return Summed(sums, Seen(norms, {name: rows.flatten(0, 1) for name, rows in stats.items()}))

@@ -18,7 +18,17 @@ from torch.func import functional_call
 
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import BoundedSums, Engine, Examples, LossCall, LossFn, Summed, Unsupported
+from dpfy.training.engines.base import (
+    BoundedSums,
+    Engine,
+    Examples,
+    LossCall,
+    LossFn,
+    Seen,
+    Summed,
+    Unsupported,
+    per_unit,
+)
 from dpfy.training.engines.bookkeeping.bare import RecordedUses
 from dpfy.training.engines.bookkeeping.capture import (
     Observation,
@@ -142,12 +152,13 @@ class CapturingEngine(Engine):
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
-        tape = Tape(trained, chunk.size, sink, self._uses)
+        tape = Tape(trained, chunk.size * chunk.rows, sink, self._uses, chunk.rows)
         uses = RecordedUses(tape, trained.values(), self._uses_outside)
         with capturing(self.units, tape, uses), torch.enable_grad():
             with uses if self._uses_outside else nullcontext():
                 returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
-            torch.autograd.grad(per_example(returned, chunk.size).sum(), tape.anchor, allow_unused=True)
+            losses, tape.stats = per_unit(returned, chunk)
+            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
         tape.finish()
         return tape
 
@@ -207,11 +218,11 @@ class BookkeepingEngine(CapturingEngine):
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = ClippingEach(self._zeros(), clipping, chunk.size)
-            self._pass(loss_fn, chunk, each)
-            return each.norms, None if bool(each.norms.doubtful.any()) else each.sums()
+            stats = self._pass(loss_fn, chunk, each).stats
+            return each.norms, None if bool(each.norms.doubtful.any()) else each.sums(stats)
         kept = Keeping(len(self.parameters), chunk.size)
-        self._pass(loss_fn, chunk, kept)
-        return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping)
+        stats = self._pass(loss_fn, chunk, kept).stats
+        return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping, stats)
 
 
 class GhostEngine(CapturingEngine):
@@ -222,13 +233,13 @@ class GhostEngine(CapturingEngine):
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
         measuring = Measuring(len(self.parameters), chunk.size)
         rewind = bookmark()
-        self._pass(loss_fn, chunk, measuring)
+        stats = self._pass(loss_fn, chunk, measuring).stats
         if bool(measuring.norms.doubtful.any()):
             return measuring.norms, None
         rewind()
-        totals = self._zeros()
-        self._pass(loss_fn, chunk, Summing(totals, clipping.weights(measuring.norms.squared)))
-        return measuring.norms, Summed(totals)
+        totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
+        self._pass(loss_fn, chunk, Summing(totals, clipping.weights(norms)))
+        return measuring.norms, Summed(totals, Seen(norms, stats))
 
     def _kept(self, parts: list[Parts]) -> int:
         return 0

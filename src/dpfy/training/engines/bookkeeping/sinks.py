@@ -1,12 +1,12 @@
 """What is done with contributions: kept until all norms are known, measured, or summed at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
-from dpfy.training.engines.base import BoundedSums, Summed
+from dpfy.training.engines.base import BoundedSums, Seen, Summed
 from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
@@ -48,9 +48,10 @@ class Keeping(Sink):
         """Weigh memory against time."""
         return cheapest_kept(outer)
 
-    def sums(self, clipping: Clipping) -> BoundedSums:
+    def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return the sums of what was kept."""
-        return Weighed(self.parts, clipping.weights(self.norms.squared))
+        norms = clipping.norms(self.norms.squared)
+        return Weighed(self.parts, clipping.weights(norms), (Seen(norms, stats),))
 
 
 class Measuring(Sink):
@@ -92,30 +93,31 @@ class ClippingEach(Sink):
         self.totals = totals
         self.norms = Norms(len(totals), records)
         self._bounds = clipping.weigh.bounds
-        self._groups = clipping.groups
+        self._clipping = clipping
         self._waiting: dict[int, dict[int, Parts]] = {}
 
     def take(self, position: int, parts: Parts) -> None:
         """Measure; sum the group if this was the last of its parameters."""
         self.norms.measure(position, parts)
-        group = self._groups[position]
+        clipping = self._clipping
+        group = clipping.groups[position]
         members = self._waiting.setdefault(group, {})
         members[position] = parts
-        if len(members) < self._groups.count(group):
+        if len(members) < clipping.groups.count(group):
             return
-        squared = torch.stack([self.norms.squared[member] for member in members]).sum(0)
+        squared = torch.stack([clipping.scaled(member, self.norms.squared[member]) for member in members]).sum(0)
         weights = clip_to(self._bounds[group])(squared.unsqueeze(1)).squeeze(1)
         for member, waiting in self._waiting.pop(group).items():
             if not bool(self.norms.doubtful.any()):  # otherwise the chunk is done again without those records
-                add_parts(waiting, weights, self.totals[member])
+                add_parts(waiting, clipping.in_units(member, weights), self.totals[member])
 
     def form(self, outer: Outer) -> Contribution:
         """A group is kept until it is complete."""
         return cheapest_kept(outer)
 
-    def sums(self) -> BoundedSums:
+    def sums(self, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return what was summed."""
-        return Summed(list(self.totals))
+        return Summed(list(self.totals), Seen(self._clipping.norms(self.norms.squared), stats))
 
 
 def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
@@ -131,6 +133,7 @@ class Weighed(BoundedSums):
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
+    seen: tuple[Seen, ...]
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add one weighed sum per parameter."""
@@ -144,6 +147,11 @@ class Both(BoundedSums):
 
     one: BoundedSums
     other: BoundedSums
+
+    @property
+    def seen(self) -> tuple[Seen, ...]:  # type: ignore[override]
+        """What was seen of both."""
+        return self.one.seen + self.other.seen
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add both."""

@@ -33,17 +33,20 @@ class Tape:
 
     Layers compute with parameters that are off the graph, so that autograd forms the gradients of activations only;
     ``anchor`` keeps the layers' outputs on it. ``uses`` is how often each parameter is used in a pass.
+    Layers see ``records`` one by one; what they contribute is folded to units of ``fold`` consecutive ones.
     """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], records: int, sink: Sink,
-                 uses: Sequence[int] | None = None) -> None:
+                 uses: Sequence[int] | None = None, fold: int = 1) -> None:
         self.records = records
+        self._fold = fold
         self.anchor = torch.zeros((), requires_grad=True)
         self._sink = sink
         self._expected = uses
         self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
         self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
         self.uses = [0] * len(trained)
+        self.stats: Mapping[str, torch.Tensor] = {}
 
     def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         """Whether a tensor stands for a parameter that is trained."""
@@ -51,6 +54,14 @@ class Tape:
 
     def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
         """Add to the gradients of a parameter, or of some of its rows."""
+        self._add(parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows)
+
+    def outer(self, parameter: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, rows: Span = None) -> None:
+        """Add Σ_t outputs_t ⊗ inputs_t for [records, time, features], in the form that is cheapest for a unit."""
+        outer = Outer(inputs, outputs)
+        self._add(parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows)
+
+    def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:
         position = self._positions[id(parameter)]
         if any((rows is None) != (before is None) for before, _ in self._found[position]):
             raise Unsupported("a parameter is used as a whole and in parts, whose cross terms would be lost")
@@ -61,10 +72,6 @@ class Tape:
                 self._complete(position)
             elif self.uses[position] > self._expected[position]:
                 raise Unsupported("a parameter is used more often than on synthetic input")
-
-    def outer(self, parameter: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, rows: Span = None) -> None:
-        """Add Σ_t outputs_t ⊗ inputs_t for [records, time, features]."""
-        self.add(parameter, self._sink.form(Outer(inputs, outputs)), rows)
 
     def finish(self) -> None:
         """Hand over what is left: parameters that were used less often than expected, or not at all."""

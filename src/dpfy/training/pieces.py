@@ -1,0 +1,92 @@
+"""The one vector that a step sums up and noises: a piece for every trained parameter and for every statistic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.clipping import ClipEach, Clipping
+from dpfy.mechanisms.query import ClippedSum, Query, Statistic
+from dpfy.mechanisms.statistics import bounded_sum
+from dpfy.training.engines.base import Seen
+
+_BLOCK = 2**16  # numbers that stay in the cache between two operations
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Where the sums of one step are in its vector, and in which units, so that one noise suits all of them."""
+
+    query: Query
+    parameters: Mapping[str, nn.Parameter]
+    statistics: tuple[Statistic, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each piece has: gradients first, then statistics."""
+        return [*(p.numel() for p in self.parameters.values()), *(each.size for each in self.statistics)]
+
+    def split(self, vector: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return views of the vector: gradients in the shapes of the parameters, and flat statistics."""
+        views = vector.split(self.sizes)
+        count = len(self.parameters)
+        return [view.view(p.shape) for view, p in zip(views, self.parameters.values(), strict=False)], \
+            list(views[count:])
+
+    def clipping(self, grid: float) -> Clipping:
+        """Return how records are bounded and in which units their gradients are summed."""
+        leaves = self.query.leaves
+        chosen = [leaf_of(name, leaves) for name in self.parameters]
+        scales = tuple(leaves[group].scale_of(name) for name, group in zip(self.parameters, chosen, strict=True))
+        units = tuple(scale * self.query.unit(leaves[group]) for scale, group in zip(scales, chosen, strict=True))
+        return Clipping(ClipEach(tuple(leaf.bound for leaf in leaves)), grid, tuple(chosen),
+                        scales if set(scales) != {1.0} else (), units)
+
+    def add_statistics(self, seen: Sequence[Seen], totals: Sequence[torch.Tensor], grid: float) -> None:
+        """Add what the records that were seen contribute to the statistics."""
+        names = [leaf.name for leaf in self.query.leaves]
+        for statistic, total in zip(self.statistics, totals, strict=True):
+            for records in seen:
+                total += bounded_sum(statistic, records.stats, records.norms, names, self.query.unit(statistic),
+                                     grid).to(total.device)
+
+    def released(self, vector: torch.Tensor, divisor: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return noised sums over the public divisor, in the user's units: gradients and statistics by name."""
+        gradients, statistics = self.split(vector)
+        units = self.clipping(grid=1.0).units
+        return {name: _scaled(part, unit / divisor, p)
+                for (name, p), part, unit in zip(self.parameters.items(), gradients, units, strict=True)}, \
+            {each.name: (part * (self.query.unit(each) / divisor)).view(each.shape)
+             for each, part in zip(self.statistics, statistics, strict=True)}
+
+
+def leaf_of(parameter: str, leaves: Sequence[ClippedSum]) -> int:
+    """Return the number of the clipped sum that has a parameter: one that names it, or the one that has the rest."""
+    for number, leaf in enumerate(leaves):
+        if parameter in leaf.parameters:
+            return number
+    for number, leaf in enumerate(leaves):
+        if not leaf.parameters:
+            return number
+    raise InvalidArgument(f"The trainable parameter {parameter!r} is in none of the plan's clipped sums. Make the groups "
+                          "from this model, freeze the parameter, or add a sum without parameters for the rest.")
+
+
+def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everything: Mapping[str, nn.Parameter]) -> None:
+    """Raise unless every trained parameter is in a clipped sum, and every sum's parameters are the model's."""
+    for name in parameters:
+        leaf_of(name, query.leaves)
+    unknown = next((name for leaf in query.leaves for name in leaf.parameters if name not in everything), None)
+    if unknown is not None:
+        raise InvalidArgument(f"The plan's clipped sums name the parameter {unknown!r}, which the model does not have. "
+                              "Make the groups from this model.")
+
+
+def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter) -> torch.Tensor:
+    """Return a released sum times a public factor as a gradient of the parameter, through the cache."""
+    gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
+    for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
+        target.copy_(block.mul_(factor))
+    return gradient
