@@ -237,8 +237,9 @@ def _finer(bounds: Bounds, found: Bracket, question: Question, place: Location, 
     """Attribute the width to smoothing and to atoms, and make finer what dominates it."""
     place = question.improved(found, place)._replace(tilt=bounds.above.line.tilt)
     ahead = 1e-3 * max(place.epsilon, 0.1 / place.tilt)
-    here = math.log(bounds.delta_above(place.epsilon))
-    slope = max((here - math.log(bounds.delta_above(place.epsilon + ahead))) / ahead, 1e-9 * place.tilt)
+    here, there = (math.log(max(bounds.delta_above(epsilon), 1e-300)) for epsilon in (place.epsilon,
+                                                                                      place.epsilon + ahead))
+    slope = max((here - there) / ahead, 1e-9 * place.tilt)
     smeared = math.exp(min(bounds.below.smoothing_cost(place.epsilon) - here, 5.0))
     smeared = max(smeared / max(question.allowed(place, slope, accuracy), 1e-12), 1e-9)
     smoothing *= min(1.0, max(0.2 / smeared, 0.01))
