@@ -9,6 +9,7 @@ import typer
 from dpfy import __version__
 from dpfy.cli.account import account
 from dpfy.cli.calibrate import calibrate
+from dpfy.cli.check import check
 from dpfy.cli.convert import convert
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
@@ -28,6 +29,7 @@ app.command()(epsilon)
 app.command()(calibrate)
 app.command()(account)
 app.command()(convert)
+app.command()(check)
 app.command()(inspect_data)
 app.command()(report)
 app.command()(train)

@@ -1,48 +1,150 @@
 """Swap layers that mix examples for layers that do not."""
 
+import math
 import sys
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
 
+import torch
 from torch import nn
 
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.query import Statistic
+from dpfy.models.batchnorm import FrozenBatchNorm, PrivateBatchNorm, fit_statistics
+
 _MOST_GROUPS = 32
+_MOMENTUM = 0.1  # torch's own
 
 
-def fix(model: nn.Module) -> nn.Module:
-    """Put GroupNorm in the place of BatchNorm, in place, say so on standard output, and return the model.
+def fix(model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretrained: bool = False) -> nn.Module:
+    """Put layers that treat every example alone in the place of BatchNorm, in place, and return the model.
 
-    Call it before you make the optimizer: the new layers have new parameters. Scale and shift carry over.
+    Call it before you make the optimizer: the new layers have new parameters. Scale and shift carry over. What was
+    changed is said on standard output. ``batchnorm`` is what to put there:
+
+    * ``"group"``: GroupNorm, which needs no statistics of other examples;
+    * ``"private"``: :class:`dpfy.models.PrivateBatchNorm`, whose statistics are released beside the gradient: give the
+      plan ``statistics=dpfy.batchnorm_statistics(model)``;
+    * ``"public"``: :class:`dpfy.models.FrozenBatchNorm`, whose statistics are those of public rows, for good.
+
+    ``public`` are such rows: the input of the model, a tuple of its arguments, or a loader, of whose batches the first
+    field is the input; all of them go through the model at once. ``pretrained=True`` is your word that the running
+    statistics in the model come from public data: they are kept. Otherwise mean 0 and variance 1 is where private
+    statistics start.
 
     >>> _ = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     dpfy.fix: '1': BatchNorm2d(8) became GroupNorm(4, 8)
+    >>> _ = fix(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8)), "public", public=torch.randn(64, 3))
+    dpfy.fix: '1': BatchNorm1d(8) became FrozenBatchNorm(8)
     """
-    replacements = [(name, module, new) for name, module in model.named_modules() if (new := _replacement(module))]
+    _validate.choice("batchnorm", batchnorm, ("group", "private", "public"))
+    if batchnorm == "public" and public is None and not pretrained:
+        raise InvalidArgument("batchnorm='public' needs statistics of public rows: give them as public=, or "
+                              "pretrained=True if the model's own running statistics come from public data.")
+    replacements = [(name, module, new) for name, module in model.named_modules()
+                    if (new := _replacement(module, batchnorm, pretrained))]
     for name, module, new in replacements:
         sys.stdout.write(f"dpfy.fix: {name!r}: {_short(module)} became {_short(new)}\n")
         if not name:
-            return new
+            model = new
+            break
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, new)
     if not replacements:
         sys.stdout.write("dpfy.fix: nothing to change\n")
+    if public is not None and batchnorm != "group":
+        fit_statistics(model, *_arguments(public))
     return model
 
 
-def _replacement(module: nn.Module) -> nn.Module | None:
+def batchnorm_statistics(model: nn.Module, *, bound: float = 2.0, share: float = 0.05, every: int = 1,
+                         ) -> list[Statistic]:
+    """Declare what the private BatchNorm layers of a model release, for ``dpsgd(…, statistics=…)``.
+
+    ``bound`` is for each channel: the mean of s and of s² − 1 over a record's positions, s in standard deviations, is a
+    vector of 2·channels numbers, clipped to bound·√channels. Without positions its length is about √3 a channel. All
+    layers together take ``share`` of the noise budget, in proportion to their channels, so that each channel has the
+    same noise. ``every`` releases them at every so many steps.
+
+    Each layer learns the name of its statistic here: call it again where the model is built again, as for a resume.
+
+    >>> model = nn.Sequential(nn.Linear(3, 16), PrivateBatchNorm(16), nn.Linear(16, 48), PrivateBatchNorm(48))
+    >>> [(each.name, each.bound, each.shape, each.share) for each in batchnorm_statistics(model, share=0.08)]
+    [('batchnorm 1', 8.0, (2, 16), 0.02), ('batchnorm 3', 13.85..., (2, 48), 0.06)]
+    """
+    _validate.positive("bound", bound)
+    _validate.real("share", share, 0, 1, open_low=True, open_high=True)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, PrivateBatchNorm)}
+    if not layers:
+        raise InvalidArgument("The model has no private BatchNorm layer. Call dpfy.fix(model, batchnorm='private') "
+                              "first, and pass what it returns.")
+    channels = sum(layer.num_features for layer in layers.values())
+    statistics = []
+    for name, layer in layers.items():
+        layer.statistic = f"batchnorm {name}".rstrip()
+        statistics.append(Statistic(layer.statistic, bound * math.sqrt(layer.num_features), (2, layer.num_features),
+                                    every, share * layer.num_features / channels))
+    return statistics
+
+
+def _replacement(module: nn.Module, batchnorm: str, pretrained: bool) -> nn.Module | None:
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         if not module.track_running_stats:
             return None
         new: nn.Module = type(module)(module.num_features, eps=module.eps, affine=module.affine)
+        new.load_state_dict(_parameters(module))
     elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-        channels = module.num_features
-        # Groups of at least two channels: one channel alone would forget the bias of the layer before it.
-        most = min(_MOST_GROUPS, max(1, channels // 2))
-        groups = next(number for number in range(most, 0, -1) if channels % number == 0)
-        new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+        new = _group_norm(module) if batchnorm == "group" else _fixed_norm(module, batchnorm, pretrained)
     else:
         return None
-    new.load_state_dict({name: p.detach() for name, p in module.named_parameters()})
     new.train(module.training)
-    return new.to(next((p.device for p in module.parameters()), None))
+    like = next(chain(module.parameters(), module.buffers()), None)
+    return new if like is None else new.to(like)
+
+
+def _group_norm(module: Any) -> nn.Module:
+    channels = module.num_features
+    # Groups of at least two channels: one channel alone would forget the bias of the layer before it.
+    most = min(_MOST_GROUPS, max(1, channels // 2))
+    groups = next(number for number in range(most, 0, -1) if channels % number == 0)
+    new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+    new.load_state_dict(_parameters(module))
+    return new
+
+
+def _fixed_norm(module: Any, batchnorm: str, pretrained: bool) -> nn.Module:
+    if pretrained and module.running_mean is None:
+        raise InvalidArgument(f"pretrained=True, but {_short(module)} has no running statistics "
+                              "(track_running_stats=False). Give public rows as public= instead.")
+    if batchnorm == "public":
+        new = FrozenBatchNorm(module.num_features, module.eps, module.affine)
+    else:
+        new = PrivateBatchNorm(module.num_features, module.eps, module.momentum or _MOMENTUM, module.affine)
+    kept = {name: module.state_dict()[name] for name in ("running_mean", "running_var")} if pretrained else {}
+    new.load_state_dict({**new.state_dict(), **_parameters(module), **kept})
+    return new
+
+
+def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def _arguments(public: Any) -> tuple[Any, ...]:
+    """The arguments of the model that public rows are given as."""
+    if isinstance(public, torch.Tensor):
+        return (public,)
+    if isinstance(public, tuple):
+        return public
+    if not isinstance(public, Iterable):
+        raise InvalidArgument(f"Expected public= a tensor of inputs, a tuple of the model's arguments or a loader, got "
+                              f"{type(public).__name__}.")
+    batches = [batch[0] if isinstance(batch, list | tuple) else batch for batch in public]
+    if not batches or not all(isinstance(batch, torch.Tensor) for batch in batches):
+        raise InvalidArgument("Expected the loader given as public= to yield tensors of inputs, or lists that begin "
+                              "with them. Give a tuple of the model's arguments instead.")
+    return (torch.cat(batches),)
 
 
 def _short(module: nn.Module) -> str:

@@ -1,0 +1,100 @@
+"""``dpfy check``: what private training means for the parts of a model, before there is any record."""
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfy._objects import make_object
+from dpfy.cli._options import JsonOption
+from dpfy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dpfy.training.check import Checked
+
+_PLACES = 3  # that are named before the rest is counted
+_FIELD = re.compile(r"(\w+)\[([\d,\s]*)\]\s*(?:,\s*|$)")
+_TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+_COLOURS = {"impossible": "red", "needs a change": "red", "depends": "yellow", "fine": "green"}  # the worst first
+
+
+def check(
+    factory: Annotated[str, typer.Argument(help="A function that returns a model, or a tuple of a model and its "
+                                                "optimizers, loss and tokenizer: package.module:name.",
+                                           show_default=False)],
+    example: Annotated[str | None, typer.Option(help="Type and shape of each field of one record, such as "
+                                                     "'float32[3,32,32],int64[]': runs the probe.",
+                                                show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain every part of a model that private training is about, and what to do; exit with 1 if it must be changed.
+
+    With --example the model is probed on made-up records: whether it keeps them apart, by which engine, at what cost.
+
+    A loss is a function of the fields, as for run.backward; one of torch's is given the model's output and the last.
+
+    Examples:
+
+    dpfy check mymodel:make
+
+    dpfy check mymodel:make --example 'float32[3,32,32],int64[]'
+
+    dpfy check mymodel:make --example 'int64[128]' --json
+    """
+    fields = None if example is None else _fields(example)
+    made = make_object(factory)
+
+    from dpfy.cli._output import print_json
+    from dpfy.training.check import check as check_parts  # torch is loaded only when it is needed
+
+    found = check_parts(made, fields)
+    print_json(found.to_json()) if as_json else _describe(found, asked=fields is not None)
+    if not found.trainable:
+        raise typer.Exit(1)
+
+
+def _fields(example: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Parse ``float32[3,32,32],int64[]``."""
+    fields = [(match[1], tuple(int(size) for size in match[2].replace(",", " ").split()))
+              for match in _FIELD.finditer(example)]
+    if not fields or _FIELD.sub("", example).strip() or any(kind not in _TYPES for kind, _ in fields):
+        raise InvalidArgument(f"Expected --example {example!r} to be types with shapes, such as "
+                              f"'float32[3,32,32],int64[]'; types are {', '.join(_TYPES)}.")
+    return fields
+
+
+def _describe(found: "Checked", asked: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    console.print(_table(found) if found.findings else "No part that private training would have to treat in its own "
+                                                       "way.")
+    if found.probed is not None:
+        console.print(f"The probe {'passed' if found.probed.passed else 'failed'}: "
+                      f"{escape(found.probed.reason.rstrip('.'))}.", soft_wrap=True)
+        console.print(escape(str(found.probed.explanation or "")), soft_wrap=True)
+    elif asked:
+        console.print("The probe waits until nothing has to be changed.")
+    else:
+        console.print("Give --example to probe the model on made-up records.")
+    console.print("[green]It can be trained as it is.[/green]" if found.trainable
+                  else "[red]It cannot be trained as it is.[/red]")
+
+
+def _table(found: "Checked") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(show_lines=True)
+    for heading in ("component", "verdict", "why, and what to do"):
+        table.add_column(heading, overflow="fold")
+    for finding in sorted(found.findings, key=lambda finding: list(_COLOURS).index(finding.component.verdict)):
+        row, rest = finding.component, len(finding.places) - _PLACES
+        where = ", ".join(finding.places[:_PLACES]) + (f" and {rest} more" if rest > 0 else "")
+        colour = _COLOURS[row.verdict]
+        table.add_row(f"[bold]{row.name}[/bold]\n{escape(where)}", f"[{colour}]{row.verdict}[/{colour}]",
+                      escape("\n".join(filter(None, (row.why, row.remedy)))))
+    return table
