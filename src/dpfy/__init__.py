@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnsupportedEvent as UnsupportedEvent,
     )
     from dpfy.ledger import Ledger as Ledger
+    from dpfy.mechanisms.groups import clip_groups as clip_groups, clip_jointly as clip_jointly
+    from dpfy.mechanisms.query import NormsBelow as NormsBelow, SampleSize as SampleSize, Statistic as Statistic
     from dpfy.plan import Plan as Plan, dpsgd as dpsgd
     from dpfy.training.callbacks import Callback as Callback
     from dpfy.training.checkpoint import resume as resume
@@ -52,6 +54,8 @@ _HOMES = {
         "UnsupportedEvent",
     ),
     "dpfy.ledger": ("Ledger",),
+    "dpfy.mechanisms.groups": ("clip_groups", "clip_jointly"),
+    "dpfy.mechanisms.query": ("NormsBelow", "SampleSize", "Statistic"),
     "dpfy.plan": ("Plan", "dpsgd"),
     "dpfy.training.checkpoint": ("resume",),
     "dpfy.training.explain": ("Explanation", "explain"),

@@ -9,14 +9,30 @@ from typing import Any, Literal, Self
 
 from dpfy import _validate
 from dpfy.accounting import EnvelopeGuard, Filter, calibrate_envelope
+from dpfy.accounting.rules import REASONS
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Guard
-from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Policy, Repeated, Sampled, run_lengths
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    Envelope,
+    Event,
+    Fact,
+    FixedSize,
+    Poisson,
+    Policy,
+    Repeated,
+    Sampled,
+    Shuffled,
+    TruncatedPoisson,
+    run_lengths,
+)
 from dpfy.mechanisms.query import ClippedSum, Query, Statistic
 from dpfy.types import Budget, Relation, Unit
 
 # Sums are exact integers below 2^53 in lattice steps of at least bound·2^-32: see docs/proofs/gaussian-sum.md.
 _LARGEST_EXPECTED_BATCH = 2**19
+_OF_DECLARED_SIZE = ("fixed_size", "truncated_poisson", "shuffled", "cyclic", "balls_in_bins")
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,8 @@ class Plan:
             _validate.count("records", self.records)
         _validate.choice("unit", self.unit, tuple(Unit))
         _validate.choice("relation", self.relation, tuple(Relation))
+        if reason := REASONS.get((type(self.sampling), self.relation)):
+            raise InvalidArgument(f"No rule for {self.sampling.tag} sampling under {self.relation}: {reason}.")
         if not isinstance(self.filter, Filter | None):
             raise InvalidArgument(f"Expected filter to be a dpfy.accounting.Filter, got {type(self.filter).__name__}.")
         if self.filter is not None and self.budget is not None:
@@ -190,13 +208,17 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
           clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, noise_multiplier: float | None = None,
           statistics: Sequence[Statistic] = (), unit: Unit | str = Unit.RECORD,
           relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, sampling: str | Policy = "poisson",
-          microbatches: int | None = None, least_sample: float | None = None) -> Plan:
-    """Plan DP-SGD: Poisson samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
+          capacity: int | None = None, microbatches: int | None = None, least_sample: float | None = None) -> Plan:
+    """Plan DP-SGD: random samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
 
-    *Formal guarantee*: with the noise multiplier z of the plan, each step is the Poisson-subsampled Gaussian mechanism
-    of that rate and z under ``relation``; the ledger's accountant composes the steps.
+    *Formal guarantee*: with the noise multiplier z of the plan, each step is the Gaussian mechanism of that z on a
+    sample drawn by the policy, under ``relation``; the ledger's accountant composes the steps.
 
     *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read off the data.
+
+    ``sampling`` is poisson, full, or one of fixed_size, truncated_poisson, shuffled, cyclic and balls_in_bins, for which
+    ``records`` is public and exact and the relation is zero_out or replace_one; a truncated sample has at most
+    ``capacity`` records. See docs/concepts/sampling.md.
 
     Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs`` or ``steps``.
     ``clip`` is the bound of a record's gradient, or the sums that :func:`dpfy.clip_groups` and :func:`dpfy.clip_jointly`
@@ -208,6 +230,8 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
     """
+    if sampling == "full":
+        sampling, batch_size = "poisson", records
     if records is not None:
         _validate.count("records", records)
     if divisor is not None:
@@ -225,13 +249,38 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
     if least_sample is not None and divisor not in (None, least_sample):
         raise InvalidArgument(f"With least_sample={least_sample!r} that is the divisor; leave divisor= out.")
     return Plan(
-        sampling=Poisson(float(rate)), query=Query.of(_leaves(clip), statistics, slots=microbatches,
-                                                      least_sample=least_sample),
+        sampling=_policy(sampling, float(rate), records, batch_size, capacity),
+        query=Query.of(_leaves(clip), statistics, slots=microbatches, least_sample=least_sample),
         steps=_steps(steps, epochs, per_epoch),
         divisor=float(least_sample or divisor or microbatches or expected), noise_multiplier=noise_multiplier,
         records=records, unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
     )
+
+
+def _policy(sampling: str | Policy, rate: float, records: int | None, batch_size: float | None,
+            capacity: int | None) -> Policy:
+    """The policy that a name and the declared numbers mean."""
+    if isinstance(sampling, Policy):
+        return sampling
+    _validate.choice("sampling", sampling, ("poisson", *_OF_DECLARED_SIZE, "full"))
+    if (capacity is not None) != (sampling == "truncated_poisson"):
+        raise InvalidArgument("capacity= is the size at which sampling='truncated_poisson' cuts a sample; give both or "
+                              "neither.")
+    if sampling == "poisson":
+        return Poisson(rate)
+    if records is None or batch_size is None or batch_size != int(batch_size):
+        raise InvalidArgument(f"Expected records= and a whole batch_size= for sampling={sampling!r}, whose law contains "
+                              f"both; got {records=}, {batch_size=}.")
+    size = int(batch_size)
+    match sampling:
+        case "fixed_size":
+            return FixedSize(size, records)
+        case "truncated_poisson":
+            return TruncatedPoisson(rate, capacity or 0, records)
+        case "balls_in_bins":
+            return BallsInBins(math.ceil(records / size), records)
+    return (Shuffled if sampling == "shuffled" else Cyclic)(size, records)
 
 
 def _leaves(clip: float | ClippedSum | Sequence[ClippedSum]) -> Sequence[ClippedSum]:

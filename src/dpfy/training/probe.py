@@ -4,7 +4,7 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -16,11 +16,12 @@ from torch import nn
 
 from dpfy.errors import IsolationError, LossError
 from dpfy.mechanisms.clipping import Clipping, clip_to
+from dpfy.mechanisms.query import Statistic
 from dpfy.training.attributes import attributes_of
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine, LoopEngine, Summed
 from dpfy.training.engines.base import LossCall, LossFn, Substitutes
-from dpfy.training.losses import per_example
+from dpfy.training.losses import per_example, statistics_of
 from dpfy.training.synthetic import shortened, synthetic, with_row_from
 from dpfy.training.tracing import refuses_tracing
 
@@ -42,6 +43,7 @@ class Probe:
     loss_fn: LossFn
     example: Chunk
     declared: bool
+    statistics: tuple[Statistic, ...] = ()
 
     def choose(self, engine: str) -> Engine:
         """Return the engine to use, after every check has passed."""
@@ -83,20 +85,38 @@ class Probe:
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
-        """The losses of a whole chunk, with the randomness of dropout held fixed."""
+        """What leaves the examples of a chunk, with the randomness of dropout held fixed: losses, then statistics."""
         torch.manual_seed(_SEED + seed)
         try:
-            with torch.no_grad():
-                returned = self.loss_fn(*chunk.arguments)
+            with torch.enable_grad():  # as in a step: a module may observe only what is differentiated
+                returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
         except Exception as error:
             raise LossError(f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: {error}). "
                             "If valid input has to look otherwise (labels, token ids), pass example_input= a collated "
                             "batch of made-up but valid examples.") from None
-        losses = per_example(returned, chunk.size).double()
+        losses, stats = per_example(returned, chunk.size).detach().double(), statistics_of(returned)
         if not bool(losses.isfinite().all()):
             raise LossError("The loss is not finite on synthetic input, so the model cannot be judged. Pass "
                             "example_input= a collated batch of made-up but valid examples.")
-        return losses
+        self._check_statistics(stats)
+        return torch.cat([losses.unsqueeze(1), *(rows.reshape(chunk.size, -1).double() for rows in stats.values())], 1)
+
+    def _check_statistics(self, stats: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a loss that does not return what the plan wants to release."""
+        for statistic in self.statistics:
+            if type(statistic) is not Statistic:  # the others are not for the loss to give
+                continue
+            if statistic.name not in stats:
+                given = ", ".join(map(repr, stats)) or "none"
+                raise LossError(f"The plan releases the statistic {statistic.name!r}, and loss_fn returns {given}. Return "
+                                "dpfy.Losses(loss, stats={name: one row per example}).")
+            if (shape := tuple(stats[statistic.name].shape[1:])) != statistic.shape:
+                raise LossError(f"The plan declares the statistic {statistic.name!r} with the shape {statistic.shape} "
+                                f"per example; loss_fn returns {shape}.")
+
+    def _same(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        """Whether losses and statistics are equal, each by its own scale."""
+        return a.shape == b.shape and all(map(self._equal, a.unbind(1), b.unbind(1)))
 
     def _check_layers(self) -> None:
         """Refuse what synthetic input need not bring to light: rows are only rescaled once they have grown."""
@@ -118,17 +138,17 @@ class Probe:
             for position in sorted({0, size // 2, size - 1}):
                 changed = with_row_from(base, other, position)
                 rest = [row for row in range(size) if row != position]
-                if not self._equal(losses[rest], self._losses(changed)[rest]):
+                if not self._same(losses[rest], self._losses(changed)[rest]):
                     culprit = self._culprit(base, changed, rest)
                     raise self._refusal(culprit, "lets one example change another one's loss")
             if deterministic:
                 alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
-                if not self._equal(losses, alone):
+                if not self._same(losses, alone):
                     culprit = self._culprit_alone(base)
                     raise self._refusal(culprit, "gives an example another loss alone than in a batch")
         if deterministic:
             many = self._input(_MANY, 1)
-            if not self._equal(self._losses(many)[:3], self._losses(many.part(0, 3))):
+            if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3))):
                 raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
 
     def _check_memory(self) -> None:
@@ -136,7 +156,7 @@ class Probe:
         first = self._losses(self._input(3))
         for scale in _SCALES:
             self._losses(self._input(5, 3, scale))
-        if not self._equal(first, self._losses(self._input(3))):
+        if not self._same(first, self._losses(self._input(3))):
             raise self._refusal(None, "keeps state between steps that changes later losses")
 
     def _check_attributes(self) -> None:
@@ -157,7 +177,7 @@ class Probe:
 
     def _is_random(self) -> bool:
         chunk = self._input(3)
-        return not self._equal(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
+        return not self._same(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
     def _agreeing_engine(self, wanted: str) -> Engine:
         """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""

@@ -41,8 +41,6 @@ from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
 
-_DRAWN = 16  # bytes of a drawn record: its index and its lot
-
 
 @dataclass(frozen=True)
 class Released:
@@ -185,21 +183,27 @@ class Run:
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
-            self._divide_by_sample(pieces, total, len(drawn) // _DRAWN)
+            self._divide_by_sample(pieces, total, len(drawn) // (8 * self._drawn_words))
             mechanism.release(total, self._noise)
         self._ranks.share([total])
         gradients, statistics = pieces.released(total, self.plan.divisor)
         return Released(gradients, batch.step, statistics)
 
+    @property
+    def _drawn_words(self) -> int:
+        """The 64-bit words of a drawn unit: its index, its lot, and what it chooses its rows by."""
+        return 2 + self._records.seed_words
+
     def _reserved_draw(self, event: Event) -> bytes:
-        """Make the step durable, then draw its sample: the bytes of 64-bit indices, and of a lot for each record."""
+        """Make the step durable, then draw its sample: the bytes of all indices, then of all lots and seeds."""
         if self._paid_steps == 0:
             self.ledger.reserve(event, note={"clip": self.plan.clip})
             self._paid_steps = self._sampler.policy.steps_per_event
         self._paid_steps -= 1
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
         lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
-        return drawn.tobytes() + lots.tobytes()
+        seeds = self._streams.sampling.words(self._records.seed_words * len(drawn))
+        return drawn.tobytes() + lots.tobytes() + seeds.tobytes()
 
     def _zero_sums(self, pieces: Pieces) -> torch.Tensor:
         """Return one flat float64 vector for all sums, which is noised at once.
@@ -245,9 +249,9 @@ class Run:
         return event
 
     def _largest_chunk(self, engine: Engine | None) -> int | None:
-        """How many records may be in memory at once, by the user's and the engine's limits."""
+        """How many units may be in memory at once, by the user's and the engine's limits of rows."""
         limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once) if limit]
-        return min(limits, default=None)
+        return max(1, min(limits) // self._records.rows_per_unit) if limits else None
 
     def _check_ready(self, batch: Batch) -> None:
         if self._closed:
@@ -268,7 +272,8 @@ class Run:
         """Add the bounded sums of this rank's share of the drawn records."""
         if not drawn:
             return
-        indices, lots = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(2, -1)
+        indices, lots, *_ = words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(self._drawn_words, -1)
+        sample = self._records.sample(indices, words[2:])
         gradients, statistics = pieces.split(total)
         clipping, slots = pieces.clipping(grid), self.plan.query.slots
         places = blocks.of(lots) if slots is None else drawn_from(slots, lots)
@@ -283,13 +288,14 @@ class Run:
         if slots is None:
             parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
             parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
-            self._visit(parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), take)
+            self._visit(sample, parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), take)
         else:
             for slot in groups:
                 parts = even_parts(indices[slot], self._largest_chunk(engine))
-                take(clipped_mean(engine, loss_fn, partial(self._visit, parts), clipping))
+                take(clipped_mean(engine, loss_fn, partial(self._visit, sample, parts), clipping))
 
-    def _visit(self, parts: list[torch.Tensor], compute: Callable[[Chunk], Any], take: Callable[[Any], None]) -> None:
+    def _visit(self, sample: Records, parts: list[torch.Tensor], compute: Callable[[Chunk], Any],
+               take: Callable[[Any], None]) -> None:
         """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
         def done(chunk: Chunk) -> bool:
             try:
@@ -301,9 +307,9 @@ class Run:
             take(found)
             return True
 
-        for loaded in self._records.chunks(parts):
+        for loaded in sample.chunks(parts):
             if not done(loaded.chunk):
-                for record in filter(None, map(self._records.alone, loaded.indices)):
+                for record in filter(None, map(sample.alone, loaded.indices)):
                     done(record)
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
@@ -328,14 +334,14 @@ class Run:
     def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
         """The judge of this loss on made-up input of the declared shape, or of the shape that most records have."""
         if self._declared_example is not None:
-            return Probe(self.model, trained, loss_fn, self._declared_example, declared=True)
+            return Probe(self.model, trained, loss_fn, self._declared_example, True, self.plan.query.statistics)
         found = self._records.example()
         if found is None:
             return None
         record, example = found
         if self._records.collate_fn is not None:
             check_collation(self._records.collate_fn, record)
-        return Probe(self.model, trained, loss_fn, example, declared=False)
+        return Probe(self.model, trained, loss_fn, example, False, self.plan.query.statistics)
 
     # What was spent, and the gate
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import vmap
 
 from dpfy.training.chunk import Chunk
+from dpfy.training.engines.base import LossCall
 from dpfy.training.losses import per_example
 
 
@@ -21,9 +22,10 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
     """
     try:
         tensors, rebuild = chunk.flatten()
+        call = LossCall(model, loss_fn)
 
         def loss(*one: torch.Tensor) -> torch.Tensor:
-            return per_example(loss_fn(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
+            return per_example(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
 
         with _traceable_recurrence(model), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
