@@ -16,8 +16,7 @@ from torch.func import functional_call
 
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed
-from dpfy.training.losses import per_example, statistics_of
+from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, per_unit
 
 Visit = Callable[[Callable[[Chunk], Any], Callable[[Any], None]], None]
 """Computes chunks of the records of one slot and hands the results over; records that raise are left out."""
@@ -47,7 +46,7 @@ def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> tuple[Seen, lis
     named = {f"model.{name}": tensor for name, tensor in (leaves | state.others).items()}
     with torch.enable_grad():
         returned = functional_call(LossCall(engine.model, loss_fn), named, chunk.arguments)
-        gradients = torch.autograd.grad(per_example(returned, chunk.size).sum(), list(leaves.values()),
-                                        allow_unused=True)
+        losses, stats = per_unit(returned, chunk)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     norms = torch.full((chunk.size, 1), torch.nan, dtype=torch.float64)  # of records there are none
-    return Seen(norms, statistics_of(returned)), list(gradients)
+    return Seen(norms, stats), list(gradients)

@@ -15,19 +15,20 @@ from dpfy.ledger import Header, Ledger
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.plan import Plan
 from dpfy.training.chunk import Chunk, UnsupportedField
-from dpfy.training.data import Records
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import ENGINES
 from dpfy.training.gate import trainable
 from dpfy.training.pieces import check_leaves
 from dpfy.training.run import Run, Streams
+from dpfy.training.units import records_by_unit
 
 
 def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], data: Any,
               plan: Plan, ledger: str | Path | Ledger = "run.dpl", *, max_physical_batch: int | None = None,
               engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
               example_input: Any = None, insecure_test_key: int | bytes | None = None,
-              anchor: str | Path | None = None, block: int = 1, announce: bool = True) -> Run:
+              anchor: str | Path | None = None, block: int = 1, announce: bool = True, unit_of: Any = None,
+              rows_per_user: int | None = None) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
     ``data`` is any map-style data set. ``max_physical_batch`` limits the records in memory, of which the engine takes
@@ -37,6 +38,10 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it in the ledger, whose guard then
     admits or refuses every step before records are read: those of the plan, and what your own code reserves with
     ``run.ledger.reserve`` for its own mechanisms.
+
+    For a plan that protects users (``unit="user"``) ``unit_of`` says whose the rows are: a sequence with one id per
+    row, or a function from a row's index to its id. A step draws users; each takes part with at most ``rows_per_user``
+    of its rows (16), drawn anew, and the mean of their losses. ``loss_fn`` still returns one loss per row.
 
     In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
     rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
@@ -49,10 +54,11 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
-    records = Records(data, collate_fn, num_workers)
+    records = records_by_unit(data, collate_fn, num_workers, plan.unit, unit_of, rows_per_user)
     ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records),
+                     "unit_of or rows_per_user": records.owners,
                      "engine or max_physical_batch": (engine, max_physical_batch),
                      "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
         ranks.share([*model.parameters(), *model.buffers()])

@@ -217,7 +217,7 @@ def _asked(unit_of: Callable[[int], Any], row: int) -> Any:
 
 def _key(user: Any) -> tuple[int, Any] | None:
     """What ids are compared by: whole numbers, then texts, then bytes; None for anything else, such as a missing id."""
-    if isinstance(user, Integral) and not isinstance(user, bool):
+    if isinstance(user, Integral) and type(user) is not bool:
         return 0, int(user)
     if isinstance(user, str):
         return 1, str(user)
