@@ -23,6 +23,7 @@ SAYS = {
     "several_optimizers": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "scheduler_and_ema": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "own_dataset": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon 1[01]\.\d\n",
 }
 _CHANGED_LINES = 30  # added or removed; what needs more is another program and not an example of one feature
 
