@@ -286,8 +286,14 @@ def _normal(cuts: Array, z: Array, wobble: Array | float) -> tuple[Array, Array]
     ½·erfc is within (8 + 2t²)·EPS of the truth; the density at t is at most (1 + |t|) times the tail (Birnbaum 1942).
     """
     size = np.abs(cuts)
-    tails = erfc(size * math.sqrt(0.5)) / 2
-    error = (EPS * tails) * (8 + wobble / z + size * (wobble * (1 + 1 / z) + size * (2 + wobble)))
+    tails = erfc(size * math.sqrt(0.5))
+    tails *= 0.5
+    error = size * (2 + wobble)  # EPS·tails·(8 + wobble/z + size·(wobble·(1 + 1/z) + size·(2 + wobble))), in place
+    error += wobble * (1 + 1 / z)
+    error *= size
+    error += 8 + wobble / z
+    error *= tails
+    error *= EPS
     return _between(tails, cuts > 0, error)
 
 
@@ -300,12 +306,15 @@ def _laplace(places: Array, scale: Array, centre: int) -> tuple[Array, Array]:
 
 def _between(tails: Array, upper: NDArray[np.bool_], error: Array) -> tuple[Array, Array]:
     """Masses from tails, each of which is on the upper or on the lower side: nothing cancels on either."""
-    edge = np.zeros((len(tails), 1))
-    tails = np.concatenate((edge, tails, edge), axis=1)
-    error = np.concatenate((edge, error, edge), axis=1)
-    upper = np.concatenate((edge > 0, upper, edge == 0), axis=1)
-    gap = np.diff(tails)
-    crossing = upper[:, 1:] & ~upper[:, :-1]
-    mass = np.where(upper[:, :-1], -gap, gap)
-    mass[crossing] = 1 - tails[:, 1:][crossing] - tails[:, :-1][crossing]
-    return mass, error[:, 1:] + error[:, :-1] + 2 * EPS * mass + 4 * EPS * crossing
+    mass, wrong = (np.empty((len(tails), tails.shape[1] + 1)) for _ in range(2))
+    mass[:, 0], mass[:, -1], wrong[:, 0], wrong[:, -1] = tails[:, 0], -tails[:, -1], error[:, 0], error[:, -1]
+    np.subtract(tails[:, 1:], tails[:, :-1], out=mass[:, 1:-1])
+    np.add(error[:, 1:], error[:, :-1], out=wrong[:, 1:-1])
+    np.negative(mass[:, 1:], out=mass[:, 1:], where=upper)
+    each, crossing = np.arange(len(tails)), (~upper).sum(axis=1)  # the cell whose two ends are on different sides
+    last = tails.shape[1] - 1
+    right = np.where(crossing > last, 0.0, tails[each, np.minimum(crossing, last)])
+    mass[each, crossing] = 1 - right - np.where(crossing == 0, 0.0, tails[each, crossing - 1])
+    wrong += 2 * EPS * mass
+    wrong[each, crossing] += 4 * EPS
+    return mass, wrong
