@@ -47,6 +47,8 @@ def fix(model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretr
                     if (new := _replacement(module, batchnorm, pretrained))]
     for name, module, new in replacements:
         sys.stdout.write(f"dpfy.fix: {name!r}: {_short(module)} became {_short(new)}\n")
+        if isinstance(new, PrivateBatchNorm):
+            new.statistic = _statistic_name(name)
         if not name:
             model = new
             break
@@ -68,7 +70,8 @@ def batchnorm_statistics(model: nn.Module, *, bound: float = 2.0, share: float =
     layers together take ``share`` of the noise budget, in proportion to their channels, so that each channel has the
     same noise. ``every`` releases them at every so many steps.
 
-    Each layer learns the name of its statistic here: call it again where the model is built again, as for a resume.
+    A layer learns the name of its statistic here, if :func:`fix` did not make it: call it again where the model is
+    built again, as for a resume.
 
     >>> model = nn.Sequential(nn.Linear(3, 16), PrivateBatchNorm(16), nn.Linear(16, 48), PrivateBatchNorm(48))
     >>> [(each.name, each.bound, each.shape, each.share) for each in batchnorm_statistics(model, share=0.08)]
@@ -83,10 +86,14 @@ def batchnorm_statistics(model: nn.Module, *, bound: float = 2.0, share: float =
     channels = sum(layer.num_features for layer in layers.values())
     statistics = []
     for name, layer in layers.items():
-        layer.statistic = f"batchnorm {name}".rstrip()
+        layer.statistic = _statistic_name(name)
         statistics.append(Statistic(layer.statistic, bound * math.sqrt(layer.num_features), (2, layer.num_features),
                                     every, share * layer.num_features / channels))
     return statistics
+
+
+def _statistic_name(path: str) -> str:
+    return f"batchnorm {path}".rstrip()
 
 
 def _replacement(module: nn.Module, batchnorm: str, pretrained: bool) -> nn.Module | None:
