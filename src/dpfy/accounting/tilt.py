@@ -55,10 +55,10 @@ def choose_line(moments: Moments, best: float, epsilon: float, log_target: float
     It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies. Where the whole law is
     below the target, a tilt that shows it is enough: larger ones lose it in rounding.
     """
-    enough = moments.tilts[moments.log_moment - moments.tilts * epsilon < log_target]
-    tilts = min(best, float(moments.tilts[-4]), *enough[:1].tolist()) * np.array(_CANDIDATES + _LARGER)
+    most_tilt = min(float(moments.tilts[-4]), _enough(moments, epsilon, log_target))
+    tilts = min(best, most_tilt) * np.array(_CANDIDATES + _LARGER)
     heights = np.interp(tilts, moments.tilts, moments.log_moment) - tilts * epsilon - log_target
-    useful = (tilts <= tilts[0]) | ((heights <= heights[0] + _CLIMB) & (tilts <= moments.tilts[-4]))
+    useful = (tilts <= tilts[0]) | ((heights <= heights[0] + _CLIMB) & (tilts <= most_tilt))
     tilts, heights = tilts[useful], heights[useful]
     windows = [_window(moments, tilt, epsilon, log_target) for tilt in tilts.tolist()]
     best_line = int(np.argmin(np.log(windows) + np.maximum(heights - _HEIGHT, 0.0) / 2))
@@ -66,6 +66,16 @@ def choose_line(moments: Moments, best: float, epsilon: float, log_target: float
     smoothing = max(smoothing, (_END * window / (2 * math.pi * most)) ** 2 - gauss)
     end = _END / math.sqrt(smoothing + gauss)
     return Line(tilt, window, smoothing, math.ceil(end * window / (2 * math.pi)) + 2)
+
+
+def _enough(moments: Moments, epsilon: float, log_target: float) -> float:
+    """The first tilt at which K(λ) − λε is below the target, or a little less; it is convex, so below its chords."""
+    heights = moments.log_moment - moments.tilts * epsilon
+    place = int(np.argmax(heights < log_target))
+    if heights[place] >= log_target:
+        return math.inf
+    ends = slice(max(place - 1, 0), place + 1)
+    return float(np.interp(-log_target, -heights[ends], moments.tilts[ends]))
 
 
 def _log_conversion(tilts: Array) -> Array:
