@@ -13,6 +13,8 @@ from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
 
+_HALVINGS = 8  # of a factor of 2 in ε
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -121,15 +123,19 @@ class Guarantee:
         return (1 + math.exp(min(epsilon, 700.0))) * self.failure if self.failure else 0.0
 
     def _delta_upper(self, epsilon: float) -> float:
-        """The bound at ε, or at a smaller one if that is less: δ never grows with ε, and ``_failed`` does."""
+        """The bound at ε, or at a smaller one past which what failures add is most of it: δ never grows with ε."""
         def certain(at: float) -> float:
             return float(METHODS[self.method].delta_upper(self.canonical.pairs, at, self.accuracy).value)
 
-        low, high = 0.0, epsilon
-        while self._failed(high) > 2 * certain(high) and high > 1e-3:  # until both are about the same: near the least
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._failed(middle) < certain(middle) / 2 else (low, middle)
-        return min(1.0, certain(high) + self._failed(high) + self.numerical_delta)
+        if self._failed(epsilon) > certain(epsilon):
+            low, high = 0.0, 1.0
+            while high < epsilon and self._failed(high) <= certain(high):
+                low, high = high, 2 * high
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                low, high = (low, middle) if self._failed(middle) > certain(middle) else (middle, high)
+            epsilon = min(low, epsilon)
+        return min(1.0, certain(epsilon) + self._failed(epsilon) + self.numerical_delta)
 
     def _epsilon_upper(self, delta: float) -> Bound:
         rest = delta - self.numerical_delta
