@@ -218,7 +218,7 @@ COMPONENTS = (
               "Run a made-up batch through the model before you make the optimizer.",
               _own_parameters(nn.parameter.is_lazy)),
     Component("complex parameters", CHANGE, "Norms and noise are those of real numbers.",
-              "Hold real and imaginary parts as two real parameters.", _own_parameters(torch.is_complex)),
+              "Hold real and imaginary parts as two real parameters.", _own_parameters(lambda p: p.dtype.is_complex)),
     Component("frozen model", IMPOSSIBLE, "No parameter requires a gradient, so there is nothing to train.",
               "Call .requires_grad_() on what you want to train.",
               lambda part: not any(p.requires_grad for p in part.parameters()), whole=True),
