@@ -172,6 +172,15 @@ def test_the_rows_of_a_user_are_the_same_with_and_without_another_user():
     assert everybody.alone(2).arguments[0].flatten().tolist() == before[2]  # the same rows at a second try
 
 
+def test_the_users_of_a_sample_choose_by_the_seeds_that_they_drew():
+    # Seeds that went to others, such as by their place in the sample, would leave somebody without one.
+    records = UserRecords(TensorDataset(torch.arange(120.0).unsqueeze(1)), None, 0, np.arange(120) // 30, 4)
+    drawn = seeds(2)
+    found, _ = loaded(records.sample(torch.tensor([1, 3]), drawn), torch.tensor([1, 3]))
+    for user, column in zip((1, 3), drawn.t(), strict=True):
+        assert found[user] == [30 * user + row for row in drawn_rows(30, 4, column.numpy().tobytes())]
+
+
 def test_rows_that_do_not_load_or_fit_are_left_out_of_their_user_alone():
     long, short = torch.ones(2), torch.ones(1)
     rows = [OSError(), short, short,  # two rows are left

@@ -10,7 +10,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -95,7 +94,7 @@ class UserRecords(Records):
         super().__init__(data, collate_fn, num_workers)
         self.rows_per_unit = _validate.count("rows_per_user", rows_per_user)
         self._users = Users.of(unit_of, len(data))
-        self._seeds: dict[int, bytes] = {}
+        self._seeds: dict[int, bytes] | None = None
 
     def __len__(self) -> int:
         return len(self._users)
@@ -129,10 +128,9 @@ class UserRecords(Records):
     def _chosen(self, user: int) -> Whole:
         """The rows with which a user takes part in the step; outside of one, its first."""
         rows = self._users.rows_of(user)
-        if len(rows) <= self.rows_per_unit:
-            return rows
-        seed = self._seeds.get(user)
-        return rows[:self.rows_per_unit] if seed is None else rows[drawn_rows(len(rows), self.rows_per_unit, seed)]
+        if len(rows) <= self.rows_per_unit or self._seeds is None:
+            return rows[:self.rows_per_unit]
+        return rows[drawn_rows(len(rows), self.rows_per_unit, self._seeds[user])]
 
     def _witnesses(self) -> list[int]:
         """One row of each of a few users: whoever has many rows must not decide about the public shape."""
@@ -217,7 +215,7 @@ def _asked(unit_of: Callable[[int], Any], row: int) -> Any:
 
 def _key(user: Any) -> tuple[int, Any] | None:
     """What ids are compared by: whole numbers, then texts, then bytes; None for anything else, such as a missing id."""
-    if isinstance(user, Integral) and type(user) is not bool:
+    if isinstance(user, int | np.integer) and not isinstance(user, bool):
         return 0, int(user)
     if isinstance(user, str):
         return 1, str(user)
