@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.training.checkpoint import resume as resume
     from dpfy.training.config import TrainConfig as TrainConfig
     from dpfy.training.explain import Explanation as Explanation, explain as explain
-    from dpfy.training.fix import fix as fix
+    from dpfy.training.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.training.losses import Losses as Losses
     from dpfy.training.privatize import privatize as privatize
     from dpfy.training.run import Released as Released, Run as Run
@@ -59,7 +59,7 @@ _HOMES = {
     "dpfy.plan": ("Plan", "dpsgd"),
     "dpfy.training.checkpoint": ("resume",),
     "dpfy.training.explain": ("Explanation", "explain"),
-    "dpfy.training.fix": ("fix",),
+    "dpfy.training.fix": ("batchnorm_statistics", "fix"),
     "dpfy.training.losses": ("Losses",),
     "dpfy.training.config": ("TrainConfig",),
     "dpfy.training.callbacks": ("Callback",),

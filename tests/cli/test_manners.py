@@ -31,7 +31,7 @@ def needy(argument):
 '''
 TRAIN = ["train", "--records", "4", "--batch-size", "2", "--epochs", "1", "--name", "a"]
 COMMANDS = [[], ["ledger"], ["train"], ["init"], ["report"], ["account"], ["convert"], ["epsilon"], ["calibrate"],
-            ["inspect-data"], ["ledger", "verify"], ["ledger", "show"]]
+            ["inspect-data"], ["check"], ["ledger", "verify"], ["ledger", "show"]]
 
 
 @pytest.fixture(autouse=True)
