@@ -48,7 +48,7 @@ def to_opacus(envelope: Envelope) -> list[tuple[float, float, int]]:
         step = _plain(run.event)
         noise = noise_multiplier(step.queries)
         if math.isfinite(noise):  # nothing asked costs nothing
-            history.append((noise, step.policy.rate, run.times))  # type: ignore[attr-defined]
+            history.append((noise, step.policy.rate, run.times))
     return history
 
 
@@ -129,7 +129,7 @@ def _dp_event(event: Event) -> Any:
     noise = noise_multiplier(step.queries)
     if math.isinf(noise):
         return theirs.NoOpDpEvent()
-    rate = step.policy.rate  # type: ignore[attr-defined]
+    rate = step.policy.rate
     one = theirs.GaussianDpEvent(noise)
     return one if rate == 1 else theirs.PoissonSampledDpEvent(rate, one)
 
