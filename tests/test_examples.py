@@ -22,6 +22,10 @@ SAYS = {
     "postprocessing": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "several_optimizers": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "scheduler_and_ema": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "private_batchnorm": r"became PrivateBatchNorm\(64\)\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "groups": r"layer 2: bound 0\.930, .*\n.*\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "joint_clipping": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "private_metrics": r"step 21: accuracy -?\d+%, loss -?\d\.\d\d, norms .*\n23 steps, epsilon (2\.99\d|3\.000) ",
     "own_dataset": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon 1[01]\.\d\n",
 }

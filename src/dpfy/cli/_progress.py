@@ -1,9 +1,11 @@
-"""The progress bar of ``dpfy train``: step, ε so far, accuracy on public data, time left; nothing private."""
+"""The progress bar of ``dpfy train``: step, ε so far, accuracy on public data, released metrics, time left."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpfy.training.callbacks import Callback, Evaluation, Step
+
+_DECAY = 0.9  # of the running average of noisy numbers
 
 
 class ProgressBar(Callback):
@@ -12,16 +14,21 @@ class ProgressBar(Callback):
     def __init__(self, console: Console) -> None:
         self._progress = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
                                   TextColumn("ε {task.fields[epsilon]}"), TextColumn("{task.fields[accuracy]}"),
-                                  TimeRemainingColumn(), console=console)
+                                  TextColumn("{task.fields[released]}"), TimeRemainingColumn(), console=console)
+        self._averages: dict[str, float] = {}
 
     def on_start(self, steps: int, step: int) -> None:
         """Show the bar."""
-        self._task = self._progress.add_task("training", total=steps, completed=step, epsilon="0.00", accuracy="")
+        self._task = self._progress.add_task("training", total=steps, completed=step, epsilon="0.00", accuracy="",
+                                            released="")
         self._progress.start()
 
     def on_step(self, step: Step) -> None:
-        """Move on."""
-        self._progress.update(self._task, completed=step.step, epsilon=f"{step.epsilon:.2f}")
+        """Move on; of noisy metrics show the running average."""
+        for name, value in step.metrics.items():
+            self._averages[name] = _DECAY * self._averages.get(name, value) + (1 - _DECAY) * value
+        released = "  ".join(f"{name} ≈ {value:.2f}" for name, value in self._averages.items())
+        self._progress.update(self._task, completed=step.step, epsilon=f"{step.epsilon:.2f}", released=released)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Show the accuracy on public data."""

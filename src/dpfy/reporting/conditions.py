@@ -1,5 +1,7 @@
 """What the guarantee rests on, whom it protects against, and where it ends."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from dpfy.reporting.costs import Costs
@@ -10,6 +12,16 @@ from dpfy.reporting.statement import Item
 from dpfy.reporting.verdict import Verdict
 from dpfy.types import Unit
 
+_FEW = 5  # groups that are listed one by one
+_LAWS = {
+    "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
+    "fixed_size": "Fixed size: every batch is a fresh random set of as many records; their total number is public.",
+    "truncated_poisson": "Truncated: a sample above its capacity is cut at random, and the chance of that is part of δ.",
+    "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
+    "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
+    "balls_in_bins": "Balls in bins: every record once in an epoch; an event is an epoch, and no amplification is "
+                     "claimed.",
+}
 HOLDS, FAILS, DECLARED, UNKNOWN = "holds", "does not hold", "declared", "not known"
 
 
@@ -23,8 +35,12 @@ def _sampling(record: LedgerRecord) -> Item:
     names = ", ".join(record.policies) or "none"
     return Item("sampling", "The sampling that is accounted is the sampling that ran",
                 f"Sampling: {names}. By construction: the recorded event is named by the sampler that draws the batch, "
-                "and no setting pairs one with another's accounting. Batches are not shuffled and cut; their size "
-                "varies and may be zero.", status=HOLDS)
+                f"and no setting pairs one with another's accounting. {_laws(record)}".strip(), status=HOLDS)
+
+
+def _laws(record: LedgerRecord) -> str:
+    """What the policies of a ledger mean, each in a sentence."""
+    return " ".join(law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies))
 
 
 def _key(record: LedgerRecord, costs: Costs) -> Item:
@@ -153,14 +169,31 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
     """Return the public constants of the plan in words; fields of other kinds of plans are left to the JSON."""
     plan = plan or {}
     budget = _part(plan, "budget")
-    bounds = [plain(leaf["bound"]) for leaf in _part(plan, "query").get("leaves", ()) if "bound" in leaf]
+    query = _part(plan, "query")
+    statistics = [f"{each['name']} (bound {plain(each['bound'])}{_how_often(each)})" for each in
+                  query.get("statistics", ()) if {"name", "bound"} <= set(each)]
     values = {
         "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
         "Sampling rate": _part(plan, "sampling").get("rate"), "Steps": plan.get("steps"),
-        "Clip bound": ", ".join(bounds) or None, "Noise multiplier": plan.get("noise_multiplier"),
+        "Clip bound": _clip_bounds(query.get("leaves", ())), "Noise multiplier": plan.get("noise_multiplier"),
+        "Released statistics": ", ".join(statistics) or None,
         "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}" if budget else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
+    """The bound of each clipped sum, or of many of them together."""
+    bounds = [leaf["bound"] for leaf in leaves if "bound" in leaf]
+    if len(bounds) > _FEW:
+        return f"{len(bounds)} groups, together {plain(math.hypot(*bounds))}"
+    if len(bounds) > 1:
+        return ", ".join(f"{leaf.get('name', '')} {plain(leaf['bound'])}".strip() for leaf in leaves if "bound" in leaf)
+    return plain(bounds[0]) if bounds else None
+
+
+def _how_often(statistic: dict[str, Any]) -> str:
+    return f", every {statistic['every']} steps" if statistic.get("every", 1) > 1 else ""
 
 
 def _part(plan: dict[str, Any], name: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import csv
 import importlib.util
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from dpfy.errors import InvalidArgument
@@ -11,12 +11,16 @@ from dpfy.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Step:
-    """One step was taken; ``epsilon`` is what is spent so far, brought up to date now and then."""
+    """One step was taken; ``epsilon`` is what is spent so far, brought up to date now and then.
+
+    ``metrics`` are numbers that the step released about its private sample, noise included.
+    """
 
     step: int
     steps: int
     learning_rate: float
     epsilon: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

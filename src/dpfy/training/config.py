@@ -10,9 +10,11 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.types import Relation
 
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine", "linear")
+GROUPS = ("flat", "layer", "tensor", "kind")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -39,6 +41,11 @@ class TrainConfig:
     epochs: float | None = _option(None, "passes over the data in expectation")
     batch_size: int | None = _option(None, "the expected number of records per step")
     clip: float | None = _option(None, "the bound of each record's gradient")
+    groups: str = _option("flat", "what is clipped together: flat (everything), layer, tensor, or kind (weights, biases)")
+    sampling: str = _option("poisson", "poisson, full, fixed_size, truncated_poisson, shuffled, cyclic or balls_in_bins")
+    capacity: int | None = _option(None, "the most records of a truncated_poisson sample")
+    relation: str = _option("add_or_remove_one", "neighbours: add_or_remove_one, zero_out or replace_one")
+    private_metrics: bool = _option(False, "release accuracy and loss on the private samples, with noise, at every step")
     optimizer: str = _option("sgd", "sgd or adam")
     learning_rate: float | None = _option(None, "the step size")
     momentum: float | None = _option(None, "momentum of sgd")
@@ -80,6 +87,8 @@ class TrainConfig:
             _validate.count(name, getattr(self, name), minimum=0)
         _validate.choice("optimizer", self.optimizer, OPTIMIZERS)
         _validate.choice("schedule", self.schedule, SCHEDULES)
+        _validate.choice("groups", self.groups, GROUPS)
+        _validate.choice("relation", self.relation, tuple(Relation))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -10,6 +10,7 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -61,6 +62,16 @@ def policy_of_loader(loader: Any) -> Policy:
         raise _refusal("drop_last=True leaves records out of every epoch. Use drop_last=False, or a batch_size that "
                        "divides the number of records")
     return policy(min(batches.batch_size, records), records)
+
+
+def taken_from(loader: DataLoader[Any], planned: Policy, collate_fn: Any, num_workers: int) -> tuple[Any, Any, int]:
+    """Return the data set, the collate function and the number of workers of a loader whose law is the planned one."""
+    policy = policy_of_loader(loader)
+    if policy != planned:
+        raise DataError(f"This DataLoader has the law of {policy}, and the plan draws by {planned}. Make the plan with "
+                        f"sampling={policy.tag!r} and the loader's batch_size, or pass loader.dataset and keep the plan.")
+    own = None if loader.collate_fn is default_collate else loader.collate_fn
+    return loader.dataset, collate_fn or own, num_workers or loader.num_workers
 
 
 def _policy_of_sampler(sampler: Any) -> type[Shuffled] | type[Cyclic]:

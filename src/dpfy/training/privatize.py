@@ -7,17 +7,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from dpfy import _validate
 from dpfy._version import __version__
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Header, Ledger
 from dpfy.mechanisms.noise import SecureStream
+from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.plan import Plan
 from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import ENGINES
 from dpfy.training.gate import trainable
+from dpfy.training.loaders import taken_from
 from dpfy.training.pieces import check_leaves
 from dpfy.training.run import Run, Streams
 from dpfy.training.units import records_by_unit
@@ -31,7 +34,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
               rows_per_user: int | None = None) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
-    ``data`` is any map-style data set. ``max_physical_batch`` limits the records in memory, of which the engine takes
+    ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling: it is not
+    iterated, the run draws by the same law from its own generator. ``max_physical_batch`` limits the records in memory, of which the engine takes
     as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a collated batch of made-up
     examples for the probe. ``anchor`` keeps the ledger's head in a second place; ``block`` reserves that many steps at
     once; ``announce`` says so when steps were spent on the ledger before. With ``insecure_test_key`` nothing is
@@ -54,7 +58,11 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
+    if isinstance(data, DataLoader):
+        data, collate_fn, num_workers = taken_from(data, plan.sampling, collate_fn, num_workers)
     records = records_by_unit(data, collate_fn, num_workers, plan.unit, unit_of, rows_per_user)
+    if (declared := getattr(plan.sampling, "records", None)) is not None:
+        require_declared(len(records), declared)
     ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records),
@@ -76,8 +84,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
             opened.close()  # nobody else could
         raise
     if opened is not None and opened.plan_count > 0 and announce:
-        sys.stdout.write(f"{opened.plan_count} of the plan's {plan.steps} steps were spent on this ledger before; "
-                         f"{run.steps_left} are left. dpfy.resume continues a saved model.\n")
+        sys.stdout.write(f"{plan.steps - run.steps_left} of the plan's {plan.steps} steps were spent on this ledger "
+                         f"before; {run.steps_left} are left. dpfy.resume continues a saved model.\n")
     return run
 
 

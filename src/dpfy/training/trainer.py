@@ -18,18 +18,22 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from dpfy.accounting import account
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.ledger import Ledger
+from dpfy.mechanisms.groups import clip_groups
+from dpfy.mechanisms.query import Statistic
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
 from dpfy.training.distributed import Ranks, joined
+from dpfy.training.losses import Losses
 from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
 from dpfy.training.privatize import privatize
 from dpfy.training.run import Run
 from dpfy.types import Interval
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
+_METRICS = (Statistic("accuracy", bound=1.0), Statistic("loss", bound=4.0))  # a loss above 4 counts as 4
 _READINGS = 40  # how often the ε shown on the way is brought up to date; each reading is a computation of its own
 
 
@@ -153,8 +157,11 @@ class Trainer:
 
     def _make_plan(self) -> Plan:
         config = self.config
+        clip = config.clip or 1.0
         plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
-                     clip=config.clip or 1.0)
+                     clip=clip if config.groups == "flat" else clip_groups(self.model, config.groups, clip=clip),
+                     statistics=_METRICS if config.private_metrics else (), sampling=config.sampling,
+                     capacity=config.capacity, relation=config.relation)
         return plan.calibrate(epsilon=config.epsilon, delta=config.delta)  # type: ignore[arg-type]
 
     def _stateful(self) -> dict[str, Any]:
@@ -200,7 +207,7 @@ class Trainer:
         epsilon = run.spent(self._delta).upper if ranks.first and self.plan.steps > run.steps_left else 0.0
         for batch in run:
             self.optimizer.zero_grad()
-            run.backward(self._loss, batch)
+            released = run.backward(self._loss, batch)
             rate = self.optimizer.param_groups[0]["lr"]
             self.optimizer.step()
             self.scheduler.step()
@@ -210,15 +217,20 @@ class Trainer:
             evaluates = batch.step % (self.config.evaluate_every * per_epoch) == 0 or last
             if ranks.first and (evaluates or batch.step % between == 0):
                 epsilon = run.spent(self._delta).upper
-            _tell(callbacks, "on_step", Step(batch.step, self.plan.steps, rate, epsilon))
+            metrics = {name: float(value) for name, value in released.statistics.items() if not value.ndim}
+            _tell(callbacks, "on_step", Step(batch.step, self.plan.steps, rate, epsilon, metrics))
             if evaluates and self._evaluate(batch.step, epsilon, callbacks) and not last:
                 return True
             if batch.step % (self.config.checkpoint_every * per_epoch) == 0:
                 self._save(run)
         return False
 
-    def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.model(x), y, reduction="none")
+    def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | Losses:
+        scores = self.model(x)
+        losses = F.cross_entropy(scores, y, reduction="none")
+        if not self.config.private_metrics:
+            return losses
+        return Losses(losses, {"accuracy": scores.argmax(1) == y, "loss": losses})
 
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
