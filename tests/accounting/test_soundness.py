@@ -170,6 +170,16 @@ def test_losses_beyond_float64_are_bounded_without_composition(noise, rate, step
     assert account(run(rate, noise, steps)).epsilon(delta).upper < math.inf
 
 
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta"), [
+    (0.052131058996586856, 3.440078674730499e-08, 5_464_518, 0.999999999),
+    (0.04874591821478459, 7.230117990263615e-09, 2040, 9.028307802454848e-05),
+    (0.042944327806124595, 0.0002694576523357877, 1157, 0.6630625239152153),
+    (1e6, 1.5449863586349137e-05, 1_150_899, 7.472665049642115e-244)])
+def test_a_finite_part_that_vanishes_is_no_obstacle(noise, rate, steps, delta):
+    """All but the split losses is one tiny negative number, or δ underflows: no tilt, slope or logarithm may fail."""
+    check_odd_run(noise, rate, steps, delta, "add_or_remove_one")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_ten_thousand_odd_runs_are_bracketed(seed):

@@ -25,6 +25,7 @@ _MAX_KINDS = 20_000
 _MAX_CELLS = 2e7  # kinds × cuts
 _MAX_CUTS = 100_000
 _MAX_EXPONENT = 640.0
+_LEAST_LOSS = 1e-12  # below it, or where none is positive, exponents are no reason to bound a tilt
 _LEAST_NOISE = 0.03  # e^(1/2z²) is a float
 
 
@@ -197,7 +198,8 @@ def _no_worse(blocks: list[Block], gauss: float, epsilon: float, delta: float, a
 def _ceiling(blocks: list[Block], gauss: float, epsilon: float, log_delta: float, accuracy: float) -> Ceiling:
     """The composition of laws from above, on a line for ε, where δ is thought to be about that."""
     found = moments(blocks, gauss, tilt_grid(_variance(blocks, gauss), log_delta))
-    tilt = min(saddle_at(found, epsilon)[0], _MAX_EXPONENT / max(float(block.loss.max()) for block in blocks))
+    top = max(float(block.loss.max()) for block in blocks)
+    tilt = min(saddle_at(found, epsilon)[0], _MAX_EXPONENT / max(top, _LEAST_LOSS))
     smoothing = accuracy / 5 * max(epsilon, 0.2 / tilt) / (tilt + 1)
     line = choose_line(found, tilt, epsilon, log_spare(log_delta), smoothing, gauss,
                        _MAX_WORK / len(blocks[0].loss))
@@ -222,7 +224,7 @@ def _bounds(run: Run, gauss: float, direction: Direction, question: Question, pl
     up, down = law(run, cuts, direction, atoms.above, atoms.below)
     top = float(cuts[-1] if direction == 1 else -cuts[0])
     found, spare = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta)), log_spare(place.log_delta)
-    tilt = min(question.tilt(found, infinite(up)), _MAX_EXPONENT / top)
+    tilt = min(question.tilt(found, infinite(up)), _MAX_EXPONENT / max(top, _LEAST_LOSS))
     line = choose_line(found, tilt, place.epsilon, spare, smoothing, gauss,
                        _MAX_WORK / len(cuts))
     beyond, past = (sum(float(block.times @ part) for block, part in parts) for parts in (
