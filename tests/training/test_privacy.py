@@ -70,7 +70,7 @@ def test_the_recorded_ratio_holds_with_the_slack_inside():
     for dimension in (1, 10, 10**8):
         for multiplier in (1e-3, 0.5, 60.0):
             mechanism = GaussianSum(0.1, multiplier, dimension)
-            worst = 0.1 * (1 + (dimension + 8) * 2.0**-53) + math.sqrt(dimension) * mechanism.grid / 2
+            worst = 0.1 * (1 + (dimension + 16) * 2.0**-53) + math.sqrt(dimension) * mechanism.grid / 2
             assert mechanism.stddev >= multiplier * worst
             assert mechanism.stddev <= multiplier * 0.1 * (1 + 1e-2)
 
