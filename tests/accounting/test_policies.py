@@ -184,6 +184,22 @@ def test_brackets_are_ordered_and_narrow(size, more, noise, times, delta):
     assert upper <= 1.0011 * lower + 1.1e-6
 
 
+@pytest.mark.parametrize("size, records", [(1, 10**9), (1, 10**5), (50, 100), (999_999, 10**6)])
+@pytest.mark.parametrize("noise", [1e-3, 0.05, 1e6])
+@pytest.mark.parametrize("times", [0, 1, 10**7])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5])  # of which one is a rate
+def test_extremes_give_an_ordered_bracket(size, records, noise, times, delta):
+    guarantee = run(FixedSize(size, records), noise, times)
+    lower, upper = guarantee.epsilon(delta)
+    assert 0 <= lower <= upper < math.inf
+    assert guarantee.delta(upper).upper <= 1.001 * delta
+    apart = size / records * math.erf(math.sqrt(0.5) / noise)  # the total variation of one step
+    if times == 0 or (times == 1 and apart < delta):
+        assert upper == 0
+    elif apart > delta:
+        assert upper > 0
+
+
 def test_more_costs_more():
     def cost(size=100, noise=2.0, times=300):
         return run(FixedSize(size, 10_000), noise, times).claim(DELTA)

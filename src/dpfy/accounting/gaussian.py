@@ -3,7 +3,7 @@
 import math
 
 from scipy.optimize import brentq
-from scipy.special import betainc, erfcx, ndtr
+from scipy.special import betainc, erfcx
 
 from dpfy.types import Interval
 
@@ -15,15 +15,15 @@ def log_delta(mu: float, epsilon: float) -> float:
     """Return log δ(ε) of the Gaussian pair N(0, 1), N(μ, 1).
 
     With s = ε/μ − μ/2 and t = ε/μ + μ/2, e^ε·φ(t) = φ(s) turns Φ(−s) − e^ε·Φ(−t) into φ(s)·(M(s) − M(t)), M the Mills
-    ratio: no large numbers are subtracted, at any μ.
+    ratio: no large numbers are subtracted, at any μ. Where δ is near 1, 1 − δ = φ(s)·(M(−s) + M(t)) has all digits.
 
     Reference: Balle & Wang 2018, Theorem 8.
     """
     if mu == 0:
         return -math.inf
     s, t = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if s < -30:  # Φ(−s) is 1 to the last bit
-        return math.log1p(-math.exp(-s * s / 2) * _mills(t))
+    if s < -1:
+        return math.log1p(-math.exp(-s * s / 2) / math.sqrt(2 * math.pi) * (_mills(-s) + _mills(t)))
     gap = _mills(s) - _mills(t)
     return -s * s / 2 - math.log(2 * math.pi) / 2 + math.log(gap) if gap > 0 else -math.inf
 
@@ -49,10 +49,12 @@ def epsilon(mu: float, delta: float) -> Interval:
     """
     if math.isinf(mu):
         return Interval(math.inf, math.inf)
-    if mu == 0 or 2 * ndtr(mu / 2) - 1 <= delta:
+    if math.erf(mu / math.sqrt(8)) <= delta:
         return Interval(0.0, 0.0)
     goal = math.log(delta)
     ceiling = mu * mu / 2 + mu * math.sqrt(-2 * goal)  # δ ≤ Φ(−s) ≤ exp(−s²/2)
+    if log_delta(mu, 0.0) <= goal:  # by rounding
+        return Interval(0.0, ceiling)
     root = float(brentq(lambda value: log_delta(mu, value) - goal, 0.0, ceiling, xtol=1e-300, rtol=1e-14, maxiter=500))
     return Interval(root * (1 - _ROUNDING), root * (1 + _ROUNDING))
 

@@ -4,8 +4,10 @@ A rule is pure: it turns one step into its dominating pair and knows nothing abo
 table is refused, so the table is also the support matrix.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dpfy.accounting.gaussian import more_than
 from dpfy.accounting.pairs import Noise, Pair
@@ -56,7 +58,9 @@ def _laplace_absent(policy: Policy, noise_multiplier: float) -> Pair:
 
 
 def _exchanged(policy: Policy, noise_multiplier: float) -> Pair:
-    return Pair(min(1.0, policy.rate * _UP), noise_multiplier, "exchanged")
+    assert isinstance(policy, FixedSize)
+    rate = policy.rate if policy.rate >= Fraction(policy.size, policy.records) else math.nextafter(policy.rate, 1.0)
+    return Pair(rate, noise_multiplier, "exchanged")
 
 
 def _once_absent(policy: Policy, noise_multiplier: float) -> Pair:
@@ -74,8 +78,6 @@ def _truncation(policy: Policy) -> float:
         return 0.0
     return more_than(policy.capacity, policy.records, policy.rate) * (1 + 1e-8) + 1e-300
 
-
-_UP = 1 + 1e-15
 
 _REMOVED = "the record is in the sample with probability q, or is not there: the pair of Zhu, Dong & Wang 2022"
 _MOMENTS = "Mironov, Talwar & Zhang 2019: removing a record has the larger Rényi divergence"
