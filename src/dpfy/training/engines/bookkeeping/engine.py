@@ -217,7 +217,7 @@ class BookkeepingEngine(CapturingEngine):
 
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
-            each = ClippingEach(self._zeros(), clipping, chunk.size)
+            each = ClippingEach(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
             return each.norms, None if bool(each.norms.doubtful.any()) else each.sums(stats)
         kept = Keeping(len(self.parameters), chunk.size)

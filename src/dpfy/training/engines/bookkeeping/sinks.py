@@ -1,7 +1,7 @@
 """What is done with contributions: kept until all norms are known, measured, or summed at once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -86,18 +86,24 @@ class Summing(Sink):
 
 
 class ClippingEach(Sink):
-    """Clips and sums every group as soon as it is complete: one pass that keeps nothing (review, section 4.2.1)."""
+    """Clips every group as soon as it is complete, and sums what would take memory (review, section 4.2.1).
 
-    def __init__(self, totals: Sequence[torch.Tensor], clipping: Clipping, records: int) -> None:
+    Gradients that are not written out are summed later, straight into the total: they take no memory of their own.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int) -> None:
         assert isinstance(clipping.weigh, ClipEach)
-        self.totals = totals
-        self.norms = Norms(len(totals), records)
+        self.norms = Norms(len(parameters), records)
+        self._parameters = parameters
         self._bounds = clipping.weigh.bounds
         self._clipping = clipping
         self._waiting: dict[int, dict[int, Parts]] = {}
+        self._parts: list[Parts] = [[] for _ in parameters]
+        self._weights = [torch.empty(0) for _ in parameters]
+        self._sums: dict[int, torch.Tensor] = {}
 
     def take(self, position: int, parts: Parts) -> None:
-        """Measure; sum the group if this was the last of its parameters."""
+        """Measure; weigh the group if this was the last of its parameters."""
         self.norms.measure(position, parts)
         clipping = self._clipping
         group = clipping.groups[position]
@@ -109,15 +115,23 @@ class ClippingEach(Sink):
         weights = clip_to(self._bounds[group])(squared.unsqueeze(1)).squeeze(1)
         for member, waiting in self._waiting.pop(group).items():
             if not bool(self.norms.doubtful.any()):  # otherwise the chunk is done again without those records
-                add_parts(waiting, clipping.in_units(member, weights), self.totals[member])
+                self._weigh(member, waiting, clipping.in_units(member, weights))
+
+    def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
+        self._weights[position] = weights
+        if any(type(part) is not Outer for _, part in parts):
+            self._sums[position] = torch.zeros_like(self._parameters[position], dtype=torch.float64)
+            add_parts(parts, weights, self._sums[position])
+        self._parts[position] = parts
 
     def form(self, outer: Outer) -> Contribution:
         """A group is kept until it is complete."""
         return cheapest_kept(outer)
 
     def sums(self, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
-        """Return what was summed."""
-        return Summed(list(self.totals), Seen(self._clipping.norms(self.norms.squared), stats))
+        """Return what was summed, and what is still to be."""
+        seen = Seen(self._clipping.norms(self.norms.squared), stats)
+        return Weighed(self._parts, self._weights, (seen,), self._sums)
 
 
 def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
@@ -129,16 +143,19 @@ def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Weighed(BoundedSums):
-    """Contributions and their weights, summed when there is a place for the sum."""
+    """Contributions and their weights, summed when there is a place for the sum; ``sums`` are formed already."""
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
     seen: tuple[Seen, ...]
+    sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add one weighed sum per parameter."""
-        for total, parts, weights in zip(totals, self.parts, self.weights, strict=True):
-            add_parts(parts, weights, total)
+        for position, total in enumerate(totals):
+            add_parts(self.parts[position], self.weights[position], total)
+            if position in self.sums:
+                total += self.sums[position]
 
 
 @dataclass(frozen=True)
