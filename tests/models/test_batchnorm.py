@@ -94,6 +94,9 @@ def test_only_passes_that_are_differentiated_are_observed_and_once():
     assert layer.observed() == {}
     layer(rows(4, 3))
     assert layer.observed()["moments"].shape == (4, 2, 3) and not layer.observed()
+    layer(rows(4, 3))
+    layer.absorb({})
+    assert layer.observed() == {}
     nameless = PrivateBatchNorm(3)
     nameless(rows(4, 3))
     assert nameless._seen is None

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import dpfy
@@ -170,6 +171,32 @@ def test_convolutions_and_private_statistics_fit_together(started):
     s = started(TensorDataset(torch.randn(4, 1, 6, 6)), model=model, plan=plan)
     released = s.run.backward(lambda x: model(x).square().sum(1), next(iter(s.run)))
     assert released.statistics["batchnorm 1"].shape == (2, 4) and s.run.engine == "bookkeeping"
+
+
+class Odd(nn.Module):
+    """Uses a parameter in a way that no rule knows, so that the fast engine would vectorise it as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.angle, self.norm = nn.Parameter(torch.ones(CHANNELS)), PrivateBatchNorm(CHANNELS)
+
+    def forward(self, x):
+        return self.norm(x) * torch.sin(self.angle)
+
+
+def test_a_layer_inside_of_a_module_that_is_vectorised_is_observed_by_another_engine(started):
+    model = nn.Sequential(nn.Linear(4, CHANNELS), Odd(), nn.Linear(CHANNELS, 2))
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0, statistics=batchnorm_statistics(model))
+    s = started(GOOD, model=model, plan=plan)
+    released = s.run.backward(lambda x: model(x).square().sum(1), next(iter(s.run)))
+    assert s.run.engine == "vmap" and float(released.statistics["batchnorm 1.norm"].norm()) > 0
+    assert model[1].norm._seen is None
+
+
+def test_nothing_stays_on_the_model_where_activations_are_computed_twice(started):
+    s = start(started, GOOD, engine="loop")
+    s.run.backward(lambda x: checkpoint(s.model, x, use_reentrant=False).square().sum(1), next(iter(s.run)))
+    assert s.model[1]._seen is None and float(s.model[1].running_mean.abs().max()) > 0
 
 
 def test_rows_that_are_not_records_are_refused_on_synthetic_input(started):

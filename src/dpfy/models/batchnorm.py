@@ -104,6 +104,7 @@ class PrivateBatchNorm(FrozenBatchNorm):
         mean + √(var + ε)·E[s] and the variance (var + ε)·(E[s²] − E[s]²): of these the running averages are taken, as
         torch does. Noise cannot lead out of what moments can be, so the variance never falls below 0.
         """
+        self._seen = None  # of a pass that was computed once more, as activation checkpointing does
         if self.statistic is None or self.statistic not in statistics:
             return
         first, excess = statistics[self.statistic].to(self.running_mean).clamp(-_FAR, _FAR)
