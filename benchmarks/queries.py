@@ -1,6 +1,7 @@
 """What groups of gradients and statistics of the sample cost beyond one flat clipped sum: whole private steps.
 
-All kinds take turns in one process; ratios are of medians and, in brackets, of the fastest turns. At most 1.05 is wanted.
+All kinds take turns in one process; ratios are of medians and, in brackets, of the fastest turns. At most
+1.05 is wanted.
 """
 
 import argparse

@@ -46,7 +46,8 @@ def test_the_command_line_starts_without_torch() -> None:
 
 @pytest.mark.parametrize("commands", [
     ["--help", "train --help", "inspect-data --help", "check --help", "init template.toml"],
-    ["train --epsilon 0", "train missing.toml", "train template.yaml", "check a:b --example x"],  # a mistake is told before anything is loaded
+    # a mistake is told before anything is loaded
+    ["train --epsilon 0", "train missing.toml", "train template.yaml", "check a:b --example x"],
     ["calibrate --epsilon 3 --delta 1e-5 --rate 0.1 --steps 5", "ledger verify run.dpl", "ledger show run.dpl",
      "account run.dpl --delta 1e-5", "convert run.dpl --delta 1e-5",
      "report run.dpl --delta 1e-5", "report run.dpl --delta 1e-5 --out report"],

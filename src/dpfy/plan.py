@@ -216,16 +216,17 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
 
     *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read off the data.
 
-    ``sampling`` is poisson, full, or one of fixed_size, truncated_poisson, shuffled, cyclic and balls_in_bins, for which
-    ``records`` is public and exact and the relation is zero_out or replace_one; a truncated sample has at most
+    ``sampling`` is poisson, full, or one of fixed_size, truncated_poisson, shuffled, cyclic and balls_in_bins, for
+    which ``records`` is public and exact and the relation is zero_out or replace_one; a truncated sample has at most
     ``capacity`` records. See docs/concepts/sampling.md.
 
     Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs`` or ``steps``.
-    ``clip`` is the bound of a record's gradient, or the sums that :func:`dpfy.clip_groups` and :func:`dpfy.clip_jointly`
-    describe; ``statistics`` are released beside it, from the same sample. With ``microbatches`` each record draws one
-    of so many slots, the mean gradient of a slot is clipped instead of every record's, and the sum of these means is
-    divided by their number: cheap, and twice as sensitive. With ``least_sample`` the sum is divided by the size of the
-    sample, or by this public number if that is more, which is twice as sensitive too.
+    ``clip`` is the bound of a record's gradient, or the sums that :func:`dpfy.clip_groups` and
+    :func:`dpfy.clip_jointly` describe; ``statistics`` are released beside it, from the same sample. With
+    ``microbatches`` each record draws one of so many slots, the mean gradient of a slot is clipped instead of every
+    record's, and the sum of these means is divided by their number: cheap, and twice as sensitive. With
+    ``least_sample`` the sum is divided by the size of the sample, or by this public number if that is more, which is
+    twice as sensitive too.
 
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
@@ -270,8 +271,8 @@ def _policy(sampling: str | Policy, rate: float, records: int | None, batch_size
     if sampling == "poisson":
         return Poisson(rate)
     if records is None or batch_size is None or batch_size != int(batch_size):
-        raise InvalidArgument(f"Expected records= and a whole batch_size= for sampling={sampling!r}, whose law contains "
-                              f"both; got {records=}, {batch_size=}.")
+        raise InvalidArgument(f"Expected records= and a whole batch_size= for sampling={sampling!r}, whose law "
+                              f"contains both; got {records=}, {batch_size=}.")
     size = int(batch_size)
     match sampling:
         case "fixed_size":

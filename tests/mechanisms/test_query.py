@@ -62,7 +62,8 @@ def test_noise_of_one_s_own_composes_as_section_3_says():
     groups = clip_groups(network(), bounds={"0": 1.0, "2": 0.5}, noise=stddevs)
     z = composed_multiplier(groups, stddevs)
     assert z == pytest.approx(((1 / 2) ** 2 + (0.5 / 3) ** 2) ** -0.5)
-    realised = [query.stddev * group.bound for query, group in zip(Query.of(groups).sum_queries(z), groups, strict=True)]
+    queries = Query.of(groups).sum_queries(z)
+    realised = [query.stddev * group.bound for query, group in zip(queries, groups, strict=True)]
     assert realised == pytest.approx(list(stddevs.values()))
 
 

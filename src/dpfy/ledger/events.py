@@ -265,6 +265,22 @@ Envelope = tuple[Repeated, ...]
 """The events of a whole run in order, run-length encoded."""
 
 
+def envelope_to_json(envelope: Envelope) -> dict[str, Any]:
+    """Return an envelope as plain JSON values: each event once, then which of them is next and how often."""
+    numbers: dict[Event, int] = {}
+    runs = [[numbers.setdefault(run.event, len(numbers)), run.times] for run in envelope]
+    return {"events": [event.to_json() for event in numbers], "runs": runs}
+
+
+def envelope_from_json(value: object) -> Envelope:
+    """Return the envelope that :func:`envelope_to_json` wrote."""
+    try:
+        events = [Event.from_json(event) for event in value["events"]]  # type: ignore[index]
+        return tuple(Repeated(events[number], times) for number, times in value["runs"])  # type: ignore[index]
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise InvalidArgument("Expected an envelope: its events, and runs of [event, times].") from None
+
+
 def run_lengths(events: Iterable[Repeated]) -> Envelope:
     """Merge neighbouring runs of equal events."""
     merged: list[Repeated] = []

@@ -18,7 +18,7 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy._version import __version__
 from dpfy.errors import InvalidArgument, LedgerDamaged
-from dpfy.ledger.events import Envelope, Event, Repeated, canonical_json
+from dpfy.ledger.events import Envelope, Event, Repeated, canonical_json, envelope_from_json, envelope_to_json
 from dpfy.types import Relation, Unit
 
 SCHEMA = 1
@@ -97,7 +97,7 @@ class Header:
     def to_json(self) -> dict[str, Any]:
         """Return the header as plain JSON values, with the schema version of the ledger."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "envelope": [run.to_json() for run in self.envelope], "schema": SCHEMA}
+        return {**values, "envelope": envelope_to_json(self.envelope), "schema": SCHEMA}
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -107,9 +107,9 @@ class Header:
             raise InvalidArgument(f"Expected a ledger of schema {SCHEMA}, got {given!r}. "
                                   "Read it with the version of dpfy that wrote it, or with a newer one.")
         values = {name: item for name, item in value.items() if name != "schema"}
-        if set(values) != {item.name for item in fields(cls)} or not isinstance(values["envelope"], list):
+        if set(values) != {item.name for item in fields(cls)}:
             raise InvalidArgument(f"Expected a header with the fields {', '.join(item.name for item in fields(cls))}.")
-        return cls(**{**values, "envelope": tuple(Repeated.from_json(run) for run in values["envelope"])})
+        return cls(**{**values, "envelope": envelope_from_json(values["envelope"])})
 
     def differences(self, other: "Header") -> list[str]:
         """Return the names of the fields in which two writers of one ledger must agree and do not."""

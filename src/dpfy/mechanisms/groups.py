@@ -119,7 +119,8 @@ def _bounds(bounds: str | Mapping[str, float], sizes: Mapping[str, int], clip: f
     return {name: clip * math.sqrt(size / total) for name, size in sizes.items()}
 
 
-def _shares(noise: str | Mapping[str, float], sizes: Mapping[str, int], bounds: Mapping[str, float]) -> dict[str, float]:
+def _shares(noise: str | Mapping[str, float], sizes: Mapping[str, int],
+            bounds: Mapping[str, float]) -> dict[str, float]:
     """The shares (S_g/σ_g)² of the groups, which add up to one."""
     if isinstance(noise, Mapping):
         stddevs = {name: _validate.positive(f"noise of {name}", noise[name])
@@ -146,5 +147,6 @@ def composed_multiplier(groups: Sequence[ClippedSum], stddevs: Mapping[str, floa
 
 def _same_names(what: str, given: Mapping[str, float], expected: Mapping[str, Any]) -> list[str]:
     if set(given) != set(expected):
-        raise InvalidArgument(f"Expected {what} for the groups {', '.join(expected)}; got {', '.join(given) or 'none'}.")
+        raise InvalidArgument(f"Expected {what} for the groups {', '.join(expected)}; got "
+                              f"{', '.join(given) or 'none'}.")
     return list(expected)

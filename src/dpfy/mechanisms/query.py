@@ -137,7 +137,7 @@ class Query(Fact, tag="query"):
             _validate.count("microbatches", self.slots)
         if self.least_sample is not None:
             _validate.positive("least_sample", self.least_sample)
-        _check_names([leaf.name for leaf in (*self.leaves, *self.statistics)])
+        _check_names([*(leaf.name for leaf in self.leaves), *(each.name for each in self.statistics)])
         _check_disjoint(self.leaves)
         shares = math.fsum(leaf.share for leaf in self.leaves)
         if not self.leaves or abs(shares - 1) > _ROUNDING:

@@ -16,7 +16,7 @@ _FEW = 5  # groups that are listed one by one
 _LAWS = {
     "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
     "fixed_size": "Fixed size: every batch is a fresh random set of as many records; their total number is public.",
-    "truncated_poisson": "Truncated: a sample above its capacity is cut at random, and the chance of that is part of δ.",
+    "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of that is part of δ.",
     "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
     "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
     "balls_in_bins": "Balls in bins: every record once in an epoch; an event is an epoch, and no amplification is "

@@ -128,6 +128,25 @@ class Records:
         return None
 
 
+def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chunk], Any],
+          take: Callable[[Any], None]) -> None:
+    """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
+    def done(chunk: Chunk) -> bool:
+        try:
+            found = compute(chunk)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # whatever a record makes the user's code raise, SystemExit included
+            return False
+        take(found)
+        return True
+
+    for loaded in sample.chunks(parts):
+        if not done(loaded.chunk):
+            for record in filter(None, map(sample.alone, loaded.indices)):
+                done(record)
+
+
 def shape_of(value: Any) -> Any:
     """Return the structure, shapes and types of a record, and none of its values."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):

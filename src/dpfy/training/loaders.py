@@ -68,8 +68,8 @@ def taken_from(loader: DataLoader[Any], planned: Policy, collate_fn: Any, num_wo
     """Return the data set, the collate function and the number of workers of a loader whose law is the planned one."""
     policy = policy_of_loader(loader)
     if policy != planned:
-        raise DataError(f"This DataLoader has the law of {policy}, and the plan draws by {planned}. Make the plan with "
-                        f"sampling={policy.tag!r} and the loader's batch_size, or pass loader.dataset and keep the plan.")
+        raise DataError(f"This DataLoader has the law of {policy}, and the plan draws by {planned}. Make the plan "
+                        f"with sampling={policy.tag!r} and the loader's batch_size, or pass loader.dataset.")
     own = None if loader.collate_fn is default_collate else loader.collate_fn
     return loader.dataset, collate_fn or own, num_workers or loader.num_workers
 

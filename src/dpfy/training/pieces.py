@@ -70,8 +70,8 @@ def leaf_of(parameter: str, leaves: Sequence[ClippedSum]) -> int:
     for number, leaf in enumerate(leaves):
         if not leaf.parameters:
             return number
-    raise InvalidArgument(f"The trainable parameter {parameter!r} is in none of the plan's clipped sums. Make the groups "
-                          "from this model, freeze the parameter, or add a sum without parameters for the rest.")
+    raise InvalidArgument(f"The trainable parameter {parameter!r} is in none of the plan's clipped sums. Make the "
+                          "groups from this model, freeze the parameter, or add a sum without parameters for the rest.")
 
 
 def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everything: Mapping[str, nn.Parameter]) -> None:

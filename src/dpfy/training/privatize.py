@@ -35,13 +35,13 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
     ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling: it is not
-    iterated, the run draws by the same law from its own generator. ``max_physical_batch`` limits the records in memory, of which the engine takes
-    as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a collated batch of made-up
-    examples for the probe. ``anchor`` keeps the ledger's head in a second place; ``block`` reserves that many steps at
-    once; ``announce`` says so when steps were spent on the ledger before. With ``insecure_test_key`` nothing is
-    private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it in the ledger, whose guard then
-    admits or refuses every step before records are read: those of the plan, and what your own code reserves with
-    ``run.ledger.reserve`` for its own mechanisms.
+    iterated, the run draws by the same law from its own generator. ``max_physical_batch`` limits the rows in memory, of
+    which the engine takes as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a
+    collated batch of made-up examples for the probe. ``anchor`` keeps the ledger's head in a second place; ``block``
+    reserves that many steps at once; ``announce`` says so when steps were spent on the ledger before. With
+    ``insecure_test_key`` nothing is private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it
+    in the ledger, whose guard then admits or refuses every step before records are read: those of the plan, and what
+    your own code reserves with ``run.ledger.reserve`` for its own mechanisms.
 
     For a plan that protects users (``unit="user"``) ``unit_of`` says whose the rows are: a sequence with one id per
     row, or a function from a row's index to its id. A step draws users; each takes part with at most ``rows_per_user``

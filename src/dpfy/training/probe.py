@@ -108,8 +108,8 @@ class Probe:
                 continue
             if statistic.name not in stats:
                 given = ", ".join(map(repr, stats)) or "none"
-                raise LossError(f"The plan releases the statistic {statistic.name!r}, and loss_fn returns {given}. Return "
-                                "dpfy.Losses(loss, stats={name: one row per example}).")
+                raise LossError(f"The plan releases the statistic {statistic.name!r}, and loss_fn returns {given}. "
+                                "Return dpfy.Losses(loss, stats={name: one row per example}).")
             if (shape := tuple(stats[statistic.name].shape[1:])) != statistic.shape:
                 raise LossError(f"The plan declares the statistic {statistic.name!r} with the shape {statistic.shape} "
                                 f"per example; loss_fn returns {shape}.")

@@ -7,7 +7,7 @@ Everything left of ``Released`` is sensitive: it is never logged, printed, saved
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from dpfy.plan import Plan
 from dpfy.training.attributes import switches_of
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk
-from dpfy.training.data import Records
+from dpfy.training.data import Records, visit
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import Engine
 from dpfy.training.engines.base import BoundedSums, LossFn
@@ -159,8 +159,8 @@ class Run:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         self._gate.mark_released()
         for module in self.model.modules():
-            if hasattr(module, "absorb"):
-                module.absorb(released.statistics)
+            if callable(absorb := getattr(module, "absorb", None)):
+                absorb(released.statistics)
         return released
 
     def release(self, loss_fn: LossFn, batch: Batch) -> Released:
@@ -217,7 +217,7 @@ class Run:
         return self._buffer[:size].zero_()
 
     def _divide_by_sample(self, pieces: Pieces, total: torch.Tensor, records: int) -> None:
-        """Divide the gradients by the size of the sample, in units of the least one that counts, if the plan says so."""
+        """Divide the gradients by the size of the sample over the least that counts, if the plan says so."""
         least = self.plan.query.least_sample
         if least is not None and records > least:
             for gradient in pieces.split(total)[0]:
@@ -288,29 +288,11 @@ class Run:
         if slots is None:
             parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
             parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
-            self._visit(sample, parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), take)
+            visit(sample, parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), take)
         else:
             for slot in groups:
                 parts = even_parts(indices[slot], self._largest_chunk(engine))
-                take(clipped_mean(engine, loss_fn, partial(self._visit, sample, parts), clipping))
-
-    def _visit(self, sample: Records, parts: list[torch.Tensor], compute: Callable[[Chunk], Any],
-               take: Callable[[Any], None]) -> None:
-        """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
-        def done(chunk: Chunk) -> bool:
-            try:
-                found = compute(chunk)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # whatever a record makes the user's code raise, SystemExit included
-                return False
-            take(found)
-            return True
-
-        for loaded in sample.chunks(parts):
-            if not done(loaded.chunk):
-                for record in filter(None, map(sample.alone, loaded.indices)):
-                    done(record)
+                take(clipped_mean(engine, loss_fn, partial(visit, sample, parts), clipping))
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
@@ -365,7 +347,7 @@ class Run:
 
     @property
     def largest_chunk(self) -> int | None:
-        """The most records in memory at once, by your limit and that of the engine in use; None if there is neither."""
+        """The most units in memory at once, by your limit and that of the engine in use; None if there is neither."""
         return self._largest_chunk(next(iter(self._engines.values()), None))
 
     def spent(self, delta: float) -> Interval:

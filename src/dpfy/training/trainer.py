@@ -159,7 +159,8 @@ class Trainer:
         config = self.config
         clip = config.clip or 1.0
         plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
-                     clip=clip if config.groups == "flat" else clip_groups(self.model, config.groups, clip=clip),
+                     clip=clip if config.groups == "flat" else clip_groups(
+                         self.model, config.groups, clip=clip),  # type: ignore[arg-type] # one of the three words
                      statistics=_METRICS if config.private_metrics else (), sampling=config.sampling,
                      capacity=config.capacity, relation=config.relation)
         return plan.calibrate(epsilon=config.epsilon, delta=config.delta)  # type: ignore[arg-type]

@@ -97,11 +97,12 @@ class LossCall(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         """Call the user's loss, which uses the model it closed over; add what its modules observed of the records."""
-        observers = [module for module in self.model.modules() if hasattr(module, "observed")]
+        observers: list[Any] = [module.observed for module in self.model.modules()
+                                if callable(getattr(module, "observed", None))]
         try:
             returned = self._call(*arguments)
         finally:
-            observed = {name: rows for module in observers for name, rows in module.observed().items()}
+            observed = {name: rows for observe in observers for name, rows in observe().items()}
         if not observed:
             return returned
         losses = returned if isinstance(returned, Losses) else Losses(returned)

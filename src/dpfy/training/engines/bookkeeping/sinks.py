@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
-from dpfy.training.engines.base import BoundedSums, Seen, Summed
+from dpfy.training.engines.base import BoundedSums, Seen
 from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
