@@ -296,6 +296,14 @@ def test_delta_of_cut_samples_never_grows():
     assert deltas[-1] <= 50 * guarantee.failure  # and does not exceed what the best ε gives by much
 
 
+def test_every_step_may_fail():
+    policies = TruncatedPoisson(0.01, 150, 10_000), TruncatedPoisson(0.02, 250, 10_000)
+    one, other = (run(policy, 1.0, 1, ZERO).failure for policy in policies)
+    steps = [Repeated(Sampled(policy, (SumQuery(1.0, 1.0),)), 700) for policy in policies]
+    assert account([*steps, *steps], relation=ZERO).failure == pytest.approx(1400 * (one + other), rel=1e-8)
+    assert run(policies[0], 1.0, 10**9, ZERO).failure == 1
+
+
 def test_a_full_capacity_costs_nothing_and_a_small_one_everything():
     full, poisson = (run(policy, 1.0, 100, ZERO) for policy in (TruncatedPoisson(0.01, 10_000, 10_000), Poisson(0.01)))
     assert full.failure == 0 and full.epsilon(DELTA) == poisson.epsilon(DELTA)

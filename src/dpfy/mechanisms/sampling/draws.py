@@ -47,9 +47,7 @@ def subset(stream: SecureStream, size: int, n: int) -> Indices:
     """
     if 8 * size > n:
         return np.sort(order(stream, n)[:size])
-    drawn = np.empty(0, dtype=np.int64)
-    values, places = drawn, drawn
-    while len(values) < size:
-        drawn = np.concatenate((drawn, integers(stream, n, size - len(values))))
-        values, places = np.unique(drawn, return_index=True)
-    return np.sort(values[np.argsort(places)[:size]])
+    values = np.empty(0, dtype=np.int64)
+    while len(values) < size:  # asking for no more than are missing never has to choose
+        values = np.unique(np.concatenate((values, integers(stream, n, size - len(values)))))
+    return values
