@@ -86,23 +86,34 @@ class Counted(Dataset):
 # The same as one process
 
 
-def trained(rank, folder, engine="auto", microbatches=None):
+def trained(rank, folder, engine="auto", sums=False, users=None, **planned):
     """The parameters after three noisy steps on random samples, from a start that differs between the ranks."""
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.randn(40, 6, generator=generator), torch.arange(40) % 3)
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
     opt = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    plan = dpfy.dpsgd(records=40, batch_size=20, steps=3, clip=0.7, noise_multiplier=0.5, microbatches=microbatches)
-    with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory(), engine=engine, insecure_test_key=3) as run:
+    statistics = [dpfy.Statistic("x", bound=0.5, shape=(6,), every=2), dpfy.NormsBelow(), dpfy.SampleSize()]
+    options = {"clip": dpfy.clip_groups(model, clip=0.7), "statistics": statistics} if sums else {"clip": 0.7}
+    plan = dpfy.dpsgd(records=40 if users is None else 20, batch_size=20 if users is None else 10, steps=3,
+                      noise_multiplier=0.5, unit="record" if users is None else "user", **options, **planned)
+    released = []
+    with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory(), engine=engine, insecure_test_key=3,
+                        unit_of=users) as run:
         for batch in run:
             opt.zero_grad()
-            run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), batch)
+            found = run.backward(lambda x, y: dpfy.Losses(F.cross_entropy(model(x), y, reduction="none"), {"x": x}),
+                                 batch)
+            released += [value.flatten() for value in found.statistics.values()]
             opt.step()
-        return torch.nn.utils.parameters_to_vector(model.parameters()).tolist(), run.engine
+        parameters = torch.nn.utils.parameters_to_vector(model.parameters())
+        return torch.cat([parameters.detach().double(), *released]).tolist(), run.engine
 
 
-RECIPES = {"auto": {}, "vmap": {"engine": "vmap"}, "loop": {"engine": "loop"}, "microbatches": {"microbatches": 5}}
+RECIPES = {"auto": {}, "vmap": {"engine": "vmap"}, "loop": {"engine": "loop"}, "microbatches": {"microbatches": 5},
+           "groups and statistics": {"sums": True}, "users": {"users": [k // 2 for k in range(40)]},
+           "clipped denominator": {"least_sample": 15.0},
+           "shuffled": {"sampling": "shuffled", "relation": "zero_out"}}
 
 
 @scenario

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from runs import Dot, Started
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpfy
-from dpfy.errors import BudgetExhausted, InvalidArgument, IsolationError, LossError
+from dpfy.errors import BudgetExhausted, DataError, InvalidArgument, IsolationError, LossError
 from dpfy.mechanisms.groups import clip_groups, clip_jointly
 from dpfy.mechanisms.query import ClippedSum, NormsBelow, Query, SampleSize, Statistic
 from dpfy.training.chunk import Chunk
@@ -255,3 +255,28 @@ def test_a_resumed_run_begins_a_new_epoch_and_the_abandoned_one_stays_paid():
     assert again.run.steps_left == 4
     again.release()
     assert ledger.count == 3
+
+
+def test_a_loader_is_taken_where_its_law_is_the_planned_one():
+    """It is never iterated: the run draws its own epochs."""
+    data = TensorDataset(torch.eye(20))
+    loader = DataLoader(data, batch_size=5, shuffle=True)
+    plan = dpfy.dpsgd(records=20, batch_size=5, epochs=1, sampling="shuffled", relation="zero_out",
+                      noise_multiplier=0.0, clip=100.0)
+    s = Started(loader, dimension=20, plan=plan)
+    assert torch.equal(sum(s.release() for _ in range(4)) * 5, torch.ones(20))
+    poisson = dpfy.dpsgd(records=20, batch_size=5, epochs=1, noise_multiplier=1.0)
+    for other, planned in ((loader, poisson), (DataLoader(data, batch_size=4, shuffle=True), plan),
+                           (DataLoader(data, batch_size=5), plan)):
+        with pytest.raises(DataError, match="sampling="):
+            Started(other, dimension=20, plan=planned)
+
+
+@pytest.mark.parametrize("policy", ["fixed_size", "shuffled"])
+def test_another_number_of_records_than_the_law_declares_is_refused_before_there_is_a_ledger(tmp_path, policy):
+    plan = dpfy.dpsgd(records=21, batch_size=7, epochs=1, sampling=policy, relation="zero_out", noise_multiplier=1.0)
+    model = Dot(3)
+    with pytest.raises(InvalidArgument, match="21"):
+        dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.zeros(20, 3)), plan,
+                       tmp_path / "run.dpl")
+    assert not list(tmp_path.iterdir())

@@ -187,3 +187,19 @@ def test_resuming_what_is_not_a_run_is_one_clear_error(tmp_path):
 def test_without_public_data_nothing_is_evaluated(tmp_path):
     result = dpfy.Trainer(config(tmp_path, early_stop=1), model=nn.Linear(4, 2), train=blobs(400, 1)).fit()
     assert result.evaluations == () and not result.stopped_early
+
+
+def test_groups_samplers_and_private_metrics_come_from_the_settings(tmp_path):
+    seen = []
+
+    class Watch(dpfy.Callback):
+        def on_step(self, step):
+            seen.append(dict(step.metrics))
+
+    config = dpfy.TrainConfig(epochs=2, out=str(tmp_path), name="x", groups="layer", sampling="fixed_size",
+                              relation="replace_one", private_metrics=True, epsilon=50.0)
+    result = dpfy.Trainer(config, callbacks=[Watch()]).fit()
+    assert result.spent.upper <= 50.0 and all(set(metrics) == {"accuracy", "loss"} for metrics in seen)
+    page = (result.folder / "report.md").read_text(encoding="utf-8")
+    for text in ("accuracy (bound 1)", r"fixed\_size", "replace-one", "2: 0.707107, 4: 0.707107"):
+        assert text in page

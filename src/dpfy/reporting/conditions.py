@@ -188,7 +188,7 @@ def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
     if len(bounds) > _FEW:
         return f"{len(bounds)} groups, together {plain(math.hypot(*bounds))}"
     if len(bounds) > 1:
-        return ", ".join(f"{leaf.get('name', '')} {plain(leaf['bound'])}".strip() for leaf in leaves if "bound" in leaf)
+        return ", ".join(f"{leaf.get('name')}: {plain(leaf['bound'])}" for leaf in leaves if "bound" in leaf)
     return plain(bounds[0]) if bounds else None
 
 

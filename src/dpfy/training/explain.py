@@ -204,6 +204,8 @@ def _why_not(model: nn.Module, trained: dict[str, nn.Parameter], loss_fn: LossFn
         engine.prepare(loss_fn, lambda size, seed: _repeated(chunk, size))
     except Unsupported as error:
         return f"The fast engine cannot serve this model: {error or 'a layer is used in a way that no rule knows'}."
+    except Exception as error:  # torch's own refusal, on the made-up input
+        return f"The fast engine cannot serve this model ({type(error).__name__}: {error})."
     return "The fast engine does not give the gradients that one example at a time gives. Please report this model."
 
 

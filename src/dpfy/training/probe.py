@@ -282,7 +282,8 @@ class Probe:
         module = modules[name]
         remedy = "Replace it by a layer that treats every example alone, or put it in eval mode before training."
         if isinstance(module, _BATCH_NORMS):
-            remedy = "Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its place."
+            remedy = ("Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its place, or with "
+                      "batchnorm='private' a BatchNorm that follows released statistics.")
         elif getattr(module, "track_running_stats", False):
             remedy = "Give it track_running_stats=False (dpfy.fix(model) does)."
         return IsolationError(f"The module {name or 'model'!r} ({type(module).__name__}) {what}. {remedy}")
