@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from runs import Dot
+from runs import Dot, Started
 from scipy.stats import chi2
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpfy
+from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.engines import LoopEngine
@@ -332,3 +333,13 @@ def test_adding_or_removing_any_user_moves_the_sum_by_at_most_the_bound(users, d
     drawn = seeds(8)
     moved = noiseless(users, drawn) - noiseless(rest, drawn)
     assert float(moved.norm()) <= BOUND * (1 + 1e-9) + 3 * GRID
+
+
+def test_the_unit_may_be_given_where_the_plan_is_bound():
+    """The ledger's header says what is protected, whoever said it; what protects users is never weakened."""
+    data, ids = TensorDataset(torch.rand(6, 3)), [0, 0, 0, 1, 1, 1]
+    plan = dpfy.dpsgd(rate=1.0, divisor=2, steps=2, noise_multiplier=0.0)
+    started = Started(data, plan=plan, unit="user", unit_of=ids)
+    assert started.run.plan.unit == "user" and started.run.ledger.header.unit == "user"
+    with pytest.raises(InvalidArgument, match="protects users"):
+        Started(data, plan=started.run.plan, unit="record")

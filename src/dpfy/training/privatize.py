@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ from dpfy.training.loaders import taken_from
 from dpfy.training.pieces import check_leaves
 from dpfy.training.run import Run, Streams
 from dpfy.training.units import records_by_unit
+from dpfy.types import Unit
 
 
 def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], data: Any,
               plan: Plan, ledger: str | Path | Ledger = "run.dpl", *, max_physical_batch: int | None = None,
               engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
               example_input: Any = None, insecure_test_key: int | bytes | None = None,
-              anchor: str | Path | None = None, block: int = 1, announce: bool = True, unit_of: Any = None,
-              rows_per_user: int | None = None) -> Run:
+              anchor: str | Path | None = None, block: int = 1, announce: bool = True, unit: Unit | str | None = None,
+              unit_of: Any = None, rows_per_user: int | None = None) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
     ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling: it is not
@@ -43,14 +45,16 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     in the ledger, whose guard then admits or refuses every step before records are read: those of the plan, and what
     your own code reserves with ``run.ledger.reserve`` for its own mechanisms.
 
-    For a plan that protects users (``unit="user"``) ``unit_of`` says whose the rows are: a sequence with one id per
-    row, or a function from a row's index to its id. A step draws users; each takes part with at most ``rows_per_user``
-    of its rows (16), drawn anew, and the mean of their losses. ``loss_fn`` still returns one loss per row.
+    For a plan that protects users (``unit="user"``, here or in the plan, whose ``records`` count them) ``unit_of`` says
+    whose the rows are: a sequence with one id per row, or a function from a row's index to its id. A step draws users;
+    each takes part with at most ``rows_per_user`` of its rows (16), drawn anew, and the mean of their losses.
+    ``loss_fn`` still returns one loss per row.
 
     In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
     rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
     """
     optimizers = as_optimizers(optimizer)
+    plan = _protecting(plan, unit)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
@@ -87,6 +91,16 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
         sys.stdout.write(f"{plan.steps - run.steps_left} of the plan's {plan.steps} steps were spent on this ledger "
                          f"before; {run.steps_left} are left. dpfy.resume continues a saved model.\n")
     return run
+
+
+def _protecting(plan: Plan, unit: Unit | str | None) -> Plan:
+    """The plan with the unit that is asked for; one that protects users is not weakened."""
+    if unit is None or _validate.choice("unit", unit, tuple(Unit)) == plan.unit:
+        return plan
+    if plan.unit is Unit.USER:
+        raise InvalidArgument("The plan protects users. Make one with unit='record' if records are what is to be "
+                              "protected; leave unit= out otherwise.")
+    return replace(plan, unit=Unit(unit))
 
 
 def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
