@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint bench docs clean
+.PHONY: setup demo test test-all lint bench experiments experiments-quick docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -22,7 +22,7 @@ demo: setup
 test: lint
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
-test-all: lint
+test-all: lint experiments-quick
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term -m "slow or not slow"
 
 lint: setup
@@ -32,6 +32,12 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks
+
+experiments: setup
+	$(BIN)/python -m experiments run
+
+experiments-quick: setup
+	$(BIN)/python -m experiments run --quick
 
 docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -1,0 +1,1 @@
+"""The papers' tables, run with dpfy as a user would: ``python -m experiments list``."""

@@ -1,0 +1,12 @@
+"""Every experiment by its name: a module per paper, a cell per result."""
+
+from experiments.cell import Cell
+from experiments.configs import digits, large_rates
+
+CELLS: tuple[Cell, ...] = (*large_rates.CELLS, *digits.CELLS)
+NAMES: tuple[str, ...] = tuple(dict.fromkeys(cell.experiment for cell in CELLS))
+
+
+def cells_of(name: str) -> tuple[Cell, ...]:
+    """Return the cells of an experiment, in the order of its table."""
+    return tuple(cell for cell in CELLS if cell.experiment == name)
