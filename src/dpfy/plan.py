@@ -73,6 +73,10 @@ class Plan:
         _validate.choice("relation", self.relation, tuple(Relation))
         if reason := REASONS.get((type(self.sampling), self.relation)):
             raise InvalidArgument(f"No rule for {self.sampling.tag} sampling under {self.relation}: {reason}.")
+        if isinstance(self.sampling, Cyclic) and (self.unit, self.relation) == (Unit.USER, Relation.REPLACE_ONE):
+            raise InvalidArgument("No rule for users in cyclic order under replace_one: another user in the place of "
+                                  "one has another id, and moves others to other batches. Use relation='zero_out', or "
+                                  "sampling='shuffled'.")
         if not isinstance(self.filter, Filter | None):
             raise InvalidArgument(f"Expected filter to be a dpfy.accounting.Filter, got {type(self.filter).__name__}.")
         if self.filter is not None and self.budget is not None:

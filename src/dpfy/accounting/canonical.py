@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dpfy.accounting.pairs import Pair, Pairs
-from dpfy.accounting.rules import NOISES, REASONS, RULES
+from dpfy.accounting.rules import NOISES, REASONS, RULES, Rule
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
@@ -19,7 +19,8 @@ from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, S
 class Canonical:
     """A run as accountants see it.
 
-    ``failure`` bounds the probability that a sample was cut to its capacity, in any step.
+    ``failure`` bounds the probability that a sample was cut to its capacity, in any step. ``exact`` says that the rules
+    of all steps are.
     """
 
     pairs: Pairs
@@ -27,6 +28,7 @@ class Canonical:
     numerical_delta: float
     non_private: bool
     failure: float = 0.0
+    exact: bool = True
 
     @property
     def unprotected(self) -> float:
@@ -68,7 +70,7 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
     first step.
     """
     table: Counter[Pair] = Counter()
-    numerical, failure, non_private = 0.0, 0.0, False
+    numerical, failure, non_private, exact = 0.0, 0.0, False, True
     counts: dict[int, tuple[Event, int]] = {}  # a ledger repeats the same objects: each is looked at once
     for run in envelope:
         event, times = counts.get(id(run.event), (run.event, 0))
@@ -81,18 +83,19 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
             continue
         if not isinstance(event, Sampled):
             raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.")
-        pair, cut = _pair(event, method, relation)
+        rule, noise = _rule(event, method, relation)
+        pair, exact = rule.pair(event.policy, noise), exact and rule.exact
         numerical += times * event.numerical_delta
         if pair.rate > 0 and pair.noise_multiplier < math.inf:
             table[pair] += times
-            failure += times * cut
+            failure += times * rule.failure(event.policy)
     steps = sum(times for _, times in counts.values())
     return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private,
-                     min(1.0, failure * (1 + 1e-9)))
+                     min(1.0, failure * (1 + 1e-9)), exact)
 
 
-def _pair(event: Sampled, method: str, relation: str) -> tuple[Pair, float]:
-    """Return the dominating pair of one step and the probability that it fails, or refuse by name."""
+def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float]:
+    """Return the rule of one step and the noise multiplier to which its queries collapse, or refuse by name."""
     if event.adaptive:
         raise UnsupportedEvent("An adaptive step was chosen from earlier outputs: only a filter may account it, "
                                f"not {method} over the realised list.")
@@ -104,7 +107,7 @@ def _pair(event: Sampled, method: str, relation: str) -> tuple[Pair, float]:
         reason = REASONS.get((type(event.policy), relation))
         raise UnsupportedEvent(f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
                                f"{relation}{f': {reason}' if reason else ''}.{remedy}")
-    return rule.pair(event.policy, noise), rule.failure(event.policy)
+    return rule, noise
 
 
 def _collapsed(queries: tuple[Query, ...]) -> tuple[type[Query], float]:

@@ -9,6 +9,7 @@ from dpfy.accounting import pld, rdp
 from dpfy.accounting.canonical import Canonical, canonical
 from dpfy.accounting.pairs import Bound
 from dpfy.accounting.sources import Source, read_source
+from dpfy.ledger.events import Sampled
 from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
@@ -44,6 +45,12 @@ class Guarantee:
         return self.canonical.steps
 
     @property
+    def counted(self) -> str:
+        """What ``steps`` counts: steps, or epochs where one event is an epoch."""
+        epochs = [isinstance(run.event, Sampled) and run.event.policy.steps_per_event > 1 for run in self.source.events]
+        return "epochs" if epochs and all(epochs) else "steps"
+
+    @property
     def numerical_delta(self) -> float:
         """The part of δ that the arithmetic of the noise uses up."""
         return self.canonical.numerical_delta
@@ -52,6 +59,11 @@ class Guarantee:
     def failure(self) -> float:
         """The probability that a sample was cut to its capacity, in any step; 1 + e^ε times it is part of δ."""
         return self.canonical.failure
+
+    @property
+    def exact(self) -> bool:
+        """Whether the rules of all steps are exact: then no analysis of these events can claim less than ``lower``."""
+        return self.canonical.exact
 
     @property
     def private(self) -> bool:

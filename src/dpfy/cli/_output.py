@@ -27,17 +27,19 @@ def claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
     return {"epsilon": bracket.upper, "epsilon_lower": bracket.lower, "delta": delta, "method": guarantee.method,
             "noise_multiplier": guarantee.noise_multiplier, "rate": guarantee.rate, "steps": guarantee.steps,
             "relation": str(guarantee.relation), "unit": str(guarantee.unit),
-            "numerical_delta": guarantee.numerical_delta, "note": guarantee.note(delta) or None}
+            "numerical_delta": guarantee.numerical_delta, "note": guarantee.note(delta) or None,
+            "exact": guarantee.exact, "counted": guarantee.counted}
 
 
 def sentence(values: dict[str, Any]) -> str:
     """Say what :func:`claims` returned."""
     relation = _RELATIONS[values["relation"]].format(unit=values["unit"])
-    steps = "1 step" if values["steps"] == 1 else f"{values['steps']:,} steps"
+    steps = f"{values['steps']:,} {values['counted'].removesuffix('s') if values['steps'] == 1 else values['counted']}"
     if math.isinf(values["epsilon"]):
         return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
     floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000
-    low = f", and no analysis can claim less than {floor:.4f}" if floor else ""
+    who = "no analysis" if values["exact"] else "nobody by the same rules"
+    low = f", and {who} can claim less than {floor:.4f}" if floor else ""
     note = f" ({values['note']})" if values["note"] else ""
     how = f"{values['method'].upper()}{note}" if values["method"] in tuple(Method) else values["note"]
     return (f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy for {relation}, "

@@ -28,7 +28,8 @@ class Clipping:
 
     def norms(self, squared: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the squared norms [records, groups], given those [records] of every parameter."""
-        totals = torch.zeros(len(squared[0]), max(self.groups) + 1, dtype=torch.float64, device=squared[0].device)
+        count = len(self.weigh.bounds) if isinstance(self.weigh, ClipEach) else max(self.groups) + 1
+        totals = torch.zeros(len(squared[0]), count, dtype=torch.float64, device=squared[0].device)
         for position, (group, norms) in enumerate(zip(self.groups, squared, strict=True)):
             totals[:, group] += self.scaled(position, norms)
         return totals

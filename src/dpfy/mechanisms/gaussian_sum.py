@@ -24,7 +24,8 @@ class GaussianSum:
     *Assumes*: the engine computes each weight from the very gradient that it adds, or from an upper bound of its norm,
     and one record more moves the contributions of at most ``companions`` others, by ``rounding`` clip bounds each. The
     lattice costs √d steps: half for rounding each record before it is added, as
-    :func:`~dpfy.mechanisms.clipping.lattice_sum` does, and all of it where the sum is rounded as a whole.
+    :func:`~dpfy.mechanisms.clipping.lattice_sum` does, and all of it where the sum is rounded as a whole; as often as
+    ``roundings`` says, if the sum leaves the lattice in between.
 
     Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md.
     """
@@ -34,6 +35,7 @@ class GaussianSum:
     dimension: int
     companions: int = 0
     rounding: float = 2.0**-23
+    roundings: int = 1
 
     @property
     def grid(self) -> float:
@@ -48,7 +50,7 @@ class GaussianSum:
         ``companions`` in the block then move in their last bits, each by at most ``rounding`` in units of the bound.
         """
         arithmetic = (self.dimension + 16) * 2.0**-53 + self.companions * self.rounding
-        return self.bound * (1 + arithmetic) + math.sqrt(self.dimension) * self.grid
+        return self.bound * (1 + arithmetic) + self.roundings * math.sqrt(self.dimension) * self.grid
 
     @property
     def stddev(self) -> float:

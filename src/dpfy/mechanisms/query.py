@@ -40,7 +40,7 @@ class ClippedSum(Fact, tag="clipped_sum"):
             raise InvalidArgument(f"Expected one scale for each of {len(self.parameters)} parameters, got "
                                   f"{len(self.scales)}.")
         for scale in self.scales:
-            _validate.positive("scale", scale)
+            _validate.real("scale", scale, 1e-100, 1e100)  # its square is a number, and so are products with it
 
     def scale_of(self, parameter: str) -> float:
         """What the gradient of a parameter is divided by before norms are taken."""
@@ -98,6 +98,8 @@ class NormsBelow(Statistic, tag="norms_below"):
     A record counts as +½ or −½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021). ``of``
     names the clipped sum whose norms are compared, one for each threshold; by default the first one. A norm that is not
     finite is above every threshold.
+
+    *Assumes*: no other record's norm ties with a threshold to its last bits, which a block of another size may move.
     """
 
     name: str = "norms below"
@@ -153,9 +155,11 @@ class Query(Fact, tag="query"):
         unknown = {name for each in below for name in each.of} - {leaf.name for leaf in self.leaves}
         if unknown:
             raise InvalidArgument(f"There is no clipped sum {sorted(unknown)[0]!r} whose norms could be compared.")
-        if self.slots is not None and (below or self.least_sample is not None):
-            raise InvalidArgument("Microbatches have means in the place of records: there are no norms of records to "
-                                  "compare, and no sample size to divide by.")
+        others = [each for each in self.statistics if not isinstance(each, SampleSize)]
+        if self.slots is not None and (others or self.least_sample is not None):
+            raise InvalidArgument("Microbatches are computed as a whole and have means in the place of records: there "
+                                  "are no statistics or norms of single records, and no sample size to divide by. "
+                                  "SampleSize can be released.")
 
     @classmethod
     def of(cls, leaves: Sequence[ClippedSum], statistics: Sequence[Statistic] = (), *, slots: int | None = None,

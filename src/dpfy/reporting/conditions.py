@@ -174,12 +174,20 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
                   query.get("statistics", ()) if {"name", "bound"} <= set(each)]
     values = {
         "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
-        "Sampling rate": _part(plan, "sampling").get("rate"), "Steps": plan.get("steps"),
+        "Sampling rate": _rate(_part(plan, "sampling")), "Steps": plan.get("steps"),
         "Clip bound": _clip_bounds(query.get("leaves", ())), "Noise multiplier": plan.get("noise_multiplier"),
         "Released statistics": ", ".join(statistics) or None,
         "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}" if budget else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _rate(sampling: dict[str, Any]) -> float | None:
+    """The share of the records in a step, by whatever the policy declares it."""
+    size = sampling.get("size", sampling.get("batch_size"))
+    if size is not None and sampling.get("records"):
+        return float(size / sampling["records"])
+    return 1 / sampling["bins"] if sampling.get("bins") else sampling.get("rate")
 
 
 def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:

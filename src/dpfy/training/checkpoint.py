@@ -38,7 +38,8 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
     write_state(folder / FILE, {
         "schema": _SCHEMA,
         "plan": run.plan.to_json(),
-        "ledger": {"path": str(ledger.path), "lines": ledger.lines, "hash": ledger.head_hash, "steps": ledger.count},
+        "ledger": {"path": str(ledger.path), "lines": ledger.lines, "hash": ledger.head_hash, "steps": ledger.count,
+                   "taken": run.steps_taken},
         "model": run.model.state_dict(),
         "optimizers": [{"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers],
         "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
@@ -62,7 +63,10 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     _restore(model, optimizers, state, extra or {})
     run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
-    run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % (run.ledger.count - saved["steps"])))
+    # Steps that were reserved by hand count too; where an event is an epoch, what is left of the last one is lost.
+    lost = run.ledger.count - saved["steps"] if run._ranks.first and plan.sampling.steps_per_event == 1 else \
+        run.steps_taken - saved["taken"]
+    run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % lost))
     if run.lost_steps and run._ranks.first:
         sys.stdout.write(f"{run.lost_steps} steps after the checkpoint were paid for and are lost; "
                          f"{run.steps_left} of {plan.steps} are left.\n")

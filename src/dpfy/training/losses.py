@@ -37,12 +37,21 @@ def per_example(returned: object, size: int) -> torch.Tensor:
         for name, values in returned.stats.items():
             if not isinstance(values, torch.Tensor) or values.shape[:1] != (size,):
                 raise LossError(f"The statistic {name!r} must be a tensor with one row per example ({size} here).")
+            if values.layout is not torch.strided or values.is_complex():
+                raise LossError(f"The statistic {name!r} must be a dense tensor of real numbers.")
     return losses
 
 
 def statistics_of(returned: object) -> dict[str, torch.Tensor]:
-    """Return the statistics that a loss function returned, off the graph."""
-    return {name: values.detach() for name, values in returned.stats.items()} if isinstance(returned, Losses) else {}
+    """Return the statistics that a loss function returned, off the graph and in float64."""
+    stats = returned.stats if isinstance(returned, Losses) else {}
+    return {name: values.detach().double() for name, values in stats.items()}
+
+
+def shown_of_each(returned: object, size: int) -> torch.Tensor:
+    """Return all that a loss function says of each of ``size`` examples, a row for each: its loss, then statistics."""
+    losses = per_example(returned, size).detach().double().unsqueeze(1)
+    return torch.cat([losses, *(rows.reshape(size, -1) for rows in statistics_of(returned).values())], 1)
 
 
 def identity(loss_fn: Any, depth: int = _DEPTH) -> Hashable:

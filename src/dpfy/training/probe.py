@@ -21,7 +21,7 @@ from dpfy.training.attributes import attributes_of
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine, LoopEngine, Summed
 from dpfy.training.engines.base import LossCall, LossFn, Substitutes
-from dpfy.training.losses import per_example, statistics_of
+from dpfy.training.losses import per_example, shown_of_each, statistics_of
 from dpfy.training.synthetic import shortened, synthetic, with_row_from
 from dpfy.training.tracing import refuses_tracing
 
@@ -56,6 +56,10 @@ class Probe:
             if (name := changed()) is not None:
                 raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
             return self._agreeing_engine(engine)
+
+    def made_up(self) -> Chunk:
+        """Return a few synthetic records."""
+        return self._input(_SIZES[-1])
 
     def _equal(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Equal up to the rounding of differently shaped kernels in the model's precision."""
@@ -94,12 +98,12 @@ class Probe:
             raise LossError(f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: {error}). "
                             "If valid input has to look otherwise (labels, token ids), pass example_input= a collated "
                             "batch of made-up but valid examples.") from None
-        losses, stats = per_example(returned, chunk.size).detach().double(), statistics_of(returned)
-        if not bool(losses.isfinite().all()):
+        shown = shown_of_each(returned, chunk.size)
+        if not bool(shown[:, 0].isfinite().all()):
             raise LossError("The loss is not finite on synthetic input, so the model cannot be judged. Pass "
                             "example_input= a collated batch of made-up but valid examples.")
-        self._check_statistics(stats)
-        return torch.cat([losses.unsqueeze(1), *(rows.reshape(chunk.size, -1).double() for rows in stats.values())], 1)
+        self._check_statistics(statistics_of(returned))
+        return shown
 
     def _check_statistics(self, stats: Mapping[str, torch.Tensor]) -> None:
         """Refuse a loss that does not return what the plan wants to release."""
@@ -130,8 +134,7 @@ class Probe:
             self._losses(self._input(size))
 
     def _check_neighbours(self) -> None:
-        """Change one example: the other losses must not move, at any size, scale and position."""
-        deterministic = not self._is_random()
+        """Change one example: nothing that is said of the others may move, at any size, scale and position."""
         for size, scale in product(_SIZES, _SCALES):
             base, other = self._input(size, 1, scale), self._input(size, 2, scale)
             losses = self._losses(base)
@@ -141,15 +144,18 @@ class Probe:
                 if not self._same(losses[rest], self._losses(changed)[rest]):
                     culprit = self._culprit(base, changed, rest)
                     raise self._refusal(culprit, "lets one example change another one's loss")
-            if deterministic:
-                alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
-                if not self._same(losses, alone):
-                    culprit = self._culprit_alone(base)
-                    raise self._refusal(culprit, "gives an example another loss alone than in a batch")
-        if deterministic:
-            many = self._input(_MANY, 1)
-            if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3))):
-                raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
+
+    def _check_alone(self) -> None:
+        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing may be random."""
+        for size, scale in product(_SIZES, _SCALES):
+            base = self._input(size, 1, scale)
+            alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
+            if not self._same(self._losses(base), alone):
+                culprit = self._culprit_alone(base)
+                raise self._refusal(culprit, "gives an example another loss alone than in a batch")
+        many = self._input(_MANY, 1)
+        if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3))):
+            raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
 
     def _check_memory(self) -> None:
         """See something else in between: the losses must be what they were."""
@@ -183,12 +189,17 @@ class Probe:
         """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
         names = PREFERENCE if wanted == "auto" else (wanted,)
         with _without_dropout(self.model):
-            expected = self._oracle_sums()
             random = self._is_random()
+            if not random:
+                self._check_alone()
+            expected = self._oracle_sums()
             reason = ""
             for name in names:
                 engine = ENGINES[name](self.model, self.parameters)
                 if wanted == "auto" and not engine.isolates and self._refuses_tracing():
+                    continue
+                if random and self.statistics and not engine.isolates:
+                    reason = "cannot be trusted with statistics of a loss that draws random numbers"
                     continue
                 try:
                     engine.prepare(self.loss_fn, self._input)

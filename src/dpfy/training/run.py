@@ -36,7 +36,7 @@ from dpfy.training.engines.base import BoundedSums, LossFn
 from dpfy.training.gate import Gate, is_finite
 from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
-from dpfy.training.pieces import Pieces
+from dpfy.training.pieces import Pieces, rehearse
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.seclusion import secluded
 from dpfy.types import Interval
@@ -125,6 +125,11 @@ class Run:
         """How many batches the plan still has to give."""
         return self.plan.steps - self._next_step
 
+    @property
+    def steps_taken(self) -> int:
+        """How many steps of the plan are paid for and behind this run."""
+        return self._taken
+
     def __iter__(self) -> Iterator[Batch]:
         while self.steps_left > 0:
             self._next_step += 1
@@ -168,7 +173,7 @@ class Run:
         self._check_ready(batch)
         step = self._taken + 1  # a batch that nobody released is no step
         event = self._event(step)
-        drawn = self._ranks.from_first(lambda: self._reserved_draw(event))
+        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step))
         batch._released, self._taken = True, step
         pieces = Pieces(self.plan.query, self._trained(), self.plan.query.due(step))
         total = self._zero_sums(pieces)
@@ -194,12 +199,13 @@ class Run:
         """The 64-bit words of a drawn unit: its index, its lot, and what it chooses its rows by."""
         return 2 + self._records.seed_words
 
-    def _reserved_draw(self, event: Event) -> bytes:
+    def _reserved_draw(self, event: Event, step: int) -> bytes:
         """Make the step durable, then draw its sample: the bytes of all indices, then of all lots and seeds."""
         if self._paid_steps == 0:
             self.ledger.reserve(event, note={"clip": self.plan.clip})
             self._paid_steps = self._sampler.policy.steps_per_event
         self._paid_steps -= 1
+        self._taken = step  # whatever happens now, it is paid for
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
         lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
         seeds = self._streams.sampling.words(self._records.seed_words * len(drawn))
@@ -236,8 +242,9 @@ class Run:
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
             companions, rounding = blocks.largest, engine.rounding
-        reach = query.reach(step)
-        return GaussianSum(reach, (self.plan.noise_multiplier or 0.0) / reach, dimension, companions, rounding)
+        reach, roundings = query.reach(step), 1 if query.least_sample is None else 2
+        noise_multiplier = (self.plan.noise_multiplier or 0.0) / reach
+        return GaussianSum(reach, noise_multiplier, dimension, companions, rounding, roundings)
 
     def _event(self, step: int) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
@@ -311,6 +318,8 @@ class Run:
                 name, at_once = json.loads(first)
                 self._engines[key] = engine if engine.name == name else probe.choose(name)
                 self._engines[key].records_at_once = at_once
+                rehearse(self._engines[key], loss_fn, probe.made_up(), Pieces(
+                    self.plan.query, trained, () if self.plan.query.slots else self.plan.query.statistics))
         return self._engines[key]
 
     def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:

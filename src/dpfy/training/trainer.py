@@ -137,7 +137,7 @@ class Trainer:
             if header is not None and header.plan is not None:
                 self._adopt(Plan.from_json(header.plan))
         run = self._begin()
-        run.lost_steps = int(ranks.from_first(lambda: b"%d" % run.ledger.count))
+        run.lost_steps = run.steps_taken
         if run.lost_steps and ranks.first:
             sys.stdout.write(f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid for and "
                              f"are lost; {run.steps_left} of {self.plan.steps} are left.\n")

@@ -47,7 +47,7 @@ from dpfy.training.engines.bookkeeping.rules.opaque import Layouts
 from dpfy.training.engines.bookkeeping.sinks import Both, ClippingEach, Keeping, Measuring, Norms, Summing
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, Tape
 from dpfy.training.engines.loop import LoopEngine
-from dpfy.training.losses import per_example
+from dpfy.training.losses import shown_of_each
 from dpfy.training.seclusion import bookmark
 from dpfy.training.synthetic import extremes, with_row_from
 
@@ -85,17 +85,18 @@ class CapturingEngine(Engine):
         if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
             raise Unsupported("hooks see, and may change, the gradients of all records at once")
         loss = Unit(_LOSS, self.model, None, Layouts([Layout()], ()))
+        call = LossCall(self.model, loss_fn)
 
         def passed(chunk: Chunk) -> Observation:
-            losses: list[torch.Tensor] = []
-            with torch.no_grad():
-                seen = observe(modules, lambda: losses.append(per_example(loss_fn(*chunk.arguments), chunk.size)))
-            seen.inputs[_LOSS] = [losses]
+            shown: list[torch.Tensor] = []
+            with torch.enable_grad():  # as in a step: a module may observe only what is differentiated
+                seen = observe(modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size)))
+            seen.inputs[_LOSS] = [shown]
             return seen
 
         def watched(chunk: Chunk) -> Observation:
             with torch.no_grad():
-                return watch(units, self.parameters, lambda: loss_fn(*chunk.arguments))
+                return watch(units, self.parameters, lambda: call(*chunk.arguments))
 
         few, many = (passed(examples(size, 1)) for size in _SIZES)
         units = [with_layouts(unit, few, many, _SIZES)
