@@ -1,15 +1,45 @@
 """Small networks that suit DP-SGD: few parameters, bounded activations, every example treated alone.
 
-All of them run under ``torch.func.vmap``; none has BatchNorm or another state that examples share. Bounded activations
-keep gradients near the clip bound, where clipping loses least (Papernot et al. 2021, "Tempered Sigmoid Activations for
-Deep Learning with Differential Privacy", §3).
+All but the recurrent one, whose kernels torch cannot vectorise, run under ``torch.func.vmap``; none has BatchNorm or
+another state that examples share. Bounded activations keep gradients near the clip bound, where clipping loses least
+(Papernot et al. 2021, "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", §3).
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpfy import _validate
 from dpfy.errors import InvalidArgument
+
+Activation = Callable[[], nn.Module]
+
+
+class TemperedSigmoid(nn.Module):
+    """The activation s·σ(T·x) − o with scale s, temperature T and offset o; by default it is tanh.
+
+    A smaller scale bounds activations, and with them gradients, more tightly.
+
+    >>> TemperedSigmoid()(torch.tensor([-9.0, 0.0, 1.0]))
+    tensor([-1.0000,  0.0000,  0.7616])
+
+    Reference: N. Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, 2021, §4.
+    """
+
+    def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
+        super().__init__()
+        self.scale, self.offset = _validate.positive("scale", scale), offset
+        self.temperature = _validate.positive("temperature", temperature)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activations of the same shape, between −offset and scale − offset."""
+        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(model)``."""
+        return f"{self.scale}, {self.temperature}, {self.offset}"
 
 
 class Normalize(nn.Module):
@@ -49,42 +79,49 @@ def digits_mlp(classes: int = 10) -> nn.Sequential:
     return nn.Sequential(Normalize(norm=8.0, center=0.3), nn.Flatten(), *mlp(64, classes))
 
 
-def mnist_cnn(classes: int = 10) -> nn.Sequential:
-    """The tanh network for 28×28 grey images (Papernot et al. 2021, Table 1; Tramèr and Boneh 2021, Table 8).
+def mnist_cnn(classes: int = 10, activation: Activation = nn.Tanh) -> nn.Sequential:
+    """The network for 28×28 grey images (Papernot et al. 2021, Table 1), with tanh unless told otherwise.
 
     >>> mnist_cnn()(torch.rand(5, 1, 28, 28)).shape
     torch.Size([5, 10])
     """
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1), nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 32), nn.Tanh(), nn.Linear(32, classes))
+        nn.Conv2d(1, 16, 8, stride=2, padding=2), activation(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2), activation(), nn.MaxPool2d(2, stride=1), nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 32), activation(), nn.Linear(32, classes))
 
 
-def cifar_cnn(classes: int = 10) -> nn.Sequential:
-    """The tanh network for 32×32 RGB images (Papernot et al. 2021, Table 2; Tramèr and Boneh 2021, Table 9).
+def cifar_cnn(classes: int = 10, activation: Activation = nn.Tanh, readout: str = "mean") -> nn.Sequential:
+    """The network for 32×32 RGB images, with tanh unless told otherwise.
 
-    >>> cifar_cnn()(torch.rand(2, 3, 32, 32)).shape
+    ``readout="mean"`` has average pooling, two more convolutions and the mean over what is left of the image (Papernot
+    et al. 2021, Table 2). ``readout="linear"`` is the form that Tramèr and Boneh 2021 (Table 7) corrected it to, which
+    results at large sampling rates are for (Dörmann et al. 2021): max pooling, and two linear layers.
+
+    >>> cifar_cnn(readout="linear")(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+    mean = _validate.choice("readout", readout, ("mean", "linear")) == "mean"
     layers: list[nn.Module] = []
     channels = 3
     for width in (32, 64, 128):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.Tanh(),
-                   nn.Conv2d(width, width, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)]
+        layers += [nn.Conv2d(channels, width, 3, padding=1), activation(),
+                   nn.Conv2d(width, width, 3, padding=1), activation(), nn.AvgPool2d(2) if mean else nn.MaxPool2d(2)]
         channels = width
-    return nn.Sequential(*layers, nn.Conv2d(128, 256, 3, padding=1), nn.Tanh(),
-                         nn.Conv2d(256, classes, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if mean:
+        return nn.Sequential(*layers, nn.Conv2d(128, 256, 3, padding=1), activation(),
+                             nn.Conv2d(256, classes, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 128), activation(), nn.Linear(128, classes))
 
 
-class MeanEmbedding(nn.Module):
-    """The mean of the frozen vectors of an example's tokens, without its padding (token 0).
+class FrozenEmbedding(nn.Module):
+    """The fixed vectors of an example's tokens; that of padding, token 0, is zero.
 
     The table is a buffer and not a parameter: it is saved with the model, and no gradient or noise reaches it.
 
-    >>> MeanEmbedding(torch.eye(4))(torch.tensor([[0, 0, 1, 3], [0, 0, 0, 0]]))
-    tensor([[0.0000, 0.5000, 0.0000, 0.5000],
-            [0.0000, 0.0000, 0.0000, 0.0000]])
+    >>> FrozenEmbedding(torch.eye(2))(torch.tensor([[0, 1]]))
+    tensor([[[0., 0.],
+             [0., 1.]]])
     """
 
     table: torch.Tensor
@@ -95,13 +132,26 @@ class MeanEmbedding(nn.Module):
             raise InvalidArgument(f"Expected a table of shape (vocabulary, dimension) with floating-point numbers, got "
                                   f"shape {tuple(table.shape)} and {table.dtype}.")
         table = table.clone()
-        table[0] = 0  # padding then adds nothing, which saves masking every vector of every token
+        table[0] = 0
         self.register_buffer("table", table)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return one vector per token."""
+        return F.embedding(tokens, self.table)
+
+
+class MeanEmbedding(FrozenEmbedding):
+    """The mean of the frozen vectors of an example's tokens, without its padding (token 0).
+
+    >>> MeanEmbedding(torch.eye(4))(torch.tensor([[0, 0, 1, 3], [0, 0, 0, 0]]))
+    tensor([[0.0000, 0.5000, 0.0000, 0.5000],
+            [0.0000, 0.0000, 0.0000, 0.0000]])
+    """
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return one vector per row of tokens."""
         words = (tokens != 0).sum(dim=-1, keepdim=True)
-        return F.embedding(tokens, self.table).sum(dim=-2) / words.clamp(min=1)
+        return super().forward(tokens).sum(dim=-2) / words.clamp(min=1)  # padding adds nothing
 
 
 def review_classifier(table: torch.Tensor, classes: int = 2, hidden: int = 64) -> nn.Sequential:
@@ -115,6 +165,52 @@ def review_classifier(table: torch.Tensor, classes: int = 2, hidden: int = 64) -
     """
     return nn.Sequential(MeanEmbedding(_standardized(table)), Normalize(norm=8.0),
                          *mlp(table.shape[1], classes, hidden))
+
+
+class LastStates(nn.Module):
+    """A bidirectional LSTM layer that returns the last hidden states of both directions, side by side.
+
+    It starts as Keras starts it: orthogonal recurrent weights, Glorot's for the inputs, and forget gates that are open.
+    Of torch's two biases, whose sum is all that counts, one stays zero and is not trained: it would be noised for
+    nothing.
+
+    >>> LastStates(features=8, units=4)(torch.zeros(5, 80, 8)).shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, units, batch_first=True, bidirectional=True)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight_ih"):
+                nn.init.xavier_uniform_(parameter)
+            elif name.startswith("weight_hh"):
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter).requires_grad_(name.startswith("bias_ih"))
+                if parameter.requires_grad:
+                    nn.init.ones_(parameter.detach()[units : 2 * units])  # of the forget gate: the second of four
+
+    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Return 2·units numbers per sequence of shape (time, features)."""
+        _, (hidden, _) = self.lstm(sequences)
+        return hidden.transpose(0, 1).flatten(1)
+
+
+def review_lstm(table: torch.Tensor, classes: int = 2, activation: Activation = nn.ReLU) -> nn.Sequential:
+    """The recurrent network for reviews: frozen word vectors, then layers of 32, 2×32 (LSTM), 16 and ``classes`` units.
+
+    The paper's reviews have 80 tokens from a vocabulary of 20 000 (``dpfy.data.imdb(vocabulary=20_000, length=80)``)
+    and GloVe's vectors of 100 numbers; it takes ReLU for DPIS and DP-SGD and tanh beside tempered sigmoids.
+
+    >>> review_lstm(torch.randn(1000, 100))(torch.ones(5, 80, dtype=torch.int64)).shape
+    torch.Size([5, 2])
+
+    Reference: J. Wei et al., DPIS: An Enhanced Mechanism for Differentially Private SGD with Importance Sampling, 2022,
+    Table 1.
+    """
+    return nn.Sequential(FrozenEmbedding(table), nn.Linear(table.shape[1], 32), activation(), LastStates(32, 32),
+                         nn.Linear(64, 16), activation(), nn.Linear(16, classes))
 
 
 def _standardized(table: torch.Tensor) -> torch.Tensor:
