@@ -6,13 +6,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.data import NAMES, DataSource, digits
 from dpfy.data.adult import FEATURES
-from dpfy.models import default_model, mnist_cnn, recommended, review_classifier
+from dpfy.models import (
+    LastStates,
+    TemperedSigmoid,
+    cifar_cnn,
+    default_model,
+    mnist_cnn,
+    recommended,
+    review_classifier,
+    review_lstm,
+)
 
 SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar-10": (3, 32, 32),
           "imdb": (256,), "adult": (FEATURES,)}
@@ -72,8 +82,75 @@ def test_default_model_passes_the_probe_and_learns_from_a_run(name: str, tmp_pat
 
 
 def test_sizes_are_those_of_the_papers() -> None:
-    assert sum(p.numel() for p in mnist_cnn().parameters()) == 26_010  # Tramèr and Boneh 2021, Table 8
-    assert sum(p.numel() for p in default_model(made_up("cifar-10")).parameters()) == 605_226
+    sizes = {name: sum(p.numel() for p in model.parameters() if p.requires_grad) for name, model in {
+        "mnist": mnist_cnn(), "papernot": cifar_cnn(), "tramèr": cifar_cnn(readout="linear"),
+        "dpis": review_lstm(torch.zeros(9, 100))}.items()}
+    # Papernot et al. 2021, Tables 1 and 2: 26K and 605K; Tramèr and Boneh 2021: 551K; Wei et al. 2022, Table 1, whose
+    # layers have 3232, 2 · 8320, 1040 and 34 parameters in Keras.
+    assert sizes == {"mnist": 26_010, "papernot": 605_226, "tramèr": 550_570, "dpis": 20_946}
+
+
+def test_a_tempered_sigmoid_is_its_formula_and_tanh_by_default() -> None:
+    x = torch.linspace(-5, 5, 101)
+    assert torch.allclose(TemperedSigmoid()(x), x.tanh(), atol=1e-6)
+    assert torch.allclose(TemperedSigmoid(1.58, 3.0, 0.71)(x), 1.58 / (1 + (-3.0 * x).exp()) - 0.71, atol=1e-6)
+    for arguments in ((0.0, 1.0), (1.0, -1.0)):
+        with pytest.raises(dpfy.InvalidArgument, match=r"=0\.0|=-1\.0"):
+            TemperedSigmoid(*arguments)
+
+
+@pytest.mark.parametrize(("make", "count"), [
+    (mnist_cnn, 3), (cifar_cnn, 7), (lambda activation: cifar_cnn(activation=activation, readout="linear"), 7),
+    (lambda activation: review_lstm(torch.zeros(9, 100), activation=activation), 2)])
+def test_every_activation_is_the_given_one(make, count: int) -> None:
+    kinds = [type(module) for module in make(activation=TemperedSigmoid)]
+    assert kinds.count(TemperedSigmoid) == count and not {nn.Tanh, nn.ReLU} & {*kinds}
+
+
+def test_readouts_of_the_cifar_network() -> None:
+    pools = [{type(module) for module in cifar_cnn(readout=readout)} & {nn.AvgPool2d, nn.MaxPool2d}
+             for readout in ("mean", "linear")]
+    assert pools == [{nn.AvgPool2d}, {nn.MaxPool2d}]
+    with pytest.raises(dpfy.InvalidArgument, match="readout='max'"):
+        cifar_cnn(readout="max")
+
+
+@pytest.mark.parametrize(("model", "shape"), [
+    (mnist_cnn(activation=lambda: TemperedSigmoid(1.6, 1.4, 0.7)), (1, 28, 28)),
+    (cifar_cnn(readout="linear"), (3, 32, 32)), (review_lstm(torch.randn(9, 100)), (12,))],
+    ids=["tempered", "linear", "lstm"])
+def test_networks_of_the_papers_pass_the_probe_for_the_fast_engine(model: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randint(9, (4, *shape)) if len(shape) == 1 else torch.rand(4, *shape)
+    assert dpfy.explain(model, x).engine == "bookkeeping"
+
+
+def test_the_recurrent_network_starts_like_keras_and_learns_in_a_run() -> None:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randint(1000, (4, 80)), torch.arange(4) % 2)
+    model = review_lstm(torch.randn(1000, 100))
+    lstm = model[3].lstm
+    for way in ("", "_reverse"):
+        assert getattr(lstm, f"bias_ih_l0{way}").unflatten(0, (4, 32)).sum(1).tolist() == [0, 32, 0, 0]  # forget gates
+        weight = getattr(lstm, f"weight_hh_l0{way}")
+        assert torch.allclose(weight.T @ weight, torch.eye(32), atol=1e-5)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    plan = dpfy.dpsgd(records=4, batch_size=4, steps=1, noise_multiplier=1.0)
+    with dpfy.privatize(model, optimizer, data, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
+        for batch in run:
+            run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), batch)
+            optimizer.step()
+    for name, parameter in model.named_parameters():
+        frozen = "bias_hh" in name
+        assert torch.equal(parameter, before[name]) == frozen
+        assert not (frozen and parameter.any())  # the other bias does all the work
+
+
+def test_last_states_are_the_last_of_each_direction() -> None:
+    torch.manual_seed(0)
+    layer, x = LastStates(features=3, units=2), torch.randn(4, 6, 3)
+    outputs, _ = layer.lstm(x)
+    assert torch.allclose(layer(x), torch.cat([outputs[:, -1, :2], outputs[:, 0, 2:]], 1), atol=1e-6)
 
 
 def test_padding_does_not_change_a_review() -> None:
