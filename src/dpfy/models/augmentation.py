@@ -2,7 +2,7 @@
 
 The gradient of that mean is what is clipped, once per record, so that K variations cost K times the work and nothing in
 privacy, and leave less of the augmentation's own noise in what is clipped (De et al. 2022, "Unlocking High-Accuracy
-Differentially Private Image Classification through Scale", section 3).
+Differentially Private Image Classification through Scale").
 """
 
 from collections.abc import Callable

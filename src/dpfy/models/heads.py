@@ -58,7 +58,7 @@ def linear_head(shape: tuple[int, int, int], classes: int = 10,
     >>> linear_head((81, 7, 7))(torch.rand(5, 81, 7, 7)).shape
     torch.Size([5, 10])
 
-    Reference: F. Tramèr and D. Boneh, Differentially Private Learning Needs Better Features, 2021, section 3.
+    Reference: F. Tramèr and D. Boneh, Differentially Private Learning Needs Better Features, 2021.
     """
     channels, height, width = shape
     linear = nn.Linear(channels * height * width, classes)
@@ -74,7 +74,7 @@ def cnn_head(shape: tuple[int, int, int], classes: int = 10, normalization: nn.M
     >>> cnn_head((243, 8, 8))(torch.rand(2, 243, 8, 8)).shape
     torch.Size([2, 10])
 
-    Reference: F. Tramèr and D. Boneh, Differentially Private Learning Needs Better Features, 2021, appendix C.
+    Reference: F. Tramèr and D. Boneh, Differentially Private Learning Needs Better Features, 2021, appendix.
     """
     channels, *places = shape
     match places:

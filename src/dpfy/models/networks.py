@@ -25,7 +25,7 @@ class TemperedSigmoid(nn.Module):
     >>> TemperedSigmoid()(torch.tensor([-9.0, 0.0, 1.0]))
     tensor([-1.0000,  0.0000,  0.7616])
 
-    Reference: N. Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, 2021, §4.
+    Reference: N. Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, 2021.
     """
 
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:

@@ -25,7 +25,7 @@ class StandardizedConv2d(nn.Conv2d):
 
     Reference: S. Qiao et al., Micro-Batch Training with Batch-Channel Normalization and Weight Standardization, 2019;
     scaled by the number of inputs: A. Brock et al., Characterizing Signal Propagation to Close the Performance Gap in
-    Unnormalized ResNets, 2021, section 4.
+    Unnormalized ResNets, 2021, "Scaled Weight Standardization".
     """
 
     def __init__(self, channels: int, width: int, kernel_size: int, stride: int = 1, padding: int = 0) -> None:
@@ -77,7 +77,7 @@ def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, groups: int 
     torch.Size([2, 10])
 
     Reference: Zagoruyko and Komodakis 2016, "Wide Residual Networks", Table 1; with GroupNorm of 16 groups for DP-SGD:
-    De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale", section 3, with
+    De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale", with
     standardised weights and :func:`~dpfy.models.augmented` images.
     """
     _validate.count("width", width)

@@ -36,7 +36,7 @@ class Scattering2d(nn.Module):
     >>> Scattering2d((28, 28))(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
 
-    Reference: J. Bruna and S. Mallat, Invariant Scattering Convolution Networks, 2013, sections 2 and 3; as features
+    Reference: J. Bruna and S. Mallat, Invariant Scattering Convolution Networks, 2013, section 2; as features
     for private learning: F. Tramèr and D. Boneh, Differentially Private Learning Needs Better Features, 2021.
     """
 
