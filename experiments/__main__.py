@@ -67,16 +67,16 @@ def run(
     if change and not validate:
         raise InvalidArgument("--set is for selection, with --validate. What is published has its settings in "
                               "experiments/configs.")
-    chosen = [cell.changed_by(change or []) for cell in _chosen(name, epsilon)]
-    deadline = Deadline(minutes)
+    cells = [cell.changed_by(change or []) for cell in _chosen(name, epsilon)]
+    own, deadline = _seeds(seeds), Deadline(minutes)
     torch.set_flush_denormal(True)  # saturated softmax outputs would otherwise slow a step down
     if quick:
-        _run_quickly(chosen, data_dir, deadline, must_have_data=name is not None)
+        with tempfile.TemporaryDirectory() as folder:
+            _run_quickly(cells, Session(Place(Path(folder), validate), data_dir, deadline), skip=name is None)
         return
     session = Session(Place(HERE, validate), data_dir, deadline, publish=not validate)
-    own = _seeds(seeds)
     try:
-        ended = all(session.train(cell, seed, again) for cell in chosen for seed in own or cell.seeds)
+        ended = all(session.train(cell, seed, again) for cell in cells for seed in own or cell.seeds)
     except KeyboardInterrupt:
         _fail(f"Interrupted; all but the last step is saved. {_how_to_go_on()}", 130)
     if not ended:
@@ -149,18 +149,16 @@ class Session:
         return self._loaded[1]
 
 
-def _run_quickly(cells: Sequence[Cell], data_dir: Path | None, deadline: Deadline, must_have_data: bool) -> None:
-    """Run the first cell of each experiment in its reduced form, without a trace."""
-    firsts = {cell.experiment: cell.quick() for cell in reversed(cells)}
-    with tempfile.TemporaryDirectory() as folder:
-        session = Session(Place(Path(folder)), data_dir, deadline)
-        for cell in reversed(firsts.values()):
-            try:
-                session.train(cell, cell.seeds[0])
-            except DataError as error:
-                if must_have_data:
-                    raise
-                session.say(f"{cell.experiment}: left out. {error}")
+def _run_quickly(cells: Sequence[Cell], session: Session, skip: bool) -> None:
+    """Run the first cell of each experiment in its reduced form; ``skip`` what has no data."""
+    for name in dict.fromkeys(cell.experiment for cell in cells):
+        cell = next(cell for cell in cells if cell.experiment == name).quick()
+        try:
+            session.train(cell, cell.seeds[0])
+        except DataError as error:
+            if not skip:
+                raise
+            session.say(f"{name}: left out. {error}")
 
 
 def _chosen(name: str | None, epsilon: str) -> list[Cell]:

@@ -8,9 +8,8 @@ from typing import Any, Self, get_type_hints
 from dpfy import _validate
 from dpfy.data import NAMES
 from dpfy.errors import InvalidArgument
-from experiments.parts import AUGMENTATIONS, NETWORKS, SCHEDULES
+from experiments.parts import AUGMENTATIONS, FEATURES, NETWORKS, SCHEDULES
 
-FEATURES = ("raw",)
 METHODS = ("dp-sgd",)
 _ABOUT = ("experiment", "target", "reference", "found", "seeds")  # say something about a run and change nothing in it
 _QUICK_RECORDS, _QUICK_STEPS = 2000, 10
@@ -21,7 +20,8 @@ class Cell:
     """The settings of one result at one ε, the accuracy to reach, and how the settings were found.
 
     ``rate`` is the sampling probability of a record and ``steps`` their number; the noise follows from both, ε and δ.
-    ``target`` is in percent, as ``reference`` published it. ``records`` takes that many records only, from the front.
+    ``target`` is in percent, as ``reference`` published it. ``copies`` is how many augmented copies of a record share
+    its loss. ``records`` takes that many records only, from the front.
 
     >>> cell = Cell("digits", "digits", epsilon=3.0, network="digits-mlp", rate=0.5, steps=20, clip=1.0,
     ...             learning_rate=0.25, found="by hand")
@@ -47,6 +47,7 @@ class Cell:
     schedule: str = "constant"
     ema: float = 0.0
     augmentation: str = "none"
+    copies: int = 1
     records: int | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
 
@@ -54,7 +55,7 @@ class Cell:
         _validate.choice("data", self.data, NAMES)
         _validate.choice("network", self.network, tuple(NETWORKS))
         _validate.choice("method", self.method, METHODS)
-        _validate.choice("features", self.features, FEATURES)
+        _validate.choice("features", self.features, tuple(FEATURES))
         _validate.choice("schedule", self.schedule, tuple(SCHEDULES))
         _validate.choice("augmentation", self.augmentation, tuple(AUGMENTATIONS))
         _validate.epsilon(self.epsilon)
@@ -65,6 +66,8 @@ class Cell:
             _validate.positive(name, getattr(self, name))
         for name in ("momentum", "ema"):
             _validate.real(name, getattr(self, name), 0, 1, open_high=True)
+        if _validate.count("copies", self.copies) > 1 and self.augmentation == "none":
+            raise InvalidArgument(f"Expected copies={self.copies!r} to be 1 without an augmentation.")
         if self.records is not None:
             _validate.count("records", self.records)
 

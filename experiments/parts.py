@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,15 +13,35 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpfy.data import load
-from dpfy.models import cifar_cnn, digits_mlp, mnist_cnn
+from dpfy.models import (
+    AugmentedData,
+    cifar_cnn,
+    cnn_head,
+    crop_and_flip,
+    digits_mlp,
+    linear_head,
+    mean_over_copies,
+    mnist_cnn,
+    scattering_features,
+)
 
 if TYPE_CHECKING:
     from experiments.cell import Cell
 
-LossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LossFn = Callable[..., torch.Tensor]
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "digits-mlp": digits_mlp, "mnist-cnn": mnist_cnn, "cifar-cnn": cifar_cnn,
+# Functions of one image each, so that they can be computed once and before training.
+FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "raw": lambda images: images, "scattering": scattering_features,
+}
+
+# By the shape of an input.
+NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
+    "digits-mlp": lambda shape: digits_mlp(),
+    "mnist-cnn": lambda shape: mnist_cnn(),
+    "cifar-cnn": lambda shape: cifar_cnn(readout="linear"),
+    "linear-head": linear_head,
+    "cnn-head": cnn_head,
 }
 
 # Of the share of the plan that is behind: a step that was lost shortens training and leaves the schedule as it was.
@@ -31,10 +51,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 + 0.5 * math.cos(math.pi * done),
 }
 
-# The views of a record whose mean loss is the record's (augmentation multiplicity, De et al. 2022, §3.2).
-AUGMENTATIONS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
-    "none": lambda x: [x],
-    "mirror": lambda x: [x, x.flip(-1)],
+AUGMENTATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor] | None] = {
+    "none": None, "crop-and-flip": crop_and_flip,
 }
 
 _HELD_OUT = 6  # one part in so many of the training records is for selection
@@ -50,36 +68,44 @@ class Task:
     held_out: TensorDataset
     records: int
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train.tensors[0].shape[1:])
+
 
 def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool) -> Task:
     """Return the data of a cell; for selection, a fixed split of the training records alone."""
     source = load(cell.data, data_dir)
-    train, held_out, records = source.train, source.test, source.records
-    if cell.records is not None:
-        train, records = TensorDataset(*train[:cell.records]), min(cell.records, records)
+    train, held_out = source.train[:cell.records], source.test[:]
+    records = source.records if cell.records is None else min(cell.records, source.records)
     if validate:
-        order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(train)))
+        order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(train[0])))
         held = records // _HELD_OUT
-        train, held_out = TensorDataset(*train[order[held:]]), TensorDataset(*train[order[:held]])
+        train, held_out = (tuple(field[part] for field in train) for part in (order[held:], order[:held]))
         records -= held
-    return Task(train, held_out, records)
+    features_of = FEATURES[cell.features]
+    return Task(*(TensorDataset(features_of(x), y) for x, y in (train, held_out)), records)
 
 
-def make_network(cell: "Cell", seed: int) -> nn.Module:
+def make_network(cell: "Cell", shape: tuple[int, ...], seed: int) -> nn.Module:
     """Return the network of a cell with the initial weights of a seed, which decides nothing else."""
     torch.manual_seed(seed)
-    return NETWORKS[cell.network]()
+    return NETWORKS[cell.network](shape)
+
+
+def varied(cell: "Cell", records: TensorDataset) -> Any:
+    """Return the records as the loss of :func:`loss_of` takes them: with their random copies, if the cell has any."""
+    augment = AUGMENTATIONS[cell.augmentation]
+    return records if augment is None else AugmentedData(records, augment, cell.copies)
 
 
 def loss_of(cell: "Cell", model: nn.Module) -> LossFn:
-    """Return the loss of each record: the mean over its views."""
-    views_of = AUGMENTATIONS[cell.augmentation]
-
+    """Return the loss of each record, which is the mean over its copies."""
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        losses = [F.cross_entropy(model(view), y, reduction="none") for view in views_of(x)]
-        return torch.stack(losses).mean(0)
+        return F.cross_entropy(model(x), y, reduction="none")
 
-    return loss_fn
+    return loss_fn if AUGMENTATIONS[cell.augmentation] is None else mean_over_copies(loss_fn)
 
 
 def percent_right(model: nn.Module, data: TensorDataset) -> float:

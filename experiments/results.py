@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfy.ledger import Ledger
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
 from experiments.training import LEDGER, Outcome
@@ -51,8 +52,6 @@ class Place:
 
     def steps_taken(self, cell: Cell, seed: int) -> int:
         """Return how many steps the ledger of a run that has begun holds."""
-        from dpfy import Ledger
-
         ledger = self.state(cell, seed) / LEDGER
         return Ledger.read(ledger).count if ledger.exists() else 0
 

@@ -19,7 +19,7 @@ import dpfy
 from dpfy.errors import CheckpointError
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
-from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right
+from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied
 
 LEDGER, SETTINGS = "ledger.dpl", "settings.json"
 _READINGS = 20  # how often the ε on the way is computed, and how many points a curve has
@@ -67,7 +67,7 @@ class Training:
 
     def __init__(self, cell: Cell, seed: int, folder: Path, task: Task, measure: bool = False) -> None:
         self.cell, self.seed, self.folder, self.task, self.measure = cell, seed, folder, task, measure
-        self.model = make_network(cell, seed)
+        self.model = make_network(cell, task.input_shape, seed)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=cell.learning_rate, momentum=cell.momentum)
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(cell.ema)) if cell.ema else None
         self._seconds, self._lost = 0.0, 0
@@ -84,20 +84,23 @@ class Training:
         return self._outcome()
 
     def _open(self) -> dpfy.Run:
-        ledger = self.folder / LEDGER
+        ledger, records = self.folder / LEDGER, varied(self.cell, self.task.train)
         if (self.folder / CHECKPOINT).exists():
-            run = dpfy.resume(self.folder, self.model, self.optimizer, self.task.train, ledger, extra=self._stateful())
+            run = dpfy.resume(self.folder, self.model, self.optimizer, records, ledger, extra=self._stateful())
             self._seconds, self._curve = run.restored["seconds"], run.restored["curve"]
             self._lost = run.restored["lost_steps"] + run.lost_steps
             return run
-        run = dpfy.privatize(self.model, self.optimizer, self.task.train, self._plan(), ledger)
-        self._lost = run.ledger.count  # none, unless it was killed before the first checkpoint
-        return run
+        return dpfy.privatize(self.model, self.optimizer, records, self._plan(ledger), ledger)
 
-    def _plan(self) -> dpfy.Plan:
-        """The plan of the cell, or the one that the ledger has registered already."""
-        if (self.folder / LEDGER).exists() and (header := dpfy.Ledger.read(self.folder / LEDGER).header) is not None:
-            return dpfy.Plan.from_json(header.plan or {})
+    def _plan(self, ledger: Path) -> dpfy.Plan:
+        """The plan of the cell, or the one that was registered before a run was killed and could save its state."""
+        if ledger.exists():
+            begun = dpfy.Ledger.read(ledger)
+            if begun.count:
+                raise CheckpointError(f"{self.folder} has no checkpoint, and its ledger holds steps ({begun.count}). "
+                                      "Restore the checkpoint, or discard the folder and begin again with --again.")
+            if begun.header is not None and begun.header.plan is not None:
+                return dpfy.Plan.from_json(begun.header.plan)
         cell = self.cell
         plan = dpfy.dpsgd(records=self.task.records, rate=cell.rate, steps=cell.steps, clip=cell.clip)
         return plan.calibrate(epsilon=cell.epsilon, delta=cell.delta)

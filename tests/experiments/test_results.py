@@ -1,0 +1,132 @@
+"""Results have the published form, and tables say what is there and what is not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpfy.training.checkpoint import FILE as CHECKPOINT
+from experiments import table
+from experiments.cell import Cell
+from experiments.configs import CELLS
+from experiments.results import Place
+from experiments.training import LEDGER, Outcome
+
+ROOT = Path(__file__).parents[2]
+CELL = Cell("tiny", "digits", epsilon=3.0, network="digits-mlp", rate=0.3, steps=8, clip=1.0, learning_rate=0.5,
+            target=90.0, reference="A paper", found="by hand")
+KEYS = {"experiment", "data", "method", "features", "epsilon", "delta", "accounting", "accuracy", "seconds", "config"}
+
+
+def outcome(seed: int, accuracy: float, **others: float) -> Outcome:
+    facts = {"epsilon": 2.9991, "epsilon_rdp": 3.25, "noise_multiplier": 2.0, "steps": 8, "lost_steps": 0,
+             "seconds": 10.0, **others}
+    return Outcome(seed, accuracy, **facts)  # type: ignore[arg-type]
+
+
+def test_an_entry_has_the_published_form(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.record(CELL, outcome(0, 91.0))
+    entry, = json.loads((tmp_path / "results" / "tiny.json").read_text())
+    assert set(entry) == KEYS
+    assert [entry[name] for name in ("data", "method", "features", "accounting")] == ["digits", "dp-sgd", "raw", "pld"]
+    assert (entry["epsilon"], entry["accuracy"], entry["seconds"]) == (2.9991, [91.0], 10.0)
+    assert entry["config"]["epsilon_rdp"] == 3.25 and entry["config"]["learning_rate"] == 0.5
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["tiny.json"]
+
+
+def test_seeds_join_an_entry_and_replace_themselves(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for seed, accuracy in ((1, 80.0), (0, 91.0), (1, 92.0)):
+        place.record(CELL, outcome(seed, accuracy, epsilon=2.5 + seed / 4))
+    entry, = place.read("tiny")
+    assert (entry["accuracy"], entry["config"]["seeds"], entry["seconds"]) == ([91.0, 92.0], [0, 1], 20.0)
+    assert entry["epsilon"] == 2.75  # the largest that one of them may claim
+    assert place.finished(CELL) == {0: 91.0, 1: 92.0}
+
+
+def test_other_settings_replace_an_entry_and_another_epsilon_does_not(tmp_path: Path) -> None:
+    place, changed = Place(tmp_path), replace(CELL, clip=0.5)
+    place.record(CELL, outcome(0, 91.0))
+    place.record(replace(CELL, epsilon=1.0), outcome(0, 70.0))
+    assert place.finished(changed) == {}  # a number of the old settings is none of the new ones
+    place.record(changed, outcome(1, 92.0))
+    assert [(entry["config"]["epsilon"], entry["accuracy"]) for entry in place.read("tiny")] == [
+        (1.0, [70.0]), (3.0, [92.0])]
+
+
+def test_selection_keeps_every_try_and_leaves_results_alone(tmp_path: Path) -> None:
+    place, changed = Place(tmp_path, validate=True), replace(CELL, clip=0.5)
+    place.record(CELL, outcome(0, 91.0))
+    place.record(changed, outcome(0, 92.0))
+    assert len(place.read("tiny")) == 2 and not (tmp_path / "results").exists()
+    assert len({place.state(cell, 0) for cell in (CELL, changed)} | {Place(tmp_path).state(CELL, 0)}) == 3
+
+
+def test_a_recorded_run_keeps_its_ledger(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    folder = place.state(CELL, 0)
+    folder.mkdir(parents=True)
+    for name in (LEDGER, CHECKPOINT):
+        (folder / name).touch()
+    place.record(CELL, outcome(0, 91.0))
+    assert [path.name for path in folder.iterdir()] == [LEDGER]
+
+
+def test_the_table_shows_what_is_reached_and_what_is_not_run(tmp_path: Path) -> None:
+    place, other = Place(tmp_path), replace(CELL, epsilon=1.0, target=None)
+    place.record(CELL, outcome(0, 89.0, lost_steps=2))
+    place.record(CELL, outcome(1, 90.0))
+    shown = table.markdown(place, [other, CELL])
+    assert "| digits | 1 | – | not run | – | 0 of 3 | – | – | – |" in shown
+    assert "| digits | 3 | 90.0 | 89.50 ± 0.71 | −0.50 | 2 of 3 | 3.000 | 3.250 | 10 |" in shown
+    assert "A paper" in shown and shown.count("Settings: by hand") == 1
+    assert "ε 3, seed 0: 2 of 8 steps were paid for and lost" in shown
+    changed = table.markdown(place, [replace(CELL, clip=0.5)])
+    assert "89.50 ± 0.71 (older settings)" in changed
+
+
+def test_claims_are_rounded_up() -> None:
+    assert [table.claim(value) for value in (2.9291, 2.93, 2.9300001, 0.98)] == ["2.930", "2.930", "2.931", "0.980"]
+
+
+def test_update_replaces_what_stands_between_the_marks(tmp_path: Path) -> None:
+    for name in (*table.PAGES, table.PLOT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in table.PAGES:
+        (tmp_path / name).write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
+    place = Place(tmp_path / "experiments")
+    table.update(place)
+    for name in table.PAGES:
+        assert (tmp_path / name).read_text(encoding="utf-8") == (
+            f"before\n{table.BEGIN}{table.markdown(place)}{table.END}after\n")
+    assert "not run yet" in (tmp_path / table.PLOT).read_text(encoding="utf-8")
+    (tmp_path / table.PAGES[0]).write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="no marks"):
+        table.update(place)
+
+
+def test_the_plot_shows_targets_and_every_seed(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.record(CELL, outcome(0, 91.0))
+    table.draw(place, tmp_path / "plot.svg", [CELL])
+    drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert "dpfy, every seed" in drawn and "to reach" in drawn and "not run yet" not in drawn
+
+
+@pytest.mark.parametrize("page", table.PAGES)
+def test_pages_show_the_results(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = text.partition(table.BEGIN)[2].partition(table.END)[0]
+    assert found == table.markdown(Place(ROOT / "experiments")), "run python -m experiments table"
+
+
+def test_the_folder_of_results_holds_results_of_known_cells_only() -> None:
+    cells = {(cell.experiment, cell.epsilon) for cell in CELLS}
+    for file in (ROOT / "experiments" / "results").iterdir():
+        for entry in json.loads(file.read_text(encoding="utf-8")):
+            assert set(entry) == KEYS and file.name == f"{entry['experiment']}.json"
+            assert (entry["experiment"], entry["config"]["epsilon"]) in cells
+            assert entry["epsilon"] <= entry["config"]["epsilon"] and entry["config"]["records"] is None
+            assert len(entry["accuracy"]) == len(entry["config"]["seeds"])
