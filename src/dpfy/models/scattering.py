@@ -6,6 +6,7 @@ Gaussian is a product of two one-dimensional ones, so that averaging is two smal
 """
 
 import math
+from functools import reduce
 
 import numpy as np
 import torch
@@ -95,7 +96,7 @@ class Scattering2d(nn.Module):
 
 
 @torch.no_grad()
-def scattering_features(images: torch.Tensor, scattering: Scattering2d | None = None, *, batch: int = 32,
+def scattering_features(images: torch.Tensor, scattering: Scattering2d | None = None, *, batch: int = 16,
                         dtype: torch.dtype = torch.float32, progress: bool = False) -> torch.Tensor:
     """Return the scattering coefficients of all images, to be computed once and trained on many times.
 
@@ -177,15 +178,13 @@ def _filtered(spectrum: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     rows, columns = blocks.shape[-2:]
     places = [(row, column) for row in range(0, spectrum.shape[-2], rows)
               for column in range(0, spectrum.shape[-1], columns)]
-    total: torch.Tensor | None = None
-    for (row, column), block in zip(places, blocks, strict=True):
-        part = spectrum[..., row : row + rows, column : column + columns]
-        total = part * block if total is None else total.addcmul_(part, block)
-    assert total is not None
-    return torch.fft.ifft2(torch.view_as_complex(total.unflatten(-1, (-1, 2))))
+    parts = (spectrum[..., row : row + rows, column : column + columns] * block
+             for (row, column), block in zip(places, blocks, strict=True))
+    total = reduce(torch.Tensor.add_, parts)
+    return torch.fft.ifft2(torch.view_as_complex(total.unflatten(-1, (columns // 2, 2))))
 
 
 def _modulus(x: torch.Tensor) -> torch.Tensor:
     """|x|, several times as fast as torch's; the floor keeps the gradient at zero finite."""
     parts = torch.view_as_real(x).square()
-    return (parts[..., 0] + parts[..., 1]).clamp_(min=_FLOOR).sqrt_()
+    return (parts[..., 0] + parts[..., 1]).clamp(min=_FLOOR).sqrt_()
