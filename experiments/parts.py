@@ -84,8 +84,11 @@ def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool) -> Task
         held = records // _HELD_OUT
         train, held_out = (tuple(field[part] for field in train) for part in (order[held:], order[:held]))
         records -= held
-    features_of = FEATURES[cell.features]
-    return Task(*(TensorDataset(features_of(x), y) for x, y in (train, held_out)), records)
+    return Task(_featured(cell, *train), _featured(cell, *held_out), records)
+
+
+def _featured(cell: "Cell", images: torch.Tensor, labels: torch.Tensor) -> TensorDataset:
+    return TensorDataset(FEATURES[cell.features](images), labels)
 
 
 def make_network(cell: "Cell", shape: tuple[int, ...], seed: int) -> nn.Module:

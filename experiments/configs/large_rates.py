@@ -2,8 +2,8 @@
 
 The rates q are those of the table. It gives no number of steps: these are the most that its σ allows at its ε and
 δ = 1e-5 by RDP, the paper's accountant. With as many steps PLD needs 6 to 8 % less noise for the same ε. Batches are
-large, and what is published about clipping and momentum for these networks (clip 0.1, momentum 0.9) is kept. CIFAR-10 has
-the network that Tramèr and Boneh corrected, as in the paper.
+large, and what is published about clipping and momentum for these networks (clip 0.1, momentum 0.9) is kept. CIFAR-10
+has the network that Tramèr and Boneh corrected, as in the paper.
 """
 
 from experiments.cell import Cell
