@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -69,7 +68,6 @@ def run(
                               "experiments/configs.")
     cells = [cell.changed_by(change or []) for cell in _chosen(name, epsilon)]
     own, deadline = _seeds(seeds), Deadline(minutes)
-    torch.set_flush_denormal(True)  # saturated softmax outputs would otherwise slow a step down
     if quick:
         with tempfile.TemporaryDirectory() as folder:
             _run_quickly(cells, Session(Place(Path(folder), validate), data_dir, deadline), skip=name is None)
