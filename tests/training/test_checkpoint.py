@@ -33,10 +33,10 @@ def take(run, model, opt, scheduler, steps):
         scheduler.step()
 
 
-def saved(folder, steps=3, after=0):
+def saved(folder, steps=3, after=0, ledger="run.dpl"):
     """A run that saved after ``steps`` and took ``after`` more before it was lost."""
     model, opt, scheduler = parts()
-    run = dpfy.privatize(model, opt, TensorDataset(ROWS), PLAN, folder / "run.dpl")
+    run = dpfy.privatize(model, opt, TensorDataset(ROWS), PLAN, folder / ledger)
     take(run, model, opt, scheduler, steps)
     run.save(folder, extra={"scheduler": scheduler, "note": {"best": float("-inf"), "seen": [1, (2.5, None)]}})
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -89,6 +89,41 @@ def test_the_checkpoint_holds_public_state_only(tmp_path):
     with safe_open(tmp_path / FILE, framework="pt") as file:
         text = str(file.metadata())
     assert "key" not in text.replace("keys", "") and "stream" not in text
+
+
+@pytest.mark.parametrize("place", ["run.dpl", "ledgers/run.dpl", "../run.dpl"])
+def test_a_checkpoint_moves_with_its_ledger_and_names_no_folder_of_the_machine(tmp_path, place):
+    home = tmp_path / "here" / "checkpoint"
+    (home / place).resolve().parent.mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
+    saved(home, ledger=place)
+    assert str(tmp_path).encode() not in (home / FILE).read_bytes()
+    (tmp_path / "here").rename(tmp_path / "there")
+    with dpfy.resume(tmp_path / "there" / "checkpoint", *parts()[:2], TensorDataset(ROWS)) as run:
+        assert run.steps_left == 5
+    assert not (tmp_path / "here").exists()  # no second ledger was begun there
+
+
+def test_a_ledger_far_from_its_checkpoint_is_found_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir(), (tmp_path / "b" / "c").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    saved(tmp_path / "b" / "c", ledger=os.path.relpath(tmp_path / "a" / "run.dpl", tmp_path / "b" / "c"))
+    monkeypatch.chdir(tmp_path)
+    with dpfy.resume("b/c", *parts()[:2], TensorDataset(ROWS)) as run:
+        assert run.ledger.path == tmp_path / "a" / "run.dpl"
+
+
+def test_a_checkpoint_of_the_first_schema_is_read_as_it_was_meant(tmp_path, monkeypatch):
+    saved(tmp_path)
+    state = read_state(tmp_path / FILE)
+    (tmp_path / "sub").mkdir()
+    write_state(tmp_path / "sub" / FILE, {**state, "schema": 1, "ledger": {**state["ledger"], "path": "run.dpl"}})
+    monkeypatch.chdir(tmp_path)  # which is what a relative path was relative to
+    with dpfy.resume("sub", *parts()[:2], TensorDataset(ROWS)) as run:
+        assert run.steps_left == 5
+    write_state(tmp_path / FILE, {**state, "schema": 3})
+    with pytest.raises(dpfy.CheckpointError, match="schema 1 or 2, got 3"):
+        dpfy.resume(tmp_path, *parts()[:2], TensorDataset(ROWS))
 
 
 def test_checkpoints_that_do_not_belong_to_the_ledger_are_refused(tmp_path):

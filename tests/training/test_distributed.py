@@ -421,7 +421,7 @@ def test_rank_0_saves_and_all_ranks_resume(group):
     assert [each["same"] for each in found] == [[True] * 4] * group.size
     assert len({tuple(each["end"]) for each in found}) == 1
     assert [each["file"] for each in found] == [True] + [False] * (group.size - 1)
-    assert group.output.count("1 steps after the checkpoint") == 1
+    assert group.output.count("1 step after the checkpoint was paid for and is lost") == 1
 
 
 @scenario

@@ -3,8 +3,12 @@
 A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and is lost: the
 resumed run draws fresh samples and fresh noise, and stops early rather than exceed the plan. Of several processes rank
 0 reads and writes the files.
+
+A ledger in the folder of its checkpoint or beside it is named by its place relative to the folder: the two can be moved
+together, and say nothing about the machine. Schema 1 named every ledger by the path that privatize was given.
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +27,7 @@ from dpfy.training.run import Run
 from dpfy.training.state import read_state, write_state
 
 FILE = "checkpoint.safetensors"
-_SCHEMA = 1
+_SCHEMAS = (1, 2)
 
 
 def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
@@ -36,10 +40,10 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     write_state(folder / FILE, {
-        "schema": _SCHEMA,
+        "schema": _SCHEMAS[-1],
         "plan": run.plan.to_json(),
-        "ledger": {"path": str(ledger.path), "lines": ledger.lines, "hash": ledger.head_hash, "steps": ledger.count,
-                   "taken": run.steps_taken},
+        "ledger": {"path": _place(ledger.path, folder), "lines": ledger.lines, "hash": ledger.head_hash,
+                   "steps": ledger.count, "taken": run.steps_taken},
         "model": run.model.state_dict(),
         "optimizers": [{"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers],
         "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
@@ -53,11 +57,11 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     """Continue the run that :meth:`dpfy.Run.save` wrote to ``directory``, with fresh samples and fresh noise.
 
     The state of the model, the optimizers and of every object in ``extra`` is restored in place. ``options`` are those
-    of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise, the ledger's path are the saved ones.
+    of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise, the ledger's place are the saved ones.
     """
     state = _shared_state(Path(directory) / FILE, ledger)
     saved = state["ledger"]
-    path = Path(ledger if ledger is not None else saved["path"])
+    path = _ledger_path(Path(directory), state, ledger)
     plan = Plan.from_json(state["plan"])
     optimizers = as_optimizers(optimizer)
     _restore(model, optimizers, state, extra or {})
@@ -68,8 +72,7 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
         run.steps_taken - saved["taken"]
     run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % lost))
     if run.lost_steps and run._ranks.first:
-        sys.stdout.write(f"{run.lost_steps} steps after the checkpoint were paid for and are lost; "
-                         f"{run.steps_left} of {plan.steps} are left.\n")
+        sys.stdout.write(f"{_lost(run.lost_steps)}; {run.steps_left} of {plan.steps} are left.\n")
     return run
 
 
@@ -79,10 +82,10 @@ def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
 
     def check() -> bytes:
         state.update(read_state(file))
-        if state.get("schema") != _SCHEMA:
-            raise CheckpointError(f"Expected a checkpoint of schema {_SCHEMA}, got {state.get('schema')!r}. Read it "
-                                  "with the version of dpfy that wrote it.")
-        _check_ledger(Path(ledger if ledger is not None else state["ledger"]["path"]), state["ledger"])
+        if state.get("schema") not in _SCHEMAS:
+            raise CheckpointError(f"Expected a checkpoint of schema {' or '.join(map(str, _SCHEMAS))}, got "
+                                  f"{state.get('schema')!r}. Read it with the version of dpfy that wrote it.")
+        _check_ledger(_ledger_path(file.parent, state, ledger), state["ledger"])
         return file.read_bytes() if ranks.size > 1 else b""
 
     content = ranks.from_first(check)
@@ -92,6 +95,25 @@ def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
         copy = Path(folder) / FILE
         copy.write_bytes(content)
         return read_state(copy)
+
+
+def _place(ledger: Path, folder: Path) -> str:
+    """Return how a checkpoint in ``folder`` names its ledger: from there if it is inside or beside it, else in full."""
+    ledger, folder = ledger.parent.resolve() / ledger.name, folder.resolve()  # a link to a ledger stays a link
+    return os.path.relpath(ledger, folder) if ledger.is_relative_to(folder.parent) else str(ledger)
+
+
+def _ledger_path(folder: Path, state: dict[str, Any], given: str | Path | None) -> Path:
+    """Return where to look for the ledger: where one was told, or else where the checkpoint says it was."""
+    if given is not None:
+        return Path(given)
+    saved = Path(state["ledger"]["path"])
+    return saved if state["schema"] == 1 else Path(os.path.normpath(folder.resolve() / saved))
+
+
+def _lost(steps: int) -> str:
+    return "1 step after the checkpoint was paid for and is lost" if steps == 1 else \
+        f"{steps} steps after the checkpoint were paid for and are lost"
 
 
 def _check_ledger(path: Path, saved: dict[str, Any]) -> None:
