@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.groups import clip_groups as clip_groups, clip_jointly as clip_jointly
     from dpfy.mechanisms.query import NormsBelow as NormsBelow, SampleSize as SampleSize, Statistic as Statistic
+    from dpfy.mechanisms.statistics import soft_accuracy as soft_accuracy
     from dpfy.plan import Plan as Plan, dpsgd as dpsgd
     from dpfy.training.callbacks import Callback as Callback
     from dpfy.training.checkpoint import resume as resume
@@ -56,6 +57,7 @@ _HOMES = {
     "dpfy.ledger": ("Ledger",),
     "dpfy.mechanisms.groups": ("clip_groups", "clip_jointly"),
     "dpfy.mechanisms.query": ("NormsBelow", "SampleSize", "Statistic"),
+    "dpfy.mechanisms.statistics": ("soft_accuracy",),
     "dpfy.plan": ("Plan", "dpsgd"),
     "dpfy.training.checkpoint": ("resume",),
     "dpfy.training.explain": ("Explanation", "explain"),

@@ -63,7 +63,7 @@ def pieces_of(query, model, engine, rows):
         sums = found.bounded_sums(loss, Chunk((data,), len(data)), pieces.clipping(GRID))
         gradients, statistics = pieces.split(vector)
         sums.add_to(gradients)
-        pieces.add_statistics(sums.seen, statistics, GRID)
+        pieces.add_statistics(sums.seen, statistics)
     return pieces, vector
 
 

@@ -54,6 +54,10 @@ class Statistic(Fact, tag="statistic"):
     The values are what ``loss_fn`` returns as ``Losses(stats={name: …})``: one row of ``shape`` for each record. A row
     that is not finite counts as zero. It is released at the first step and every ``every``-th after it, with noise
     bound·z/√share per coordinate, and divided by the plan's divisor.
+
+    *Assumes*: the row of a record moves by at most 2⁻¹⁵ bounds when other records join its batch, which moves the last
+    bits of what the model computes. Losses, moments and labels do; a step, such as "is this score the largest", does
+    not. :func:`dpfy.soft_accuracy` is a ramp in its place.
     """
 
     name: str
@@ -95,11 +99,13 @@ class SampleSize(Statistic, tag="sample_size"):
 class NormsBelow(Statistic, tag="norms_below"):
     """For each threshold, the share of records whose gradient norm is at most that, less one half.
 
-    A record counts as +½ or −½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021). ``of``
-    names the clipped sum whose norms are compared, one for each threshold; by default the first one. A norm that is not
-    finite is above every threshold.
+    A record adds a number from −½ to +½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021).
+    It is clamp((threshold − norm) / (threshold/8), −½, ½): half of the way is at the threshold, and norms that differ
+    from it by a sixteenth or more count in full. A step there would turn the last bit of a norm, which a block of
+    another size may move, into a whole count. ``of`` names the clipped sum whose norms are compared, one for each
+    threshold; by default the first one. A norm that is not finite is above every threshold.
 
-    *Assumes*: no other record's norm ties with a threshold to its last bits, which a block of another size may move.
+    Proof: docs/proofs/queries.md.
     """
 
     name: str = "norms below"

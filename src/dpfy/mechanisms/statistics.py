@@ -1,27 +1,69 @@
 """The rows of statistics: what each record adds, bounded one by one."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from dpfy.mechanisms.clipping import clip_to, lattice_sum, squared_norms
-from dpfy.mechanisms.query import NormsBelow, SampleSize, Statistic
+from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.clipping import clip_to, squared_norms
+from dpfy.mechanisms.query import NormsBelow, Query, SampleSize, Statistic
+
+ROUNDING = 2.0**-15
+"""By how many bounds one record more may move each other's row of a statistic: docs/proofs/queries.md."""
+_RAMP = 2.0**-3  # of a threshold, or of the largest score: the width over which a record comes to count
 
 
 def bounded_sum(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.Tensor, leaves: Sequence[str],
-                unit: float, grid: float) -> torch.Tensor:
-    """Return Σ clip(row) / unit over the records of a chunk, on the lattice, as a flat float64 tensor.
+                unit: float) -> torch.Tensor:
+    """Return Σ clip(row) / unit over the records of a chunk, as a flat float64 tensor.
 
-    ``norms`` are the squared norms [records, leaves] of the gradients. *Formal guarantee*: one record moves the sum by
-    at most bound / unit in ℓ2 norm, and half a step of the lattice per coordinate. A row that is not finite, is missing
-    or has another shape than was declared adds nothing.
+    ``norms`` are the squared norms [records, leaves] of the gradients. *Formal guarantee*: one record's row has an ℓ2
+    norm of at most bound / unit. A row that is not finite, is missing or has another shape than was declared adds
+    nothing.
     """
     rows = _rows(statistic, stats, norms, leaves)
     if rows is None or rows[0].numel() != statistic.size:
         return torch.zeros(statistic.size, dtype=torch.float64, device=norms.device)
     rows = rows.detach().reshape(len(rows), -1).double()
-    weights = clip_to(statistic.bound)(squared_norms(rows).unsqueeze(1)).squeeze(1) / unit
-    return lattice_sum(rows, weights, grid)
+    weights = clip_to(statistic.bound)(squared_norms(rows).unsqueeze(1)) / unit
+    return torch.where(weights > 0, rows * weights, 0.0).sum(0)  # 0·inf is NaN
+
+
+def shared_rounding(query: Query, step: int, gradients: float) -> float:
+    """Return by how much one record more may move what each other adds in a step, in units of the query's reach.
+
+    ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by ``ROUNDING`` bounds.
+    """
+    statistics, reach = math.fsum(each.share for each in query.due(step)), query.reach(step)
+    if not statistics:
+        return gradients
+    return math.hypot(gradients * math.sqrt(reach**2 - statistics), ROUNDING * math.sqrt(statistics)) / reach
+
+
+def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return 1 for each record whose own class has the largest score, 0 if another has, and a part of 1 if it is close.
+
+    A record counts in part, and a tie as one half, if its two best classes are within a sixteenth of the largest
+    absolute score. *Formal guarantee*: if the scores of a record move by less than 15·2⁻²³ of the largest, as they do
+    in their last bits when other records join its batch, the result moves by less than 2⁻¹⁵, which is what the noise
+    is scaled for; ``scores.argmax(1) == labels`` may move by 1. *Assumes*: scores in float32 or better.
+
+    ``scores`` has the classes in its last dimension, ``labels`` their numbers. One that is no class counts as wrong.
+
+    >>> soft_accuracy(torch.tensor([[4.0, 1.0], [1.0, 4.0], [4.0, 3.9], [2.0, 2.0]]), torch.tensor([0, 0, 0, 1]))
+    tensor([1.0000, 0.0000, 0.7000, 0.5000], dtype=torch.float64)
+
+    Proof: docs/proofs/queries.md.
+    """
+    if scores.ndim != labels.ndim + 1 or scores.shape[-1] < 2:
+        raise InvalidArgument(f"Expected scores of two classes or more in the last dimension and a label for each row, "
+                              f"got shapes {tuple(scores.shape)} and {tuple(labels.shape)}.")
+    values = scores.detach().double()
+    own = torch.arange(scores.shape[-1], device=scores.device) == labels.unsqueeze(-1)
+    lead = values.masked_fill(~own, -math.inf).amax(-1) - values.masked_fill(own, -math.inf).amax(-1)
+    width = _RAMP * values.abs().amax(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return (0.5 + lead / width).clamp(0, 1)
 
 
 def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.Tensor,
@@ -30,8 +72,12 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
         case SampleSize():
             return torch.ones(len(norms), dtype=torch.float64, device=norms.device)
         case NormsBelow():
-            of = statistic.of or (leaves[0],) * len(statistic.thresholds)
-            compared = norms[:, [leaves.index(name) for name in of]].sqrt()
+            compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)  # a NaN is not below anything
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
-            return (compared <= limits).double() - 0.5  # a NaN is not below anything
+            return ((limits - compared) / (_RAMP * limits)).clamp(-0.5, 0.5)
     return stats.get(statistic.name)
+
+
+def _compared(norms: torch.Tensor, leaves: Sequence[str], of: Sequence[str]) -> torch.Tensor:
+    """Return the norms of the named clipped sums; of the first one if none is named."""
+    return norms[:, [leaves.index(name) for name in of] or [0]].sqrt()

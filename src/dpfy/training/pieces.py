@@ -46,13 +46,13 @@ class Pieces:
         return Clipping(ClipEach(tuple(leaf.bound for leaf in leaves)), grid, tuple(chosen),
                         scales if set(scales) != {1.0} else (), units)
 
-    def add_statistics(self, seen: Sequence[Seen], totals: Sequence[torch.Tensor], grid: float) -> None:
+    def add_statistics(self, seen: Sequence[Seen], totals: Sequence[torch.Tensor]) -> None:
         """Add what the records that were seen contribute to the statistics."""
         names = [leaf.name for leaf in self.query.leaves]
         for statistic, total in zip(self.statistics, totals, strict=True):
             for records in seen:
-                total += bounded_sum(statistic, records.stats, records.norms, names, self.query.unit(statistic),
-                                     grid).to(total.device)
+                total += bounded_sum(statistic, records.stats, records.norms, names,
+                                     self.query.unit(statistic)).to(total.device)
 
     def released(self, vector: torch.Tensor, divisor: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return noised sums over the public divisor, in the user's units: gradients and statistics by name."""
@@ -68,7 +68,7 @@ def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: Pieces) ->
     """Clip made-up records as the plan says: what fails for every record would pass for silence in a step."""
     seen = engine.bounded_sums(loss_fn, made_up, pieces.clipping(_REHEARSED)).seen
     sums = [torch.zeros(each.size, dtype=torch.float64) for each in pieces.statistics]
-    pieces.add_statistics(seen, sums, _REHEARSED)
+    pieces.add_statistics(seen, sums)
 
 
 def leaf_of(parameter: str, leaves: Sequence[ClippedSum]) -> int:

@@ -25,6 +25,7 @@ from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.sampling import sampler_for
+from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.plan import Plan
 from dpfy.training.attributes import switches_of
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
@@ -241,7 +242,7 @@ class Run:
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
-            companions, rounding = blocks.largest, engine.rounding
+            companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding)
         reach, roundings = query.reach(step), 1 if query.least_sample is None else 2
         noise_multiplier = (self.plan.noise_multiplier or 0.0) / reach
         return GaussianSum(reach, noise_multiplier, dimension, companions, rounding, roundings)
@@ -290,7 +291,7 @@ class Run:
 
         def take(sums: BoundedSums) -> None:
             sums.add_to(gradients)
-            pieces.add_statistics(sums.seen, statistics, grid)
+            pieces.add_statistics(sums.seen, statistics)
 
         if slots is None:
             parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]

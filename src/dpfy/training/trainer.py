@@ -20,6 +20,7 @@ from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInt
 from dpfy.ledger import Ledger
 from dpfy.mechanisms.groups import clip_groups
 from dpfy.mechanisms.query import Statistic
+from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
@@ -231,7 +232,7 @@ class Trainer:
         losses = F.cross_entropy(scores, y, reduction="none")
         if not self.config.private_metrics:
             return losses
-        return Losses(losses, {"accuracy": scores.argmax(1) == y, "loss": losses})
+        return Losses(losses, {"accuracy": soft_accuracy(scores, y), "loss": losses})
 
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
