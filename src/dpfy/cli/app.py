@@ -14,6 +14,7 @@ from dpfy.cli.convert import convert
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.plan import plan_app
 from dpfy.cli.report import report
 from dpfy.cli.train import init, train
 from dpfy.errors import DpfyError, InvalidArgument
@@ -35,6 +36,7 @@ app.command()(report)
 app.command()(train)
 app.command()(init)
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(plan_app, name="plan")
 
 
 def _version(wanted: bool) -> None:

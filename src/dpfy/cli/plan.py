@@ -1,0 +1,207 @@
+"""``dpfy plan``: what to run, before any privacy is spent."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfy.cli._options import JsonOption, Method, MethodOption, RelationOption
+from dpfy.errors import InvalidArgument
+from dpfy.types import Relation
+
+if TYPE_CHECKING:
+    from dpfy.planning import BatchCurve, Contour, Sketch
+
+plan_app = typer.Typer(no_args_is_help=True)
+
+_POINTS = 13  # of a curve: four to a decade of rates from 0.001 to 1
+
+
+def _number(name: str, help: str) -> Any:
+    return typer.Option(f"--{name}", help=help, show_default=False)
+
+
+@plan_app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    records: Annotated[int | None, _number("records", "The declared public number of records.")] = None,
+    epsilon: Annotated[list[float] | None, _number("epsilon", "The ε not to exceed; several for several curves.")] = None,
+    delta: Annotated[float | None, _number("delta", "The δ of the claim, in (0, 1).")] = None,
+    noise_multiplier: Annotated[float | None, _number("noise-multiplier", "The noise over the clip bound, σ.")] = None,
+    rate: Annotated[float | None, _number("rate", "The sampling rate q, in (0, 1].")] = None,
+    batch_size: Annotated[float | None, _number("batch-size", "The expected batch size, in the place of --rate.")] = None,
+    steps: Annotated[int | None, _number("steps", "How many steps.")] = None,
+    epochs: Annotated[float | None, _number("epochs", "How many passes, in the place of --steps.")] = None,
+    clip: Annotated[float, typer.Option("--clip", help="The clip bound C: it scales noise, and no ε depends on it.")] = 1.0,
+    rates: Annotated[str | None, _number("rates", "A range such as 0.001:1: σ over these rates.")] = None,
+    batch_sizes: Annotated[str | None, _number("batch-sizes", "A range such as 100:60000: σC/B over these sizes.")] = None,
+    plot: Annotated[Path | None, _number("plot", "Draw into a .png, .svg or .pdf file, or a page with sliders: .html.")] = None,
+    method: MethodOption = Method.PLD,
+    relation: RelationOption = Relation.ADD_OR_REMOVE_ONE,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what is left open of ε, δ, noise, rate and steps; or draw noise over rates or batch sizes.
+
+    Examples:
+
+    dpfy plan --records 60000 --batch-size 6000 --epochs 60 --epsilon 3 --delta 1e-5
+
+    dpfy plan --records 60000 --noise-multiplier 4 --epochs 60 --epsilon 3 --delta 1e-5
+
+    dpfy plan --records 60000 --epsilon 3 --delta 1e-5 --epochs 60 --rates 0.001:1 --plot contours.png
+
+    dpfy plan --records 60000 --epsilon 3 --delta 1e-5 --steps 600 --batch-sizes 60:60000 --plot batches.svg
+
+    dpfy plan --records 60000 --plot plan.html
+    """
+    if context.invoked_subcommand is not None:
+        return
+    page = plot is not None and plot.suffix in (".html", ".htm")
+    if rates is not None and batch_sizes is not None:
+        raise InvalidArgument("Expected --rates or --batch-sizes, not both.")
+    if plot is not None and not page and rates is None and batch_sizes is None:
+        raise InvalidArgument(f"Drawing {plot} needs --rates or --batch-sizes, such as --rates 0.001:1.")
+    if page:
+        assert plot is not None
+        _write_page(plot, {"epsilon": _single(epsilon), "delta": delta, "epochs": epochs, "records": records,
+                           "batch_size": batch_size})
+    elif rates is not None:
+        _contours(_all("epsilon", epsilon), _needed("delta", delta), _needed("epochs", epochs), records,
+                  _range("rates", rates), plot, str(method), as_json)
+    elif batch_sizes is not None:
+        _batches(_all("epsilon", epsilon), _needed("delta", delta), _needed("records", records),
+                 _needed("steps", steps), clip, _range("batch-sizes", batch_sizes), plot, str(method), as_json)
+    else:
+        from dpfy.planning import solve
+
+        _tell(solve(records=records, epsilon=_single(epsilon), delta=delta, noise_multiplier=noise_multiplier, rate=rate,
+                    batch_size=batch_size, steps=steps, epochs=epochs, relation=relation, method=str(method)),
+              clip, as_json)
+
+
+def _needed(name: str, value: Any) -> Any:
+    if value is None:
+        raise InvalidArgument(f"Expected --{name} for such a curve.")
+    return value
+
+
+def _all(name: str, values: list[float] | None) -> list[float]:
+    return list(_needed(name, values or None))
+
+
+def _single(epsilon: list[float] | None) -> float | None:
+    if epsilon and len(epsilon) > 1:
+        raise InvalidArgument(f"Expected one --epsilon, got {len(epsilon)}; several are for --rates and --batch-sizes.")
+    return epsilon[0] if epsilon else None
+
+
+def _range(name: str, text: str) -> list[float]:
+    """Parse ``0.001:1`` into points at equal ratios."""
+    import numpy as np
+
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low = high = 0.0
+    if not 0 < low < high:
+        raise InvalidArgument(f"Expected --{name} {text!r} to be a range LOW:HIGH of positive numbers, such as 0.001:1.")
+    middle = np.geomspace(low, high, _POINTS)[1:-1].tolist()
+    return [low, *middle, high]
+
+
+def _tell(found: "Sketch", clip: float, as_json: bool) -> None:
+    from dpfy.cli._output import print_json, round_up
+    from dpfy.planning import diminishing_batch
+
+    mean = found.noise_in_mean(clip)
+    turn = None if found.records is None else diminishing_batch(found.records, found.epsilon, found.steps)
+    if as_json:
+        print_json({"solved": found.solved, "epsilon": found.epsilon, "delta": found.delta,
+                    "noise_multiplier": found.noise_multiplier, "rate": found.rate, "steps": found.steps,
+                    "epochs": found.epochs, "records": found.records, "batch_size": found.batch_size, "clip": clip,
+                    "noise_in_mean": mean, "diminishing_batch": turn, "relation": str(found.relation),
+                    "method": found.method})
+        return
+    batch = "" if found.batch_size is None else f", batches of {found.batch_size:,.6g} of {found.records:,} records"
+    typer.echo(f"{found.solved.replace('_', ' ')}: {getattr(found, found.solved)!r}\n"
+               f"{found.steps:,} steps at rate {found.rate:.6g} ({found.epochs:.4g} epochs{batch}), noise multiplier "
+               f"{found.noise_multiplier:.6g}: ({round_up(found.epsilon):.4f}, {found.delta:.3g})-differential privacy.")
+    if mean is not None and turn is not None:
+        typer.echo(f"Noise in each coordinate of the mean gradient: {mean:.4g} for clip {clip:g}. Batches beyond "
+                   f"{turn:,.0f} bring less and less at this number of steps.")
+
+
+def _contours(epsilons: list[float], delta: float, epochs: float, records: int | None, rates: list[float],
+              plot: Path | None, method: str, as_json: bool) -> None:
+    from dpfy.planning import noise_over_rate
+    from dpfy.planning.plots import draw_contours
+    from dpfy.planning.solve import steps_of
+
+    lines = [noise_over_rate(epsilon, delta=delta, epochs=epochs, rates=rates, method=method) for epsilon in epsilons]
+    columns = ["rate", *(["batch"] if records else []), "steps", *(f"noise at ε = {line.epsilon:g}" for line in lines)]
+    rows = [[f"{rate:.4g}", *([f"{rate * records:,.6g}"] if records else []), f"{steps_of(epochs, rate):,}",
+             *(f"{line.noise[place]:.4f}" for line in lines)] for place, rate in enumerate(rates)]
+    _show(as_json, {"epochs": epochs, "delta": delta, "method": method,
+                    "contours": [_contour_json(line) for line in lines]},
+          columns, rows, [f"ε = {line.epsilon:g}: σ ≈ {line.root_law:.4g}·√q over these rates; σ/√q itself goes from "
+                          f"{line.root_laws[0]:.3g} to {line.root_laws[-1]:.3g}." for line in lines])
+    if plot is not None:
+        _wrote(draw_contours(plot, lines, delta=delta, epochs=epochs), as_json)
+
+
+def _contour_json(line: "Contour") -> dict[str, Any]:
+    return {"epsilon": line.epsilon, "rates": line.rates, "noise_multipliers": line.noise, "c": line.root_law}
+
+
+def _batches(epsilons: list[float], delta: float, records: int, steps: int, clip: float, sizes: list[float],
+             plot: Path | None, method: str, as_json: bool) -> None:
+    from dpfy.planning import noise_over_batch
+    from dpfy.planning.plots import draw_batch_curves
+
+    curves = [noise_over_batch(epsilon, delta=delta, records=records, steps=steps, batch_sizes=sizes, clip=clip,
+                               method=method) for epsilon in epsilons]
+    rows = [[f"{size:,.6g}", f"{size * steps / records:,.4g}", *(f"{curve.noise_in_mean[place]:.4g}" for curve in curves)]
+            for place, size in enumerate(sizes)]
+    _show(as_json, {"records": records, "steps": steps, "delta": delta, "clip": clip, "method": method,
+                    "curves": [_curve_json(curve) for curve in curves]},
+          ["batch", "epochs", *(f"σC/B at ε = {curve.epsilon:g}" for curve in curves)], rows,
+          [f"ε = {curve.epsilon:g}: beyond batches of {curve.diminishing:,.0f} returns diminish." for curve in curves])
+    if plot is not None:
+        _wrote(draw_batch_curves(plot, curves, delta=delta, records=records, steps=steps), as_json)
+
+
+def _curve_json(curve: "BatchCurve") -> dict[str, Any]:
+    return {"epsilon": curve.epsilon, "batch_sizes": curve.batch_sizes, "noise_in_mean": curve.noise_in_mean,
+            "diminishing_batch": curve.diminishing}
+
+
+def _show(as_json: bool, values: dict[str, Any], columns: list[str], rows: list[list[str]], notes: list[str]) -> None:
+    from dpfy.cli._output import print_json
+
+    if as_json:
+        print_json(values)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(f"[bold]{name}[/bold]" for name in columns))
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    for note in notes:
+        console.print(note, soft_wrap=True)
+
+
+def _write_page(path: Path, values: dict[str, Any]) -> None:
+    from dpfy.planning.page import interactive
+
+    page = interactive(**{name: value for name, value in values.items() if value is not None})
+    path.write_text(page, encoding="utf-8")
+    _wrote(path, as_json=False)
+
+
+def _wrote(path: Path, as_json: bool) -> None:
+    typer.echo(f"Wrote {path}.", err=as_json)  # with --json, standard output is one object
