@@ -22,6 +22,7 @@ from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES, PREFERENCE, Engine, LoopEngine, Summed
 from dpfy.training.engines.base import LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example, shown_of_each, statistics_of
+from dpfy.training.seclusion import fix_seed
 from dpfy.training.synthetic import shortened, synthetic, with_row_from
 from dpfy.training.tracing import refuses_tracing
 
@@ -44,6 +45,7 @@ class Probe:
     example: Chunk
     declared: bool
     statistics: tuple[Statistic, ...] = ()
+    needs_gradients: bool = False
 
     def choose(self, engine: str) -> Engine:
         """Return the engine to use, after every check has passed."""
@@ -90,7 +92,7 @@ class Probe:
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
         """What leaves the examples of a chunk, with the randomness of dropout held fixed: losses, then statistics."""
-        torch.manual_seed(_SEED + seed)
+        fix_seed(_SEED + seed)
         try:
             with torch.enable_grad():  # as in a step: a module may observe only what is differentiated
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
@@ -187,7 +189,8 @@ class Probe:
 
     def _agreeing_engine(self, wanted: str) -> Engine:
         """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
-        names = PREFERENCE if wanted == "auto" else (wanted,)
+        names = [name for name in PREFERENCE if ENGINES[name].provides_gradients or not self.needs_gradients] \
+            if wanted == "auto" else [wanted]
         with _without_dropout(self.model):
             random = self._is_random()
             if not random:
@@ -235,7 +238,7 @@ class Probe:
         Losses are scaled up, each by its own factor, so that every record is clipped: a sum without clipping would be
         the same if gradients were counted for the wrong record.
         """
-        torch.manual_seed(_SEED)
+        fix_seed(_SEED)
         clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(self.parameters))
         chunk = self._input(len(_FACTORS))
 

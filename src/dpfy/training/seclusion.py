@@ -48,6 +48,13 @@ def bookmark() -> Callable[[], None]:
     return again
 
 
+def fix_seed(seed: int) -> None:
+    """Seed torch's generators of the devices at hand; ``torch.manual_seed`` notes a stack trace for each that is not."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
 def _reseed(stream: SecureStream) -> None:
     """Fill the whole states of the three generators; their seeds alone would have too few values."""
     words = (stream.words(3 * _MERSENNE_WORDS) >> np.uint64(32)).reshape(3, _MERSENNE_WORDS)
