@@ -1,0 +1,90 @@
+"""Repeat and select: a run was repeated a secret number of times, and only the best of them was released."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+from dpfy.ledger.events import Event, Fact
+
+
+class Trials(Fact):
+    """The law from which the number of runs is drawn: public, while the number itself stays secret."""
+
+    @property
+    def mean(self) -> float:
+        """How many runs there are in expectation."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
+    """A negative binomial number of runs, given that it is not zero.
+
+    Pr[K = k] ∝ (1 − ``success``)^k · Γ(k + ``shape``)/k! for k ≥ 1. A ``shape`` of 1 is the geometric law, one of 0 the
+    logarithmic; the smaller it is, the cheaper a mean, and the more often there are few runs.
+
+    Reference: Papernot & Steinke 2022, Definition 1.
+
+    >>> trials = NegativeBinomialTrials.with_mean(100.0, shape=0.0)
+    >>> round(trials.success, 8), round(trials.mean, 6)
+    (0.00154212, 100.0)
+    """
+
+    shape: float
+    success: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _validate.real("shape", self.shape, -1, 1e6, open_low=True))
+        object.__setattr__(self, "success", _validate.real("success", self.success, 1e-12, 1, open_high=True))
+
+    @classmethod
+    def with_mean(cls, mean: float, shape: float = 1.0) -> Self:
+        """Return the law of this ``shape`` with at most this ``mean``, to the last digits."""
+        mean = _validate.real("mean", mean, 1, 1e9, open_low=True)
+        low, high = math.log(1e-12), math.log1p(-1e-15)
+        if cls(shape, math.exp(low)).mean < mean:
+            raise InvalidArgument(f"Expected mean={mean!r} to be within reach of shape={shape!r}. Use a larger shape.")
+        while (middle := (low + high) / 2) not in (low, high):
+            low, high = (middle, high) if cls(shape, math.exp(middle)).mean > mean else (low, middle)
+        return cls(shape, math.exp(high))
+
+    @property
+    def mean(self) -> float:
+        """How many runs there are in expectation."""
+        log = math.log(self.success)
+        ratio = self.shape / -math.expm1(self.shape * log) if self.shape else -1 / log
+        return (1 / self.success - 1) * ratio
+
+
+@dataclass(frozen=True)
+class PoissonTrials(Trials, tag="poisson_trials"):
+    """A Poisson number of runs, which is close to its ``rate``; if it is zero, nothing is released."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1e9, open_low=True))
+
+    @property
+    def mean(self) -> float:
+        """How many runs there are in expectation."""
+        return self.rate
+
+
+@dataclass(frozen=True)
+class Selected(Event, tag="selected"):
+    """``run`` was carried out a number of times drawn from ``trials``, and what the best of them released is released.
+
+    *Assumes* that the number of runs, the other runs and all scores stay secret; that runs are independent of each
+    other; that the score of a run is computed from what the run releases; and that ties are broken by an order that
+    does not depend on the data, or at random.
+    """
+
+    run: Event
+    trials: Trials
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.run, Event) or not isinstance(self.trials, Trials):
+            raise InvalidArgument("Expected a selection to hold the event of one run and the law of their number.")
