@@ -50,7 +50,7 @@ def prepared(workload: Workload, kind: str, folder: Path) -> Callable[[], object
         loss = F.cross_entropy(scores, y, reduction="none")
         if "statistics" not in options:
             return loss
-        return dpfy.Losses(loss, {"accuracy": scores.argmax(1) == y, "loss": loss,
+        return dpfy.Losses(loss, {"accuracy": dpfy.soft_accuracy(scores, y), "loss": loss,
                                   "classes": F.one_hot(y, workload.classes)})
 
     def step() -> None:
