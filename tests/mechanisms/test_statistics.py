@@ -38,8 +38,8 @@ def test_norms_count_in_full_beside_a_threshold_and_by_half_at_it():
 
 
 def test_the_mean_is_the_share_of_norms_below_less_one_half():
-    """Over a smooth law a ramp is as good as a step: of norms e^N(0, 1) at its quantiles, to a quarter of a percent. One
-    that is not centred at the threshold, by half its width, is off by ten times that."""
+    """Over a smooth law a ramp is as good as a step: of norms e^N(0, 1) at its quantiles, to a quarter of a percent.
+    One that is not centred at the threshold, by half its width, is off by ten times that."""
     quantiles = torch.distributions.Normal(0, 1).icdf((torch.arange(2000, dtype=torch.float64) + 0.5) / 2000)
     thresholds = (0.3, 1.0, 2.5)
     shares = below(quantiles.exp().tolist(), thresholds).mean(0) + 0.5

@@ -43,7 +43,7 @@ def made_up(size, seed):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_one_record_more_moves_counts_by_its_own_and_the_last_bits_of_equal_records(name):
-    """Equal records whose norm is a threshold: kernels of another size move its last bit in all but the engine ``loop``.
+    """Equal records whose norm is a threshold: kernels of another size move its last bit in all but the ``loop``.
     Had each of them counted as ±½, three of four would have turned round at once, and the sum moved by six bounds."""
     model = network()
     parameters, loss = dict(model.named_parameters()), loss_of(model)

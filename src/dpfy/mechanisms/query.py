@@ -99,7 +99,7 @@ class SampleSize(Statistic, tag="sample_size"):
 class NormsBelow(Statistic, tag="norms_below"):
     """For each threshold, the share of records whose gradient norm is at most that, less one half.
 
-    A record adds a number from −½ to +½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021).
+    A record adds a number from −½ to ½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021).
     It is clamp((threshold − norm) / (threshold/8), −½, ½): half of the way is at the threshold, and norms that differ
     from it by a sixteenth or more count in full. A step there would turn the last bit of a norm, which a block of
     another size may move, into a whole count. ``of`` names the clipped sum whose norms are compared, one for each
