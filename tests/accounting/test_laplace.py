@@ -45,8 +45,8 @@ def test_bounds_scale_with_the_noise_and_survive_json():
 
 
 @pytest.mark.parametrize(("queries", "method", "relation"), [
-    ((LaplaceSum(1.0, 1.0),), "rdp", "add_or_remove_one"), ((LaplaceSum(1.0, 1.0),), "pld", "replace_one"),
-    ((LaplaceSum(1.0, 1.0), SumQuery(1.0, 1.0)), "pld", "add_or_remove_one")])
+    ((LaplaceSum(1.0, 1.0), SumQuery(1.0, 1.0)), "pld", "add_or_remove_one"),
+    ((LaplaceSum(1.0, 1.0), LaplaceSum(1.0, 1.0)), "rdp", "replace_one")])
 def test_what_has_no_rule_is_refused(queries, method, relation):
     with pytest.raises(UnsupportedEvent, match="laplace"):
         account(Sampled(Poisson(0.1), queries), method, relation)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf, erfc, ndtri_exp
 
+from dpfy.accounting.outcomes import Law
 from dpfy.accounting.pairs import Neighbours, Noise, Pair, Pairs
 
 Array = NDArray[np.float64]
@@ -42,14 +43,16 @@ class Rows:
     times: Array
     neighbours: Neighbours
     noise: Noise
+    law: Law | None = None
 
     def part(self, chosen: NDArray[np.int64]) -> "Rows":
         """Some of the rows."""
-        return Rows(self.rate[chosen], self.noise_multiplier[chosen], self.times[chosen], self.neighbours, self.noise)
+        return replace(self, rate=self.rate[chosen], noise_multiplier=self.noise_multiplier[chosen],
+                       times=self.times[chosen])
 
     def pairs(self) -> list[Pair]:
         """The pair of each row."""
-        return [Pair(float(rate), float(noise_multiplier), self.neighbours, self.noise)
+        return [Pair(float(rate), float(noise_multiplier), self.neighbours, self.noise, self.law)
                 for rate, noise_multiplier in zip(self.rate[:, 0], self.noise_multiplier[:, 0], strict=True)]
 
 
@@ -89,10 +92,10 @@ class Cells(NamedTuple):
 def rows(pairs: Pairs) -> list[Rows]:
     """The pairs in rows, kind by kind."""
     result = []
-    for neighbours, noise in sorted({(pair.neighbours, pair.noise) for pair, _ in pairs}):
+    for kind in sorted({(pair.neighbours, pair.noise, pair.law) for pair, _ in pairs}):
         table = np.array([(pair.rate, pair.noise_multiplier, times) for pair, times in pairs
-                          if (pair.neighbours, pair.noise) == (neighbours, noise)], dtype=np.float64)
-        result.append(Rows(table[:, :1], table[:, 1:2], table[:, 2], neighbours, noise))
+                          if (pair.neighbours, pair.noise, pair.law) == kind], dtype=np.float64)
+        result.append(Rows(table[:, :1], table[:, 1:2], table[:, 2], *kind))
     return result
 
 
@@ -113,6 +116,8 @@ def losses(pair: Pair, places: Array) -> Array:
 
 def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
     """The first and the last place, beyond which no more than e^log_tail of either distribution lies."""
+    if pair.law is not None:
+        return pair.law.span(log_tail)
     if pair.noise == "laplace":
         return 0.0, 1.0
     z = 1 / pair.mu if pair.neighbours == "exchanged" else pair.noise_multiplier
@@ -126,6 +131,9 @@ def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
 
 def ends(pair: Pair) -> list[float]:
     """The losses at which single outputs have mass, each from both sides if need be, or beyond which there are none."""
+    if pair.law is not None:
+        return [loss * (1 + nudge) for loss in _amplified(pair.rate, pair.law.atoms()).tolist()
+                for nudge in (-_NUDGE, _NUDGE)]
     if pair.noise == "laplace":
         first, last = losses(pair, np.array(place_range(pair, 0.0))).tolist()
         return [first * (1 + _NUDGE), first, last, last * (1 + _NUDGE)]
@@ -140,6 +148,8 @@ def cells(steps: Rows, cuts: Array) -> Cells:
     The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its rounding is that of
     a loss off by a few units in the last place, and an error of the place itself, which ``_normal`` charges.
     """
+    if steps.law is not None:
+        return _of_law(steps.law, steps.rate, cuts)
     if steps.neighbours == "exchanged":
         return _mirrored(replace(steps, noise_multiplier=steps.noise_multiplier / 2, neighbours="absent"), cuts)
     rate, z = steps.rate, steps.noise_multiplier
@@ -164,6 +174,13 @@ def cells(steps: Rows, cuts: Array) -> Cells:
                  (1 - rate) * still[1] + rate * other[1], gain_error)
 
 
+def _of_law(law: Law, rate: Array, cuts: Array) -> Cells:
+    """Cells of a law after sampling; p and q of a cell are of the same outputs, wherever rounding puts its ends."""
+    p, q, gain = (np.stack(parts) for parts in zip(*map(law.masses, _full_batch(rate, cuts)), strict=True))
+    p, gain, error = (1 - rate) * q + rate * p, rate * gain, 64 * EPS
+    return Cells(p, q, gain, error * p, error * q, error * np.abs(gain))
+
+
 def _mirrored(steps: Rows, cuts: Array) -> Cells:
     """Cells of the positive losses of ``steps``, of these again as negative ones with p and q exchanged, and of an atom
     at 0 with all that is left: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss of ``steps`` is 0 halfway to the mean."""
@@ -185,6 +202,12 @@ def excess_beyond(pair: Pair, epsilon: float) -> float:
     """δ(ε) of one step whose record is removed: P − e^ε·Q of the outputs with a loss above ε."""
     found = cells(rows(((pair, 1),))[0], np.array([epsilon]))
     return float(found.gain[0, -1] - math.expm1(epsilon) * found.q[0, -1])
+
+
+def excess_before(pair: Pair, epsilon: float) -> float:
+    """δ(ε) of one step whose record is added: Q − e^ε·P of the outputs with a loss below −ε."""
+    found = cells(rows(((pair, 1),))[0], np.array([-epsilon]))
+    return float(-math.exp(epsilon) * found.gain[0, 0] - math.expm1(epsilon) * found.q[0, 0])
 
 
 def above(steps: Rows, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:

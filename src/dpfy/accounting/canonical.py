@@ -8,9 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpfy.accounting.pairs import Pair, Pairs
-from dpfy.accounting.rules import NOISES, REASONS, RULES, Rule
+from dpfy.accounting.rules import EVENT_RULES, NOISES, REASONS, RULES, Rule
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
@@ -81,45 +82,72 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
         if isinstance(event, NonPrivate):
             non_private = True
             continue
-        if not isinstance(event, Sampled):
-            raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.")
-        rule, noise = _rule(event, method, relation)
-        pair, exact = rule.pair(event.policy, noise), exact and rule.exact
+        found = _of_event(event, method, relation)
+        exact = exact and found.exact
         numerical += times * event.numerical_delta
-        if pair.rate > 0 and pair.noise_multiplier < math.inf:
-            table[pair] += times
-            failure += times * rule.failure(event.policy)
+        costs = False
+        for pair, often in found.pairs:
+            if pair.rate > 0 and pair.noise_multiplier < math.inf:
+                table[pair] += often * times
+                costs = True
+        failure += times * found.failure if costs else 0.0
     steps = sum(times for _, times in counts.values())
     return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private,
                      min(1.0, failure * (1 + 1e-9)), exact)
 
 
-def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float]:
-    """Return the rule of one step and the noise multiplier to which its queries collapse, or refuse by name."""
+class _Found(NamedTuple):
+    """The pairs of one event, and what its rule says about them."""
+
+    pairs: Pairs
+    failure: float
+    exact: bool
+
+
+def _of_event(event: Event, method: str, relation: str) -> _Found:
+    """Return the pairs of one event, or refuse it by name."""
     if event.adaptive:
         raise UnsupportedEvent("An adaptive step was chosen from earlier outputs: only a filter may account it, "
                                f"not {method} over the realised list.")
+    if isinstance(event, Sampled):
+        rule, noise = _rule(event, method, relation)
+        return _Found(((rule.pair(event.policy, noise), 1),), rule.failure(event.policy), rule.exact)
+    other = EVENT_RULES.get((method, type(event), relation))
+    if other is None:
+        known = sorted({key[0] for key in EVENT_RULES if key[1:] == (type(event), relation)})
+        raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.{_instead(known)}")
+    return _Found(other.pairs(event), other.failure(event), other.exact)
+
+
+def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | Query]:
+    """Return the rule of one step, and the noise multiplier or the query to which its queries collapse."""
     kind, noise = _collapsed(event.queries)
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
         known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
-        remedy = f" Use method {' or '.join(map(repr, known))}." if known else ""
         reason = REASONS.get((type(event.policy), relation))
         raise UnsupportedEvent(f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
-                               f"{relation}{f': {reason}' if reason else ''}.{remedy}")
+                               f"{relation}{f': {reason}' if reason else ''}.{_instead(known)}")
     return rule, noise
 
 
-def _collapsed(queries: tuple[Query, ...]) -> tuple[type[Query], float]:
-    """The kind of the one query to which those on a sample collapse, and its noise over its bound, never rounded up."""
-    laplace = [query for query in queries if isinstance(query, LaplaceSum)]
-    if not laplace:
+def _instead(known: list[str]) -> str:
+    return f" Use method {' or '.join(map(repr, known))}." if known else ""
+
+
+def _collapsed(queries: tuple[Query, ...]) -> tuple[type[Query], float | Query]:
+    """The kind of the one query to which those on a sample collapse, and its noise over its bound, never rounded up; or
+    the query itself, if it is no sum."""
+    other = [query for query in queries if not isinstance(query, SumQuery) and type(query) in NOISES]
+    if not other:
         return SumQuery, noise_multiplier(queries)
+    query = other[0]
     if len(queries) > 1:
-        raise UnsupportedEvent(f"No rule for laplace noise with {len(queries)} queries on one sample. Give each query "
-                               "with it a sample of its own.")
-    query = laplace[0]
-    return LaplaceSum, query.scale / query.l1_bound * (1 - 1e-15) if query.l1_bound > 0 else math.inf
+        raise UnsupportedEvent(f"No rule for {NOISES[type(query)]} noise with {len(queries)} queries on one sample. "
+                               "Give each query with it a sample of its own.")
+    if isinstance(query, LaplaceSum):
+        return LaplaceSum, query.scale / query.l1_bound * (1 - 1e-15) if query.l1_bound > 0 else math.inf
+    return type(query), query
 
 
 def _log_absent(rate: float) -> float:

@@ -21,7 +21,7 @@ from dpfy.accounting.guarantee import account
 from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
 from dpfy.accounting.pairs import Pair
 from dpfy.errors import InvalidArgument, UnsupportedEvent
-from dpfy.ledger.events import Envelope, Event, Fact, Poisson, Repeated, Sampled, SumQuery, run_lengths
+from dpfy.ledger.events import Envelope, Event, Fact, NonPrivate, Poisson, Repeated, Sampled, SumQuery, run_lengths
 from dpfy.types import Interval, Relation
 
 _ROUNDING = 1e-12  # of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
@@ -174,7 +174,7 @@ class RenyiFilter(Additive, tag="renyi_filter"):
 
 @dataclass(frozen=True)
 class ZcdpFilter(Additive, tag="zcdp_filter"):
-    """Go on while Σ 1/(2z²) ≤ ρ.
+    """Go on while Σ 1/(2z²) ≤ ρ, with ε²/2 for an ε-DP step and ε²/8 for an exponential mechanism.
 
     *Formal guarantee*: whatever is admitted, in any adaptive order, is ρ-zCDP, hence (ε, δ)-differentially private for
     all δ at once. Sampling is not rewarded: a step costs what it does on the full batch. Where every step is Gaussian,
@@ -203,8 +203,9 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         return (self.rho * (1 + _ROUNDING),)
 
     def cost(self, pair: Pair) -> tuple[float, ...]:
-        """Return 1/(2z²), or four times that where a record may be replaced by its opposite."""
-        return (pair.mu**2 / 2 * _UP,)
+        """Return 1/(2z²), or four times that where a record may be replaced by its opposite; ε²/2 of what is ε-DP, and
+        what a law knows of itself."""
+        return ((pair.mu**2 / 2 if pair.law is None else pair.law.zcdp) * _UP,)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the best conversion of ρ-zCDP over all orders."""
@@ -243,6 +244,9 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
 
     def cost(self, pair: Pair) -> tuple[float, ...]:
         """Return 1/z², or four times that where a record may be replaced by its opposite."""
+        if pair.noise != "gaussian":
+            raise UnsupportedEvent(f"A {self.tag!r} has costs for sums with Gaussian noise only. Use ZcdpFilter or "
+                                   "RenyiFilter.")
         return (pair.mu**2 * _UP,)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
@@ -277,8 +281,8 @@ class DominatedBy(Filter, tag="dominated_by"):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "envelope", run_lengths(self.envelope))
-        if not all(isinstance(run.event, Sampled) and not run.event.adaptive for run in self.envelope):
-            raise InvalidArgument("Expected the committed list to hold sampled steps that are not adaptive: it is "
+        if any(isinstance(run.event, NonPrivate) or run.event.adaptive for run in self.envelope):
+            raise InvalidArgument("Expected the committed list to hold steps that are private and not adaptive: it is "
                                   "fixed before the first output.")
 
     @property
@@ -372,20 +376,16 @@ def _description(rule: Filter, relation: Relation) -> dict[str, Any]:
 
 def as_fixed(event: Event) -> Event:
     """Return the same step without the mark that it was chosen from outputs."""
-    return replace(event, adaptive=False) if isinstance(event, Sampled) else event
+    return replace(event, adaptive=False) if event.adaptive else event  # type: ignore[type-var]
 
 
 @lru_cache(maxsize=4096)
 def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
-    """What one step costs, adaptive or not; ∞ without noise and for everything that is not a sampled step."""
-    nothing = tuple(0.0 for _ in rule.limits)
-    everything = tuple(math.inf for _ in rule.limits)
-    if not isinstance(event, Sampled):
-        return everything
-    if not all(isinstance(query, SumQuery) for query in event.queries):
-        raise UnsupportedEvent(f"A {rule.tag!r} has costs for sums with Gaussian noise only.")
-    pairs = canonical((Repeated(as_fixed(event), 1),), rule.rules, relation).pairs
-    if not pairs:
-        return nothing
-    pair = pairs[0][0]
-    return rule.cost(pair) if pair.noise_multiplier > 0 else everything
+    """What one step costs, adaptive or not; ∞ without any protection."""
+    if isinstance(event, NonPrivate):
+        return tuple(math.inf for _ in rule.limits)
+    found = canonical((Repeated(as_fixed(event), 1),), rule.rules, relation)
+    if found.unprotected > 0:
+        return tuple(math.inf for _ in rule.limits)
+    costs = [[times * cost for cost in rule.cost(pair)] for pair, times in found.pairs]
+    return tuple(math.fsum(column) * _UP for column in zip(*costs, strict=True)) if costs else (0.0,) * len(rule.limits)

@@ -68,7 +68,7 @@ def one_step_epsilon(rate: float, mu: float, delta: float) -> Interval:
     if delta >= rate:
         return Interval(0.0, 0.0)
     base = epsilon(mu, delta / rate)
-    return Interval(*(_amplified(rate, bound) for bound in base))
+    return Interval(*(amplified(rate, bound) for bound in base))
 
 
 def one_step_delta(rate: float, mu: float, epsilon: float) -> float:
@@ -117,7 +117,7 @@ def more_than(count: int, steps: int, rate: float) -> float:
     return float(betainc(count + 1, steps - count, rate)) if count < steps else 0.0
 
 
-def _amplified(rate: float, base: float) -> float:
+def amplified(rate: float, base: float) -> float:
     """log(1 + q(e^ε − 1)) without overflow."""
     return math.log1p(rate * math.expm1(base)) if base < 500 else base + math.log(rate)
 

@@ -64,7 +64,7 @@ class EnvelopeGuard:
 
     def __init__(self, envelope: Envelope, budget: Budget | None,
                  relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> None:
-        if any(isinstance(run.event, Sampled) and run.event.adaptive for run in envelope):
+        if any(run.event.adaptive for run in envelope):
             raise UnsupportedEvent("An adaptive step is chosen from earlier outputs and cannot be registered before "
                                    "them. Declare a filter in the ledger's header, and open it with filter.guard().")
         self._walk = _Walk(envelope)
@@ -158,7 +158,7 @@ class AdditiveGuard:
 
     def admit(self, event: Event, times: int) -> None:
         """Raise unless ``times`` more of ``event`` keep one sum within its limit."""
-        if _plus(self._numerical, _numerical_delta(event), times) > self._numerical_limit:
+        if _plus(self._numerical, event.numerical_delta, times) > self._numerical_limit:
             raise BudgetExhausted(f"The arithmetic of {times} more steps adds more to delta than the filter sets aside "
                                   f"(numerical_delta={self._numerical_limit:g}). Nothing was read; declare more of it.")
         if all(after > limit for after, limit in zip(self._after(event, times), self._limits, strict=True)):
@@ -168,7 +168,7 @@ class AdditiveGuard:
     def record(self, event: Event, times: int) -> None:
         """Add the cost of ``times`` more steps; a negative number hands them back."""
         self._spent = self._after(event, times)
-        self._numerical = _plus(self._numerical, _numerical_delta(event), times)
+        self._numerical = _plus(self._numerical, event.numerical_delta, times)
 
     def _after(self, event: Event, times: int) -> list[Fraction | float]:
         return [_plus(spent, cost, times) for spent, cost in zip(self._spent, self._cost(event), strict=True)]
@@ -217,7 +217,7 @@ def dominates(committed: Event, event: Event) -> bool:
     Reference: ``docs/proofs/filters.md``, Lemma 4.
     """
     if not isinstance(committed, Sampled) or not isinstance(event, Sampled):
-        return False
+        return event == committed
     if not isinstance(committed.policy, Poisson) or not isinstance(event.policy, Poisson):
         return False
     if not all(isinstance(query, SumQuery) for query in (*committed.queries, *event.queries)):
@@ -232,7 +232,3 @@ def _plus(sum_so_far: Fraction | float, cost: float, times: int) -> Fraction | f
     if math.isinf(sum_so_far) or math.isinf(cost):
         return math.inf
     return sum_so_far + times * Fraction(cost)
-
-
-def _numerical_delta(event: Event) -> float:
-    return event.numerical_delta if isinstance(event, Sampled) else 0.0

@@ -56,7 +56,8 @@ def arranged(pairs: Pairs) -> Run:
         damping = steps.times * np.minimum(steps.rate**2 * np.expm1(np.minimum(mu**2, 50.0)), 1.0)[:, 0]
         order = np.argsort(-damping, kind="stable")
         few.append(_sample(steps.part(order), damping[order]))
-        worst.append(Pair(float(steps.rate.max()), float(steps.noise_multiplier.min()), steps.neighbours, steps.noise))
+        worst.append(Pair(float(steps.rate.max()), float(steps.noise_multiplier.min()), steps.neighbours, steps.noise,
+                          steps.law))
         first, size = 0, 1 if len(pairs) <= FEW else 8
         while first < len(order):
             parts.append((-damping[order[first]], len(parts), steps.part(order[first:first + size])))

@@ -1,5 +1,7 @@
 """One sampled step: δ(ε) is P(loss > ε) − e^ε·Q(loss > ε), a closed form because the loss grows with the output."""
 
+import math
+
 import numpy as np
 
 from dpfy.accounting import atoms, gaussian
@@ -17,9 +19,11 @@ def epsilon(pair: Pair, delta: float) -> Interval:
         return gaussian.one_step_epsilon(pair.rate, pair.mu, delta)
     high = _largest_loss(pair)
     if high > _MAX_LOSS:
-        return Interval(0.0, high if pair.noise == "laplace" else gaussian.epsilon(pair.mu, delta).upper)
+        return Interval(0.0, gaussian.epsilon(pair.mu, delta).upper if pair.noise == "gaussian" else pure_epsilon(pair))
     if profile(pair, 0.0) <= delta:
         return Interval(0.0, 0.0)
+    if profile(pair, high) > delta:  # outputs that give a record away
+        return Interval(high, math.inf)
     low = 0.0
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
@@ -32,15 +36,29 @@ def delta(pair: Pair, epsilon: float) -> Interval:
     if pair.noise == "gaussian" and pair.neighbours != "opposed":
         value = gaussian.one_step_delta(pair.rate, pair.mu, epsilon)
     elif _largest_loss(pair) > _MAX_LOSS:
-        return Interval(0.0, pair.rate if pair.noise == "laplace" else min(pair.rate, gaussian.delta(pair.mu, epsilon)))
+        rest = gaussian.delta(pair.mu, epsilon) if pair.noise == "gaussian" else float(epsilon < pure_epsilon(pair))
+        return Interval(0.0, min(pair.rate, rest))
     else:
         value = profile(pair, epsilon)
     return Interval(value * (1 - _ROUNDING), min(1.0, value * (1 + _ROUNDING) + _SMALLEST) if value else 0.0)
 
 
+def pure_epsilon(pair: Pair) -> float:
+    """The largest loss of a step that has one, either way, rounded up; ∞ if there is none."""
+    if pair.noise == "gaussian":
+        return math.inf
+    base = pair.mu if pair.law is None else pair.law.largest
+    return gaussian.amplified(pair.rate, base) * (1 + _ROUNDING)
+
+
 def profile(pair: Pair, epsilon: float) -> float:
     """δ(ε) in the direction of removing the record, which has the larger one for ε ≥ 0."""
-    return max(0.0, atoms.excess_beyond(pair, epsilon)) if epsilon < _largest_loss(pair) else 0.0
+    if pair.law is None and epsilon >= _largest_loss(pair):
+        return 0.0
+    there = max(0.0, atoms.excess_beyond(pair, min(epsilon, _MAX_LOSS)))
+    if pair.symmetric or pair.law is None or pair.law.symmetric:
+        return there
+    return max(there, atoms.excess_before(pair, min(epsilon, _MAX_LOSS)))
 
 
 def _largest_loss(pair: Pair) -> float:

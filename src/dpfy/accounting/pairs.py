@@ -1,12 +1,15 @@
 """Dominating pairs: two distributions whose privacy loss bounds that of a step, for all neighbouring data sets."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from dpfy.accounting.outcomes import Law
+
 Neighbours = Literal["absent", "opposed", "exchanged"]
-Noise = Literal["gaussian", "laplace"]
+Noise = Literal["gaussian", "laplace", "law"]
 
 
 @dataclass(frozen=True, order=True)
@@ -17,13 +20,15 @@ class Pair:
     ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or the other.
     ``exchanged``: the positive losses of (1 − q)·N(0, z²) + q·N(2, z²) against N(0, z²), the same with both
     distributions exchanged as negative losses, and the rest at 0: another record has its place in the sample.
-    With ``noise`` "laplace", N(m, z²) is the Laplace distribution about m of scale z.
+    With ``noise`` "laplace", N(m, z²) is the Laplace distribution about m of scale z. With "law", (1 − q)·Q + q·P is
+    against Q, where P and Q are those of ``law``, and 1/z is only its spread: see :func:`of_law`.
     """
 
     rate: float
     noise_multiplier: float
     neighbours: Neighbours = "absent"
     noise: Noise = "gaussian"
+    law: Law | None = None
 
     @property
     def mu(self) -> float:
@@ -33,7 +38,13 @@ class Pair:
     @property
     def symmetric(self) -> bool:
         """Whether both directions have one profile."""
-        return self.neighbours != "absent"
+        return self.neighbours != "absent" or (self.law is not None and self.rate == 1 and self.law.symmetric)
+
+
+def of_law(law: Law, rate: float = 1.0) -> Pair:
+    """Return the pair of a mechanism with this law on a Poisson sample of this rate (Zhu, Dong & Wang 2022, Thm 11)."""
+    spread = law.spread
+    return Pair(rate, 1 / spread if spread else math.inf, "absent", "law", law)
 
 
 Pairs = tuple[tuple[Pair, int], ...]
@@ -55,10 +66,10 @@ def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
     """
     if len(pairs) <= limit:
         return pairs
-    kinds = sorted({(pair.neighbours, pair.noise) for pair, _ in pairs})
+    kinds = sorted({(pair.neighbours, pair.noise, pair.law) for pair, _ in pairs})
     logs = np.log([(pair.rate, pair.noise_multiplier) for pair, _ in pairs])
     logs -= logs.min(axis=0)
-    kind = np.array([kinds.index((pair.neighbours, pair.noise)) for pair, _ in pairs])
+    kind = np.array([kinds.index((pair.neighbours, pair.noise, pair.law)) for pair, _ in pairs])
     width = 0.0025
     while True:
         rate, noise = np.floor(logs / width).T
@@ -76,7 +87,7 @@ def _representative(members: list[tuple[Pair, int]], pessimistic: bool) -> tuple
     worst, best = (max, min) if pessimistic else (min, max)
     rate = worst(pair.rate for pair, _ in members)
     noise = best(pair.noise_multiplier for pair, _ in members)
-    return Pair(rate, noise, members[0][0].neighbours, members[0][0].noise), sum(times for _, times in members)
+    return replace(members[0][0], rate=rate, noise_multiplier=noise), sum(times for _, times in members)
 
 
 def merging_note(pairs: Pairs, merged: Pairs) -> str:

@@ -8,11 +8,10 @@ need no composition take over, and the note says so.
 import math
 from functools import lru_cache
 
-import numpy as np
-
-from dpfy.accounting import atoms, gaussian, one_step, rdp
+from dpfy.accounting import gaussian, one_step, rdp
 from dpfy.accounting.composition import composed, curve
-from dpfy.accounting.pairs import Bound, Pairs, coarsened
+from dpfy.accounting.outcomes import Range
+from dpfy.accounting.pairs import Bound, Pairs, coarsened, of_law
 from dpfy.accounting.questions import Bracket, DeltaAt, EpsilonAt, Location
 
 ACCURACY = 1e-3  # relative, in ε
@@ -46,6 +45,14 @@ def delta_lower(pairs: Pairs, epsilon: float, accuracy: float = ACCURACY) -> flo
 @lru_cache(maxsize=64)
 def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     """Bound ε(δ) from both sides."""
+    found, attained = _epsilon_bracket(pairs, delta, accuracy), _attained(pairs)
+    if attained is None:
+        return found
+    renyi = rdp.epsilon_upper(pairs, delta).value if _has_renyi_curve(pairs) else math.inf
+    return _of_class(found, renyi, _epsilon_bracket(attained, delta, accuracy))
+
+
+def _epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     rest, gauss = split(pairs)
     if _ever_drawn(pairs) <= delta:
         return Bracket(0.0, 0.0, "closed form")
@@ -54,7 +61,7 @@ def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     if gauss == 0 and len(rest) == 1 and rest[0][1] == 1:
         return Bracket(*one_step.epsilon(rest[0][0], delta), "closed form")
     found = composed(rest, gauss, EpsilonAt(delta), accuracy) if math.log(delta) > _LEAST_LOG_DELTA else None
-    bounds = [found] if found else []
+    bounds = [Bracket(0.0, _pure_epsilon(pairs), "by adding up ε"), *([found] if found else [])]
     if found is None or found.upper > 1.05 * found.lower:
         bounds.append(_uncomposed_epsilon(pairs, delta))
     return _best(bounds)
@@ -63,6 +70,14 @@ def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
 @lru_cache(maxsize=64)
 def delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     """Bound δ(ε) from both sides."""
+    found, attained = _delta_bracket(pairs, epsilon, accuracy), _attained(pairs)
+    if attained is None:
+        return found
+    renyi = rdp.delta_upper(pairs, epsilon).value if _has_renyi_curve(pairs) else 1.0
+    return _of_class(found, renyi, _delta_bracket(attained, epsilon, accuracy))
+
+
+def _delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     rest, gauss = split(pairs)
     if not rest:
         return Bracket(*gaussian.delta_interval(math.sqrt(gauss), epsilon), "closed form")
@@ -105,6 +120,24 @@ def _best(bounds: list[Bracket]) -> Bracket:
     return Bracket(min(max(bracket.lower for bracket in bounds), upper.upper), upper.upper, upper.note)
 
 
+def _attained(pairs: Pairs) -> Pairs | None:
+    """The run with laws that mechanisms have in place of laws that only dominate all of a class; None if it is the run.
+    """
+    if all(pair.law is None or pair.law.attained is None for pair, _ in pairs):
+        return None
+    if sum(times for _, times in pairs) == 1 and isinstance(pairs[0][0].law, Range):
+        return None  # at every ε some mechanism has the δ of the class
+    found = ((of_law(pair.law.attained, pair.rate) if pair.law and pair.law.attained else pair, times)
+             for pair, times in pairs)
+    return tuple(sorted((pair, times) for pair, times in found if pair.noise_multiplier < math.inf))
+
+
+def _of_class(found: Bracket, renyi: float, attained: Bracket) -> Bracket:
+    """The better of two upper bounds: divergences are of the worst at each order, a law is of all at once."""
+    upper, note = min((found.upper, found.note), (renyi, "by Rényi divergences"))
+    return Bracket(min(attained.lower, upper), upper, note)
+
+
 def _uncomposed_epsilon(pairs: Pairs, delta: float) -> Bracket:
     """Bounds that need no composition: participations counted, Rényi divergences; the costliest single step."""
     lower = max(one_step.epsilon(pair, delta).lower for pair, _ in coarsened(pairs, _FEW, pessimistic=False))
@@ -132,8 +165,7 @@ def _uncomposed_delta(pairs: Pairs, epsilon: float) -> Bracket:
 
 def _pure_epsilon(pairs: Pairs) -> float:
     """The sum of the steps' largest losses, for steps that have one."""
-    return math.fsum(times * float(atoms.losses(pair, np.ones(1))[0]) if pair.noise == "laplace" else math.inf
-                     for pair, times in pairs)
+    return math.fsum(times * one_step.pure_epsilon(pair) for pair, times in pairs)
 
 
 def _ever_drawn(pairs: Pairs) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from dpfy.accounting.curves import bounded
 from dpfy.accounting.pairs import Bound, Pair, Pairs, coarsened, merging_note
 
 Array = NDArray[np.float64]
@@ -63,7 +64,8 @@ def _total(pairs: Pairs, orders: Array) -> Array:
     """Return the Rényi curve of the composition."""
     curve = np.zeros_like(orders)
     for pair, times in pairs:
-        curve = curve + times * _curve(pair.rate, 1 / pair.mu, tuple(orders.tolist()))
+        at = tuple(orders.tolist())
+        curve = curve + times * (_curve(pair.rate, 1 / pair.mu, at) if pair.noise == "gaussian" else bounded(pair, at))
     return curve
 
 

@@ -1,19 +1,22 @@
 """The rule tables: which method may account which event under which relation, and by what theorem.
 
-A rule is pure: it turns one step into its dominating pair and knows nothing about composition. What is not in the
-table is refused, so the table is also the support matrix.
+A rule is pure: it turns one step into its dominating pair, or an event of another kind into several, and knows nothing
+about composition. What is not in the tables is refused, so the tables are also the support matrix.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
+from dpfy.accounting import one_shot
 from dpfy.accounting.gaussian import more_than
-from dpfy.accounting.pairs import Noise, Pair
+from dpfy.accounting.pairs import Pair, Pairs
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
+    Event,
     FixedSize,
     LaplaceSum,
     Poisson,
@@ -25,13 +28,14 @@ from dpfy.ledger.events import (
 )
 from dpfy.types import Relation
 
-NOISES: dict[type[Query], Noise] = {SumQuery: "gaussian", LaplaceSum: "laplace"}
-"""The noise of each kind of query."""
+NOISES: dict[type[Query], str] = {SumQuery: "gaussian", LaplaceSum: "laplace",
+                                  **{query: query.tag for query in one_shot.QUERIES}}
+"""The noise of each kind of query, or what it is called."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a policy with noise multiplier z becomes a pair, and why that is sound.
+    """How a policy with noise multiplier z, or with a query that is no sum, becomes a pair, and why that is sound.
 
     z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a sample collapse.
     ``failure`` bounds the probability that a step is none to which the pair applies. ``exact`` says that some
@@ -39,9 +43,23 @@ class Rule:
     bound on the cost of the pair is one on the cost of the step.
     """
 
-    pair: Callable[[Policy, float], Pair]
+    pair: Callable[[Policy, Any], Pair]
     reference: str
     failure: Callable[[Policy], float] = lambda policy: 0.0
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class EventRule:
+    """How an event that is no sampled step becomes pairs, and why that is sound.
+
+    The composition of the pairs dominates the event, unless there is a ``failure``. For RDP, a pair may hold a law that
+    knows its divergences only.
+    """
+
+    pairs: Callable[[Any], Pairs]
+    reference: str
+    failure: Callable[[Any], float] = lambda event: 0.0
     exact: bool = True
 
 
@@ -108,8 +126,16 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
     **{(method, policy, SumQuery, relation): Rule(pair, _ONCE, exact=policy is Cyclic)
        for method in ("pld", "rdp") for policy in _EPOCHS
        for relation, pair in ((Relation.ZERO_OUT, _once_absent), (Relation.REPLACE_ONE, _once_opposed))},
+    **{("rdp", Poisson, LaplaceSum, relation): Rule(_laplace_absent, words + _REMOVED)
+       for relation, words in ((Relation.ADD_OR_REMOVE_ONE, ""), (Relation.ZERO_OUT, _ZEROED))},
+    **{(method, Poisson, query, relation): Rule(shot.pair, words + shot.reference, exact=shot.exact)
+       for (query, relation), shot in one_shot.ONE_SHOT.items() for method in ("pld", "rdp")
+       for words in (_ZEROED if relation == Relation.ZERO_OUT else "",)},
 }
 """(method, sampler, kind of query, relation) → rule."""
+
+EVENT_RULES: dict[tuple[str, type[Event], str], EventRule] = {}
+"""(method, kind of event, relation) → rule, for events other than sampled steps; their modules fill it."""
 
 REASONS: dict[tuple[type[Policy], str], str] = {
     (policy, Relation.ADD_OR_REMOVE_ONE):
@@ -127,7 +153,7 @@ REASONS: dict[tuple[type[Policy], str], str] = {
 
 @dataclass(frozen=True)
 class Supported:
-    """One cell of the support matrix."""
+    """One cell of the support matrix; an event that is no sampled step has no policy, and its tag for a noise."""
 
     method: str
     policy: str
@@ -140,8 +166,10 @@ class Supported:
 def supported() -> tuple[Supported, ...]:
     """List what can be accounted.
 
-    >>> sorted({(row.method, row.noise) for row in supported()})
-    [('pld', 'gaussian'), ('pld', 'laplace'), ('rdp', 'gaussian')]
+    >>> sorted({row.method for row in supported() if row.noise == "laplace"})
+    ['pld', 'rdp']
     """
-    return tuple(Supported(method, policy.tag, NOISES[query], str(relation), rule.reference, rule.exact)
-                 for (method, policy, query, relation), rule in RULES.items())
+    steps = tuple(Supported(method, policy.tag, NOISES[query], str(relation), rule.reference, rule.exact)
+                  for (method, policy, query, relation), rule in RULES.items())
+    return steps + tuple(Supported(method, "", event.tag, str(relation), rule.reference, rule.exact)
+                         for (method, event, relation), rule in EVENT_RULES.items())

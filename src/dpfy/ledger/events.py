@@ -76,7 +76,20 @@ class Query(Fact):
 
 
 class Event(Fact):
-    """One release, or something else that costs privacy."""
+    """One release, or something else that costs privacy.
+
+    ``numerical_delta`` is what its arithmetic adds to δ, and ``adaptive`` marks what was chosen from earlier outputs.
+    """
+
+    @property
+    def numerical_delta(self) -> float:
+        """Nothing, unless an event says otherwise."""
+        return 0.0
+
+    @property
+    def adaptive(self) -> bool:
+        """No, unless an event says otherwise."""
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""Rényi curves of pairs without a closed form, from the atoms that bound their losses from above.
+
+A moment E e^{λ·loss} with λ > 0 is a mixture of hockey-stick divergences with positive weights, so atoms whose profile
+is at least that of a pair have at least its moments, in either direction (``docs/proofs/one-shot.md``, Lemma 4).
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import logsumexp
+
+from dpfy.accounting import atoms, one_step
+from dpfy.accounting.atoms import Array, Direction
+from dpfy.accounting.outcomes import Table
+from dpfy.accounting.pairs import Pair
+
+_CUTS = 3000
+_DEEPEST = 640.0  # e^loss is a float
+_ROUNDING = 1e-10
+_DIRECTIONS: tuple[Direction, Direction] = (1, -1)
+
+
+@lru_cache(maxsize=1024)
+def bounded(pair: Pair, orders: tuple[float, ...]) -> Array:
+    """Return upper bounds on the Rényi divergences of ``pair`` at ``orders``, in the worse of both directions.
+
+    A law may know its own curve, and sampling is post-processing.
+    """
+    alpha, law = np.array(orders), pair.law
+    known = law.divergence(alpha, pair.rate) if law is not None else None
+    if known is not None and (pair.rate == 1 or isinstance(law, Table)):
+        return known
+    curve = _from_atoms(pair, alpha)
+    return curve if known is None else np.minimum(curve, known)
+
+
+def _from_atoms(pair: Pair, orders: Array) -> Array:
+    steps = atoms.rows(((pair, 1),))[0]
+    places = np.linspace(*atoms.place_range(pair, -_DEEPEST), _CUTS)
+    cuts = np.concatenate((np.clip(atoms.losses(pair, places), -_DEEPEST, _DEEPEST), atoms.ends(pair)))
+    cuts = np.unique(cuts)
+    largest = one_step.pure_epsilon(pair)
+    if _DEEPEST < largest < math.inf:
+        return np.full_like(orders, largest)
+    found, worst = atoms.cells(steps, cuts), np.zeros_like(orders)
+    for direction in _DIRECTIONS:
+        block = atoms.above(steps, found, cuts, None, direction)
+        if block.infinite[0] > 0 and math.isinf(largest):
+            return np.full_like(orders, math.inf)
+        mass = np.append(block.mass[0] + block.mass_error[0], block.infinite[0])
+        with np.errstate(divide="ignore"):
+            logs = np.log(mass)
+        tilt = orders - 1
+        moment = logsumexp(logs + np.multiply.outer(tilt, np.append(block.loss, min(largest, _DEEPEST))), axis=1)
+        worst = np.maximum(worst, (moment * (1 + _ROUNDING) + _ROUNDING * 1e-4) / tilt)
+    return np.minimum(worst, largest)

@@ -1,0 +1,141 @@
+"""Rules of the queries that are answered once: their laws, with or without one record, or with another in its place.
+
+The proofs, and what each bound rests on, are in ``docs/proofs/one-shot.md``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpfy.accounting.gaussian import amplified
+from dpfy.accounting.outcomes import Law, Range, Table, Zcdp, discrete_gaussian, response
+from dpfy.accounting.pairs import Pair, of_law
+from dpfy.errors import UnsupportedEvent
+from dpfy.ledger.events import LaplaceSum, Policy, Query
+from dpfy.ledger.one_shot import (
+    AboveThreshold,
+    Bounded,
+    DiscreteGaussianSum,
+    ExponentialMechanism,
+    NoisyMax,
+    RandomizedResponse,
+)
+from dpfy.types import Relation
+
+QUERIES: tuple[type[Query], ...] = (ExponentialMechanism, NoisyMax, AboveThreshold, RandomizedResponse,
+                                    DiscreteGaussianSum)
+_UP = 1 + 1e-12
+_NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missing=1.0)
+
+
+@dataclass(frozen=True)
+class OneShot:
+    """How a query on a Poisson sample becomes a pair."""
+
+    pair: Callable[[Policy, Any], Pair]
+    reference: str
+    exact: bool = False
+
+
+def pure(loss: float) -> Law:
+    """The law of randomised response between two answers, which dominates every mechanism with losses up to ``loss``.
+
+    >>> pure(0.5).largest
+    0.5
+    """
+    return response(loss) if loss < math.inf else _EVERYTHING
+
+
+def ranged(loss: float) -> Law:
+    """The law that dominates every mechanism whose losses, for any two neighbours, span at most ``loss``."""
+    return (Range(loss) if loss > 0 else _NOTHING) if loss < math.inf else _EVERYTHING
+
+
+def _absent(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]:
+    def pair(policy: Policy, query: Query) -> Pair:
+        assert isinstance(query, Bounded)
+        return of_law(law_of(query.largest_loss), policy.rate)
+    return pair
+
+
+def _replaced(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]:
+    """One record less, then another one more: losses and ranges add up; of a sample, only losses are known to."""
+    def pair(policy: Policy, query: Query) -> Pair:
+        assert isinstance(query, Bounded)
+        loss = query.largest_loss
+        return of_law(law_of(2 * loss) if policy.rate == 1 else pure(_twice(policy.rate, loss)))
+    return pair
+
+
+def _response(policy: Policy, query: Query) -> Pair:
+    assert isinstance(query, RandomizedResponse)
+    law = response(query.largest_loss, query.unmoved) if query.truth < 1 else _EVERYTHING
+    return of_law(law, policy.rate)
+
+
+def _response_replaced(policy: Policy, query: Query) -> Pair:
+    if policy.rate == 1:
+        return _response(policy, query)
+    assert isinstance(query, RandomizedResponse)
+    return of_law(pure(_twice(policy.rate, query.largest_loss)))
+
+
+def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
+    if policy.rate == 1:
+        return Pair(1.0, noise_multiplier / 2, "absent", "laplace")
+    return of_law(pure(_twice(policy.rate, 1 / noise_multiplier if noise_multiplier else math.inf)))
+
+
+def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
+    """One number moves by at most the bound, rounded down, and by twice that if a record is replaced; of several
+    numbers at once only zCDP is known."""
+    assert isinstance(query, DiscreteGaussianSum)
+    shift = records * (query.l2_bound if query.coordinates > 1 else math.floor(query.l2_bound))
+    if shift == 0 or query.stddev == 0:
+        return of_law(_EVERYTHING if shift else _NOTHING, policy.rate)
+    if query.coordinates > 1:
+        return of_law(Zcdp((shift / query.stddev) ** 2 / 2 * _UP), policy.rate)
+    return of_law(discrete_gaussian(int(shift), query.stddev), policy.rate)
+
+
+def _discrete_replaced(policy: Policy, query: Query) -> Pair:
+    if policy.rate < 1:
+        raise UnsupportedEvent("No rule for discrete_gaussian noise on a sample under replace_one. Answer the query on "
+                               "all records: Poisson(1.0).")
+    return _discrete(policy, query, records=2)
+
+
+def _twice(rate: float, loss: float) -> float:
+    """The loss of one record less and one more, each on a sample of this rate, rounded up."""
+    return 2 * amplified(rate, loss) * _UP if loss < math.inf else math.inf
+
+
+_PURE = ", which randomised response dominates: Kairouz, Oh & Viswanath 2015"
+_RANGE = ("losses for two neighbours span at most 2Δ/b, monotone Δ/b: Durfee & Rogers 2019; PLD takes the envelope of "
+          "all such pairs, RDP the worst at each order")
+_MAX = "ε = 2Δ/b, monotone Δ/b: Dwork & Roth 2014, Claim 3.9, and Ding et al. 2021 for exponential noise"
+_THRESHOLD = "ε = Δ/b₁ + 2Δ/b₂, monotone Δ/b₁ + Δ/b₂: Lyu, Su & Li 2017, Theorems 4 and 5, for one answer above"
+_ANSWER = "the pair of randomised response between the answers"
+_DISCRETE = ("one number: the pair at the largest shift, since the noise is log-concave; several: zCDP, Canonne, "
+             "Kamath & Steinke 2020, Theorem 14")
+_TWICE = "one record less and another one more: losses add up; then "
+
+_EVERY: tuple[tuple[type[Query], Callable[[float], Law], str], ...] = (
+    (ExponentialMechanism, ranged, _RANGE), (NoisyMax, pure, _MAX + _PURE), (AboveThreshold, pure, _THRESHOLD + _PURE))
+
+ONE_SHOT: dict[tuple[type[Query], str], OneShot] = {
+    **{(query, relation): OneShot(_absent(law), words)
+       for query, law, words in _EVERY for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
+    **{(query, Relation.REPLACE_ONE): OneShot(_replaced(law), _TWICE + words) for query, law, words in _EVERY},
+    **{(RandomizedResponse, relation): OneShot(_response, _ANSWER, exact=True)
+       for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
+    (RandomizedResponse, Relation.REPLACE_ONE): OneShot(_response_replaced, _ANSWER + "; of a sample, " + _TWICE
+                                                        + "ε-DP" + _PURE),
+    **{(DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
+       for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
+    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(_discrete_replaced, _DISCRETE),
+    (LaplaceSum, Relation.REPLACE_ONE): OneShot(_laplace_replaced, "the pair at twice the shift; of a sample, " + _TWICE
+                                                + "ε-DP" + _PURE),
+}
+"""(kind of query, relation) → how its pair is made."""

@@ -1,0 +1,343 @@
+"""Laws of a privacy loss that no Gaussian and no Laplace noise has: tables of outputs, bounded ranges, bare curves.
+
+A law stands for two distributions (P, Q) by how their loss log P/Q is spread: (P, Q) dominates a mechanism on the data
+with a record against the data without it, and (Q, P) the reverse, as for every pair. Accountants ask a law for masses
+between losses (PLD) and for Rényi divergences (RDP); sampling and composition are not its business. The proofs are in
+``docs/proofs/one-shot.md``.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from dpfy.errors import InvalidArgument
+
+Array = NDArray[np.float64]
+
+_REACH = 42.0  # standard deviations, beyond which a discrete Gaussian has less than 1e-380
+_MAX_ATOMS = 400_000
+
+
+class Masses(NamedTuple):
+    """P and Q of the cells between losses, the two unbounded ones included, and P − Q to relative precision."""
+
+    p: Array
+    q: Array
+    gain: Array
+
+
+class Law:
+    """Two distributions, by their loss. Subclasses are frozen dataclasses, compared by what they are."""
+
+    symmetric: bool = True  # whether (Q, P) has the same law as (P, Q)
+
+    def __lt__(self, other: object) -> bool:
+        return repr(self) < repr(other)
+
+    @property
+    @abstractmethod
+    def spread(self) -> float:
+        """About √Var of the loss where losses are small: 0 if there are none, ∞ if there is no protection."""
+
+    @property
+    def largest(self) -> float:
+        """The largest loss; ∞ if some output has P only."""
+        return math.inf
+
+    @property
+    def attained(self) -> "Law | None":
+        """A law that some mechanism has which this law dominates, where this one is of no mechanism itself."""
+        return None
+
+    @property
+    def zcdp(self) -> float:
+        """A ρ such that the Rényi divergences are at most order·ρ, both ways; pure ε-DP gives ε²/2 (Bun & Steinke
+        2016, Proposition 1.4)."""
+        return self.largest**2 / 2
+
+    def span(self, log_tail: float) -> tuple[float, float]:
+        """The first and the last loss, beyond which no more than e^log_tail of P or of Q lies."""
+        raise NotImplementedError
+
+    def atoms(self) -> Array:
+        """The losses that single outputs have, as far as each is worth a cut of its own."""
+        return np.empty(0)
+
+    def masses(self, cuts: Array) -> Masses:
+        """The masses of the cells between rising ``cuts`` of the loss, each to a few units in the last place."""
+        raise NotImplementedError
+
+    def divergence(self, orders: Array, rate: float) -> Array | None:
+        """The Rényi divergences on a sample of this rate, or on all records, in the worse direction and rounded up.
+
+        None: bound them by what ``masses`` says.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class Table(Law):
+    """Finitely many losses, rising, and the mass that P has at each; Q has mass·e^−loss, and what either lacks is of
+    outputs that the other never gives.
+
+    >>> Table.of([(-1.0, 0.25), (1.0, 0.75)]).largest
+    1.0
+    """
+
+    loss: tuple[float, ...]
+    mass: tuple[float, ...]
+    infinite: float = 0.0  # P of outputs without Q, on the safe side
+    missing: float = 0.0  # Q of outputs without P, on the safe side
+    symmetric: bool = True
+    rho: float | None = None  # a zCDP bound, where one is known that is better than the largest loss gives
+
+    def __post_init__(self) -> None:
+        # Connect-the-dots and merging need masses that are masses; sums to one are up to whoever knows the law.
+        if any(a >= b for a, b in zip(self.loss, self.loss[1:], strict=False)) or min(self.mass, default=0.0) < 0:
+            raise InvalidArgument("Expected a table of rising losses with masses of at least 0.")
+        if not all(map(math.isfinite, self.loss)):
+            raise InvalidArgument("Expected finite losses in a table; what is infinite goes into its two last fields.")
+
+    @classmethod
+    def of(cls, outputs: Iterable[tuple[float, float]], infinite: float = 0.0, missing: float = 0.0,
+           symmetric: bool = True) -> Self:
+        """Return the table of (loss, mass) in any order; equal losses are added up."""
+        total: dict[float, float] = {}
+        for loss, mass in outputs:
+            total[loss] = total.get(loss, 0.0) + mass
+        rising = sorted(total)
+        return cls(tuple(rising), tuple(total[loss] for loss in rising), infinite, missing, symmetric)
+
+    @classmethod
+    def mirrored(cls, outputs: Iterable[tuple[float, float]], infinite: float = 0.0) -> Self:
+        """Return the symmetric table with these positive losses: the same again as negative ones with P and Q
+        exchanged, and the rest at 0.
+
+        *Formal guarantee*: if δ(ε) of the outputs is at least that of a mechanism, in both directions and for every
+        ε ≥ 0, the table dominates the mechanism: at negative losses either direction is determined by the other.
+        """
+        ahead = [(loss, mass) for loss, mass in outputs if mass > 0]
+        behind = [(-loss, mass * math.exp(-loss)) for loss, mass in ahead]
+        rest = 1 - math.fsum(mass for _, mass in ahead) - math.fsum(mass for _, mass in behind) - infinite
+        return cls.of([*behind, (0.0, max(rest, 0.0)), *ahead], infinite, infinite)
+
+    @classmethod
+    def from_profile(cls, epsilons: Array, deltas: Array) -> Self:
+        """Return a symmetric table whose δ(ε) is at least that of every mechanism with δ(``epsilons``) ≤ ``deltas``.
+
+        *Formal guarantee*: for ``epsilons`` that rise from 0. A profile is convex in e^ε, so it lies below the lower
+        hull of points above it; what is beyond the last ε is at ∞.
+        """
+        place, bound = np.expm1(epsilons), np.minimum.accumulate(np.minimum(deltas, 1.0))
+        bound = np.maximum(bound, bound[0] - (1 - bound[0]) / 2 * place)  # no symmetric profile falls faster from 0
+        corners = _lower_hull(place, bound)
+        x, y = place[corners], bound[corners]
+        beyond = np.append(-np.diff(y) / np.diff(x), 0.0)  # Q of the losses above each corner
+        mass = np.exp(epsilons[corners][1:]) * -np.diff(beyond)
+        return cls.mirrored(zip(epsilons[corners][1:].tolist(), mass.tolist(), strict=True), float(y[-1]))
+
+    @property
+    def spread(self) -> float:
+        if self.infinite > 0.5:
+            return math.inf
+        near = np.minimum(self._loss, 50.0)
+        return math.sqrt(max(math.log1p(float(self._mass @ np.abs(np.expm1(near)))), 0.0)) if self.largest else 0.0
+
+    @property
+    def largest(self) -> float:
+        return math.inf if self.infinite > 0 else max(self.loss[-1], 0.0 if self.missing > 0 else -self.loss[0])
+
+    @property
+    def zcdp(self) -> float:
+        return self.largest**2 / 2 if self.rho is None else self.rho
+
+    def span(self, log_tail: float) -> tuple[float, float]:
+        if len(self.loss) <= 64:
+            return self.loss[0], self.loss[-1]
+        tail = math.exp(max(log_tail, -640.0))
+        first = int(np.argmax(np.cumsum(self._other) > tail))
+        last = len(self.loss) - 1 - int(np.argmax(np.cumsum(self._mass[::-1]) > tail))
+        return self.loss[first], self.loss[max(first, last)]
+
+    def atoms(self) -> Array:
+        return self._loss if len(self.loss) <= 64 else np.empty(0)
+
+    def masses(self, cuts: Array) -> Masses:
+        cell = np.searchsorted(cuts, self._loss)
+        p, q, gain = (np.bincount(cell, weights=part, minlength=len(cuts) + 1).astype(np.float64)
+                      for part in (self._mass, self._other, self._mass * -np.expm1(-self._loss)))
+        p[-1] += self.infinite
+        gain[-1] += self.infinite
+        q[0] += self.missing
+        gain[0] -= self.missing
+        return Masses(p, q, gain)
+
+    def divergence(self, orders: Array, rate: float) -> Array | None:
+        if self.infinite > 0 or self.missing > 0:
+            return np.full_like(orders, math.inf)
+        ratio = np.log1p(rate * np.expm1(np.minimum(self._loss, 700.0)))
+        with np.errstate(divide="ignore"):
+            other = np.log(self._mass) - self._loss
+        tilt = orders[:, None] - 1
+        forth = logsumexp(other + orders[:, None] * ratio, axis=1)
+        back = logsumexp(other - tilt * ratio, axis=1)
+        worse: Array = (np.maximum(forth, back) * (1 + 1e-12) + 1e-15 * len(self.loss)) / tilt[:, 0]
+        return np.minimum(np.maximum(worse, 0.0), self.largest)
+
+    @cached_property
+    def _loss(self) -> Array:
+        return np.array(self.loss)
+
+    @cached_property
+    def _mass(self) -> Array:
+        return np.array(self.mass)
+
+    @cached_property
+    def _other(self) -> Array:
+        return self._mass * np.exp(-self._loss)
+
+
+def _lower_hull(x: Array, y: Array) -> list[int]:
+    """The corners of the largest convex function below points, from the left."""
+    corners: list[int] = []
+    for here in range(len(x)):
+        while len(corners) > 1:
+            before, last = corners[-2:]
+            if (y[last] - y[before]) * (x[here] - x[before]) < (y[here] - y[before]) * (x[last] - x[before]):
+                break
+            corners.pop()
+        corners.append(here)
+    return corners
+
+
+@lru_cache(maxsize=256)
+def response(epsilon: float, unmoved: float = 0.0) -> Table:
+    """Return randomised response: losses ±ε, and 0 with probability ``unmoved``.
+
+    Without the latter it dominates every ε-DP mechanism (Kairouz, Oh & Viswanath 2015; Murtagh & Vadhan 2016).
+    """
+    if epsilon == 0 or unmoved == 1:
+        return Table((0.0,), (1.0,))
+    low = (1 - unmoved) / (1 + math.exp(min(epsilon, 700.0)))
+    return Table.of([(-epsilon, low), (0.0, unmoved), (epsilon, 1 - unmoved - low)] if unmoved
+                    else [(-epsilon, low), (epsilon, 1 - low)])
+
+
+@lru_cache(maxsize=64)
+def discrete_gaussian(shift: int, stddev: float) -> Table:
+    """Return the discrete Gaussian N_ℤ(``shift``, σ²) against N_ℤ(0, σ²): the loss of an output x is
+    (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1).
+
+    What lies beyond 42σ of either is below 1e-380, less than any float, and is left out.
+    """
+    reach = math.ceil(_REACH * stddev) + shift
+    if 2 * reach > _MAX_ATOMS:
+        raise InvalidArgument(f"Expected stddev={stddev!r} and shift={shift!r} of at most {_MAX_ATOMS // 100:,} "
+                              "lattice steps. Use a coarser lattice, or continuous Gaussian noise.")
+    x = np.arange(-reach, reach + shift + 1, dtype=np.float64)
+    # Twice the loss in units of 1/2σ² is the integer 2·shift·x − shift², exact in float64.
+    loss = (2 * x * shift - shift * shift) / (2 * stddev**2)
+    logs = -((x - shift) / stddev) ** 2 / 2
+    mass = np.exp(logs - logsumexp(logs))
+    kept = mass > 1e-300
+    return Table(tuple(loss[kept].tolist()), tuple(mass[kept].tolist()), rho=(shift / stddev) ** 2 / 2 * (1 + 1e-15))
+
+
+@dataclass(frozen=True)
+class Range(Law):
+    """The pair that dominates every mechanism whose losses, for any two neighbours, lie within some interval of length
+    ε: δ(x) = (e^{ε/2} − e^{x/2})²/(e^ε − 1) for x between −ε and ε.
+
+    In s = e^{loss/2}, P is uniform on [e^−ε/2, e^ε/2], and Q is uniform in 1/s. ``docs/proofs/one-shot.md``, Lemma 2.
+    """
+
+    epsilon: float
+
+    @property
+    def spread(self) -> float:
+        return self.epsilon / 2
+
+    @property
+    def largest(self) -> float:
+        return self.epsilon
+
+    @property
+    def attained(self) -> Law | None:
+        """Randomised response between two answers, whose losses are ±ε/2."""
+        return response(self.epsilon / 2)
+
+    @property
+    def zcdp(self) -> float:
+        """ε²/8 (Cesar & Rogers 2021, Lemma 3.2)."""
+        return self.epsilon**2 / 8
+
+    def span(self, log_tail: float) -> tuple[float, float]:
+        return -self.epsilon, self.epsilon
+
+    def masses(self, cuts: Array) -> Masses:
+        edges = np.concatenate(([-self.epsilon], np.clip(cuts, -self.epsilon, self.epsilon), [self.epsilon]))
+        left, right = edges[:-1], edges[1:]
+        width = np.expm1((right - left) / 2) / (2 * np.sinh(self.epsilon / 2))
+        p, q = width * np.exp(left / 2), width * np.exp(-right / 2)
+        return Masses(p, q, p * -np.expm1(-(left + right) / 2))
+
+    def divergence(self, orders: Array, rate: float) -> Array | None:
+        """The largest over two losses t and t − ε: E_Q e^{order·loss} has one maximum, at a t in closed form.
+
+        Lemma 3 of the proofs; at most order·ε²/8, which also stands where the exponents leave float64.
+        """
+        exponent = np.minimum(orders * self.epsilon, 600.0)
+        few = -np.expm1(-exponent) / math.expm1(min(self.epsilon, 600.0))  # of which Q gives to t, at t = 0, the rest
+        low = np.maximum(few - np.exp(-exponent), 1e-300)
+        with np.errstate(over="ignore"):
+            t = np.clip(np.log((1 - 1 / orders) * (few + -np.expm1(-exponent)) / low), 0.0, self.epsilon)
+            excess = np.exp(-t) * -np.expm1(t - self.epsilon) / -np.expm1(-self.epsilon)  # Q of the loss t
+            logs = orders * t + np.log(excess + (1 - excess) * np.exp(-exponent))
+        exact = np.where(orders * self.epsilon < 600, (logs * (1 + 1e-12) + 4e-15 * (1 + self.epsilon)) / (orders - 1),
+                         math.inf)
+        return np.minimum(np.minimum(exact, orders * self.zcdp), self.epsilon)
+
+
+@dataclass(frozen=True)
+class Zcdp(Law):
+    """ρ-zCDP and nothing more: Rényi divergences of at most order·ρ, and the δ(ε) to which the best of them convert."""
+
+    rho: float
+
+    @property
+    def spread(self) -> float:
+        return math.sqrt(2 * self.rho)
+
+    @property
+    def attained(self) -> Law | None:
+        """Nothing is known to cost as much."""
+        return response(0.0)
+
+    @property
+    def zcdp(self) -> float:
+        return self.rho
+
+    def span(self, log_tail: float) -> tuple[float, float]:
+        return self._table.span(log_tail)
+
+    def masses(self, cuts: Array) -> Masses:
+        return self._table.masses(cuts)
+
+    def divergence(self, orders: Array, rate: float) -> Array | None:
+        return orders * self.rho
+
+    @cached_property
+    def _table(self) -> Table:
+        """Canonne, Kamath & Steinke 2020, Proposition 12, at many orders."""
+        orders = 1 + np.geomspace(1e-3, 1e4, 400) / max(self.spread, 1e-3)
+        epsilons = np.linspace(0.0, self.rho + 40 * self.spread, 4000)
+        logs = (orders - 1) * (orders * self.rho - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(orders)
+        deltas = np.exp(np.minimum(logs.min(axis=1), 0.0)) * (1 + 1e-12)
+        return Table.from_profile(epsilons, np.minimum(deltas, math.sqrt(-math.expm1(-self.rho))))
