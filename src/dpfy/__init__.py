@@ -31,7 +31,17 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnsupportedEvent as UnsupportedEvent,
     )
     from dpfy.ledger import Ledger as Ledger
-    from dpfy.mechanisms.groups import clip_groups as clip_groups, clip_jointly as clip_jointly
+    from dpfy.mechanisms.controllers import (
+        AdaClip as AdaClip,
+        NormClipping as NormClipping,
+        QuantileClipping as QuantileClipping,
+        ValidationDecay as ValidationDecay,
+    )
+    from dpfy.mechanisms.groups import (
+        clip_automatically as clip_automatically,
+        clip_groups as clip_groups,
+        clip_jointly as clip_jointly,
+    )
     from dpfy.mechanisms.query import NormsBelow as NormsBelow, SampleSize as SampleSize, Statistic as Statistic
     from dpfy.mechanisms.statistics import soft_accuracy as soft_accuracy
     from dpfy.plan import Plan as Plan, dpsgd as dpsgd
@@ -42,7 +52,8 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.training.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.training.losses import Losses as Losses
     from dpfy.training.privatize import privatize as privatize
-    from dpfy.training.run import Released as Released, Run as Run
+    from dpfy.training.released import Released as Released
+    from dpfy.training.run import Run as Run
     from dpfy.training.trainer import Trainer as Trainer, TrainingResult as TrainingResult
     from dpfy.types import Budget as Budget, Interval as Interval, Relation as Relation, Unit as Unit
 
@@ -55,7 +66,8 @@ _HOMES = {
         "UnsupportedEvent",
     ),
     "dpfy.ledger": ("Ledger",),
-    "dpfy.mechanisms.groups": ("clip_groups", "clip_jointly"),
+    "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "QuantileClipping", "ValidationDecay"),
+    "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
     "dpfy.mechanisms.query": ("NormsBelow", "SampleSize", "Statistic"),
     "dpfy.mechanisms.statistics": ("soft_accuracy",),
     "dpfy.plan": ("Plan", "dpsgd"),
@@ -67,7 +79,8 @@ _HOMES = {
     "dpfy.training.callbacks": ("Callback",),
     "dpfy.training.trainer": ("Trainer", "TrainingResult"),
     "dpfy.training.privatize": ("privatize",),
-    "dpfy.training.run": ("Released", "Run"),
+    "dpfy.training.released": ("Released",),
+    "dpfy.training.run": ("Run",),
     "dpfy.types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

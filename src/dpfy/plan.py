@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import Any, Literal, Self
 
 from dpfy import _validate
-from dpfy.accounting import EnvelopeGuard, Filter, calibrate_envelope
+from dpfy.accounting import EnvelopeGuard, Filter, RenyiFilter, calibrate_envelope
+from dpfy.accounting.filters import as_fixed
 from dpfy.accounting.rules import REASONS
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Guard
@@ -27,6 +28,8 @@ from dpfy.ledger.events import (
     TruncatedPoisson,
     run_lengths,
 )
+from dpfy.mechanisms.controllers import ClipSchedule, Controller, Schedule
+from dpfy.mechanisms.controllers.schedules import Shape
 from dpfy.mechanisms.query import ClippedSum, Query, Statistic
 from dpfy.types import Budget, Relation, Unit
 
@@ -42,6 +45,8 @@ class Plan:
     Nothing in a plan is read off the data. ``divisor`` is what the released sum is divided by; ``records`` is the
     declared size of the data set and is never compared with the data. ``budget`` limits the steps of the plan, which
     are fixed; ``filter`` limits whatever the ledger may record, steps that are chosen from outputs included.
+    ``controllers`` choose bounds, noise or coordinates of steps from what was released; ``noise_schedule`` has the
+    factors of the noise multiplier, fixed in advance.
 
     >>> plan = dpsgd(records=60_000, batch_size=256, epochs=10, noise_multiplier=1.1)
     >>> plan.steps, round(plan.rate, 6)
@@ -60,6 +65,8 @@ class Plan:
     unit: Unit = Unit.RECORD
     relation: Relation = field(default=Relation.ADD_OR_REMOVE_ONE)
     filter: Filter | None = None
+    controllers: tuple[Controller, ...] = ()
+    noise_schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         _validate.count("steps", self.steps)
@@ -82,6 +89,32 @@ class Plan:
         if self.filter is not None and self.budget is not None:
             raise InvalidArgument("Expected a budget or a filter, not both: under a filter its limit is the guarantee. "
                                   "Calibrate first; plan.under(filter) puts the filter in the place of the budget.")
+        self._check_controllers()
+        for controller in self.controllers:
+            object.__setattr__(self, "query", controller.extended(self.query))
+
+    def _check_controllers(self) -> None:
+        """Refuse controllers that are in each other's way, and noise that changes where one event pays for many."""
+        steered = [controller.steers for controller in self.controllers]
+        if twice := next((what for what in steered if steered.count(what) > 1), None):
+            names = [controller.tag for controller in self.controllers if controller.steers == twice]
+            raise InvalidArgument(f"The {twice} of a step can follow one controller, got {' and '.join(names)}.")
+        if {"bounds", "coordinates"} <= set(steered):
+            raise InvalidArgument("AdaClip chooses its own bounds, coordinate by coordinate. Leave the controller of "
+                                  "clip bounds out.")
+        paid, schedule = self.sampling.steps_per_event, self.noise_schedule
+        if paid > 1 and schedule is not None and schedule.length % paid:
+            raise InvalidArgument(f"The noise schedule {schedule.name!r} changes every {schedule.length} steps, and "
+                                  f"with {self.sampling.tag} sampling one event pays for {paid} steps of equal noise. "
+                                  "Use a schedule of epochs, or poisson sampling.")
+        if paid > 1 and self.adaptive:
+            raise InvalidArgument(f"Noise that is chosen from outputs needs steps that are paid for one by one; with "
+                                  f"{self.sampling.tag} sampling one event pays for {paid}. Use poisson sampling.")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the noise of steps is chosen from outputs: a filter alone can account them."""
+        return any(controller.adaptive for controller in self.controllers)
 
     @property
     def rate(self) -> float:
@@ -96,36 +129,51 @@ class Plan:
     @property
     def clip(self) -> float:
         """The bound of each record's gradient; where several sums are clipped, of all of them together."""
-        return math.hypot(*(leaf.bound for leaf in self.query.leaves))
+        return self.query.bound
 
     @property
     def steps_per_epoch(self) -> int:
         """How many steps see each record once in expectation."""
-        return max(1, round(1 / self.rate)) if self.rate > 0 else self.steps
+        return _steps_per_epoch(self.sampling, self.steps)
 
     @property
     def event(self) -> Event:
         """What the first step will record, and every other that releases the same sums."""
         return self.event_at(1)
 
-    def event_at(self, step: int) -> Event:
-        """Return what a step, counted from 1, will record; where an event pays for an epoch, it has all the sums."""
+    def noise_at(self, step: int) -> float:
+        """Return the noise multiplier of a step, counted from 1, as it is planned."""
         if self.noise_multiplier is None:
             raise InvalidArgument("The plan has no noise_multiplier yet. Call .calibrate(epsilon=…, delta=…), or give "
                                   "noise_multiplier=….")
-        step = step if self.sampling.steps_per_event == 1 else 1
-        return Sampled(self.sampling, self.query.sum_queries(self.noise_multiplier, step))
+        return self.noise_multiplier * (1.0 if self.noise_schedule is None else self.noise_schedule.at(step))
+
+    def event_at(self, step: int, noise: float = 1.0) -> Event:
+        """Return what a step, counted from 1, will record; where an event pays for an epoch, it has all the sums.
+
+        ``noise`` is the factor by which a controller changed the planned noise.
+        """
+        due = step if self.sampling.steps_per_event == 1 else 1
+        queries = self.query.sum_queries(self.noise_at(step) * noise, due)
+        return Sampled(self.sampling, queries, adaptive=self.adaptive)
 
     @property
     def envelope(self) -> Envelope:
-        """The events of the plan, fixed before the first one."""
+        """The events of the plan in order: fixed before the first one, unless controllers choose their noise."""
+        paid = self.sampling.steps_per_event
+        whole = math.ceil(self.steps / paid) * paid
+        length = whole if self.noise_schedule is None else self.noise_schedule.length
+        return run_lengths(run for first in range(1, whole + 1, length)
+                           for run in self._events(first, min(length, whole + 1 - first)))
+
+    def _events(self, first: int, steps: int) -> Envelope:
+        """The events of so many steps from the ``first`` on, all with the same noise."""
         paid, period = self.sampling.steps_per_event, self.query.period
         if paid > 1 or period == 1:
-            return (Repeated(self.event, math.ceil(self.steps / paid)),)
-        cycle = run_lengths(Repeated(self.event_at(step), 1) for step in range(1, period + 1))
-        whole, rest = divmod(self.steps, period)
-        last = run_lengths(Repeated(self.event_at(step), 1) for step in range(1, rest + 1))
-        return run_lengths((*cycle * whole, *last))
+            return (Repeated(self.event_at(first), steps // paid),)
+        cycle = [Repeated(self.event_at(step), 1) for step in range(first, first + min(period, steps))]
+        whole, rest = divmod(steps, len(cycle))
+        return run_lengths((*run_lengths(cycle) * whole, *cycle[:rest]))
 
     def guard(self) -> Guard:
         """Return who decides, before any record is read, whether the next step may be taken.
@@ -133,6 +181,11 @@ class Plan:
         A plan whose own first step is refused is an error here, before there is a ledger.
         """
         if self.filter is None:
+            if self.adaptive:
+                names = " and ".join(controller.tag for controller in self.controllers if controller.adaptive)
+                raise InvalidArgument(f"The plan's {names} chooses the noise of a step from outputs, so that no list "
+                                      "of steps can be registered before them. Declare a filter: .calibrate(epsilon, "
+                                      "delta) finds one, .under(filter) takes yours.")
             return EnvelopeGuard(self.envelope, self.budget, self.relation)
         guard = self.filter.guard(self.relation)
         guard.admit(self.event, 1)
@@ -156,17 +209,23 @@ class Plan:
     def calibrate(self, epsilon: float, delta: float | Literal["auto"]) -> Self:
         """Return the same plan with the least noise whose claimed ε stays within ``epsilon`` at ``delta``.
 
-        ``delta="auto"`` is 1/records^1.1, where records counts the units of privacy.
+        ``delta="auto"`` is 1/records^1.1, where records counts the units of privacy. A noise schedule is scaled as a
+        whole. Where controllers choose the noise, the plan is put under the Rényi filter of ``epsilon`` and ``delta``
+        instead, and begins with the noise at which all steps would pass, were it never lowered.
         """
         _validate.epsilon(epsilon)
         budget = Budget(float(epsilon), self._auto_delta() if delta == "auto" else _validate.delta(delta))
 
         def envelope(noise_multiplier: float) -> Envelope:
-            return replace(self, noise_multiplier=noise_multiplier).envelope
+            planned = replace(self, noise_multiplier=noise_multiplier, filter=None).envelope
+            return tuple(Repeated(as_fixed(run.event), run.times) for run in planned)
 
         noise_multiplier = calibrate_envelope(envelope, epsilon=budget.epsilon, delta=budget.delta,
-                                              relation=self.relation)
-        return replace(self, noise_multiplier=noise_multiplier, budget=budget)
+                                              relation=self.relation, method="rdp" if self.adaptive else "pld")
+        if not self.adaptive:
+            return replace(self, noise_multiplier=noise_multiplier, budget=budget)
+        rule = RenyiFilter.tuned(budget.epsilon, budget.delta, envelope(noise_multiplier), self.relation)
+        return replace(self, noise_multiplier=noise_multiplier, filter=rule)
 
     def _auto_delta(self) -> float:
         if self.records is None:
@@ -178,23 +237,28 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         budget = self.budget and {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
-        rule = {} if self.filter is None else {"filter": self.filter.to_json()}  # a header without one stays as it was
+        # A header without these stays as it was.
+        more = {"filter": self.filter and self.filter.to_json(),
+                "controllers": [controller.to_json() for controller in self.controllers],
+                "noise_schedule": self.noise_schedule and self.noise_schedule.to_json()}
         return {
             "sampling": self.sampling.to_json(), "query": self.query.to_json(), "steps": self.steps,
             "divisor": self.divisor, "noise_multiplier": self.noise_multiplier, "records": self.records,
             "budget": budget, "unit": str(self.unit), "relation": str(self.relation),
-            **rule,
+            **{name: value for name, value in more.items() if value},
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the plan that :meth:`to_json` wrote."""
-        budget, rule = value.get("budget"), value.get("filter")
+        budget, rule, schedule = value.get("budget"), value.get("filter"), value.get("noise_schedule")
         try:
             return cls(**{
                 **value, "sampling": Policy.from_json(value.get("sampling")), "query": _query(value.get("query")),
                 "budget": Budget(**budget) if budget else None, "unit": Unit(value["unit"]),
                 "relation": Relation(value["relation"]), "filter": Filter.from_json(rule) if rule else None,
+                "controllers": tuple(map(Controller.from_json, value.get("controllers", ()))),
+                "noise_schedule": Schedule.from_json(schedule) if schedule else None,
             })
         except (TypeError, KeyError) as error:
             raise InvalidArgument(f"Expected a plan written by Plan.to_json; {error} does not fit.") from None
@@ -212,7 +276,9 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
           clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, noise_multiplier: float | None = None,
           statistics: Sequence[Statistic] = (), unit: Unit | str = Unit.RECORD,
           relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, sampling: str | Policy = "poisson",
-          capacity: int | None = None, microbatches: int | None = None, least_sample: float | None = None) -> Plan:
+          capacity: int | None = None, microbatches: int | None = None, least_sample: float | None = None,
+          controllers: Sequence[Controller] = (), noise_schedule: str | Shape | Schedule | None = None,
+          clip_schedule: str | Shape | Schedule | None = None) -> Plan:
     """Plan DP-SGD: random samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
 
     *Formal guarantee*: with the noise multiplier z of the plan, each step is the Gaussian mechanism of that z on a
@@ -231,6 +297,11 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
     record's, and the sum of these means is divided by their number: cheap, and twice as sensitive. With
     ``least_sample`` the sum is divided by the size of the sample, or by this public number if that is more, which is
     twice as sensitive too.
+
+    ``controllers`` choose the clip bound or the noise of a step from what was released, such as
+    :class:`dpfy.QuantileClipping`. ``noise_schedule`` and ``clip_schedule`` multiply the noise multiplier and the clip
+    bound by factors that are fixed in advance: a name such as ``"exponential:0.05"``, or a function of the epochs that
+    are over. See docs/how-to/adaptive.md.
 
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
@@ -253,10 +324,14 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
                               "public constant: the batch size, or divisor.")
     if least_sample is not None and divisor not in (None, least_sample):
         raise InvalidArgument(f"With least_sample={least_sample!r} that is the divisor; leave divisor= out.")
+    policy, count = _policy(sampling, float(rate), records, batch_size, capacity), _steps(steps, epochs, per_epoch)
+    per_epoch_steps = max(policy.steps_per_event, _steps_per_epoch(policy, count))
+    if clip_schedule is not None:
+        controllers = (*controllers, ClipSchedule(Schedule.of(clip_schedule, count, per_epoch_steps)))
     return Plan(
-        sampling=_policy(sampling, float(rate), records, batch_size, capacity),
-        query=Query.of(_leaves(clip), statistics, slots=microbatches, least_sample=least_sample),
-        steps=_steps(steps, epochs, per_epoch),
+        sampling=policy, query=Query.of(_leaves(clip), statistics, slots=microbatches, least_sample=least_sample),
+        steps=count, controllers=tuple(controllers),
+        noise_schedule=None if noise_schedule is None else Schedule.of(noise_schedule, count, per_epoch_steps),
         divisor=float(least_sample or divisor or microbatches or expected), noise_multiplier=noise_multiplier,
         records=records, unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
@@ -286,6 +361,11 @@ def _policy(sampling: str | Policy, rate: float, records: int | None, batch_size
         case "balls_in_bins":
             return BallsInBins(math.ceil(records / size), records)
     return (Shuffled if sampling == "shuffled" else Cyclic)(size, records)
+
+
+def _steps_per_epoch(sampling: Policy, steps: int) -> int:
+    """How many steps see each record once in expectation."""
+    return max(1, round(1 / sampling.rate)) if sampling.rate > 0 else steps
 
 
 def _leaves(clip: float | ClippedSum | Sequence[ClippedSum]) -> Sequence[ClippedSum]:

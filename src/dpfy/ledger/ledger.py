@@ -125,6 +125,15 @@ class Ledger:
             guard.record(event, times)
             self._paid_for, self._prepaid = (event, annotation), times - 1
 
+    def admits(self, event: Event) -> bool:
+        """Tell whether the guard would let one more of ``event`` pass; nothing is recorded."""
+        with self._mutex:
+            try:
+                self._ready_guard().admit(event, 1)
+            except BudgetExhausted:
+                return False
+        return True
+
     def verify(self) -> int:
         """Read everything again and return the number of good lines; raise LedgerDamaged naming the first bad one."""
         return _replay(self._store).head.count

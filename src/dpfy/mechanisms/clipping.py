@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dpfy.mechanisms.controllers import Coordinates
+
 Weigh = Callable[[torch.Tensor], torch.Tensor]
 """From squared norms [records, groups] to weights [records, groups], one record at a time."""
 
@@ -17,7 +19,8 @@ class Clipping:
 
     ``groups`` says for each parameter to which group it belongs. Its gradient is divided by its one of ``scales``
     before norms are taken, and by its one of ``units`` before it is summed; none stand for ones. ``grid`` is the step
-    of the lattice on which the sums are.
+    of the lattice on which the sums are. With ``coordinates``, one for each parameter, what is bounded and summed are
+    the gradients in these.
     """
 
     weigh: Weigh
@@ -25,6 +28,17 @@ class Clipping:
     groups: tuple[int, ...]
     scales: tuple[float, ...] = ()
     units: tuple[float, ...] = ()
+    coordinates: tuple[Coordinates, ...] = ()
+
+    def transformed(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return the gradients [records, …] of every parameter in the coordinates in which they are bounded.
+
+        Whatever rounding does here, the norms are those of the very vectors that are summed.
+        """
+        if not self.coordinates:
+            return gradients
+        return [(gradient.double() - place.offset) / place.scale
+                for gradient, place in zip(gradients, self.coordinates, strict=True)]
 
     def norms(self, squared: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the squared norms [records, groups], given those [records] of every parameter."""
@@ -55,15 +69,31 @@ class Clipping:
 
 @dataclass(frozen=True)
 class ClipEach:
-    """Scales each group of a record down to its own bound, whatever the other groups are."""
+    """Scales each group of a record down to its own bound, whatever the other groups are.
+
+    A group whose one of ``gammas`` is above zero is normalised instead, up as well as down: its weight is
+    bound/(norm + gamma), and its norm stays below the bound.
+
+    >>> ClipEach((2.0,), gammas=(1.0,))(torch.tensor([[9.0], [0.0]])).flatten().tolist()
+    [0.5, 2.0]
+    """
 
     bounds: tuple[float, ...]
+    gammas: tuple[float, ...] = ()
 
     def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
-        """Return the weights min(1, bound/norm), and 0 where the norm is not finite."""
-        bounds = torch.tensor(self.bounds, dtype=squared_norms.dtype, device=squared_norms.device)
-        weights = (bounds / squared_norms.sqrt()).clamp(max=1.0)
+        """Return the weights min(1, bound/norm) or bound/(norm + gamma), and 0 where the norm is not finite."""
+        kind = {"dtype": squared_norms.dtype, "device": squared_norms.device}
+        bounds, norms = torch.tensor(self.bounds, **kind), squared_norms.sqrt()
+        weights = (bounds / norms).clamp(max=1.0)
+        if self.gammas:
+            gammas = torch.tensor(self.gammas, **kind)
+            weights = torch.where(gammas > 0, bounds / (norms + gammas), weights)
         return torch.where(squared_norms.isfinite(), weights, 0.0)
+
+    def only(self, group: int) -> "ClipEach":
+        """Return the same for one of the groups."""
+        return ClipEach((self.bounds[group],), self.gammas[group:group + 1])
 
 
 def clip_to(bound: float) -> ClipEach:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.query import ClippedSum
+from dpfy.mechanisms.query import ClippedSum, NormalisedSum
 
 
 class Model(Protocol):
@@ -71,6 +71,26 @@ def clip_jointly(model: Model, scales: Mapping[str, float], *, clip: float = 1.0
     patterns = {pattern: pattern for pattern in scales}
     return ClippedSum(clip, name, tuple(names),
                       tuple(_validate.positive("scale", scales[_first_fit(patterns, each)]) for each in names))
+
+
+def clip_automatically(clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, *,
+                       gamma: float = 0.01) -> tuple[NormalisedSum, ...]:
+    """Give the gradients of all records about the same norm: g·clip/(‖g‖ + gamma), in the place of clipping.
+
+    *Formal guarantee*: that of clipping to the same bounds: the norms stay below them.
+
+    There is no bound to tune: ``clip`` multiplies gradient and noise alike, like a learning rate. ``gamma`` keeps small
+    gradients small. ``clip`` may also be groups, each of which is then normalised by itself.
+
+    >>> [(leaf.bound, leaf.gamma) for leaf in clip_automatically(1.0)]
+    [(1.0, 0.01)]
+
+    Reference: Z. Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger, 2023,
+    section 3 and Theorem 2.
+    """
+    leaves = (clip,) if isinstance(clip, ClippedSum) else clip if isinstance(clip, Sequence) else (ClippedSum(clip),)
+    return tuple(NormalisedSum(leaf.bound, leaf.name, leaf.parameters, leaf.scales, leaf.share, gamma)
+                 for leaf in leaves)
 
 
 def _trainable(model: Model) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ squared length a sum may take up.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
@@ -45,6 +45,20 @@ class ClippedSum(Fact, tag="clipped_sum"):
     def scale_of(self, parameter: str) -> float:
         """What the gradient of a parameter is divided by before norms are taken."""
         return self.scales[self.parameters.index(parameter)] if self.scales else 1.0
+
+
+@dataclass(frozen=True)
+class NormalisedSum(ClippedSum, tag="normalised_sum"):
+    """The sum of per-record gradients g·bound/(‖g‖ + gamma): all have about the same norm, which is below ``bound``.
+
+    Reference: Z. Bu et al., Automatic Clipping, 2023.
+    """
+
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive("gamma", self.gamma)
 
 
 @dataclass(frozen=True)
@@ -124,12 +138,36 @@ class NormsBelow(Statistic, tag="norms_below"):
 
 
 @dataclass(frozen=True)
+class ClippedNorms(Statistic, tag="clipped_norms"):
+    """For each clipped sum in ``of``, the sum of the norms of its gradients, each at most its one of ``limits``.
+
+    A norm counts as a share of its limit, so that a record has at most 1 for every clipped sum. One that is not finite
+    counts as zero.
+    """
+
+    name: str = "clipped norms"
+    limits: tuple[float, ...] = (1.0,)
+    of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for limit in self.limits:
+            _validate.positive("limit", limit)
+        if len(self.of) != len(self.limits):
+            raise InvalidArgument(f"Expected the name of a clipped sum for each of {len(self.limits)} limits, got "
+                                  f"{len(self.of)}.")
+        object.__setattr__(self, "shape", (len(self.limits),))
+        object.__setattr__(self, "bound", math.sqrt(len(self.limits)))
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
 class Query(Fact, tag="query"):
     """The bounded sums that one step releases, all on the same sample.
 
     With ``slots`` every record draws one of so many slots, and the mean gradient of a slot is clipped instead of every
     record's. With ``least_sample`` the clipped sum is divided by the sample's size, or by ``least_sample`` if that is
-    more. Either way one record moves the gradient by up to two bounds.
+    more. Either way one record moves the gradient by up to two bounds. ``pooled`` clipped sums are one sum in events,
+    for shares that move while their total stays.
 
     >>> Query((ClippedSum(bound=0.5),)).sum_queries(noise_multiplier=2.0)
     (SumQuery(l2_bound=1.0, stddev=2.0, name='gradient'),)
@@ -139,6 +177,7 @@ class Query(Fact, tag="query"):
     statistics: tuple[Statistic, ...] = ()
     slots: int | None = None
     least_sample: float | None = None
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if self.slots is not None:
@@ -157,8 +196,8 @@ class Query(Fact, tag="query"):
         self._check_together()
 
     def _check_together(self) -> None:
-        below = [statistic for statistic in self.statistics if isinstance(statistic, NormsBelow)]
-        unknown = {name for each in below for name in each.of} - {leaf.name for leaf in self.leaves}
+        norms = [statistic for statistic in self.statistics if isinstance(statistic, NormsBelow | ClippedNorms)]
+        unknown = {name for each in norms for name in each.of} - {leaf.name for leaf in self.leaves}
         if unknown:
             raise InvalidArgument(f"There is no clipped sum {sorted(unknown)[0]!r} whose norms could be compared.")
         others = [each for each in self.statistics if not isinstance(each, SampleSize)]
@@ -174,6 +213,11 @@ class Query(Fact, tag="query"):
         total = math.fsum(leaf.share for leaf in leaves)
         return cls(tuple(replace(leaf, share=leaf.share / total) for leaf in leaves), tuple(statistics), slots,
                    least_sample)
+
+    @property
+    def bound(self) -> float:
+        """The bound of a record's gradients; where several sums are clipped, of all of them together."""
+        return math.hypot(*(leaf.bound for leaf in self.leaves))
 
     @property
     def influence(self) -> int:
@@ -207,9 +251,20 @@ class Query(Fact, tag="query"):
 
     def sum_queries(self, noise_multiplier: float, step: int = 1) -> tuple[SumQuery, ...]:
         """Return the queries of a step in units of their bounds; all of them cost what one at this multiplier does."""
-        return tuple(SumQuery(l2_bound=self._moves(leaf), name=leaf.name,
-                              stddev=self._moves(leaf) * noise_multiplier / math.sqrt(self.share_of(leaf)))
-                     for leaf in self._released(step))
+        if not self.pooled:
+            return tuple(self._sum_query(leaf.name, self._moves(leaf), noise_multiplier, self.share_of(leaf))
+                         for leaf in self._released(step))
+        return (self._sum_query("gradient", self.influence, noise_multiplier, self._left),
+                *(self._sum_query(each.name, 1, noise_multiplier, each.share) for each in self.due(step)))
+
+    @staticmethod
+    def _sum_query(name: str, moves: int, noise_multiplier: float, share: float) -> SumQuery:
+        return SumQuery(l2_bound=moves, stddev=moves * noise_multiplier / math.sqrt(share), name=name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the query as plain JSON values."""
+        value = super().to_json()
+        return value if self.pooled else {name: item for name, item in value.items() if name != "pooled"}
 
     def _moves(self, leaf: ClippedSum | Statistic) -> int:
         return self.influence if isinstance(leaf, ClippedSum) else 1

@@ -46,6 +46,7 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
                    "steps": ledger.count, "taken": run.steps_taken},
         "model": run.model.state_dict(),
         "optimizers": [{"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers],
+        "controllers": run._steering.state_dict(),
         "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
     })
     return folder / FILE
@@ -67,6 +68,7 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     _restore(model, optimizers, state, extra or {})
     run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
+    run._steering.load_state_dict(state.get("controllers", {}))
     # Steps that were reserved by hand count too; where an event is an epoch, what is left of the last one is lost.
     lost = run.ledger.count - saved["steps"] if run._ranks.first and plan.sampling.steps_per_event == 1 else \
         run.steps_taken - saved["taken"]

@@ -34,7 +34,7 @@ def clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clippi
                 total += gradient.to_dense()
 
     visit(lambda chunk: _gradients(engine, loss_fn, chunk), take)
-    means = [total / max(1, sum(len(some.norms) for some in seen)) for total in sums]
+    means = clipping.transformed([total / max(1, sum(len(some.norms) for some in seen)) for total in sums])
     weights = clipping.weights(clipping.norms([squared_norms(mean) for mean in means]))
     sums = [lattice_sum(mean, weight, clipping.grid) for mean, weight in zip(means, weights, strict=True)]
     return Summed(sums, *seen)

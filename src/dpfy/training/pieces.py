@@ -1,14 +1,15 @@
 """The one vector that a step sums up and noises: a piece for every trained parameter and for every statistic."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import ClipEach, Clipping
-from dpfy.mechanisms.query import ClippedSum, Query, Statistic
+from dpfy.mechanisms.controllers import Coordinates
+from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic
 from dpfy.mechanisms.statistics import bounded_sum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossFn, Seen
@@ -24,6 +25,7 @@ class Pieces:
     query: Query
     parameters: Mapping[str, nn.Parameter]
     statistics: tuple[Statistic, ...]
+    coordinates: Mapping[str, Coordinates] = field(default_factory=dict)
 
     @property
     def sizes(self) -> list[int]:
@@ -43,8 +45,10 @@ class Pieces:
         chosen = [leaf_of(name, leaves) for name in self.parameters]
         scales = tuple(leaves[group].scale_of(name) for name, group in zip(self.parameters, chosen, strict=True))
         units = tuple(scale * self.query.unit(leaves[group]) for scale, group in zip(scales, chosen, strict=True))
-        return Clipping(ClipEach(tuple(leaf.bound for leaf in leaves)), grid, tuple(chosen),
-                        scales if set(scales) != {1.0} else (), units)
+        gammas = tuple(leaf.gamma if isinstance(leaf, NormalisedSum) else 0.0 for leaf in leaves)
+        weigh = ClipEach(tuple(leaf.bound for leaf in leaves), gammas if any(gammas) else ())
+        return Clipping(weigh, grid, tuple(chosen), scales if set(scales) != {1.0} else (), units,
+                        tuple(self.coordinates[name] for name in self.parameters) if self.coordinates else ())
 
     def add_statistics(self, seen: Sequence[Seen], totals: Sequence[torch.Tensor]) -> None:
         """Add what the records that were seen contribute to the statistics."""
@@ -54,14 +58,27 @@ class Pieces:
                 total += bounded_sum(statistic, records.stats, records.norms, names,
                                      self.query.unit(statistic)).to(total.device)
 
+    def divide_by_sample(self, vector: torch.Tensor, records: int) -> None:
+        """Divide the gradients by the size of the sample over the least that counts, if the query says so."""
+        least = self.query.least_sample
+        if least is not None and records > least:
+            for gradient in self.split(vector)[0]:
+                gradient *= least / records
+
     def released(self, vector: torch.Tensor, divisor: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return noised sums over the public divisor, in the user's units: gradients and statistics by name."""
         gradients, statistics = self.split(vector)
         units = self.clipping(grid=1.0).units
-        return {name: _scaled(part, unit / divisor, p)
+        return {name: _scaled(part, unit / divisor, p, self.coordinates.get(name))
                 for (name, p), part, unit in zip(self.parameters.items(), gradients, units, strict=True)}, \
             {each.name: (part * (self.query.unit(each) / divisor)).view(each.shape)
              for each, part in zip(self.statistics, statistics, strict=True)}
+
+    def stddevs(self, noise: float) -> dict[str, float | torch.Tensor]:
+        """Return the noise of every gradient in the user's units, given that of the vector over the divisor."""
+        units = self.clipping(grid=1.0).units
+        return {name: noise * unit * (self.coordinates[name].scale if self.coordinates else 1.0)
+                for name, unit in zip(self.parameters, units, strict=True)}
 
 
 def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: Pieces) -> None:
@@ -93,8 +110,11 @@ def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everythin
                               "Make the groups from this model.")
 
 
-def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter) -> torch.Tensor:
+def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter,
+            coordinates: Coordinates | None) -> torch.Tensor:
     """Return a released sum times a public factor as a gradient of the parameter, through the cache."""
+    if coordinates is not None:
+        return (part * factor * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)
     gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
     for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
         target.copy_(block.mul_(factor))

@@ -22,8 +22,11 @@ from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Sampled
+from dpfy.mechanisms.controllers import Setting
+from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
+from dpfy.mechanisms.query import Query
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.plan import Plan
@@ -39,21 +42,10 @@ from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
 from dpfy.training.pieces import Pieces, rehearse
 from dpfy.training.probe import Probe, check_collation
+from dpfy.training.released import Released
 from dpfy.training.seclusion import secluded
+from dpfy.training.steering import Steering
 from dpfy.types import Interval
-
-
-@dataclass(frozen=True)
-class Released:
-    """What left the mechanism: noisy sums divided by the plan's public divisor.
-
-    ``gradients`` are by parameter name, ``statistics`` by the names that the plan gives them; those that are not due at
-    this step are not there.
-    """
-
-    gradients: dict[str, torch.Tensor]
-    step: int
-    statistics: dict[str, torch.Tensor]
 
 
 class Batch:
@@ -107,6 +99,7 @@ class Run:
         self._taken = self._next_step
         self._paid_steps = 0  # of the event that was reserved last
         self._parameters = parameters
+        self._steering = Steering(plan, parameters, engine)
         self._gate = Gate(optimizers, parameters)
         self._records = records
         self._wanted_engine = engine
@@ -131,10 +124,16 @@ class Run:
         """How many steps of the plan are paid for and behind this run."""
         return self._taken
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether noise is chosen from outputs and the filter has no room for the next step: iteration ends there."""
+        if not self.plan.adaptive:
+            return False
+        event = self._event(self._taken + 1, self._steering.setting(self._taken + 1))
+        return bool(self._ranks.from_first(lambda: b"" if self.ledger.admits(event) else b"refused"))
+
     def __iter__(self) -> Iterator[Batch]:
-        while self.steps_left > 0:
-            self._next_step += 1
-            yield Batch(self, self._next_step)
+        return self._until(self.plan.steps)
 
     def __len__(self) -> int:
         return self.steps_left
@@ -143,11 +142,22 @@ class Run:
         """Yield one iterator of batches per epoch: as many steps as see each record once in expectation."""
         length = self.plan.steps_per_epoch
         for epoch in range(self._next_step // length, math.ceil(self.plan.steps / length)):
+            if self.exhausted:
+                return
             yield self._until(min((epoch + 1) * length, self.plan.steps))
 
     def _until(self, last: int) -> Iterator[Batch]:
-        while self._next_step < last:
-            yield next(iter(self))
+        while self._next_step < last and not self.exhausted:
+            self._next_step += 1
+            yield Batch(self, self._next_step)
+
+    def measured(self, value: float) -> None:
+        """Tell the controllers of the plan what was measured on public data, such as an accuracy.
+
+        *Assumes*: no private record had a part in it other than through the model. Of several processes all are told
+        the same.
+        """
+        self._steering.measured(value)
 
     # One step
 
@@ -173,15 +183,16 @@ class Run:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
         self._check_ready(batch)
         step = self._taken + 1  # a batch that nobody released is no step
-        event = self._event(step)
-        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step))
+        setting = self._steering.setting(step)
+        event, query = self._event(step, setting), setting.query
+        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, query))
         batch._released, self._taken = True, step
-        pieces = Pieces(self.plan.query, self._trained(), self.plan.query.due(step))
+        pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
         total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), self._ranks.size)
-            mechanism = self._mechanism(engine, step)
+            mechanism = self._mechanism(engine, step, setting)
             if self._ranks.first:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
             with self._ranks.together():
@@ -189,21 +200,24 @@ class Run:
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
-            self._divide_by_sample(pieces, total, len(drawn) // (8 * self._drawn_words))
+            pieces.divide_by_sample(total, len(drawn) // (8 * self._drawn_words))
             mechanism.release(total, self._noise)
         self._ranks.share([total])
         gradients, statistics = pieces.released(total, self.plan.divisor)
-        return Released(gradients, batch.step, statistics)
+        released = Released(gradients, batch.step, statistics, self.plan.noise_at(step) * setting.noise,
+                            by_name(query.leaves), pieces.stddevs(mechanism.stddev / self.plan.divisor))
+        self._steering.observe(released)
+        return released
 
     @property
     def _drawn_words(self) -> int:
         """The 64-bit words of a drawn unit: its index, its lot, and what it chooses its rows by."""
         return 2 + self._records.seed_words
 
-    def _reserved_draw(self, event: Event, step: int) -> bytes:
+    def _reserved_draw(self, event: Event, step: int, query: Query) -> bytes:
         """Make the step durable, then draw its sample: the bytes of all indices, then of all lots and seeds."""
         if self._paid_steps == 0:
-            self.ledger.reserve(event, note={"clip": self.plan.clip})
+            self.ledger.reserve(event, note={"clip": query.bound})
             self._paid_steps = self._sampler.policy.steps_per_event
         self._paid_steps -= 1
         self._taken = step  # whatever happens now, it is paid for
@@ -223,20 +237,13 @@ class Run:
             self._buffer = torch.empty(size, dtype=torch.float64, device=device)
         return self._buffer[:size].zero_()
 
-    def _divide_by_sample(self, pieces: Pieces, total: torch.Tensor, records: int) -> None:
-        """Divide the gradients by the size of the sample over the least that counts, if the plan says so."""
-        least = self.plan.query.least_sample
-        if least is not None and records > least:
-            for gradient in pieces.split(total)[0]:
-                gradient *= least / records
-
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine | None, step: int) -> GaussianSum:
-        """The mechanism of this step; its noise depends on the plan, the model and the engine, never on a record."""
-        query = self.plan.query
+    def _mechanism(self, engine: Engine | None, step: int, setting: Setting) -> GaussianSum:
+        """The mechanism of this step; its noise depends on the plan, what was released, the model and the engine."""
+        query = setting.query
         dimension = sum(p.numel() for p in self._parameters.values()) + sum(each.size for each in query.due(step))
         if engine is None or query.slots is not None:  # a slot shares its arithmetic with no other
             companions, rounding = 0, 0.0
@@ -244,14 +251,14 @@ class Run:
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
             companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding)
         reach, roundings = query.reach(step), 1 if query.least_sample is None else 2
-        noise_multiplier = (self.plan.noise_multiplier or 0.0) / reach
+        noise_multiplier = self.plan.noise_at(step) * setting.noise / reach
         return GaussianSum(reach, noise_multiplier, dimension, companions, rounding, roundings)
 
-    def _event(self, step: int) -> Event:
+    def _event(self, step: int, setting: Setting) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
-        planned = self.plan.event_at(step)
+        planned, noise = self.plan.event_at(step, setting.noise), self.plan.noise_at(step) * setting.noise
         due = step if self._sampler.policy.steps_per_event == 1 else 1
-        event = Sampled(self._sampler.policy, self.plan.query.sum_queries(self.plan.noise_multiplier or 0.0, due))
+        event = Sampled(self._sampler.policy, setting.query.sum_queries(noise, due), adaptive=self.plan.adaptive)
         if event != planned:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
         return event
@@ -319,21 +326,24 @@ class Run:
                 name, at_once = json.loads(first)
                 self._engines[key] = engine if engine.name == name else probe.choose(name)
                 self._engines[key].records_at_once = at_once
+                setting = self._steering.setting(max(1, self._taken))
                 rehearse(self._engines[key], loss_fn, probe.made_up(), Pieces(
-                    self.plan.query, trained, () if self.plan.query.slots else self.plan.query.statistics))
+                    setting.query, trained, () if setting.query.slots else setting.query.statistics,
+                    setting.coordinates))
         return self._engines[key]
 
     def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
         """The judge of this loss on made-up input of the declared shape, or of the shape that most records have."""
-        if self._declared_example is not None:
-            return Probe(self.model, trained, loss_fn, self._declared_example, True, self.plan.query.statistics)
-        found = self._records.example()
-        if found is None:
-            return None
-        record, example = found
-        if self._records.collate_fn is not None:
-            check_collation(self._records.collate_fn, record)
-        return Probe(self.model, trained, loss_fn, example, False, self.plan.query.statistics)
+        looked_at = self._declared_example
+        if looked_at is None:
+            found = self._records.example()
+            if found is None:
+                return None
+            record, looked_at = found
+            if self._records.collate_fn is not None:
+                check_collation(self._records.collate_fn, record)
+        return Probe(self.model, trained, loss_fn, looked_at, looked_at is self._declared_example,
+                     self.plan.query.statistics, self._steering.needs_gradients)
 
     # What was spent, and the gate
 

@@ -69,6 +69,7 @@ class Engine(ABC):
     name: ClassVar[str]
     isolation: ClassVar[str]  # how it is known that one record cannot influence another one's gradient
     isolates: ClassVar[bool]  # whether that holds by construction, whatever the model and the loss do
+    provides_gradients: ClassVar[bool] = False  # of every record, for coordinates of their own
     rounding: ClassVar[float]  # by how much one record more may move each other's contribution, in clip bounds
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:

@@ -13,6 +13,7 @@ class LoopEngine(Engine):
     name = "loop"
     isolation = "by construction: every record is differentiated alone"
     isolates = True
+    provides_gradients = True
     rounding = 2.0**-23
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
@@ -22,8 +23,9 @@ class LoopEngine(Engine):
         seen = []
         for position in range(chunk.size):
             found, stats = self.gradients(call, state, chunk.record(position))
-            gradients = [torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)
-                         for g, p in zip(found, state.trained.values(), strict=True)]
+            gradients = clipping.transformed([
+                torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)
+                for g, p in zip(found, state.trained.values(), strict=True)])
             norms = clipping.norms([squared_norms(g) for g in gradients])
             for total, gradient, weight in zip(totals, gradients, clipping.weights(norms), strict=True):
                 total += lattice_sum(gradient, weight, clipping.grid)

@@ -19,6 +19,7 @@ class VmapEngine(Engine):
     name = "vmap"
     isolation = "by construction: the loss function is only ever given one record, vectorised afterwards"
     isolates = True
+    provides_gradients = True
     rounding = 2.0**-23  # torch may choose another kernel for a chunk of another size
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
@@ -40,7 +41,7 @@ class VmapEngine(Engine):
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             gradients, stats = vmap(grad(loss, has_aux=True), in_dims=in_dims, randomness="different")(
                 state.trained, *tensors)
-        found = list(gradients.values())
+        found = clipping.transformed(list(gradients.values()))
         norms = clipping.norms([squared_norms(g) for g in found])
         sums = [lattice_sum(g, w, clipping.grid) for g, w in zip(found, clipping.weights(norms), strict=True)]
         return Summed(sums, Seen(norms, {name: rows.flatten(0, 1) for name, rows in stats.items()}))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
+from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.training.engines.base import BoundedSums, Seen
 from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
@@ -95,7 +95,7 @@ class ClippingEach(Sink):
         assert isinstance(clipping.weigh, ClipEach)
         self.norms = Norms(len(parameters), records)
         self._parameters = parameters
-        self._bounds = clipping.weigh.bounds
+        self._weigh_each = clipping.weigh
         self._clipping = clipping
         self._waiting: dict[int, dict[int, Parts]] = {}
         self._parts: list[Parts] = [[] for _ in parameters]
@@ -112,7 +112,7 @@ class ClippingEach(Sink):
         if len(members) < clipping.groups.count(group):
             return
         squared = torch.stack([clipping.scaled(member, self.norms.squared[member]) for member in members]).sum(0)
-        weights = clip_to(self._bounds[group])(squared.unsqueeze(1)).squeeze(1)
+        weights = self._weigh_each.only(group)(squared.unsqueeze(1)).squeeze(1)
         for member, waiting in self._waiting.pop(group).items():
             if not bool(self.norms.doubtful.any()):  # otherwise the chunk is done again without those records
                 self._weigh(member, waiting, clipping.in_units(member, weights))
