@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dpfy.errors import DataError, DpfyError, InvalidArgument
-from experiments import table as tables
+from experiments import plots, table as tables
 from experiments.cell import Cell
 from experiments.configs import CELLS, NAMES, cells_of
 from experiments.parts import Task, load_task
@@ -85,6 +85,7 @@ def run(
 def table() -> None:
     """Write the tables and plots of experiments/README.md and docs/how-to/accuracy.md from the results."""
     tables.update(Place(HERE))
+    plots.draw_noise(HERE.parent / plots.NOISE)  # which no result changes
 
 
 class Session:
@@ -140,7 +141,7 @@ class Session:
         key = (cell.data, cell.features, cell.records)
         if self._loaded is None or self._loaded[0] != key:
             try:
-                self._loaded = key, load_task(cell, self.data_dir, self.place.validate)
+                self._loaded = key, load_task(cell, self.data_dir, self.place.validate, self.place.cache)
             except DataError as error:
                 raise DataError(f"{error} Here data_dir is --data-dir, a folder with one folder per data set, such as "
                                 f"{cell.data}/; docs/how-to/data.md lists the files.") from None

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, get_type_hints
 
 from dpfy import _validate
 from dpfy.data import NAMES
 from dpfy.errors import InvalidArgument
-from experiments.parts import AUGMENTATIONS, FEATURES, NETWORKS, SCHEDULES
+from experiments.features import FEATURES
+from experiments.parts import AUGMENTATIONS, NETWORKS, SCHEDULES
 
 METHODS = ("dp-sgd",)
 _ABOUT = ("experiment", "target", "reference", "found", "seeds")  # say something about a run and change nothing in it
@@ -108,3 +110,10 @@ class Cell:
             return replace(self, seeds=self.seeds[:1])
         return replace(self, records=_QUICK_RECORDS, steps=min(self.steps, _QUICK_STEPS), seeds=self.seeds[:1])
 
+
+def by_experiment(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Return the cells of each experiment, in their order."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.experiment, []).append(cell)
+    return found

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from dpfy.data import load
 from dpfy.models import (
     AugmentedData,
+    Normalize,
     cifar_cnn,
     cnn_head,
     crop_and_flip,
@@ -22,25 +23,49 @@ from dpfy.models import (
     linear_head,
     mean_over_copies,
     mnist_cnn,
-    scattering_features,
 )
+from experiments.features import computed
 
 if TYPE_CHECKING:
     from experiments.cell import Cell
 
 LossFn = Callable[..., torch.Tensor]
 
-# Functions of one image each, so that they can be computed once and before training.
-FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "raw": lambda images: images, "scattering": scattering_features,
-}
+_SCATTERING_GROUPS, _SCATTERING_NORM = 27, 3.0  # the bias then counts for a tenth of what the features do
+
+def glorot(model: nn.Module) -> nn.Module:
+    """Start with the weights that suit tanh: torch's own are three times smaller, and private steps are few."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight, gain=nn.init.calculate_gain("tanh"))
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def short_cnn(classes: int = 10) -> nn.Module:
+    """The network for 28×28 grey images without its hidden linear layer, which has most of the parameters to noise.
+
+    What is left is softmax regression, from zero, on features that two convolutions learn.
+    """
+    layers = list(mnist_cnn(classes))[:-3]
+    readout = nn.Linear(32 * 4 * 4, classes)
+    nn.init.zeros_(readout.weight)
+    nn.init.zeros_(readout.bias)
+    return nn.Sequential(Normalize(norm=28.0, center=0.3), glorot(nn.Sequential(*layers)), readout)
+
 
 # By the shape of an input.
 NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "digits-mlp": lambda shape: digits_mlp(),
     "mnist-cnn": lambda shape: mnist_cnn(),
+    "mnist-cnn-glorot": lambda shape: glorot(mnist_cnn()),
+    "mnist-cnn-normalized": lambda shape: nn.Sequential(Normalize(norm=28.0, center=0.3), glorot(mnist_cnn())),
+    "mnist-cnn-short": lambda shape: short_cnn(),
     "cifar-cnn": lambda shape: cifar_cnn(readout="linear"),
     "linear-head": linear_head,
+    "linear-head-normalized": lambda shape: linear_head(shape, normalization=nn.Sequential(
+        nn.GroupNorm(_SCATTERING_GROUPS, shape[0], affine=False), Normalize(norm=_SCATTERING_NORM))),
     "cnn-head": cnn_head,
 }
 
@@ -74,21 +99,26 @@ class Task:
         return tuple(self.train.tensors[0].shape[1:])
 
 
-def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool) -> Task:
-    """Return the data of a cell; for selection, a fixed split of the training records alone."""
+def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool, cache: Path | None = None) -> Task:
+    """Return the data of a cell; for selection, a fixed split of the training records alone.
+
+    Features that take long to compute are kept in the folder ``cache``.
+    """
     source = load(cell.data, data_dir)
-    train, held_out = source.train[:cell.records], source.test[:]
+
+    def part(name: str, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        file = None if cache is None else cache / f"{cell.data}-{cell.features}-{name}.safetensors"
+        return computed(cell.features, images, file), labels
+
+    train = part("train" if cell.records is None else f"train-{cell.records}", *source.train[:cell.records])
+    held_out = () if validate else part("test", *source.test[:])
     records = source.records if cell.records is None else min(cell.records, source.records)
     if validate:
         order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(train[0])))
         held = records // _HELD_OUT
         train, held_out = (tuple(field[part] for field in train) for part in (order[held:], order[:held]))
         records -= held
-    return Task(_featured(cell, *train), _featured(cell, *held_out), records)
-
-
-def _featured(cell: "Cell", images: torch.Tensor, labels: torch.Tensor) -> TensorDataset:
-    return TensorDataset(FEATURES[cell.features](images), labels)
+    return Task(TensorDataset(*train), TensorDataset(*held_out), records)
 
 
 def make_network(cell: "Cell", shape: tuple[int, ...], seed: int) -> nn.Module:

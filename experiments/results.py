@@ -30,6 +30,11 @@ class Place:
         suffix = f"-validate-{cell.digest}" if self.validate else ""
         return self.root / "state" / cell.experiment / f"{cell.epsilon:g}-{seed}{suffix}"
 
+    @property
+    def cache(self) -> Path:
+        """The folder of features that were computed before; not part of a state."""
+        return self.root / "state" / "features"
+
     def file(self, experiment: str) -> Path:
         """Return the list of results of an experiment."""
         return self.root / ("selection" if self.validate else "results") / f"{experiment}.json"

@@ -1,31 +1,21 @@
-"""Writes tables and plots from the results: into experiments/README.md and docs/how-to/accuracy.md."""
+"""Writes tables from the results, into experiments/README.md and docs/how-to/accuracy.md, and draws the plots there."""
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from experiments.cell import Cell
+from experiments import plots
+from experiments.cell import Cell, by_experiment
 from experiments.configs import CELLS
 from experiments.results import Entry, Place, same_settings
 
 PAGES = ("experiments/README.md", "docs/how-to/accuracy.md")
-PLOT = "docs/_static/accuracy.svg"
 BEGIN, END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
 _HEADER = ("data", "ε", "to reach %", "reached %", "difference", "seeds", "ε by PLD", "ε by RDP", "seconds per seed")
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "dpfy", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False,
-}
 
 
 def update(place: Place) -> None:
-    """Bring the pages and the plot of the repository around the results in line with these."""
+    """Bring the pages and plots of the repository around the results in line with these."""
     text, repository = markdown(place), place.root.parent
     for page in (repository / name for name in PAGES):
         old = page.read_text(encoding="utf-8")
@@ -34,25 +24,19 @@ def update(place: Place) -> None:
         if not end:
             raise ValueError(f"{page.name} has no marks {BEGIN.strip()} and {END.strip()}")
         page.write_text(f"{head}{BEGIN}{text}{END}{tail}", encoding="utf-8")
-    draw(place, repository / PLOT)
+    plots.draw_accuracy(place, repository / plots.ACCURACY)
+    plots.draw_spending(place, repository / plots.SPENDING)
 
 
 def markdown(place: Place, cells: Iterable[Cell] = CELLS) -> str:
     """Return one table per experiment with a row for every cell, also for those that have no result."""
     parts: list[str] = []
-    for name, members in _by_experiment(cells).items():
+    for name, members in by_experiment(cells).items():
         rows = [_row(cell, place.find(cell)) for cell in members]
         title = ", ".join(filter(None, (f"`{name}`", members[0].method, members[0].features, members[0].reference)))
         lines = [f"**{title}**, δ = {members[0].delta:g}", "", *_lines([_HEADER, ["---"] * len(_HEADER), *rows])]
         parts.append("\n".join([*lines, *_notes(members, place)]) + "\n")
     return "\n".join(parts)
-
-
-def _by_experiment(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.experiment, []).append(cell)
-    return found
 
 
 def _row(cell: Cell, entry: Entry | None) -> list[str]:
@@ -95,27 +79,3 @@ def claim(epsilon: float) -> str:
     ('2.930', '2.930')
     """
     return f"{math.ceil(round(epsilon * 1000, 6)) / 1000:.3f}"
-
-
-def draw(place: Place, path: Path, cells: Iterable[Cell] = CELLS) -> None:
-    """Plot accuracy over ε, one panel for each experiment: what is to be reached, and every seed that has run."""
-    by_name = _by_experiment(cells)
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(2.6 * len(by_name), 2.8), layout="constrained")
-        for number, (name, members) in enumerate(by_name.items(), start=1):
-            _panel(figure.add_subplot(1, len(by_name), number), name, members, place)
-        figure.savefig(path, metadata={"Date": None})
-
-
-def _panel(axes: Axes, name: str, cells: list[Cell], place: Place) -> None:
-    targets = [(cell.epsilon, cell.target) for cell in cells if cell.target is not None]
-    if targets:
-        axes.plot(*zip(*targets, strict=True), "--o", color="#7a7a7a", markerfacecolor="none", label="to reach")
-    points = [(entry["epsilon"], value) for cell in cells if (entry := place.find(cell)) for value in entry["accuracy"]]
-    if points:
-        axes.plot(*zip(*points, strict=True), "x", color="#0072b2", label="dpfy, every seed")
-    else:
-        axes.text(0.5, 0.05, "not run yet", transform=axes.transAxes, ha="center", color="#7a7a7a")
-    axes.set(title=name, xlabel="ε by PLD", ylabel="accuracy on test records, %")
-    if targets or points:
-        axes.legend(loc="lower right" if points else "upper left", fontsize="small")

@@ -28,7 +28,9 @@ Watch = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run reached and what it cost by its ledger; ``curve`` is there where a split was held out.
+    """What a finished run reached and what it cost by its ledger.
+
+    Where a split was held out there is a ``curve``: steps, the ε that was spent by then, and the accuracy.
 
     ``steps`` are those that were charged; of these, ``lost_steps`` were paid for and are not in the model.
     """
@@ -41,7 +43,7 @@ class Outcome:
     steps: int
     lost_steps: int
     seconds: float
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: tuple[tuple[int, float, float], ...] = ()
 
 
 class Deadline:
@@ -120,9 +122,10 @@ class Training:
             took = time.perf_counter() - began
             self._seconds += took
             if batch.step % between == 0 or run.steps_left == 0:
-                watch(batch.step, dpfy.account(run.ledger).claim(self.cell.delta))
+                epsilon = dpfy.account(run.ledger).claim(self.cell.delta)
+                watch(batch.step, epsilon)
                 if self.measure:
-                    self._curve.append([batch.step, percent_right(self._evaluated, self.task.held_out)])
+                    self._curve.append([batch.step, epsilon, percent_right(self._evaluated, self.task.held_out)])
             self._save(run)
             yield took
 
@@ -144,7 +147,7 @@ class Training:
         assert spent.private and spent.noise_multiplier is not None
         return Outcome(self.seed, percent_right(self._evaluated, self.task.held_out), spent.claim(self.cell.delta),
                        by_rdp.claim(self.cell.delta), spent.noise_multiplier, spent.steps, self._lost, self._seconds,
-                       tuple((int(step), accuracy) for step, accuracy in self._curve))
+                       tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve))
 
 
 def _claim_folder(folder: Path, cell: Cell, seed: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import __main__ as command, table
+from experiments import __main__ as command, plots, table
 from experiments.cell import Cell
 from experiments.training import Deadline
 
@@ -18,7 +18,7 @@ MNIST = replace(CELLS[0], experiment="images", data="mnist", network="mnist-cnn"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of its own, with two experiments."""
-    for name in (*table.PAGES, table.PLOT):
+    for name in (*table.PAGES, plots.ACCURACY):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     for name in table.PAGES:
         (tmp_path / name).write_text(f"{table.BEGIN}{table.END}", encoding="utf-8")
@@ -120,6 +120,8 @@ def test_what_is_wrong_is_said_before_anything_runs(home: Path, capsys: pytest.C
     assert not (home / "state").exists()
 
 
-def test_table_writes_the_pages(home: Path) -> None:
+def test_table_writes_the_pages(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "noise_multiplier", lambda rate, steps, epsilon: 3.0)
     assert call("table") == 0
+    assert all((home.parent / name).exists() for name in (plots.ACCURACY, plots.SPENDING, plots.NOISE))
     assert "not run" in (home / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpfy.training.checkpoint import FILE as CHECKPOINT
-from experiments import table
+from experiments import plots, table
 from experiments.cell import Cell
 from experiments.configs import CELLS
 from experiments.results import Place
@@ -92,7 +92,7 @@ def test_claims_are_rounded_up() -> None:
 
 
 def test_update_replaces_what_stands_between_the_marks(tmp_path: Path) -> None:
-    for name in (*table.PAGES, table.PLOT):
+    for name in (*table.PAGES, plots.ACCURACY):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     for name in table.PAGES:
         (tmp_path / name).write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
@@ -101,7 +101,7 @@ def test_update_replaces_what_stands_between_the_marks(tmp_path: Path) -> None:
     for name in table.PAGES:
         assert (tmp_path / name).read_text(encoding="utf-8") == (
             f"before\n{table.BEGIN}{table.markdown(place)}{table.END}after\n")
-    assert "not run yet" in (tmp_path / table.PLOT).read_text(encoding="utf-8")
+    assert "not run yet" in (tmp_path / plots.ACCURACY).read_text(encoding="utf-8")
     (tmp_path / table.PAGES[0]).write_text("no marks", encoding="utf-8")
     with pytest.raises(ValueError, match="no marks"):
         table.update(place)
@@ -110,9 +110,31 @@ def test_update_replaces_what_stands_between_the_marks(tmp_path: Path) -> None:
 def test_the_plot_shows_targets_and_every_seed(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.record(CELL, outcome(0, 91.0))
-    table.draw(place, tmp_path / "plot.svg", [CELL])
+    plots.draw_accuracy(place, tmp_path / "plot.svg", [CELL])
     drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     assert "dpfy, every seed" in drawn and "to reach" in drawn and "not run yet" not in drawn
+
+
+def test_the_plot_on_the_way_is_of_the_selected_settings_alone(tmp_path: Path) -> None:
+    selection, changed = Place(tmp_path, validate=True), replace(CELL, epsilon=1.0)
+    for cell in (CELL, replace(changed, clip=0.5)):
+        selection.record(cell, replace(outcome(0, 91.0), curve=((4, 2.0, 80.0), (8, 3.0, 91.0))))
+    plots.draw_spending(Place(tmp_path), tmp_path / "plot.svg", [CELL, changed])
+    drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert "planned for ε = 3" in drawn and "planned for ε = 1" not in drawn
+
+
+def test_the_plot_of_noise_shows_what_plans_are_calibrated_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def noise(rate: float, steps: int, epsilon: float) -> float:
+        asked.append((rate, steps))
+        return 3.0
+
+    monkeypatch.setattr(plots, "noise_multiplier", noise)
+    plots.draw_noise(tmp_path / "plot.svg")
+    assert (0.01, 6000) in asked and (0.01, 200) in asked and (1.0, 60) in asked
+    assert "equal steps (200)" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", table.PAGES)

@@ -93,8 +93,9 @@ def test_seconds_and_curve_are_those_of_all_parts(tmp_path: Path) -> None:
         training = Training(CELL, 0, tmp_path, task_of(CELL, validate=True), measure=True)
         outcome = training.go_on(Deadline(minutes=0))
         seconds.append(training._seconds)
-    assert outcome is not None and [step for step, _ in outcome.curve] == list(range(1, 9))
-    assert outcome.curve[-1][1] == outcome.accuracy
+    assert outcome is not None and [step for step, _, _ in outcome.curve] == list(range(1, 9))
+    assert outcome.curve[-1][1:] == (outcome.epsilon, outcome.accuracy)
+    assert outcome.curve[0][1] < outcome.epsilon
     assert seconds == sorted(seconds) and outcome.seconds == seconds[-1]
 
 
