@@ -17,13 +17,13 @@ from dpfy.ledger.one_shot import (
     AboveThreshold,
     Bounded,
     DiscreteGaussianSum,
-    ExponentialMechanism,
+    ExponentialChoice,
     NoisyMax,
-    RandomizedResponse,
+    RandomizedAnswer,
 )
 from dpfy.types import Relation
 
-QUERIES: tuple[type[Query], ...] = (ExponentialMechanism, NoisyMax, AboveThreshold, RandomizedResponse,
+QUERIES: tuple[type[Query], ...] = (ExponentialChoice, NoisyMax, AboveThreshold, RandomizedAnswer,
                                     DiscreteGaussianSum)
 _UP = 1 + 1e-12
 _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missing=1.0)
@@ -69,7 +69,7 @@ def _replaced(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]
 
 
 def _response(policy: Policy, query: Query) -> Pair:
-    assert isinstance(query, RandomizedResponse)
+    assert isinstance(query, RandomizedAnswer)
     law = response(query.largest_loss, query.unmoved) if query.truth < 1 else _EVERYTHING
     return of_law(law, policy.rate)
 
@@ -77,7 +77,7 @@ def _response(policy: Policy, query: Query) -> Pair:
 def _response_replaced(policy: Policy, query: Query) -> Pair:
     if policy.rate == 1:
         return _response(policy, query)
-    assert isinstance(query, RandomizedResponse)
+    assert isinstance(query, RandomizedAnswer)
     return of_law(pure(_twice(policy.rate, query.largest_loss)))
 
 
@@ -122,15 +122,15 @@ _DISCRETE = ("one number: the pair at the largest shift, since the noise is log-
 _TWICE = "one record less and another one more: losses add up; then "
 
 _EVERY: tuple[tuple[type[Query], Callable[[float], Law], str], ...] = (
-    (ExponentialMechanism, ranged, _RANGE), (NoisyMax, pure, _MAX + _PURE), (AboveThreshold, pure, _THRESHOLD + _PURE))
+    (ExponentialChoice, ranged, _RANGE), (NoisyMax, pure, _MAX + _PURE), (AboveThreshold, pure, _THRESHOLD + _PURE))
 
 ONE_SHOT: dict[tuple[type[Query], str], OneShot] = {
     **{(query, relation): OneShot(_absent(law), words)
        for query, law, words in _EVERY for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
     **{(query, Relation.REPLACE_ONE): OneShot(_replaced(law), _TWICE + words) for query, law, words in _EVERY},
-    **{(RandomizedResponse, relation): OneShot(_response, _ANSWER, exact=True)
+    **{(RandomizedAnswer, relation): OneShot(_response, _ANSWER, exact=True)
        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    (RandomizedResponse, Relation.REPLACE_ONE): OneShot(_response_replaced, _ANSWER + "; of a sample, " + _TWICE
+    (RandomizedAnswer, Relation.REPLACE_ONE): OneShot(_response_replaced, _ANSWER + "; of a sample, " + _TWICE
                                                         + "ε-DP" + _PURE),
     **{(DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},

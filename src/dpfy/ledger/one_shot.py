@@ -48,7 +48,7 @@ class _Scored(Bounded):
 
 
 @dataclass(frozen=True)
-class ExponentialMechanism(_Scored, tag="exponential_mechanism"):
+class ExponentialChoice(_Scored, tag="exponential_mechanism"):
     """One of several candidates, chosen in proportion to e^{score/scale}; the same as the largest score after Gumbel
     noise."""
 
@@ -86,7 +86,7 @@ class AboveThreshold(Bounded, tag="above_threshold"):
 
 
 @dataclass(frozen=True)
-class RandomizedResponse(Bounded, tag="randomized_response"):
+class RandomizedAnswer(Bounded, tag="randomized_response"):
     """One of ``answers`` values: the true one with probability ``truth``, and each other one equally often.
 
     One record can change the true value to any other.
