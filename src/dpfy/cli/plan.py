@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfy.cli._options import JsonOption, Method, MethodOption, RelationOption
+from dpfy.cli.strategy import strategy
 from dpfy.errors import InvalidArgument
 from dpfy.types import Relation
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from dpfy.planning import BatchCurve, Contour, Sketch
 
 plan_app = typer.Typer(no_args_is_help=True)
+plan_app.command()(strategy)
 
 _POINTS = 13  # of a curve: four to a decade of rates from 0.001 to 1
 

@@ -22,8 +22,8 @@ svg .here { fill: var(--pld); stroke: var(--paper); stroke-width: 2; }
 # Measured on random settings of the sliders: tests/planning/test_page.py repeats it.
 _ACCURACY = (
     "Noise is computed in this page by Rényi divergences of whole orders: it is always enough. The accountant of dpfy needs "
-    "less: some 5 % where there are many steps, up to 25 % for rates above 0.001 and five epochs or more, and less than half "
-    "in the corner of tiny rates and few epochs. This command knows exactly:"
+    "less: 3 to 15 % for rates from 0.001 and five epochs or more, and less than half in the corner of tiny rates and few "
+    "epochs. This command knows exactly:"
 )
 
 
