@@ -7,6 +7,7 @@ from typing import Self
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Event, Fact
+from dpfy.ledger.wrapping import fixed
 
 
 class Trials(Fact):
@@ -86,5 +87,6 @@ class Selected(Event, tag="selected"):
     trials: Trials
 
     def __post_init__(self) -> None:
-        if not isinstance(self.run, Event) or not isinstance(self.trials, Trials):
-            raise InvalidArgument("Expected a selection to hold the event of one run and the law of their number.")
+        fixed((self.run,))
+        if not isinstance(self.trials, Trials):
+            raise InvalidArgument(f"Expected the law of the number of runs, got {type(self.trials).__name__}.")
