@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.mechanisms.controllers import (
         AdaClip as AdaClip,
         NormClipping as NormClipping,
+        NormNoise as NormNoise,
         QuantileClipping as QuantileClipping,
         ValidationDecay as ValidationDecay,
     )
@@ -66,7 +67,7 @@ _HOMES = {
         "UnsupportedEvent",
     ),
     "dpfy.ledger": ("Ledger",),
-    "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "QuantileClipping", "ValidationDecay"),
+    "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "NormNoise", "QuantileClipping", "ValidationDecay"),
     "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
     "dpfy.mechanisms.query": ("NormsBelow", "SampleSize", "Statistic"),
     "dpfy.mechanisms.statistics": ("soft_accuracy",),

@@ -83,11 +83,10 @@ class ClipEach:
 
     def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
         """Return the weights min(1, bound/norm) or bound/(norm + gamma), and 0 where the norm is not finite."""
-        kind = {"dtype": squared_norms.dtype, "device": squared_norms.device}
-        bounds, norms = torch.tensor(self.bounds, **kind), squared_norms.sqrt()
+        bounds, norms = squared_norms.new_tensor(self.bounds), squared_norms.sqrt()
         weights = (bounds / norms).clamp(max=1.0)
         if self.gammas:
-            gammas = torch.tensor(self.gammas, **kind)
+            gammas = squared_norms.new_tensor(self.gammas)
             weights = torch.where(gammas > 0, bounds / (norms + gammas), weights)
         return torch.where(squared_norms.isfinite(), weights, 0.0)
 

@@ -161,6 +161,21 @@ class ClippedNorms(Statistic, tag="clipped_norms"):
 
 
 @dataclass(frozen=True)
+class SumNorm(Statistic, tag="sum_norm"):
+    """The norm of the clipped sum, in clip bounds, and at most four times the divisor.
+
+    One record moves a sum by at most its bound, and therefore its norm.
+    """
+
+    name: str = "norm of the sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shape or self.bound != 1:
+            raise InvalidArgument("The norm of a sum is a number, in clip bounds: it has bound 1 and no shape.")
+
+
+@dataclass(frozen=True)
 class Query(Fact, tag="query"):
     """The bounded sums that one step releases, all on the same sample.
 
@@ -200,6 +215,10 @@ class Query(Fact, tag="query"):
         unknown = {name for each in norms for name in each.of} - {leaf.name for leaf in self.leaves}
         if unknown:
             raise InvalidArgument(f"There is no clipped sum {sorted(unknown)[0]!r} whose norms could be compared.")
+        if any(isinstance(each, SumNorm) for each in self.statistics) and (
+                len(self.leaves) > 1 or self.influence > 1):
+            raise InvalidArgument("The norm of the sum is released of one clipped sum that a record moves by one "
+                                  "bound: leave out groups, microbatches and least_sample.")
         others = [each for each in self.statistics if not isinstance(each, SampleSize)]
         if self.slots is not None and (others or self.least_sample is not None):
             raise InvalidArgument("Microbatches are computed as a whole and have means in the place of records: there "

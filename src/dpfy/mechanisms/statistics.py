@@ -7,7 +7,7 @@ import torch
 
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import clip_to, squared_norms
-from dpfy.mechanisms.query import ClippedNorms, NormsBelow, Query, SampleSize, Statistic
+from dpfy.mechanisms.query import ClippedNorms, NormsBelow, Query, SampleSize, Statistic, SumNorm
 
 ROUNDING = 2.0**-15
 """By how many bounds one record more may move each other's row of a statistic: docs/proofs/queries.md."""
@@ -75,6 +75,8 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
             compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)  # a NaN is not below anything
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
             return ((limits - compared) / (_RAMP * limits)).clamp(-0.5, 0.5)
+        case SumNorm():
+            return None  # of no single record: it is filled in once the sum is complete
         case ClippedNorms():
             limits = torch.tensor(statistic.limits, dtype=norms.dtype, device=norms.device)
             compared = _compared(norms, leaves, statistic.of)

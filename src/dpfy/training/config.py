@@ -10,6 +10,8 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.controllers import named_schedule
+from dpfy.training.adaptive import plan_options
 from dpfy.types import Relation
 
 OPTIMIZERS = ("sgd", "adam")
@@ -41,6 +43,11 @@ class TrainConfig:
     epochs: float | None = _option(None, "passes over the data in expectation")
     batch_size: int | None = _option(None, "the expected number of records per step")
     clip: float | None = _option(None, "the bound of each record's gradient")
+    clipping: str = _option("fixed", "fixed, quantile (or quantile:0.7), norm, automatic or adaclip")
+    clip_schedule: str | None = _option(None, "of the clip bound: as of the noise, fixed in advance")
+    noise_schedule: str | None = _option(None, "of the noise: time:K, exponential:K, step:K:EPOCHS, "
+                                         "polynomial:K:EPOCHS:END, dynamic:G, strongly_convex:G, convex; chosen while "
+                                         "training: validation:K, norm")
     groups: str = _option("flat", "what is clipped together: flat (everything), layer, tensor, kind (weights, biases)")
     sampling: str = _option("poisson", "poisson, full, fixed_size, truncated_poisson, shuffled, cyclic, balls_in_bins")
     capacity: int | None = _option(None, "the most records of a truncated_poisson sample")
@@ -89,6 +96,9 @@ class TrainConfig:
         _validate.choice("schedule", self.schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
         _validate.choice("relation", self.relation, tuple(Relation))
+        plan_options(self.clipping, self.noise_schedule, self.clip_schedule)
+        if self.clip_schedule:
+            named_schedule(self.clip_schedule)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

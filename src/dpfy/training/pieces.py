@@ -1,5 +1,6 @@
 """The one vector that a step sums up and noises: a piece for every trained parameter and for every statistic."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,12 +10,13 @@ from torch import nn
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import Coordinates
-from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic
+from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic, SumNorm
 from dpfy.mechanisms.statistics import bounded_sum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossFn, Seen
 
 _BLOCK = 2**16  # numbers that stay in the cache between two operations
+_LARGEST_NORM = 4.0  # of a sum, in clip bounds times the divisor: public, so that its rounding is known
 _REHEARSED = 2.0**-40  # the lattice of a rehearsal, whose sums nobody sees
 
 
@@ -58,12 +60,27 @@ class Pieces:
                 total += bounded_sum(statistic, records.stats, records.norms, names,
                                      self.query.unit(statistic)).to(total.device)
 
-    def divide_by_sample(self, vector: torch.Tensor, records: int) -> None:
-        """Divide the gradients by the size of the sample over the least that counts, if the query says so."""
+    def complete(self, vector: torch.Tensor, records: int, divisor: float) -> None:
+        """Do what the query wants done with whole sums: divide them by the size of the sample, or take their norm."""
+        gradients, statistics = self.split(vector)
         least = self.query.least_sample
         if least is not None and records > least:
-            for gradient in self.split(vector)[0]:
+            for gradient in gradients:
                 gradient *= least / records
+        for each, total in zip(self.statistics, statistics, strict=True):
+            if isinstance(each, SumNorm):  # the gradients are in units of their bound over the root of their share
+                norm = float(torch.linalg.vector_norm(vector[:sum(map(torch.numel, gradients))]))
+                bounds = norm / math.sqrt(self.query.share_of(self.query.leaves[0]))
+                total.fill_(min(bounds, _LARGEST_NORM * divisor) / self.query.unit(each))
+
+    def norm_rounding(self, divisor: float) -> float:
+        """By how much float64 may move the norm of a sum from its own, in both of two neighbours, if it is asked for.
+
+        Adding d squares and taking the root has a relative error of at most (d + 2)·2⁻⁵³, and the norm is limited.
+        """
+        if not any(isinstance(each, SumNorm) for each in self.statistics):
+            return 0.0
+        return 2 * _LARGEST_NORM * divisor * (sum(p.numel() for p in self.parameters.values()) + 2) * 2.0**-53
 
     def released(self, vector: torch.Tensor, divisor: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return noised sums over the public divisor, in the user's units: gradients and statistics by name."""

@@ -192,7 +192,7 @@ class Run:
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), self._ranks.size)
-            mechanism = self._mechanism(engine, step, setting)
+            mechanism = self._mechanism(engine, step, setting, pieces)
             if self._ranks.first:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
             with self._ranks.together():
@@ -200,7 +200,7 @@ class Run:
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
-            pieces.divide_by_sample(total, len(drawn) // (8 * self._drawn_words))
+            pieces.complete(total, len(drawn) // (8 * self._drawn_words), self.plan.divisor)
             mechanism.release(total, self._noise)
         self._ranks.share([total])
         gradients, statistics = pieces.released(total, self.plan.divisor)
@@ -241,7 +241,7 @@ class Run:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine | None, step: int, setting: Setting) -> GaussianSum:
+    def _mechanism(self, engine: Engine | None, step: int, setting: Setting, pieces: Pieces) -> GaussianSum:
         """The mechanism of this step; its noise depends on the plan, what was released, the model and the engine."""
         query = setting.query
         dimension = sum(p.numel() for p in self._parameters.values()) + sum(each.size for each in query.due(step))
@@ -250,9 +250,10 @@ class Run:
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
             companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding)
-        reach, roundings = query.reach(step), 1 if query.least_sample is None else 2
+        norm_rounding = pieces.norm_rounding(self.plan.divisor)
+        reach, roundings = query.reach(step), 1 if query.least_sample is None and not norm_rounding else 2
         noise_multiplier = self.plan.noise_at(step) * setting.noise / reach
-        return GaussianSum(reach, noise_multiplier, dimension, companions, rounding, roundings)
+        return GaussianSum(reach + norm_rounding, noise_multiplier, dimension, companions, rounding, roundings)
 
     def _event(self, step: int, setting: Setting) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""

@@ -15,14 +15,16 @@ from safetensors.torch import save_model
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dpfy.accounting import account
+from dpfy.accounting import RenyiFilter, account
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.ledger import Ledger
-from dpfy.mechanisms.groups import clip_groups
+from dpfy.mechanisms.controllers import ValidationDecay
+from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
+from dpfy.training.adaptive import named_clipping, plan_options
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
@@ -31,7 +33,7 @@ from dpfy.training.losses import Losses
 from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
 from dpfy.training.privatize import privatize
 from dpfy.training.run import Run
-from dpfy.types import Interval
+from dpfy.types import Budget, Interval
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
 _METRICS = (Statistic("accuracy", bound=1.0), Statistic("loss", bound=4.0))  # a loss above 4 counts as 4
@@ -146,7 +148,7 @@ class Trainer:
 
     def _adopt(self, registered: Plan) -> None:
         """Take the plan as registered, whatever today's accountant would calibrate."""
-        if replace(self.plan, noise_multiplier=registered.noise_multiplier) != registered:
+        if replace(self.plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter) != registered:
             raise CheckpointError(f"The settings in {self.folder / CONFIG} make another plan than the one that was "
                                   "registered. Restore them; a new plan needs a new run.")
         self.plan = registered
@@ -158,12 +160,18 @@ class Trainer:
 
     def _make_plan(self) -> Plan:
         config = self.config
-        clip = config.clip or 1.0
-        plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
-                     clip=clip if config.groups == "flat" else clip_groups(
-                         self.model, config.groups, clip=clip),  # type: ignore[arg-type] # one of the three words
+        clip: Any = config.clip or 1.0
+        if config.groups != "flat":
+            clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
+        if isinstance(gamma := named_clipping(config.clipping), float):
+            clip = clip_automatically(clip, gamma=gamma)
+        plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs, clip=clip,
                      statistics=_METRICS if config.private_metrics else (), sampling=config.sampling,
-                     capacity=config.capacity, relation=config.relation)
+                     capacity=config.capacity, relation=config.relation,
+                     **plan_options(config.clipping, config.noise_schedule, config.clip_schedule))
+        if self.data.test is None and any(isinstance(each, ValidationDecay) for each in plan.controllers):
+            raise InvalidArgument("Noise that follows the accuracy on public data needs public data, and there is "
+                                  "none. Give test=, or use a schedule that is fixed in advance.")
         return plan.calibrate(epsilon=config.epsilon, delta=config.delta)  # type: ignore[arg-type]
 
     def _stateful(self) -> dict[str, Any]:
@@ -171,8 +179,9 @@ class Trainer:
 
     @property
     def _delta(self) -> float:
-        assert self.plan.budget is not None
-        return self.plan.budget.delta
+        limit = self.plan.budget or self.plan.filter
+        assert isinstance(limit, Budget | RenyiFilter)  # as calibrate leaves it
+        return limit.delta
 
     def _callbacks(self) -> tuple[Callback, ...]:
         if not Ranks.present().first:
@@ -215,13 +224,13 @@ class Trainer:
             self.scheduler.step()
             if self.average is not None:
                 self.average.update_parameters(self.model)
-            last = run.steps_left == 0
+            last = run.steps_left == 0 or run.exhausted
             evaluates = batch.step % (self.config.evaluate_every * per_epoch) == 0 or last
             if ranks.first and (evaluates or batch.step % between == 0):
                 epsilon = run.spent(self._delta).upper
             metrics = {name: float(value) for name, value in released.statistics.items() if not value.ndim}
             _tell(callbacks, "on_step", Step(batch.step, self.plan.steps, rate, epsilon, metrics))
-            if evaluates and self._evaluate(batch.step, epsilon, callbacks) and not last:
+            if evaluates and self._evaluate(run, batch.step, epsilon, callbacks) and not last:
                 return True
             if batch.step % (self.config.checkpoint_every * per_epoch) == 0:
                 self._save(run)
@@ -237,13 +246,14 @@ class Trainer:
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
 
-    def _evaluate(self, step: int, epsilon: float, callbacks: tuple[Callback, ...]) -> bool:
+    def _evaluate(self, run: Run, step: int, epsilon: float, callbacks: tuple[Callback, ...]) -> bool:
         """Measure the accuracy on public data; return whether it has not improved for too long."""
         if self.data.test is None:
             return False
         found = Ranks.present().from_first(
             lambda: json.dumps([epsilon, accuracy_of(self._evaluated_model(), self.data.test)]).encode())
         self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
+        run.measured(self._evaluations[-1].accuracy)
         _tell(callbacks, "on_evaluation", self._evaluations[-1])
         recent = [evaluation.accuracy for evaluation in self._evaluations]
         patience = self.config.early_stop

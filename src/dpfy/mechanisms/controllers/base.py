@@ -30,8 +30,8 @@ class Outcome(Protocol):
         """The standard deviation of the noise in each gradient: a number, or a tensor of the gradient's shape."""
 
     @property
-    def noise_multiplier(self) -> float:
-        """The noise multiplier of the step."""
+    def bounds(self) -> Mapping[str, float]:
+        """The bounds of the step's clipped sums, by their names."""
 
 
 @dataclass(frozen=True)

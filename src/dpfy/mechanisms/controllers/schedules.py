@@ -16,6 +16,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact
 from dpfy.mechanisms.controllers.base import Controller, Setting, State, require_clipping, with_bounds
+from dpfy.mechanisms.controllers.names import named
 from dpfy.mechanisms.query import Query
 
 Shape = Callable[[float], float]
@@ -101,18 +102,7 @@ def named_schedule(text: str) -> Timed:
     >>> named_schedule("polynomial:2:10:0.5")(10)
     0.5
     """
-    name, *numbers = text.split(":")
-    if name not in SCHEDULES:
-        raise InvalidArgument(f"Expected a schedule such as exponential:0.05, one of {', '.join(SCHEDULES)}; got "
-                              f"{text!r}.")
-    try:
-        return SCHEDULES[name](*map(float, numbers))
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InvalidArgument):
-            raise
-        names = SCHEDULES[name].__code__.co_varnames[:SCHEDULES[name].__code__.co_argcount]
-        raise InvalidArgument(f"Expected {':'.join((name, *map(str.upper, names)))} with numbers, got {text!r}."
-                              ) from None
+    return named("a schedule", text, SCHEDULES)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,77 @@
+"""What settings say about clipping and noise, as the arguments of a plan; without torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dpfy.mechanisms.controllers import (
+    SCHEDULES,
+    AdaClip,
+    Controller,
+    NormClipping,
+    NormNoise,
+    QuantileClipping,
+    Timed,
+    ValidationDecay,
+)
+from dpfy.mechanisms.controllers.names import named
+
+_GAMMA = 0.01
+
+
+def _fixed() -> None:
+    return None
+
+
+def _automatic(gamma: float = _GAMMA) -> float:
+    return gamma
+
+
+def _quantile(quantile: float = QuantileClipping.quantile, share: float = QuantileClipping.share) -> Controller:
+    return QuantileClipping(quantile, share=share)
+
+
+def _norm(factor: float = NormClipping.factor) -> Controller:
+    return NormClipping(factor)
+
+
+def _adaclip() -> Controller:
+    return AdaClip()
+
+
+def _validation(factor: float = ValidationDecay.factor, threshold: float = ValidationDecay.threshold) -> Controller:
+    return ValidationDecay(factor, threshold)
+
+
+def _norm_noise(ratio: float | None = NormNoise.ratio) -> Controller:
+    return NormNoise(ratio)
+
+
+_CLIPPING: dict[str, Callable[..., Controller | float | None]] = {
+    "fixed": _fixed, "quantile": _quantile, "norm": _norm, "automatic": _automatic, "adaclip": _adaclip}
+_NOISE: dict[str, Callable[..., Controller | Timed]] = {**SCHEDULES, "validation": _validation, "norm": _norm_noise}
+
+
+def named_clipping(text: str) -> Controller | float | None:
+    """Return the controller of ``quantile``, ``norm`` or ``adaclip``, the gamma of ``automatic``, None for ``fixed``.
+
+    >>> named_clipping("quantile:0.7").quantile
+    0.7
+    """
+    return named("clipping", text, _CLIPPING)
+
+
+def named_noise(text: str) -> Controller | Timed:
+    """Return the schedule that a text names, or the controller of ``validation`` and ``norm``.
+
+    >>> named_noise("time:1")(1)
+    0.5
+    """
+    return named("a noise schedule", text, _NOISE)
+
+
+def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str | None) -> dict[str, Any]:
+    """Return the arguments of :func:`dpfy.dpsgd` that settings mean, apart from ``clip``."""
+    chosen = [named_clipping(clipping), named_noise(noise_schedule) if noise_schedule else None]
+    return {"controllers": [each for each in chosen if isinstance(each, Controller)],
+            "noise_schedule": next((each for each in chosen if isinstance(each, Timed)), None),
+            "clip_schedule": clip_schedule}
