@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from dpfy.accounting.selection import RunProfile, SelectionProfile, renyi_curve, weight
+from dpfy.accounting.selection import RunProfile, SelectionProfile, weight
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials
 
 LAWS = [NegativeBinomialTrials(0.0, 0.1), NegativeBinomialTrials(1.0, 0.02), NegativeBinomialTrials(-0.5, 0.01),
@@ -22,7 +22,7 @@ def probabilities(trials):
     if isinstance(trials, PoissonTrials):
         log = k * math.log(trials.rate) - gammaln(k + 1)
     else:
-        log = k * math.log1p(-trials.success) + (gammaln(k + trials.shape) if trials.shape else gammaln(k)) - gammaln(k + 1)
+        log = k * math.log1p(-trials.success) + gammaln(k + trials.shape) - gammaln(k + 1)
     return k, np.exp(log) / np.exp(log).sum()
 
 

@@ -1,6 +1,6 @@
 """What it cost: from the facts of a ledger to a guarantee, without torch."""
 
-from dpfy.accounting import wrapped as wrapped  # rules of events are known once their module is
+from dpfy.accounting import streams as streams, wrapped as wrapped  # rules of events are known once their module is
 from dpfy.accounting.adaptive import FilterGuarantee, Reading, odometer
 from dpfy.accounting.calibrate import calibrate_envelope, calibrate_noise, calibrate_rate, calibrate_steps
 from dpfy.accounting.filters import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter
