@@ -79,7 +79,7 @@ class Guarantee:
     def noise_multiplier(self) -> float | None:
         """The noise multiplier that all steps share, if they do."""
         pairs = self.canonical.pairs
-        return pairs[0][0].noise_multiplier if len(pairs) == 1 else None
+        return pairs[0][0].noise_multiplier if len(pairs) == 1 and pairs[0][0].law is None else None
 
     @property
     def rate(self) -> float | None:

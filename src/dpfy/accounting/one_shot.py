@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfy.accounting.gaussian import amplified
-from dpfy.accounting.outcomes import Law, Range, Table, Zcdp, discrete_gaussian, response
+from dpfy.accounting.outcomes import DiscreteGaussian, Law, Range, Table, Zcdp, response
 from dpfy.accounting.pairs import Pair, of_law
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import LaplaceSum, Policy, Query
@@ -96,7 +96,7 @@ def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
         return of_law(_EVERYTHING if shift else _NOTHING, policy.rate)
     if query.coordinates > 1:
         return of_law(Zcdp((shift / query.stddev) ** 2 / 2 * _UP), policy.rate)
-    return of_law(discrete_gaussian(int(shift), query.stddev), policy.rate)
+    return of_law(DiscreteGaussian(int(shift), query.stddev), policy.rate)
 
 
 def _discrete_replaced(policy: Policy, query: Query) -> Pair:

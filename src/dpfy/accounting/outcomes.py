@@ -23,6 +23,7 @@ Array = NDArray[np.float64]
 
 _REACH = 42.0  # standard deviations, beyond which a discrete Gaussian has less than 1e-380
 _MAX_ATOMS = 400_000
+_SUMMED = 64  # the largest order at which a sampled discrete Gaussian is summed up
 
 
 class Masses(NamedTuple):
@@ -96,7 +97,6 @@ class Table(Law):
     infinite: float = 0.0  # P of outputs without Q, on the safe side
     missing: float = 0.0  # Q of outputs without P, on the safe side
     symmetric: bool = True
-    rho: float | None = None  # a zCDP bound, where one is known that is better than the largest loss gives
 
     def __post_init__(self) -> None:
         # Connect-the-dots and merging need masses that are masses; sums to one are up to whoever knows the law.
@@ -154,10 +154,6 @@ class Table(Law):
     def largest(self) -> float:
         return math.inf if self.infinite > 0 else max(self.loss[-1], 0.0 if self.missing > 0 else -self.loss[0])
 
-    @property
-    def zcdp(self) -> float:
-        return self.largest**2 / 2 if self.rho is None else self.rho
-
     def span(self, log_tail: float) -> tuple[float, float]:
         if len(self.loss) <= 64:
             return self.loss[0], self.loss[-1]
@@ -182,7 +178,7 @@ class Table(Law):
     def divergence(self, orders: Array, rate: float) -> Array | None:
         if self.infinite > 0 or self.missing > 0:
             return np.full_like(orders, math.inf)
-        ratio = np.log1p(rate * np.expm1(np.minimum(self._loss, 700.0)))
+        ratio = np.log1p(rate * np.expm1(np.minimum(self._loss, 700.0))) if rate < 1 else self._loss
         with np.errstate(divide="ignore"):
             other = np.log(self._mass) - self._loss
         tilt = orders[:, None] - 1
@@ -230,24 +226,69 @@ def response(epsilon: float, unmoved: float = 0.0) -> Table:
                     else [(-epsilon, low), (epsilon, 1 - low)])
 
 
-@lru_cache(maxsize=64)
-def discrete_gaussian(shift: int, stddev: float) -> Table:
-    """Return the discrete Gaussian N_ℤ(``shift``, σ²) against N_ℤ(0, σ²): the loss of an output x is
-    (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1).
+@dataclass(frozen=True)
+class DiscreteGaussian(Law):
+    """The discrete Gaussian N_ℤ(``shift``, σ²) against N_ℤ(0, σ²): the loss of an output x is
+    (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1)."""
 
-    What lies beyond 42σ of either is below 1e-380, less than any float, and is left out.
-    """
-    reach = math.ceil(_REACH * stddev) + shift
-    if 2 * reach > _MAX_ATOMS:
-        raise InvalidArgument(f"Expected stddev={stddev!r} and shift={shift!r} of at most {_MAX_ATOMS // 100:,} "
-                              "lattice steps. Use a coarser lattice, or continuous Gaussian noise.")
-    x = np.arange(-reach, reach + shift + 1, dtype=np.float64)
-    # Twice the loss in units of 1/2σ² is the integer 2·shift·x − shift², exact in float64.
-    loss = (2 * x * shift - shift * shift) / (2 * stddev**2)
-    logs = -((x - shift) / stddev) ** 2 / 2
-    mass = np.exp(logs - logsumexp(logs))
-    kept = mass > 1e-300
-    return Table(tuple(loss[kept].tolist()), tuple(mass[kept].tolist()), rho=(shift / stddev) ** 2 / 2 * (1 + 1e-15))
+    shift: int
+    stddev: float
+
+    def __post_init__(self) -> None:
+        if 2 * self._reach > _MAX_ATOMS:
+            raise InvalidArgument(f"Expected stddev={self.stddev!r} and a bound of {self.shift!r} to be at most a few "
+                                  "thousand lattice steps. Use a coarser lattice, or continuous Gaussian noise.")
+
+    @property
+    def spread(self) -> float:
+        return self.shift / self.stddev
+
+    @property
+    def zcdp(self) -> float:
+        """shift²/2σ² (the same paper, Proposition 5)."""
+        return (self.shift / self.stddev) ** 2 / 2 * (1 + 1e-15)
+
+    def span(self, log_tail: float) -> tuple[float, float]:
+        return self._table.span(log_tail)
+
+    def masses(self, cuts: Array) -> Masses:
+        return self._table.masses(cuts)
+
+    def divergence(self, orders: Array, rate: float) -> Array | None:
+        curve = orders * self.zcdp
+        near = orders <= _SUMMED if rate < 1 else np.zeros(len(orders), dtype=bool)
+        if near.any():
+            curve[near] = np.minimum(curve[near], self._summed(orders[near], rate))
+        return curve
+
+    def _summed(self, orders: Array, rate: float) -> Array:
+        """Sums over outputs up to where the terms of the largest order are negligible."""
+        x = np.arange(-self._reach, self._reach + _SUMMED * self.shift + 1, dtype=np.float64)
+        other = -((x / self.stddev) ** 2) / 2
+        other -= logsumexp(other)
+        loss = self._loss(x)
+        ratio = np.where(loss > 30, loss + math.log(rate), np.log1p(rate * np.expm1(np.minimum(loss, 30.0))))
+        ratio += np.where(loss > 30, np.log1p((1 - rate) / rate * np.exp(-np.maximum(loss, 30.0))), 0.0)
+        moments = [max(float(logsumexp(other + order * ratio)), float(logsumexp(other + (1 - order) * ratio)))
+                   for order in orders]
+        return (np.array(moments) * (1 + 1e-10) + 1e-14) / (orders - 1)
+
+    @property
+    def _reach(self) -> int:
+        return math.ceil(_REACH * self.stddev) + self.shift
+
+    def _loss(self, x: Array) -> Array:
+        """2·shift·x − shift² is a whole number, exact in float64."""
+        return (2 * x * self.shift - self.shift**2) / (2 * self.stddev**2)
+
+    @cached_property
+    def _table(self) -> Table:
+        """What is below 1e-300 under P is left out, and 1e-280 of either is said to give a record away instead."""
+        x = np.arange(-self._reach, self._reach + self.shift + 1, dtype=np.float64)
+        logs = -(((x - self.shift) / self.stddev) ** 2) / 2
+        mass = np.exp(logs - logsumexp(logs))
+        kept = mass > 1e-300
+        return Table(tuple(self._loss(x)[kept].tolist()), tuple(mass[kept].tolist()), 1e-280, 1e-280)
 
 
 @dataclass(frozen=True)
