@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.clipping import clip_to, squared_norms
 from dpfy.mechanisms.query import ClippedNorms, NormsBelow, Query, SampleSize, Statistic, SumNorm
 
 ROUNDING = 2.0**-15
@@ -25,9 +24,9 @@ def bounded_sum(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: 
     rows = _rows(statistic, stats, norms, leaves)
     if rows is None or rows[0].numel() != statistic.size:
         return torch.zeros(statistic.size, dtype=torch.float64, device=norms.device)
-    rows = rows.detach().reshape(len(rows), -1).double()
-    weights = clip_to(statistic.bound)(squared_norms(rows).unsqueeze(1)) / unit
-    return torch.where(weights > 0, rows * weights, 0.0).sum(0)  # 0·inf is NaN
+    rows = rows.reshape(len(rows), -1).double()
+    weights = (statistic.bound / torch.linalg.vector_norm(rows, dim=1)).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    return weights @ rows.nan_to_num(0.0, 0.0, 0.0) / unit  # of weight zero, and 0·inf is NaN
 
 
 def shared_rounding(query: Query, step: int, gradients: float) -> float:
@@ -61,8 +60,8 @@ def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
                               f"got shapes {tuple(scores.shape)} and {tuple(labels.shape)}.")
     values = scores.detach().double()
     own = torch.arange(scores.shape[-1], device=scores.device) == labels.unsqueeze(-1)
-    lead = values.masked_fill(~own, -math.inf).amax(-1) - values.masked_fill(own, -math.inf).amax(-1)
-    width = _RAMP * values.abs().amax(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    lead = torch.where(own, values, -math.inf).amax(-1) - torch.where(own, -math.inf, values).amax(-1)
+    width = _RAMP * torch.linalg.vector_norm(values, math.inf, dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
     return (0.5 + lead / width).clamp(0, 1)
 
 
@@ -74,7 +73,7 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
         case NormsBelow():
             compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)  # a NaN is not below anything
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
-            return ((limits - compared) / (_RAMP * limits)).clamp(-0.5, 0.5)
+            return ((1 - compared / limits) / _RAMP).clamp_(-0.5, 0.5)
         case SumNorm():
             return None  # of no single record: it is filled in once the sum is complete
         case ClippedNorms():
@@ -86,4 +85,4 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
 
 def _compared(norms: torch.Tensor, leaves: Sequence[str], of: Sequence[str]) -> torch.Tensor:
     """Return the norms of the named clipped sums; of the first one if none is named."""
-    return norms[:, [leaves.index(name) for name in of] or [0]].sqrt()
+    return (norms[:, [leaves.index(name) for name in of]] if of else norms[:, :1]).sqrt()
