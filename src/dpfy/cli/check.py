@@ -43,7 +43,7 @@ def check(
 
     dpfy check mymodel:make --example 'int64[128]' --json
     """
-    fields = None if example is None else _fields(example)
+    fields = None if example is None else parse_fields(example)
     made = make_object(factory)
 
     from dpfy.cli._output import print_json
@@ -55,7 +55,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _fields(example: str) -> list[tuple[str, tuple[int, ...]]]:
+def parse_fields(example: str) -> list[tuple[str, tuple[int, ...]]]:
     """Parse ``float32[3,32,32],int64[]``."""
     fields = [(match[1], tuple(int(size) for size in match[2].replace(",", " ").split()))
               for match in _FIELD.finditer(example)]

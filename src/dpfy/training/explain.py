@@ -72,11 +72,11 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
 
     Reference: Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023.
     """
-    chunk = _as_chunk(batch)
+    chunk = as_chunk(batch)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise InvalidArgument("Expected a model with parameters that require gradients; all of them are frozen.")
-    loss_fn = loss_fn or _sum_of_outputs(model)
+    loss_fn = loss_fn or sum_of_outputs(model)
     engine = Probe(model, trained, loss_fn, chunk, declared=True).choose("auto")
     if not isinstance(engine, BookkeepingEngine | GhostEngine):
         return Explanation(engine.name, engine.records_at_once, (), (_why_not(model, trained, loss_fn, chunk),))
@@ -84,7 +84,8 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
     return Explanation(engine.name, engine.records_at_once, tuple(layers), tuple(_advice(engine)))
 
 
-def _as_chunk(batch: Any) -> Chunk:
+def as_chunk(batch: Any) -> Chunk:
+    """Return a collated batch of made-up examples as a chunk."""
     fields = batch if isinstance(batch, list | tuple) else (batch,)
     if not fields or not isinstance(fields[0], torch.Tensor) or not fields[0].ndim:
         raise InvalidArgument("Expected batch to be a tensor with one row per example, or a tuple of them.")
@@ -94,7 +95,8 @@ def _as_chunk(batch: Any) -> Chunk:
         raise InvalidArgument(f"Expected batch to hold one row per example in every field; it has {error}.") from None
 
 
-def _sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
+def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """Return what stands in for a loss: the sum of a record's outputs."""
     def loss(*fields: Any) -> torch.Tensor:
         outputs = model(*fields)
         if not isinstance(outputs, torch.Tensor):
