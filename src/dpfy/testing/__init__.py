@@ -1,4 +1,4 @@
-"""Public conformance suites: what every engine, sampler, noise and accounting rule has to satisfy.
+"""Public conformance suites: what every controller, engine, sampler, noise and accounting rule has to satisfy.
 
 Each suite raises ``AssertionError`` with what it found. Run them over your own values; dpfy's tests run them over
 every registered one.
@@ -10,6 +10,7 @@ from typing import Any
 _HOME_OF = {
     "ENGINE_CASES": "dpfy.testing.engines",
     "EngineCase": "dpfy.testing.engines",
+    "check_controller": "dpfy.testing.controllers",
     "check_engine": "dpfy.testing.engines",
     "check_noise": "dpfy.testing.noise",
     "check_rule": "dpfy.testing.rules",
