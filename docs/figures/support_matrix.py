@@ -17,6 +17,13 @@ which policy to use when. This page is written from the tables that the accounta
 
 """
 
+_EVENTS = """
+A query that is answered once, such as a choice, is a step on all records: `Sampled(Poisson(1.0), (query,))`.
+
+## Events that are no steps
+
+"""
+
 _FILTERS = """
 ## Steps that were chosen from outputs
 
@@ -36,9 +43,9 @@ FILTERS: dict[type[Filter], str] = {
 
 def page() -> str:
     """Return the page."""
-    rows = supported()
+    rows = [row for row in supported() if row.policy]
     methods = sorted({row.method for row in rows})
-    references = sorted({row.reference for row in rows})
+    references = sorted({row.reference for row in supported()})
     number = {reference: index for index, reference in enumerate(references, start=1)}
     cells = {(row.policy, row.noise, row.relation, row.method):
              f"rule {number[row.reference]}{'' if row.exact else ', a bound'}" for row in rows}
@@ -46,26 +53,39 @@ def page() -> str:
               for relation in Relation]
     table = _table(("sampler", "noise", "relation", *(method.upper() for method in methods)),
                    [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places])
+    others = _table(("event", "relation", *(method.upper() for method in methods)), _events(methods, number))
     rules = [f"{index}. {reference[0].upper()}{reference[1:]}." for reference, index in number.items()]
     filters = _table(("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
                      [(f"`{rule.__name__}`", *admitted, "yes" if rule.rewards_sampling else "no", words)
                       for rule, words in FILTERS.items() for admitted in _admitted(rule)])
-    return _OPENING + table + "\nRules:\n\n" + "\n".join(rules) + "\n" + _FILTERS + filters
+    return _OPENING + table + _EVENTS + others + "\nRules:\n\n" + "\n".join(rules) + "\n" + _FILTERS + filters
+
+
+def _events(methods: list[str], number: dict[str, int]) -> list[tuple[str, ...]]:
+    """Events that are no sampled steps, with the rule of each relation and method."""
+    rows = [row for row in supported() if not row.policy]
+    cells = {(row.noise, row.relation, row.method): f"rule {number[row.reference]}{'' if row.exact else ', a bound'}"
+             for row in rows}
+    places = [(event, str(relation)) for event in sorted({row.noise for row in rows}) for relation in Relation]
+    return [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places]
 
 
 def _admitted(rule: type[Filter]) -> list[tuple[str, str, str]]:
-    """The samplers, noises and relations whose steps the filter can admit: those of its table, Gaussian sums only."""
+    """The samplers, noises and relations whose steps the filter can admit: those of its table."""
     if not issubclass(rule, Additive):
         return [("poisson", "gaussian; another if it is the committed step itself", "where the method has a rule")]
-    relations: dict[str, set[str]] = {}
+    relations: dict[tuple[str, str], set[str]] = {}
     for row in supported():
-        if row.method == rule.rules and row.noise == "gaussian":
-            relations.setdefault(row.policy, set()).add(row.relation)
-    samplers: dict[tuple[str, ...], list[str]] = {}
-    for policy, found in sorted(relations.items()):
-        samplers.setdefault(tuple(sorted(found)), []).append(policy)
-    return [(", ".join(policies), "gaussian", "all" if found == tuple(sorted(Relation)) else ", ".join(found))
-            for found, policies in samplers.items()]
+        if row.policy and row.method == rule.rules and (row.noise == "gaussian" or not rule.gaussian_only):
+            relations.setdefault((row.policy, row.noise), set()).add(row.relation)
+    noises: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (policy, noise), found in sorted(relations.items()):
+        noises.setdefault((policy, tuple(sorted(found))), []).append(noise)
+    samplers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (policy, found), kinds in sorted(noises.items()):
+        samplers.setdefault((", ".join(kinds), found), []).append(policy)
+    return [(", ".join(policies), kinds, "all" if found == tuple(sorted(Relation)) else ", ".join(found))
+            for (kinds, found), policies in samplers.items()]
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -237,8 +237,6 @@ def test_what_has_no_meaning_is_refused():
         NoisyMax(1.0, 1.0, "yes")
     with pytest.raises(UnsupportedEvent, match="noisy_max noise with 2 queries"):
         account(Sampled(Poisson(1.0), (NoisyMax(1.0, 1.0), SumQuery(1.0, 1.0))))
-    with pytest.raises(UnsupportedEvent, match="all records"):
-        account(run(DiscreteGaussianSum(1, 2.0), 1, 0.5), relation="replace_one")
     with pytest.raises(InvalidArgument, match="lattice"):
         account(run(DiscreteGaussianSum(1, 1e6)))
 

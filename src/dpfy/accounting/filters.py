@@ -78,6 +78,7 @@ class Additive(Filter):
     """A filter over costs that add up along every path: it goes on while one of its limits is kept."""
 
     rules: ClassVar[str] = "pld"  # the table that turns a step into its pair
+    gaussian_only: ClassVar[bool] = False  # whether other noise has no cost here
 
     @property
     @abstractmethod
@@ -104,7 +105,7 @@ class RenyiFilter(Additive, tag="renyi_filter"):
     sound. Without ``orders`` it is the one that affords the most full-batch steps; :meth:`tuned` finds the one for a
     run with sampling.
 
-    *Assumes* Poisson samples with Gaussian noise. ``numerical_delta`` is set aside for what arithmetic adds to δ.
+    ``numerical_delta`` is set aside for what arithmetic adds to δ.
 
     Reference: Feldman & Zrnic 2021; Lécuyer 2021; several orders: ``docs/proofs/filters.md``.
 
@@ -227,6 +228,7 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
     """
 
     title: ClassVar[str] = "Gaussian filter"
+    gaussian_only: ClassVar[bool] = True
     reference: ClassVar[str] = "Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2023"
     rewards_sampling: ClassVar[bool] = False
 
@@ -244,9 +246,6 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
 
     def cost(self, pair: Pair) -> tuple[float, ...]:
         """Return 1/z², or four times that where a record may be replaced by its opposite."""
-        if pair.noise != "gaussian":
-            raise UnsupportedEvent(f"A {self.tag!r} has costs for sums with Gaussian noise only. Use ZcdpFilter or "
-                                   "RenyiFilter.")
         return (pair.mu**2 * _UP,)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
@@ -387,5 +386,8 @@ def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float,
     found = canonical((Repeated(as_fixed(event), 1),), rule.rules, relation)
     if found.unprotected > 0:
         return tuple(math.inf for _ in rule.limits)
+    if rule.gaussian_only and any(pair.noise != "gaussian" for pair, _ in found.pairs):
+        raise UnsupportedEvent(f"A {rule.tag!r} has costs for sums with Gaussian noise only. Use ZcdpFilter or "
+                               "RenyiFilter.")
     costs = [[times * cost for cost in rule.cost(pair)] for pair, times in found.pairs]
     return tuple(math.fsum(column) * _UP for column in zip(*costs, strict=True)) if costs else (0.0,) * len(rule.limits)

@@ -11,8 +11,7 @@ from typing import Any
 from dpfy.accounting.gaussian import amplified
 from dpfy.accounting.outcomes import DiscreteGaussian, Law, Range, Table, Zcdp, response
 from dpfy.accounting.pairs import Pair, of_law
-from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import LaplaceSum, Policy, Query
+from dpfy.ledger.events import LaplaceSum, Poisson, Policy, Query
 from dpfy.ledger.one_shot import (
     AboveThreshold,
     Bounded,
@@ -100,10 +99,8 @@ def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
 
 
 def _discrete_replaced(policy: Policy, query: Query) -> Pair:
-    if policy.rate < 1:
-        raise UnsupportedEvent("No rule for discrete_gaussian noise on a sample under replace_one. Answer the query on "
-                               "all records: Poisson(1.0).")
-    return _discrete(policy, query, records=2)
+    """Two samples are the same unless the record is drawn, so that all records are the worst; less is not claimed."""
+    return _discrete(Poisson(1.0) if policy.rate > 0 else policy, query, records=2)
 
 
 def _twice(rate: float, loss: float) -> float:
@@ -134,7 +131,7 @@ ONE_SHOT: dict[tuple[type[Query], str], OneShot] = {
                                                         + "ε-DP" + _PURE),
     **{(DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(_discrete_replaced, _DISCRETE),
+    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(_discrete_replaced, _DISCRETE + "; a sample is not rewarded"),
     (LaplaceSum, Relation.REPLACE_ONE): OneShot(_laplace_replaced, "the pair at twice the shift; of a sample, " + _TWICE
                                                 + "ε-DP" + _PURE),
 }
