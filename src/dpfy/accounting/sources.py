@@ -79,7 +79,8 @@ def _from_ledger(ledger: Ledger) -> Source:
     header = ledger.header
     if header is None:
         raise LedgerError("The ledger has no header yet: it names neither unit nor relation. Register a plan first.")
-    return Source(ledger.uses, Relation(header.relation), Unit(header.unit), tuple(header.envelope) or None,
+    registered = (*header.envelope, *ledger.interruptions) if header.envelope else None
+    return Source(ledger.uses, Relation(header.relation), Unit(header.unit), registered,
                   header.key_source in _SECRET_KEYS, ledger.durable, header.filter, header.guard)
 
 

@@ -6,7 +6,7 @@ patterns and vectors. The proofs are in ``docs/proofs/streams.md``.
 """
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,12 +202,14 @@ _ROWS = ("C·G with independent noise is one Gaussian vector, also if sums depen
 _ROUNDS = ("a band no longer than the number of parts makes each round a sampled Gaussian sum: Choquette-Choo et al. "
            "2023; docs/proofs/streams.md")
 
+_STREAM: dict[Relation, Neighbours] = {Relation.ZERO_OUT: "absent", Relation.REPLACE_ONE: "opposed"}
+_SAMPLED: dict[Relation, Neighbours] = {Relation.ADD_OR_REMOVE_ONE: "absent", **_STREAM}
+
 for _method in ("pld", "rdp"):
-    for _relation, _neighbours in ((Relation.ZERO_OUT, "absent"), (Relation.REPLACE_ONE, "opposed")):
+    for _relation, _neighbours in _STREAM.items():
         EVENT_RULES[_method, Stream, _relation] = EventRule(
-            lambda event, neighbours=_neighbours: _pairs(event, neighbours), _ROWS, exact=False)
-    for _relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT):
-        EVENT_RULES[_method, SampledStream, _relation] = EventRule(
-            lambda event: _sampled_pairs(event, "absent"), _ROUNDS, exact=False)
-EVENT_RULES["pld", SampledStream, Relation.REPLACE_ONE] = EventRule(
-    lambda event: _sampled_pairs(event, "opposed"), _ROUNDS, exact=False)
+            partial(_pairs, neighbours=_neighbours), _ROWS, exact=False)
+    for _relation, _neighbours in _SAMPLED.items():
+        if _method == "pld" or _neighbours == "absent":  # no Rényi curve is known for samples of opposed records
+            EVENT_RULES[_method, SampledStream, _relation] = EventRule(
+                partial(_sampled_pairs, neighbours=_neighbours), _ROUNDS, exact=False)

@@ -4,6 +4,7 @@ Proofs: ``docs/proofs/scopes.md`` and ``docs/proofs/private-selection.md``.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import combinations
@@ -54,7 +55,7 @@ class LargestCurve(Law):
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
         """Of both directions; sampling is not rewarded."""
-        return np.max([_curve(run, orders) for run in self.runs], axis=0)
+        return np.asarray(np.max([_curve(run, orders) for run in self.runs], axis=0))
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,11 @@ def _failures(method: str, relation: str, event: Event) -> float:
 
 _IN_A_ROW = "the pairs of the events, composed"
 _ONE_PART = "one record is in one part, or, if it is replaced and moves, in two: McSherry 2009; docs/proofs/scopes.md"
-_BEST = {"pld": (_selected_pld, "how far the place of an output in the order of scores shifts its loss: "
-                                "docs/proofs/private-selection.md, Theorem 1"),
-         "rdp": (_selected_rdp, "Papernot & Steinke 2022, Theorems 2 and 6")}
+_BEST: dict[str, tuple[Callable[[str, Selected], Pairs], str]] = {
+    "pld": (_selected_pld, "how far the place of an output in the order of scores shifts its loss: "
+                           "docs/proofs/private-selection.md, Theorem 1"),
+    "rdp": (_selected_rdp, "Papernot & Steinke 2022, Theorems 2 and 6"),
+}
 
 for _method in ("pld", "rdp"):
     for _relation in Relation:

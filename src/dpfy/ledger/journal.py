@@ -139,6 +139,8 @@ class Journal:
         self._spent = 0
         self.header_start = 0
         self._envelope_ends: list[int] = []
+        self.open: dict[str, Event] = {}  # selections that have begun and not ended
+        self.interruptions: list[Repeated] = []
 
     def feed(self, line: bytes) -> None:
         """Verify one more line and take it in."""
@@ -217,6 +219,10 @@ class Journal:
                 self._use(body, payload)
             elif kind == "settle":
                 self._settle(payload["unused"])
+            elif kind == "begin" and self.headers:
+                self._begin(**payload)
+            elif kind == "end":
+                self._end(**payload)
             else:
                 raise ValueError(f"unexpected {kind!r}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -264,3 +270,18 @@ class Journal:
         self._spent -= unused
         self._settleable = 0
 
+    def _begin(self, scope: str, event: str) -> None:
+        if scope in self.open or not isinstance(scope, str):
+            raise ValueError("a selection has begun under this name already")
+        self.open[scope] = self._events[event]
+        self._spend(self._events[event], 1)
+
+    def _end(self, scope: str, charge: dict[str, Any] | None) -> None:
+        """A selection that was interrupted is charged, beside what it cost, for all that may have been seen of it."""
+        del self.open[scope]
+        self._settleable = 0
+        if charge is not None:
+            run = Repeated.from_json(charge)
+            self.interruptions.append(run)
+            self._spend(run.event, _validate.count("times", run.times))
+            self._settleable = 0

@@ -1,8 +1,9 @@
 """The write-ahead record of what was spent: a step is durable here before a record is read for it."""
 
 import os
+import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,9 +11,10 @@ from typing import Any, Self
 
 from dpfy import _validate
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, LedgerMismatch, LedgerWriteFailed
-from dpfy.ledger.events import Envelope, Event, Sampled, canonical_json, run_lengths
+from dpfy.ledger.events import Envelope, Event, NonPrivate, Repeated, Sampled, canonical_json, run_lengths
 from dpfy.ledger.guard import Guard, Unguarded
 from dpfy.ledger.journal import Head, Header, Journal, recovery_line, seal
+from dpfy.ledger.sealed import forget, interruption, recall
 from dpfy.ledger.store import FileStore, Mark, MemoryStore, Store
 
 _StrPath = str | os.PathLike[str]
@@ -64,6 +66,9 @@ class Ledger:
             journal = _replay(store)
             ledger = cls(store, journal, block)
             ledger._seal_tail()
+            for scope, event in list(journal.open.items()):  # of a writer that is gone: we have its lock
+                ledger.end(scope, interruption(event, recall(store.path, scope)))
+            forget(store.path)
             if header is not None:
                 ledger.register(guard, header)
             else:
@@ -125,6 +130,37 @@ class Ledger:
             guard.record(event, times)
             self._paid_for, self._prepaid = (event, annotation), times - 1
 
+    def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:
+        """Reserve ``event`` as :meth:`reserve` does and return a name under which to :meth:`end` it.
+
+        ``before`` is told the name before it is on record. Until the end nothing may be claimed from this ledger. What
+        to use is :class:`~dpfy.ledger.scopes.Selection`.
+        """
+        with self._mutex:
+            self._check_writable()
+            self._settle()
+            guard = self._ready_guard()
+            self._check_fixed(event)
+            guard.admit(event, 1)
+            scope = secrets.token_hex(8)
+            before(scope)
+            *define, (_, use) = self._entries(event, 1, None)
+            self._append([*define, ("begin", {"scope": scope, "event": use["event"]})])
+            guard.record(event, 1)
+            self._paid_for = None
+        return scope
+
+    def end(self, scope: str, charge: Repeated | None = None) -> None:
+        """Record that what :meth:`begin` began has ended; ``charge`` is what an interruption costs beside it."""
+        with self._mutex:
+            self._check_writable()
+            self._settle()
+            if scope not in self._journal.open:
+                raise LedgerMismatch(f"{self._store.name} has no selection under way that is called {scope!r}.")
+            self._append([("end", {"scope": scope, "charge": charge and charge.to_json()})])
+            if charge is not None and self._guard is not None:
+                self._guard.record(charge.event, charge.times)
+
     def admits(self, event: Event) -> bool:
         """Tell whether the guard would let one more of ``event`` pass; nothing is recorded."""
         with self._mutex:
@@ -173,8 +209,20 @@ class Ledger:
 
     @property
     def uses(self) -> Envelope:
-        """Everything a reader must count as spent, in order: a torn tail and the whole of an open block included."""
-        return run_lengths(self._journal.runs())
+        """Everything a reader must count as spent, in order: a torn tail and the whole of an open block included.
+
+        A selection that has begun and not ended counts as what has no guarantee: what was seen of it is not known.
+        """
+        return run_lengths([*self._journal.runs(), *self._unfinished])
+
+    @property
+    def interruptions(self) -> Envelope:
+        """What is charged, beside what was registered, for selections that were interrupted or have not ended."""
+        return (*self._journal.interruptions, *self._unfinished)
+
+    @property
+    def _unfinished(self) -> Envelope:
+        return tuple(Repeated(NonPrivate("a selection that has not ended"), 1) for _ in self._journal.open)
 
     @property
     def count(self) -> int:
@@ -244,7 +292,7 @@ class Ledger:
 
     def _attach(self, guard: Guard | None) -> None:
         if guard is not None and guard is not self._guard:  # told once, however often it is registered
-            for run in self.uses:
+            for run in run_lengths(self._journal.runs()):
                 guard.record(run.event, run.times)
             self._guard = guard
 

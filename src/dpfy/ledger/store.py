@@ -253,9 +253,9 @@ class FileStore:
             head.open(create=True)
         for head in self._heads:
             head.reset()
-            _sync_directory(head.path.parent)
+            sync_directory(head.path.parent)
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
-        _sync_directory(self.path.parent)
+        sync_directory(self.path.parent)
 
     def _check_not_deleted(self) -> None:
         for head in self._heads:
@@ -290,7 +290,8 @@ def _lock(fd: int, name: str) -> None:
                            "wait until it ends, or give this run its own ledger. Ledger.read needs no lock.") from None
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make durable which files a directory has."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
