@@ -67,8 +67,10 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(dir="runs") as folder:
         steps = {kind: prepared(workload, kind, Path(folder)) for kind in KINDS}
         times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for turn in range(rounds + 2):  # two to warm up
-            for kind in list(steps)[:: -1 if turn % 2 else 1]:
+        order = list(steps)
+        for _ in range(rounds + 2):  # two to warm up
+            order.append(order.pop(0))  # each has every place, and none is helped by a turn of its own before
+            for kind in order:
                 start = time.perf_counter()
                 steps[kind]()
                 times[kind].append(time.perf_counter() - start)

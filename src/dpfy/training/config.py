@@ -17,6 +17,7 @@ from dpfy.types import Relation
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
+BATCHNORM = ("refuse", "group", "private", "public")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -38,6 +39,11 @@ class TrainConfig:
     data_dir: str | None = _option(None, "where the data sets are; default: the environment variable DPFY_DATA")
     records: int | None = _option(None, "the declared public number of records; needed for your own data")
     model: str | None = _option(None, "your own model as module:factory; default: a network for the data set")
+    batchnorm: str = _option("refuse", "what BatchNorm becomes: group (GroupNorm), private (statistics are released "
+                             "beside the gradient), public (those of the public records), or refuse")
+    users: str | None = _option(None, "the user of each row as module:name, a sequence or a function that returns one; "
+                                "users are then what is protected and what records and batch_size count")
+    rows_per_user: int | None = _option(None, "the most rows of a user in a step; 16 unless you say otherwise")
     epsilon: float = _option(3.0, "the privacy budget")
     delta: float | str = _option(1e-5, "the failure probability, or 'auto' for 1/records^1.1")
     epochs: float | None = _option(None, "passes over the data in expectation")
@@ -95,6 +101,9 @@ class TrainConfig:
         _validate.choice("optimizer", self.optimizer, OPTIMIZERS)
         _validate.choice("schedule", self.schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
+        _validate.choice("batchnorm", self.batchnorm, BATCHNORM)
+        if self.rows_per_user is not None:
+            _validate.count("rows_per_user", self.rows_per_user)
         _validate.choice("relation", self.relation, tuple(Relation))
         plan_options(self.clipping, self.noise_schedule, self.clip_schedule)
         if self.clip_schedule:

@@ -14,6 +14,7 @@ from dpfy._objects import make_object
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
 from dpfy.training.config import TrainConfig
+from dpfy.training.fix import fix
 
 _EVALUATION_BATCH = 1000
 
@@ -28,6 +29,7 @@ class TrainingData:
     description: str
     unit: str
     source: reference_data.DataSource | None = None
+    owners: Any = None  # of the rows, where users are protected
 
 
 def completed(config: TrainConfig) -> TrainConfig:
@@ -43,8 +45,18 @@ def completed(config: TrainConfig) -> TrainConfig:
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
 
 
-def load_data(config: TrainConfig, train: Any, test: Any) -> TrainingData:
+def load_data(config: TrainConfig, train: Any, test: Any, unit_of: Any = None) -> TrainingData:
     """Return the data that was given as objects or that the configuration names."""
+    owners = make_object(config.users) if unit_of is None and config.users is not None else unit_of
+    if owners is None:
+        return _load_records(config, train, test)
+    if config.records is None:
+        raise InvalidArgument("Data that is protected by user needs records=, the declared public number of users: it "
+                              "is never read off the data.")
+    return replace(_load_records(config, train, test), owners=owners, unit="all rows of one user")
+
+
+def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:
     if train is None and ":" not in config.data:
         source = reference_data.load(config.data, config.data_dir)
         records = config.records or source.records
@@ -76,6 +88,18 @@ def make_model(config: TrainConfig, data: TrainingData) -> nn.Module:
     if data.source is None:
         raise InvalidArgument("Your own data needs model=, your own network as module:factory.")
     return default_model(data.source, config.data_dir)
+
+
+def without_batchnorm(config: TrainConfig, model: nn.Module, data: TrainingData) -> nn.Module:
+    """Return the model with other layers in the place of BatchNorm, if the configuration says which."""
+    if config.batchnorm == "refuse":
+        return model
+    if config.batchnorm != "public":
+        return fix(model, config.batchnorm)
+    if data.test is None:
+        raise InvalidArgument("batchnorm='public' takes the statistics of public records, and there are none. Give "
+                              "test=, or choose group or private.")
+    return fix(model, "public", public=next(iter(DataLoader(data.test, batch_size=_EVALUATION_BATCH)))[0])
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -22,6 +22,7 @@ from dpfy.mechanisms.controllers import ValidationDecay
 from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
+from dpfy.models.batchnorm import PrivateBatchNorm
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
 from dpfy.training.adaptive import named_clipping, plan_options
@@ -29,11 +30,20 @@ from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBo
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
 from dpfy.training.distributed import Ranks, joined
+from dpfy.training.fix import batchnorm_statistics
 from dpfy.training.losses import Losses
-from dpfy.training.parts import accuracy_of, completed, load_data, make_model, make_optimizer, make_scheduler
+from dpfy.training.parts import (
+    accuracy_of,
+    completed,
+    load_data,
+    make_model,
+    make_optimizer,
+    make_scheduler,
+    without_batchnorm,
+)
 from dpfy.training.privatize import privatize
 from dpfy.training.run import Run
-from dpfy.types import Budget, Interval
+from dpfy.types import Budget, Interval, Unit
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
 _METRICS = (Statistic("accuracy", bound=1.0), Statistic("loss", bound=4.0))  # a loss above 4 counts as 4
@@ -61,17 +71,19 @@ class Trainer:
     *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
     folder and everything that callbacks see is a function of released values, declared constants and public data.
 
-    ``model``, ``train`` and ``test`` may be given as objects in the place of what the configuration names. Started
-    several times by ``torchrun``, the trainer joins the others; rank 0 alone writes files and tells callbacks.
+    ``model``, ``train``, ``test`` and ``unit_of``, which says whose the rows are if users are to be protected, may be
+    given as objects in the place of what the configuration names. Started several times by ``torchrun``, the trainer
+    joins the others; rank 0 alone writes files and tells callbacks.
     """
 
     def __init__(self, config: TrainConfig | None = None, *, model: nn.Module | None = None, train: Any = None,
-                 test: Any = None, callbacks: Sequence[Callback] = ()) -> None:
+                 test: Any = None, unit_of: Any = None, callbacks: Sequence[Callback] = ()) -> None:
         config = config or TrainConfig()
         self.config = completed(config)
-        self.data = load_data(self.config, train, test)
+        self.data = load_data(self.config, train, test, unit_of)
         torch.manual_seed(self.config.seed)
-        self.model = model if model is not None else make_model(self.config, self.data)
+        self.model = without_batchnorm(self.config, model if model is not None else make_model(
+            self.config, self.data), self.data)
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
@@ -156,7 +168,8 @@ class Trainer:
     def _options(self) -> dict[str, Any]:
         config = self.config
         return {"engine": config.engine, "max_physical_batch": config.max_physical_batch,
-                "num_workers": config.num_workers, "anchor": config.anchor}
+                "num_workers": config.num_workers, "anchor": config.anchor, "unit_of": self.data.owners,
+                "rows_per_user": config.rows_per_user}
 
     def _make_plan(self) -> Plan:
         config = self.config
@@ -166,13 +179,19 @@ class Trainer:
         if isinstance(gamma := named_clipping(config.clipping), float):
             clip = clip_automatically(clip, gamma=gamma)
         plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs, clip=clip,
-                     statistics=_METRICS if config.private_metrics else (), sampling=config.sampling,
-                     capacity=config.capacity, relation=config.relation,
+                     statistics=self._statistics(), sampling=config.sampling, capacity=config.capacity,
+                     relation=config.relation, unit=Unit.RECORD if self.data.owners is None else Unit.USER,
                      **plan_options(config.clipping, config.noise_schedule, config.clip_schedule))
         if self.data.test is None and any(isinstance(each, ValidationDecay) for each in plan.controllers):
             raise InvalidArgument("Noise that follows the accuracy on public data needs public data, and there is "
                                   "none. Give test=, or use a schedule that is fixed in advance.")
         return plan.calibrate(epsilon=config.epsilon, delta=config.delta)  # type: ignore[arg-type]
+
+    def _statistics(self) -> list[Statistic]:
+        """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need."""
+        metrics = _METRICS if self.config.private_metrics else ()
+        needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
+        return [*metrics, *(batchnorm_statistics(self.model) if needed else ())]
 
     def _stateful(self) -> dict[str, Any]:
         return {"scheduler": self.scheduler} | ({"average": self.average} if self.average is not None else {})
@@ -267,7 +286,9 @@ class Trainer:
         """Write the model and the report; return what was spent and what may be claimed, as JSON."""
         save_model(self._evaluated_model(), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
-        public = "none" if self.data.test is None else "the held-out test records, for evaluation only"
+        use = "evaluation and for the statistics of BatchNorm" if self.config.batchnorm == "public" else \
+            "evaluation only"
+        public = "none" if self.data.test is None else f"the held-out test records, for {use}"
         facts = RunFacts(
             name=self.folder.name, title=f"Privacy report: {self.folder.name}", dataset=self.data.description,
             record=self.data.unit, released="the model after every step", engine=run.engine, isolation=run.isolation,
