@@ -22,7 +22,7 @@ def test_the_root_law_of_the_paper(contour):
     # Tramèr & Boneh and Dörmann et al.: c ≈ 13 at ε = 3, δ = 1e-5, 60 epochs, over rates of Figure 2.
     assert contour.root_law == pytest.approx(13, abs=0.25)
     assert list(contour.root_laws) == sorted(contour.root_laws, reverse=True)
-    assert contour.root_laws[0] == pytest.approx(21.6, abs=0.1) and contour.root_laws[-1] == pytest.approx(10.8, abs=0.1)
+    assert (contour.root_laws[0], contour.root_laws[-1]) == pytest.approx((21.6, 10.8), abs=0.1)
 
 
 def test_a_contour_is_what_calibration_gives(contour):

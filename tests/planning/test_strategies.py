@@ -6,6 +6,7 @@ import pytest
 
 from dpfy.accounting import account
 from dpfy.errors import InvalidArgument
+from dpfy.planning import solve
 from dpfy.planning.strategies import (
     STRATEGIES,
     SWEEP_CLIP,
@@ -102,9 +103,8 @@ def test_no_smaller_batch_would_do():
     values = {"records": 5000, "epsilon": 2.0, "delta": 1e-5, "steps": 50}
     found = smallest_batch(noise_in_mean=0.005, clip=0.5, **values)
     assert found.noise_multiplier * 0.5 / found.batch_size == pytest.approx(0.005)
-    from dpfy.planning import solve
-    one_less = found.batch_size - 1
-    assert solve(records=5000, batch_size=one_less, steps=50, delta=1e-5, noise_multiplier=0.01 * one_less).epsilon > 2.0
+    less = found.batch_size - 1
+    assert solve(records=5000, batch_size=less, steps=50, delta=1e-5, noise_multiplier=0.01 * less).epsilon > 2.0
 
 
 def test_a_noise_that_no_batch_reaches_is_an_error():

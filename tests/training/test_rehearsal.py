@@ -22,7 +22,7 @@ def test_a_trial_without_noise_learns_and_noise_is_that_of_the_trial(monkeypatch
                      TensorDataset(torch.zeros(8, 400), torch.zeros(8, dtype=torch.long)), SET, momentum=0.0)
     monkeypatch.setattr("dpfy.training.rehearsal.accuracy_of", lambda model, test: 0.5)
     loud(Trial(batch_size=4, steps=1, learning_rate=1.0, clip=0.5, noise_multiplier=80.0))
-    spread = float(models[0].weight.detach().double().std())  # 800 draws of σC/B = 10; the initial weights are below 0.1
+    spread = float(models[0].weight.detach().double().std())  # 800 draws of σC/B = 10
     assert 8 < spread < 12.5  # 2/3 and 3/2 of 10 are outside, and 10 is by more than 6 standard errors
 
 

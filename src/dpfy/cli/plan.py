@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfy.cli._options import JsonOption, Method, MethodOption, RelationOption
+from dpfy.cli.advise import advise
+from dpfy.cli.resources import resources
 from dpfy.cli.strategy import strategy
 from dpfy.errors import InvalidArgument
 from dpfy.types import Relation
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from dpfy.planning import BatchCurve, Contour, Sketch
 
 plan_app = typer.Typer(no_args_is_help=True)
+plan_app.command()(advise)
 plan_app.command()(strategy)
+plan_app.command()(resources)
 
 _POINTS = 13  # of a curve: four to a decade of rates from 0.001 to 1
 
@@ -27,17 +31,18 @@ def _number(name: str, help: str) -> Any:
 def plan(
     context: typer.Context,
     records: Annotated[int | None, _number("records", "The declared public number of records.")] = None,
-    epsilon: Annotated[list[float] | None, _number("epsilon", "The ε not to exceed; several for several curves.")] = None,
+    epsilon: Annotated[list[float] | None, _number("epsilon", "The ε not to exceed; several give several curves.")
+                       ] = None,
     delta: Annotated[float | None, _number("delta", "The δ of the claim, in (0, 1).")] = None,
     noise_multiplier: Annotated[float | None, _number("noise-multiplier", "The noise over the clip bound, σ.")] = None,
     rate: Annotated[float | None, _number("rate", "The sampling rate q, in (0, 1].")] = None,
-    batch_size: Annotated[float | None, _number("batch-size", "The expected batch size, in the place of --rate.")] = None,
+    batch_size: Annotated[float | None, _number("batch-size", "The expected batch size, in place of --rate.")] = None,
     steps: Annotated[int | None, _number("steps", "How many steps.")] = None,
     epochs: Annotated[float | None, _number("epochs", "How many passes, in the place of --steps.")] = None,
-    clip: Annotated[float, typer.Option("--clip", help="The clip bound C: it scales noise, and no ε depends on it.")] = 1.0,
+    clip: Annotated[float, typer.Option("--clip", help="The clip bound C: noise grows with it, ε does not.")] = 1.0,
     rates: Annotated[str | None, _number("rates", "A range such as 0.001:1: σ over these rates.")] = None,
-    batch_sizes: Annotated[str | None, _number("batch-sizes", "A range such as 100:60000: σC/B over these sizes.")] = None,
-    plot: Annotated[Path | None, _number("plot", "Draw into a .png, .svg or .pdf file, or a page with sliders: .html.")] = None,
+    batch_sizes: Annotated[str | None, _number("batch-sizes", "A range such as 100:60000: σC/B over it.")] = None,
+    plot: Annotated[Path | None, _number("plot", "A .png, .svg or .pdf file, or a page with sliders: .html.")] = None,
     method: MethodOption = Method.PLD,
     relation: RelationOption = Relation.ADD_OR_REMOVE_ONE,
     as_json: JsonOption = False,
@@ -76,9 +81,9 @@ def plan(
     else:
         from dpfy.planning import solve
 
-        _tell(solve(records=records, epsilon=_single(epsilon), delta=delta, noise_multiplier=noise_multiplier, rate=rate,
-                    batch_size=batch_size, steps=steps, epochs=epochs, relation=relation, method=str(method)),
-              clip, as_json)
+        _tell(solve(records=records, epsilon=_single(epsilon), delta=delta, noise_multiplier=noise_multiplier,
+                    rate=rate, batch_size=batch_size, steps=steps, epochs=epochs, relation=relation,
+                    method=str(method)), clip, as_json)
 
 
 def _needed(name: str, value: Any) -> Any:
@@ -106,7 +111,7 @@ def _range(name: str, text: str) -> list[float]:
     except ValueError:
         low = high = 0.0
     if not 0 < low < high:
-        raise InvalidArgument(f"Expected --{name} {text!r} to be a range LOW:HIGH of positive numbers, such as 0.001:1.")
+        raise InvalidArgument(f"Expected --{name} {text!r} to be a range LOW:HIGH above zero, such as 0.001:1.")
     middle = np.geomspace(low, high, _POINTS)[1:-1].tolist()
     return [low, *middle, high]
 
@@ -127,7 +132,8 @@ def _tell(found: "Sketch", clip: float, as_json: bool) -> None:
     batch = "" if found.batch_size is None else f", batches of {found.batch_size:,.6g} of {found.records:,} records"
     typer.echo(f"{found.solved.replace('_', ' ')}: {getattr(found, found.solved)!r}\n"
                f"{found.steps:,} steps at rate {found.rate:.6g} ({found.epochs:.4g} epochs{batch}), noise multiplier "
-               f"{found.noise_multiplier:.6g}: ({round_up(found.epsilon):.4f}, {found.delta:.3g})-differential privacy.")
+               f"{found.noise_multiplier:.6g}: ({round_up(found.epsilon):.4f}, {found.delta:.3g})-differential "
+               "privacy.")
     if mean is not None and turn is not None:
         typer.echo(f"Noise in each coordinate of the mean gradient: {mean:.4g} for clip {clip:g}. Batches beyond "
                    f"{turn:,.0f} bring less and less at this number of steps.")
@@ -162,8 +168,8 @@ def _batches(epsilons: list[float], delta: float, records: int, steps: int, clip
 
     curves = [noise_over_batch(epsilon, delta=delta, records=records, steps=steps, batch_sizes=sizes, clip=clip,
                                method=method) for epsilon in epsilons]
-    rows = [[f"{size:,.6g}", f"{size * steps / records:,.4g}", *(f"{curve.noise_in_mean[place]:.4g}" for curve in curves)]
-            for place, size in enumerate(sizes)]
+    rows = [[f"{size:,.6g}", f"{size * steps / records:,.4g}",
+             *(f"{curve.noise_in_mean[place]:.4g}" for curve in curves)] for place, size in enumerate(sizes)]
     _show(as_json, {"records": records, "steps": steps, "delta": delta, "clip": clip, "method": method,
                     "curves": [_curve_json(curve) for curve in curves]},
           ["batch", "epochs", *(f"σC/B at ε = {curve.epsilon:g}" for curve in curves)], rows,

@@ -16,7 +16,8 @@ def _given(help: str) -> Any:
 
 
 def strategy(
-    name: Annotated[str, typer.Argument(help="clip-search, grid, compute, small-batch or accuracy.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="clip-search, grid, compute, small-batch or accuracy.",
+                                        show_default=False)],
     public: Annotated[str | None, _given("PUBLIC or proxy data to try it on: digits, mnist, … or module:loader, which "
                                          "returns two data sets.")] = None,
     model: Annotated[str | None, _given("Your model as module:factory; default: a network for the data set.")] = None,
@@ -56,8 +57,8 @@ def strategy(
     if public is None:
         for step in STRATEGIES[name]:
             tell(step)
-        typer.echo("Give --public to carry it out on public or proxy data. On private data, QuantileClip finds the clip "
-                   "bound from released counts, at a cost that is charged.")
+        typer.echo("Give --public to carry it out on public or proxy data. On private data, QuantileClip finds the "
+                   "clip bound from released counts, at a cost that is charged.")
         return
 
     needed = {"records": records, "batch_size": batch_size}
@@ -65,7 +66,7 @@ def strategy(
     def private_run(*names: str) -> dict[str, Any]:
         missing = [f"--{each.replace('_', '-')}" for each in names if needed[each] is None]
         if missing:
-            raise InvalidArgument(f"Expected {' and '.join(missing)} for {name}: they describe the run on private data.")
+            raise InvalidArgument(f"Expected {' and '.join(missing)} for {name}: they describe the private run.")
         return {"epsilon": epsilon, "delta": delta, **{each: needed[each] for each in names}}
 
     search = _searches(tell, private_run, {"small_batch": small_batch, "steps": steps, "learning_rate": learning_rate},
@@ -116,6 +117,6 @@ def _conclude(choice: "Choice | None") -> None:
         return
     trial, sketch = choice.trial, choice.sketch
     typer.echo(f"Accuracy on public data: {choice.utility:.3f}. On private data:\n"
-               f"dpfy train --records {sketch.records} --batch-size {round(trial.batch_size)} --epochs {sketch.epochs:.6g} "
-               f"--clip {trial.clip:g} --learning-rate {trial.learning_rate:g} --epsilon {sketch.epsilon:.4g} "
-               f"--delta {sketch.delta:g} --data … --model …")
+               f"dpfy train --records {sketch.records} --batch-size {round(trial.batch_size)} "
+               f"--epochs {sketch.epochs:.6g} --clip {trial.clip:g} --learning-rate {trial.learning_rate:g} "
+               f"--epsilon {sketch.epsilon:.4g} --delta {sketch.delta:g} --data … --model …")

@@ -1,5 +1,6 @@
 """What should I run? Answered before any privacy is spent, and without torch."""
 
+from dpfy.planning.advisor import Advice, advise
 from dpfy.planning.contours import (
     BatchCurve,
     Contour,
@@ -8,7 +9,19 @@ from dpfy.planning.contours import (
     noise_over_batch,
     noise_over_rate,
 )
+from dpfy.planning.defaults import FirstRun, first_run
+from dpfy.planning.page import interactive
 from dpfy.planning.solve import Sketch, solve
+from dpfy.planning.strategies import (
+    Trial,
+    clip_and_rate_grid,
+    clip_search,
+    given_accuracy,
+    given_compute,
+    small_then_large,
+    smallest_batch,
+)
 
-__all__ = ["BatchCurve", "Contour", "ScalingLaw", "Sketch", "diminishing_batch", "noise_over_batch", "noise_over_rate",
-           "solve"]
+__all__ = ["Advice", "BatchCurve", "Contour", "FirstRun", "ScalingLaw", "Sketch", "Trial", "advise",
+           "clip_and_rate_grid", "clip_search", "diminishing_batch", "first_run", "given_accuracy", "given_compute",
+           "interactive", "noise_over_batch", "noise_over_rate", "small_then_large", "smallest_batch", "solve"]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import nnls
@@ -139,7 +140,7 @@ class ScalingLaw:
 
 def _rising(name: str, values: Sequence[float], most: float) -> tuple[float, ...]:
     checked = tuple(_validate.real(name, value, 0, most, open_low=True) for value in values)
-    if len(checked) < 2 or any(b <= a for a, b in zip(checked, checked[1:], strict=False)):
+    if len(checked) < 2 or any(b <= a for a, b in pairwise(checked)):
         raise InvalidArgument(f"Expected {name} to be at least two rising numbers, got {len(checked)} of them.")
     return checked
 

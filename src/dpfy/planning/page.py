@@ -21,9 +21,9 @@ svg .here { fill: var(--pld); stroke: var(--paper); stroke-width: 2; }
 """
 # Measured on random settings of the sliders: tests/planning/test_page.py repeats it.
 _ACCURACY = (
-    "Noise is computed in this page by Rényi divergences of whole orders: it is always enough. The accountant of dpfy needs "
-    "less: 3 to 15 % for rates from 0.001 and five epochs or more, and less than half in the corner of tiny rates and few "
-    "epochs. This command knows exactly:"
+    "Noise is computed in this page by Rényi divergences of whole orders: it is always enough. The accountant of dpfy "
+    "needs less: 3 to 15 % for rates from 0.001 and five epochs or more, and less than half in the corner of tiny "
+    "rates and few epochs. This command knows exactly:"
 )
 
 
@@ -54,7 +54,7 @@ def interactive(*, epsilon: float = 3.0, delta: float = 1e-5, epochs: float = 60
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">', "<title>What should I run?</title>",
         f"<style>{STYLE}{_STYLE}</style>", "</head>", "<body>", "<main>",
-        '<header><h1>What should I run?</h1><p class="name">DP-SGD with Poisson samples, before any privacy is spent</p>'
+        '<header><h1>What should I run?</h1><p class="name">DP-SGD, Poisson samples: before any privacy is spent</p>'
         f'<form>{sliders}</form><p id="sentence" aria-live="polite"></p></header>',
         f'<section class="figures">{figures}</section>',
         f'<p class="formal">{html.escape(_ACCURACY)}</p><p><code id="command"></code></p>',

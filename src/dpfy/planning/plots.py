@@ -11,14 +11,13 @@ from dpfy.planning.contours import BatchCurve, Contour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "dpfy", "font.size": 10, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": "#d8dee4", "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "legend.frameon": False, "legend.fontsize": "small",
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#d8dee4", "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": "small",
 }
 
 
@@ -65,7 +64,7 @@ def _written(path: str | Path, draw: Any) -> Path:
     from matplotlib.figure import Figure
 
     with rc_context(_SETTINGS):
-        figure: Figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+        figure = Figure(figsize=(6.0, 4.2), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
         axes.legend()

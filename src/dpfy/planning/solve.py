@@ -26,8 +26,8 @@ QUANTITIES = ("epsilon", "delta", "noise_multiplier", "rate", "steps")
 class Sketch:
     """Five numbers that fit together: a run of DP-SGD as its accountant sees it, before there is a model.
 
-    ``solved`` is the quantity that was left open. ``epsilon`` and ``delta`` are what the accountant claims for the other
-    three, not what was asked for.
+    ``solved`` is the quantity that was left open. ``epsilon`` and ``delta`` are what the accountant claims for the
+    other three, not what was asked for.
     """
 
     epsilon: float
@@ -114,7 +114,7 @@ class _Asked:
     def open(self) -> str:
         """Check what was given; return the one quantity that was not."""
         if self.steps is not None and self.epochs is not None:
-            raise InvalidArgument(f"Expected steps= or epochs=, not both; got steps={self.steps}, epochs={self.epochs}.")
+            raise InvalidArgument(f"Expected steps= or epochs=, not both; got {self.steps} and {self.epochs}.")
         if self.epsilon is not None:
             _validate.epsilon(self.epsilon)
         if self.delta is not None:

@@ -72,20 +72,25 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
 
 
 def _probed(model: nn.Module, others: Sequence[Any], fields: Fields) -> Probed:
-    shaped = Chunk(tuple(torch.zeros(1, *shape, dtype=getattr(torch, kind)) for kind, shape in fields), 1)
-    batch = synthetic(shaped, _RECORDS, seed=0, scale=1.0, declared=False).arguments
+    batch = made_up(fields)
     optimizers = tuple(part for part in others if isinstance(part, torch.optim.Optimizer))
     loss = next((part for part in others if callable(part) and part not in optimizers), None)
     try:
         if optimizers:
             trainable(model, optimizers)
-        found = explain(model, batch, None if loss is None else _of_fields(model, loss))
+        found = explain(model, batch, None if loss is None else of_fields(model, loss))
     except Exception as error:  # of the user's own code, on made-up input: the text quotes no record
         return Probed(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Probed(True, ENGINES[found.engine].isolation, found)
 
 
-def _of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
+def made_up(fields: Fields) -> tuple[Any, ...]:
+    """Return a small collated batch of made-up records of these types and shapes."""
+    shaped = Chunk(tuple(torch.zeros(1, *shape, dtype=getattr(torch, kind)) for kind, shape in fields), 1)
+    return synthetic(shaped, _RECORDS, seed=0, scale=1.0, declared=False).arguments
+
+
+def of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
     """Return a loss as a function of the fields: a criterion compares the model's output with the last one."""
     if isinstance(loss, nn.Module):
         return lambda *fields: loss(model(*fields[:-1]), fields[-1])

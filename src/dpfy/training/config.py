@@ -64,7 +64,7 @@ class TrainConfig:
     momentum: float | None = _option(None, "momentum of sgd")
     schedule: str = _option("constant", "of the learning rate: constant, cosine or linear")
     warmup_steps: int = _option(0, "steps over which the learning rate rises from zero")
-    ema: float = _option(0.0, "decay of the average of the weights that is evaluated and saved; 0 is off")
+    ema: float | None = _option(None, "decay of the average of the weights that is evaluated and saved; 0 is off")
     evaluate_every: int = _option(1, "epochs between evaluations on public data")
     early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
     checkpoint_every: int = _option(1, "epochs between checkpoints")
@@ -89,7 +89,8 @@ class TrainConfig:
                 _validate.positive(name, getattr(self, name))
         if self.momentum is not None:
             _validate.real("momentum", self.momentum, 0, 1, open_high=True)
-        _validate.real("ema", self.ema, 0, 1, open_high=True)
+        if self.ema is not None:
+            _validate.real("ema", self.ema, 0, 1, open_high=True)
         if self.records is not None:
             _validate.count("records", self.records)
         if self.name is not None and (not self.name or Path(self.name).name != self.name):

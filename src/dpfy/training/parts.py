@@ -13,6 +13,7 @@ from dpfy import data as reference_data
 from dpfy._objects import make_object
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
+from dpfy.planning.defaults import first_run
 from dpfy.training.config import TrainConfig
 from dpfy.training.fix import fix
 
@@ -33,15 +34,19 @@ class TrainingData:
 
 
 def completed(config: TrainConfig) -> TrainConfig:
-    """Fill in what was left open with the public settings that are recommended for the data set."""
-    if config.data not in reference_data.NAMES:
-        known = {"epochs": 10, "batch_size": 256, "clip": 1.0, "lr": 0.1, "momentum": 0.9}
-    else:
+    """Fill in what was left open: what suits a reference data set, or settings for a first run on any other."""
+    if config.data in reference_data.NAMES:
         known = recommended(config.data)
-    defaults: dict[str, Any] = {
-        "epochs": known["epochs"], "batch_size": int(known["batch_size"]), "clip": known["clip"],
-        "learning_rate": known["lr"] if config.optimizer == "sgd" else 1e-3, "momentum": known["momentum"],
-    }
+        defaults: dict[str, Any] = {
+            "epochs": known["epochs"], "batch_size": int(known["batch_size"]), "clip": known["clip"],
+            "learning_rate": known["lr"] if config.optimizer == "sgd" else 1e-3, "momentum": known["momentum"],
+            "ema": 0.0,
+        }
+    elif config.records is None:
+        return config  # such data cannot be loaded, which is told there
+    else:
+        defaults = vars(first_run(config.records, epochs=config.epochs, batch_size=config.batch_size, clip=config.clip,
+                                  learning_rate=config.learning_rate, optimizer=config.optimizer))
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
 
 

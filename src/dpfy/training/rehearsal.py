@@ -23,7 +23,7 @@ _UNCLIPPED = 1e4  # a bound that no sensible gradient reaches
 class Rehearsal:
     """Trains a fresh classifier as a trial says, with its clipping and noise, and returns its accuracy on ``test``.
 
-    *Assumes* that ``train`` and ``test`` are public or proxy data: what comes back is not private, and no ledger is kept.
+    *Assumes* that ``train`` and ``test`` are public or proxy data: what comes back is not private, no ledger is kept.
     Proxy data that are smaller than the batch are taken whole, with the same noise in the mean gradient.
     """
 

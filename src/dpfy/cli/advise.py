@@ -1,0 +1,41 @@
+"""``dpfy plan advise``: a few questions, a recommended plan, and its reasons."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from dpfy.cli._options import JsonOption
+
+
+def _answer(help: str) -> typer.models.OptionInfo:
+    return typer.Option(help=help, show_default=False)
+
+
+def advise(
+    sees: Annotated[str | None, _answer("Who sees what: model, predictions, data or updates.")] = None,
+    sampling: Annotated[str | None, _answer("Can you sample: poisson, fixed, shuffle or stream.")] = None,
+    one_each: Annotated[str | None, _answer("One example per person: yes or no.")] = None,
+    labels_only: Annotated[str | None, _answer("Only labels are private: yes or no.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask what is not answered by an option, then recommend a plan with its reasons.
+
+    Examples:
+
+    dpfy plan advise
+
+    dpfy plan advise --sees model --sampling poisson --one-each yes --labels-only no
+    """
+    from dpfy.cli._output import print_json
+    from dpfy.planning.advisor import QUESTIONS, advise as advice_for
+
+    answers = {"sees": sees, "sampling": sampling, "one_each": one_each, "labels_only": labels_only}
+    for question in QUESTIONS:
+        if answers[question.name] is None:
+            typer.echo(question.text, err=as_json)
+            for answer, meaning in question.answers.items():
+                typer.echo(f"  {answer}: {meaning}", err=as_json)
+            answers[question.name] = typer.prompt("answer", default=next(iter(question.answers)), err=as_json)
+    found = advice_for(**{name: value for name, value in answers.items() if value is not None})
+    print_json(asdict(found)) if as_json else typer.echo(str(found))

@@ -1,0 +1,59 @@
+"""``dpfy plan resources``: memory and time of private steps, on made-up records."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfy._objects import make_object
+from dpfy.cli._options import JsonOption
+from dpfy.cli.check import parse_fields
+
+if TYPE_CHECKING:
+    from dpfy.training.resources import Resources
+
+
+def resources(
+    factory: Annotated[str, typer.Argument(help="A function that returns a model, or a tuple of a model and its loss: "
+                                                "package.module:name.", show_default=False)],
+    example: Annotated[str, typer.Option(help="Type and shape of each field of one record, such as "
+                                              "'float32[3,32,32],int64[]'.", show_default=False)],
+    batch_size: Annotated[int, typer.Option(help="The expected batch size.")] = 1024,
+    records: Annotated[int | None, typer.Option(help="The declared number of records.", show_default=False)] = None,
+    steps: Annotated[int, typer.Option(help="The steps of the largest batch that fits into --hours.")] = 300,
+    hours: Annotated[float, typer.Option(help="The time that there is.")] = 1.0,
+    memory: Annotated[float | None, typer.Option(help="The memory that there is, in GB.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a few private steps on made-up records; say what they take, and what fits. No record is read.
+
+    Examples:
+
+    dpfy plan resources mymodel:make --example 'float32[3,32,32],int64[]'
+
+    dpfy plan resources mymodel:make --example 'float32[3,32,32],int64[]' --records 50000 --hours 2 --memory 8
+    """
+    fields = parse_fields(example)
+    made = make_object(factory)
+
+    from dpfy.cli._output import print_json
+    from dpfy.training.resources import measure_made  # torch is loaded only when it is needed
+
+    found = measure_made(made, fields, batch_size)
+    fits: dict[str, float] = {"largest_batch": found.largest_batch(3600 * hours, steps)}
+    if records is not None:
+        fits["seconds_per_epoch"] = found.seconds(batch_size) * records / batch_size
+        fits["epochs"] = found.epochs_within(3600 * hours, records, batch_size)
+    if memory is not None:
+        fits["max_physical_batch"] = found.largest_chunk(memory * 2**30)
+    print_json({**vars(found), **fits}) if as_json else _tell(found, fits, hours, steps)
+
+
+def _tell(found: "Resources", fits: dict[str, float], hours: float, steps: int) -> None:
+    typer.echo(str(found))
+    typer.echo(f"largest batch of which {steps:,} steps fit into {hours:g} h: {fits['largest_batch']:,}")
+    if "epochs" in fits:
+        typer.echo(f"an epoch takes {fits['seconds_per_epoch']:,.1f} s: {fits['epochs']:,.1f} epochs fit into "
+                   f"{hours:g} h")
+    if "max_physical_batch" in fits:
+        typer.echo(f"records at once that fit into memory (max_physical_batch): {fits['max_physical_batch']:,}; a "
+                   "batch of any size is computed in such chunks")

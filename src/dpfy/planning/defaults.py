@@ -1,0 +1,59 @@
+"""Settings for a first run on a model that nobody has tuned: constants that could be written down without the data.
+
+Large samples with the noise that matches them, a small clip bound with C·α fixed, momentum, and an average of weights
+(Dörmann et al. 2021; Ponomareva et al. 2023, §5.4.1; De et al. 2022).
+"""
+
+import math
+from dataclasses import dataclass
+
+from dpfy import _validate
+
+_STEPS = 300  # below about 0.05 the rate has a price (σ/√q rises); with this many steps few epochs stay above it
+_EPOCHS = 30.0
+_EXAMPLES = 3e6  # gradients of single records: minutes for a small network on one core
+_LARGEST_BATCH = 2**18
+_CLIP, _LARGEST_CLIP = 0.1, 1.0
+_PRODUCT = 0.4  # C·α: the middle of what the reference data sets were found to want
+_MOMENTUM = 0.9
+_AVERAGED = 0.1  # of the steps, by the average of the weights
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """Settings of a first run; all of them are starting points."""
+
+    epochs: float
+    batch_size: int
+    clip: float
+    learning_rate: float
+    momentum: float
+    ema: float
+
+
+def first_run(records: int, *, epochs: float | None = None, batch_size: float | None = None, clip: float | None = None,
+              learning_rate: float | None = None, optimizer: str = "sgd") -> FirstRun:
+    """Return settings for ``records``, around those that are given.
+
+    At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about 0.05 neither does the
+    noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large as a useful number of steps leaves it. Where
+    records are many, epochs are fewer.
+
+    >>> first = first_run(60_000)
+    >>> first.epochs, first.batch_size, first.clip, first.learning_rate
+    (30.0, 6000, 0.1, 4.0)
+    >>> first_run(60_000, clip=1.0).learning_rate
+    0.4
+    """
+    records = _validate.count("records", records)
+    epochs = _validate.positive("epochs", epochs) if epochs is not None else \
+        float(f"{min(_EPOCHS, max(1.0, _EXAMPLES / records)):.3g}")
+    rate = min(1.0, epochs / _STEPS)
+    batch = batch_size if batch_size is not None else min(max(1, round(rate * records)), _LARGEST_BATCH)
+    steps = max(1, math.ceil(epochs * records / batch))
+    if clip is None:
+        clip = _CLIP if learning_rate is None or optimizer != "sgd" else min(_LARGEST_CLIP, _PRODUCT / learning_rate)
+    if learning_rate is None:
+        learning_rate = _PRODUCT / clip if optimizer == "sgd" else 1e-3
+    ema = round(max(0.0, 1 - 1 / (_AVERAGED * steps)), 3) if steps > 1 / _AVERAGED else 0.0
+    return FirstRun(epochs, int(batch), float(f"{clip:.6g}"), float(f"{learning_rate:.6g}"), _MOMENTUM, ema)

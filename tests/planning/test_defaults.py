@@ -1,0 +1,54 @@
+"""First settings: large rates, small bounds, C·α fixed, and whatever the user said."""
+
+import pytest
+
+from dpfy.plan import dpsgd
+from dpfy.planning import first_run
+from dpfy.training.config import TrainConfig
+from dpfy.training.parts import completed
+
+
+@pytest.mark.parametrize("records", [1, 7, 1000, 60_000, 10**6, 10**8, 10**9])
+def test_first_settings_make_a_plan_for_any_number_of_records(records):
+    first = first_run(records)
+    plan = dpsgd(records=records, batch_size=first.batch_size, epochs=first.epochs, clip=first.clip)
+    assert plan.steps >= 30
+    assert 0 <= first.ema < 1 and first.momentum == 0.9
+
+
+def test_rates_are_large_where_records_are_few_and_compute_is_limited_where_they_are_many():
+    few, many = first_run(10_000), first_run(10**7)
+    assert few.batch_size / 10_000 == pytest.approx(0.1)
+    assert many.epochs == 1.0 and many.batch_size > 10_000
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.1, 1.0])
+def test_the_product_of_bound_and_rate_stays(clip):
+    assert first_run(1000, clip=clip).learning_rate * clip == pytest.approx(0.4)
+
+
+def test_a_given_rate_sets_the_bound_within_reason():
+    assert first_run(1000, learning_rate=2.0).clip == pytest.approx(0.2)
+    assert first_run(1000, learning_rate=0.01).clip == 1.0
+
+
+def test_adam_does_not_care_for_the_product():
+    assert (first_run(1000, optimizer="adam").learning_rate, first_run(1000, optimizer="adam").clip) == (1e-3, 0.1)
+
+
+def test_the_average_spans_a_tenth_of_the_steps():
+    assert first_run(60_000).ema == pytest.approx(1 - 1 / 30, abs=1e-3)
+    assert first_run(60_000, epochs=5, batch_size=60_000).ema == 0.0
+
+
+def test_what_the_user_said_stays_and_the_rest_is_filled_in():
+    said = {"data": "own:load", "records": 5000, "clip": 0.5, "ema": 0.0, "momentum": 0.0, "epochs": 3.0}
+    config = completed(TrainConfig(**said))
+    assert {name: getattr(config, name) for name in said} == said
+    assert config.learning_rate == pytest.approx(0.8) and config.batch_size == 50
+    assert completed(TrainConfig(data="own:load", records=5000)).ema > 0.9
+
+
+def test_reference_data_keep_their_own_settings():
+    config = completed(TrainConfig(data="mnist"))
+    assert (config.epochs, config.batch_size, config.clip, config.learning_rate, config.ema) == (5, 1024, 0.1, 4.0, 0.0)
