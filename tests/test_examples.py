@@ -26,6 +26,12 @@ SAYS = {
     "groups": r"layer 2: bound 0\.930, .*\n.*\n23 steps, epsilon (2\.99\d|3\.000) ",
     "joint_clipping": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "private_metrics": r"step 21: accuracy -?\d+%, loss -?\d\.\d\d, norms .*\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "quantile_clipping": r"step 1: clip bound 1\.00\n(.*\n)+23 steps, epsilon (2\.99\d|3\.000) ",
+    "layer_quantiles": r"bounds of the layers: [\d.]+, [\d.]+\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "noise_schedule": r"noise multipliers 3\.\d+ to 1\.\d+\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "automatic_clipping": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "adaclip": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "validation_decay": r"step 3: accuracy .*\n(.*\n)+\d+ steps, epsilon 3\.000 ",
     "own_dataset": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon 1[01]\.\d\n",
 }

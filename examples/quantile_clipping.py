@@ -1,0 +1,43 @@
+"""Let the clip bound follow the median of the gradients' norms, released with noise from the same sample.
+
+A ledger belongs to one run: remove quantile_clipping.dpl and quantile_clipping.dpl.head before you run it again.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+import dpfy
+from dpfy.data import digits
+from dpfy.models import digits_mlp
+
+torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
+source = digits()
+model = digits_mlp()
+opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
+
+median = dpfy.QuantileClipping(quantile=0.5)  # one hundredth of the noise budget goes to it
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0, controllers=[median])
+plan = plan.calibrate(epsilon=3.0, delta=1e-5)
+run = dpfy.privatize(model, opt, source.train, plan, ledger="quantile_clipping.dpl")
+
+
+def loss_fn(x, y):
+    """Return one loss for each record."""
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+for batch in run:
+    opt.zero_grad()
+    released = run.backward(loss_fn, batch)
+    opt.step()
+    if batch.step % 5 == 1:
+        print(f"step {batch.step}: clip bound {released.bounds['gradient']:.2f}")
+
+epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
+run.close()
+x, y = source.test.tensors  # public records
+with torch.no_grad():
+    accuracy = (model(x).argmax(1) == y).float().mean()
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
