@@ -37,18 +37,16 @@ def test_a_sentence_says_the_same(run):
     assert "50 steps at rate 0.1 (5 epochs, batches of 100 of 1,000 records)" in out
 
 
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_contours_are_drawn(run, tmp_path, ending):
-    code, out, _ = run(*CONTOURS, "--plot", f"contours.{ending}")
+def test_contours_are_drawn(run, tmp_path):
+    code, out, _ = run(*CONTOURS, "--plot", "contours.png")
     assert code == 0 and "Wrote contours" in out and "·√q" in out
-    head = (tmp_path / f"contours.{ending}").read_bytes()[:300]
-    assert head.startswith(b"\x89PNG") if ending == "png" else b"<svg" in head or b"<?xml" in head
+    assert (tmp_path / "contours.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_contours_as_json_are_one_object(run):
+def test_contours_as_json_are_one_object(run, tmp_path):
     code, out, err = run(*CONTOURS, "--plot", "contours.svg", "--json")
     (line,) = json.loads(out)["contours"]
-    assert code == 0 and "Wrote" in err
+    assert code == 0 and "Wrote" in err and "</svg>" in (tmp_path / "contours.svg").read_text(encoding="utf-8")
     assert line["rates"][0] == 0.1 and line["rates"][-1] == 1.0 and line["c"] == pytest.approx(11, abs=0.3)
 
 

@@ -66,8 +66,12 @@ def plan(
     page = plot is not None and plot.suffix in (".html", ".htm")
     if rates is not None and batch_sizes is not None:
         raise InvalidArgument("Expected --rates or --batch-sizes, not both.")
-    if plot is not None and not page and rates is None and batch_sizes is None:
-        raise InvalidArgument(f"Drawing {plot} needs --rates or --batch-sizes, such as --rates 0.001:1.")
+    if plot is not None and not page:
+        from dpfy.planning.plots import check_ending
+
+        check_ending(plot)
+        if rates is None and batch_sizes is None:
+            raise InvalidArgument(f"Drawing {plot} needs --rates or --batch-sizes, such as --rates 0.001:1.")
     if page:
         assert plot is not None
         _write_page(plot, {"epsilon": _single(epsilon), "delta": delta, "epochs": epochs, "records": records,

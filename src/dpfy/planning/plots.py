@@ -51,15 +51,20 @@ def draw_batch_curves(path: str | Path, curves: Sequence[BatchCurve], *, delta: 
     return _written(path, draw)
 
 
+def check_ending(path: str | Path) -> Path:
+    """Return the path if its ending is one of :data:`ENDINGS`."""
+    if Path(path).suffix not in ENDINGS:
+        raise InvalidArgument(f"Expected {str(path)!r} to end in {', '.join(ENDINGS)}.")
+    return Path(path)
+
+
 def _cycle(count: int) -> list[str]:
     return [_COLOURS[place % len(_COLOURS)] for place in range(count)]
 
 
 def _written(path: str | Path, draw: Any) -> Path:
     """Draw into a new figure; matplotlib is loaded here, for those who ask for a file."""
-    target = Path(path)
-    if target.suffix not in ENDINGS:
-        raise InvalidArgument(f"Expected {str(path)!r} to end in {', '.join(ENDINGS)}.")
+    target = check_ending(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
