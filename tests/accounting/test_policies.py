@@ -343,8 +343,9 @@ def test_a_filter_that_rewards_no_sampling_admits_cut_samples_at_the_full_price(
 
 # --- epochs -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("policy", [Shuffled(100, 1000), Cyclic(100, 1000), BallsInBins(10, 1000)], ids=str)
-@pytest.mark.parametrize("relation, distance", [(ZERO, 1), (REPLACE, 2)])
+@pytest.mark.parametrize(("policy", "relation", "distance"), [
+    (policy, relation, distance) for policy in (Shuffled(100, 1000), Cyclic(100, 1000), BallsInBins(10, 1000))
+    for relation, distance in ((ZERO, 1), (REPLACE, 2)) if not (isinstance(policy, BallsInBins) and relation == ZERO)])
 def test_epochs_are_gaussian_sums(policy, relation, distance):
     exact = gaussian.epsilon(distance * math.sqrt(12) / 3.0, DELTA)
     assert run(policy, 3.0, 12, relation).epsilon(DELTA) == pytest.approx(exact, rel=1e-9)

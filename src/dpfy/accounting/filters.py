@@ -19,7 +19,7 @@ from dpfy.accounting import rdp
 from dpfy.accounting.canonical import canonical
 from dpfy.accounting.guarantee import account
 from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
-from dpfy.accounting.pairs import Pair
+from dpfy.accounting.pairs import Pair, unsampled
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Envelope, Event, Fact, NonPrivate, Poisson, Repeated, Sampled, SumQuery, run_lengths
 from dpfy.types import Interval, Relation
@@ -386,8 +386,9 @@ def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float,
     found = canonical((Repeated(as_fixed(event), 1),), rule.rules, relation)
     if found.unprotected > 0:
         return tuple(math.inf for _ in rule.limits)
-    if rule.gaussian_only and any(pair.noise != "gaussian" for pair, _ in found.pairs):
+    pairs = found.pairs if rule.rewards_sampling else unsampled(found.pairs)
+    if rule.gaussian_only and any(pair.noise != "gaussian" for pair, _ in pairs):
         raise UnsupportedEvent(f"A {rule.tag!r} has costs for sums with Gaussian noise only. Use ZcdpFilter or "
                                "RenyiFilter.")
-    costs = [[times * cost for cost in rule.cost(pair)] for pair, times in found.pairs]
+    costs = [[times * cost for cost in rule.cost(pair)] for pair, times in pairs]
     return tuple(math.fsum(column) * _UP for column in zip(*costs, strict=True)) if costs else (0.0,) * len(rule.limits)

@@ -53,8 +53,14 @@ class Law:
         return math.inf
 
     @property
-    def attained(self) -> "Law | None":
-        """A law that some mechanism has which this law dominates, where this one is of no mechanism itself."""
+    def attained(self) -> "Law | float | None":
+        """A law that some mechanism has which this law dominates, where this one is of no mechanism itself; or the
+        noise multiplier of a Gaussian sum that is one."""
+        return None
+
+    @property
+    def whole(self) -> float | None:
+        """The noise multiplier of one Gaussian sum that dominates this law too, if there is one."""
         return None
 
     @property
@@ -310,7 +316,7 @@ class Range(Law):
         return self.epsilon
 
     @property
-    def attained(self) -> Law | None:
+    def attained(self) -> Law | float | None:
         """Randomised response between two answers, whose losses are ±ε/2."""
         return response(self.epsilon / 2)
 
@@ -357,7 +363,7 @@ class Zcdp(Law):
         return math.sqrt(2 * self.rho)
 
     @property
-    def attained(self) -> Law | None:
+    def attained(self) -> Law | float | None:
         """Nothing is known to cost as much."""
         return response(0.0)
 

@@ -51,6 +51,12 @@ Pairs = tuple[tuple[Pair, int], ...]
 """Pairs and how often each is composed, sorted; free steps are left out."""
 
 
+def unsampled(pairs: Pairs) -> Pairs:
+    """The pairs with one Gaussian sum in place of each law that it dominates."""
+    whole = [(pair.law.whole if pair.law is not None else None, pair, times) for pair, times in pairs]
+    return tuple(sorted((pair if noise is None else Pair(1.0, noise), times) for noise, pair, times in whole))
+
+
 class Bound(NamedTuple):
     """An upper bound, and how it was obtained where that is not what the method's name says."""
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from dpfy.accounting import gaussian, one_step, rdp
 from dpfy.accounting.composition import composed, curve
-from dpfy.accounting.outcomes import Range
-from dpfy.accounting.pairs import Bound, Pairs, coarsened, of_law
+from dpfy.accounting.outcomes import Law, Range
+from dpfy.accounting.pairs import Bound, Pair, Pairs, coarsened, of_law, unsampled
 from dpfy.accounting.questions import Bracket, DeltaAt, EpsilonAt, Location
 
 ACCURACY = 1e-3  # relative, in ε
@@ -48,8 +48,11 @@ def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     found, attained = _epsilon_bracket(pairs, delta, accuracy), _attained(pairs)
     if attained is None:
         return found
-    renyi = rdp.epsilon_upper(pairs, delta).value if _has_renyi_curve(pairs) else math.inf
-    return _of_class(found, renyi, _epsilon_bracket(attained, delta, accuracy))
+    whole = unsampled(pairs)
+    others = [(rdp.epsilon_upper(whole, delta).value if _has_renyi_curve(whole) else math.inf, "by Rényi divergences")]
+    if whole != pairs:
+        others.append((_epsilon_bracket(whole, delta, accuracy).upper, "as if batches were known"))
+    return _of_class(found, others, _epsilon_bracket(attained, delta, accuracy))
 
 
 def _epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
@@ -73,8 +76,11 @@ def delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     found, attained = _delta_bracket(pairs, epsilon, accuracy), _attained(pairs)
     if attained is None:
         return found
-    renyi = rdp.delta_upper(pairs, epsilon).value if _has_renyi_curve(pairs) else 1.0
-    return _of_class(found, renyi, _delta_bracket(attained, epsilon, accuracy))
+    whole = unsampled(pairs)
+    others = [(rdp.delta_upper(whole, epsilon).value if _has_renyi_curve(whole) else 1.0, "by Rényi divergences")]
+    if whole != pairs:
+        others.append((_delta_bracket(whole, epsilon, accuracy).upper, "as if batches were known"))
+    return _of_class(found, others, _delta_bracket(attained, epsilon, accuracy))
 
 
 def _delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
@@ -127,14 +133,20 @@ def _attained(pairs: Pairs) -> Pairs | None:
         return None
     if sum(times for _, times in pairs) == 1 and isinstance(pairs[0][0].law, Range):
         return None  # at every ε some mechanism has the δ of the class
-    found = ((of_law(pair.law.attained, pair.rate) if pair.law and pair.law.attained else pair, times)
-             for pair, times in pairs)
+    found = ((_of_mechanism(pair), times) for pair, times in pairs)
     return tuple(sorted((pair, times) for pair, times in found if pair.noise_multiplier < math.inf))
 
 
-def _of_class(found: Bracket, renyi: float, attained: Bracket) -> Bracket:
-    """The better of two upper bounds: divergences are of the worst at each order, a law is of all at once."""
-    upper, note = min((found.upper, found.note), (renyi, "by Rényi divergences"))
+def _of_mechanism(pair: Pair) -> Pair:
+    attained = pair.law.attained if pair.law is not None else None
+    if attained is None:
+        return pair
+    return of_law(attained, pair.rate) if isinstance(attained, Law) else Pair(pair.rate, attained)
+
+
+def _of_class(found: Bracket, others: list[tuple[float, str]], attained: Bracket) -> Bracket:
+    """The best of several upper bounds: a law is of all mechanisms of a class at once, which is not always best."""
+    upper, note = min((found.upper, found.note), *others)
     return Bracket(min(attained.lower, upper), upper, note)
 
 

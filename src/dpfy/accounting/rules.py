@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpfy.accounting import one_shot
+from dpfy.accounting.balls_in_bins import epoch
 from dpfy.accounting.gaussian import more_than
 from dpfy.accounting.pairs import Pair, Pairs
 from dpfy.ledger.events import (
@@ -89,6 +90,11 @@ def _once_opposed(policy: Policy, noise_multiplier: float) -> Pair:
     return Pair(1.0, noise_multiplier, "opposed")
 
 
+def _balls_in_bins(policy: Policy, noise_multiplier: float) -> Pair:
+    assert isinstance(policy, BallsInBins)
+    return epoch(policy.bins, noise_multiplier)
+
+
 def _truncation(policy: Policy) -> float:
     """Pr[Binomial(records, rate) > capacity], rounded up by more than the beta function errs."""
     assert isinstance(policy, TruncatedPoisson)
@@ -109,6 +115,9 @@ _TRUNCATED = ("with the probability that any sample was cut, times 1 + e^ε, as 
               "were not: Chua et al. 2024 (Scalable DP-SGD); then ")
 _ONCE = "every record takes part once in an epoch, in batches that do not depend on the records: one Gaussian sum"
 
+_BALLS = ("one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or one Gaussian sum "
+          "where that is less")
+
 _EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
 
 RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
@@ -126,6 +135,7 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
     **{(method, policy, SumQuery, relation): Rule(pair, _ONCE, exact=policy is Cyclic)
        for method in ("pld", "rdp") for policy in _EPOCHS
        for relation, pair in ((Relation.ZERO_OUT, _once_absent), (Relation.REPLACE_ONE, _once_opposed))},
+    ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(_balls_in_bins, _BALLS, exact=False),
     **{("rdp", Poisson, LaplaceSum, relation): Rule(_laplace_absent, words + _REMOVED)
        for relation, words in ((Relation.ADD_OR_REMOVE_ONE, ""), (Relation.ZERO_OUT, _ZEROED))},
     **{(method, Poisson, query, relation): Rule(shot.pair, words + shot.reference, exact=shot.exact)

@@ -178,8 +178,7 @@ class Cyclic(_Epochs, tag="cyclic"):
 class BallsInBins(Policy, tag="balls_in_bins"):
     """Each epoch, every one of the ``records`` draws one of ``bins`` batches, uniformly and independently.
 
-    One event is one epoch, in which every record takes part once. That is all that its rule rewards: the randomness of
-    the draw has no closed form for its amplification, which therefore is not claimed.
+    One event is one epoch, in which every record takes part once.
     """
 
     bins: int
