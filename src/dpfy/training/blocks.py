@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-_LIKELIEST = 100 * math.log(2)  # a block is larger than is likely with a probability below 2^-100
+_LIKELIEST = 20 * math.log(2)  # a block is larger than is likely, and divided, with a probability below 2^-20
 _ROOM = 0.8  # of the largest chunk, for an expected block of several: most blocks are then one chunk
-_LARGEST = 512  # records of an expected block: more of them are hardly quicker, and need more noise
+_LARGEST = 1024  # records of an expected block: more of them are hardly quicker, and need more noise
 _BITS = 63  # of a lot
 
 
@@ -61,8 +61,10 @@ class Blocks:
 def _likely(expected: float) -> int:
     """Return a size that a block of this expectation hardly ever exceeds (Chernoff).
 
+    A larger one is divided, which takes some time and nothing else.
+
     >>> _likely(50.0)
-    155
+    92
     """
     size = math.ceil(expected) + 1
     while expected > 0 and size * math.log(size / expected) - size + expected < _LIKELIEST:

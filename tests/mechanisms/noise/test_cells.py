@@ -104,13 +104,6 @@ def test_a_longer_room_changes_nothing():
     assert (exact == long).all()
 
 
-def test_blocks_neither_overlap_nor_repeat(monkeypatch):
-    monkeypatch.setattr(cells, "_BLOCK", 64)
-    for count in (1, 2, 63, 64, 65, 128, 1000):
-        drawn = draw(count)
-        assert len(drawn) == count and len(set(drawn.tolist())) == count  # a chance coincidence: 1e-6
-
-
 # --- the tail -----------------------------------------------------------------------------------------------------
 
 def tail(strip, x, y, negative=False):

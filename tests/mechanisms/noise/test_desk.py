@@ -26,8 +26,7 @@ def spare_core(monkeypatch):
     monkeypatch.setattr(desk, "_cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(desk, "_SERIAL", 0)
-    for module in (desk, gaussian):
-        monkeypatch.setattr(module, "SEGMENT", 500)
+    monkeypatch.setattr(desk, "SEGMENT", 500)
 
 
 def noise(key=1):
@@ -52,8 +51,7 @@ class Ahead(LatticeGaussian):
 
 
 def test_noise_drawn_ahead_conforms(monkeypatch):
-    for module in (desk, gaussian):
-        monkeypatch.setattr(module, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(desk, "SEGMENT", 1 << 16)
     check_noise(Ahead)
 
 
@@ -133,6 +131,25 @@ def test_noise_whose_addition_failed_is_never_taken_again(monkeypatch):
     monkeypatch.undo()
     lost = take(twin)
     assert kept.__traceback__ and not set(lost.tolist()) & set(take(source).tolist())
+
+
+def test_a_failure_on_any_thread_reaches_the_caller_and_ends_all(monkeypatch):
+    source, twin, failed, real = noise(), noise(), threading.Event(), gaussian.add_on_lattice
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+    def add(*arguments):
+        if threading.current_thread() is not threading.main_thread():
+            failed.set()
+            raise ZeroDivisionError
+        assert failed.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(gaussian, "add_on_lattice", add)
+    with pytest.raises(ZeroDivisionError):
+        take(source, count=5000)
+    monkeypatch.setattr(gaussian, "add_on_lattice", real)
+    lost, drawn = take(twin, count=5000), take(source, count=5000)
+    assert torch.equal(drawn, take(twin, count=5000)) and not set(lost.tolist()) & set(drawn.tolist())
 
 
 def test_closing_ends_the_thread_and_the_noise_goes_on():

@@ -11,6 +11,7 @@ from torch import nn
 
 from dpfy.mechanisms.clipping import clip_to
 from dpfy.training.engines import BookkeepingEngine, GhostEngine
+from dpfy.training.engines.bookkeeping import contributions
 from dpfy.training.engines.bookkeeping.contributions import SUM_ROUNDING, InBlocks, Kept, Outer, Rows, Tied, combined
 
 ENGINES = pytest.mark.parametrize("engine", [BookkeepingEngine, GhostEngine], ids=lambda engine: engine.name)
@@ -224,10 +225,15 @@ def test_one_record_more_moves_the_sum_by_no_more_than_the_bound(engine, case):
             assert moved_by(subject, (x, *(f[:size] for f in fields[1:])), position) <= limit
 
 
+SIDES = {"outer": 3, "wide outer": 64}  # narrow products are added in another way than wide ones
+
+
 def form_of(kind, values):
     """Records with the gradient ``value`` in every coordinate, in one form or the other."""
-    ones = torch.ones(len(values), 1, 3)
-    return Kept.of(values.unsqueeze(1).repeat(1, 9)) if kind == "kept" else Outer(values.view(-1, 1, 1) * ones, ones)
+    if kind == "kept":
+        return Kept.of(values.unsqueeze(1).repeat(1, 9))
+    ones = torch.ones(len(values), 1, SIDES[kind])
+    return Outer(values.view(-1, 1, 1) * ones, ones)
 
 
 def added(form, weights, shape):
@@ -236,7 +242,7 @@ def added(form, weights, shape):
     return total
 
 
-@pytest.mark.parametrize("kind", ["kept", "outer"])
+@pytest.mark.parametrize("kind", ["kept", *SIDES])
 @pytest.mark.parametrize("records", [64, 256, 1024])
 def test_no_record_pushes_a_long_sum_into_coarser_rounding(kind, records):
     # Half of the records bring the sum close to a power of two, and the one that comes first brings it over: in one
@@ -246,10 +252,27 @@ def test_no_record_pushes_a_long_sum_into_coarser_rounding(kind, records):
     pairs = torch.tensor([small + 0.49 * step, -(small - 0.49 * step)]).repeat((records - power) // 2)
     others = torch.cat([torch.ones(power - 1), torch.tensor([1 - 1.5 * small]), pairs])
     values = torch.cat([torch.tensor([3 * small]), others])
-    shape = (9,) if kind == "kept" else (3, 3)
+    shape = (9,) if kind == "kept" else 2 * (SIDES[kind],)
     weights = torch.ones(len(values), dtype=torch.float64)
     moved = added(form_of(kind, values), weights, shape) - added(form_of(kind, others), weights[1:], shape) - 3 * small
     assert float(moved.abs().max()) <= len(others) * 2.0**-17.5  # below the allowance; 2^-16 in one sum of 1024
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(3, 3), (10, 1024), (1024, 10), (1, 5000), (64, 64), (80, 100), (300, 17)])
+def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, threads):
+    # What begins with the sum that is there already is one long float32 sum; narrow shapes show it, if it is done.
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = torch.Generator().manual_seed(1)
+        b, a = (torch.randn(500, 1, size, generator=generator) for size in shape)
+        weights = torch.rand(500, dtype=torch.float64, generator=generator)
+        found = added(Outer(a, b), weights, shape)
+        monkeypatch.setattr(contributions, "_completes_products", lambda *_: False)
+        assert torch.equal(found, added(Outer(a, b), weights, shape))
+    finally:
+        torch.set_num_threads(before)
 
 
 def cancelling_records(records, steps, generator):

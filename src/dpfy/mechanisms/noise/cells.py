@@ -11,7 +11,6 @@ from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, co
 from dpfy.mechanisms.noise.exact import Expansion, is_below
 from dpfy.mechanisms.noise.randomness import SecureStream
 
-_BLOCK = 1 << 17  # values: few calls for each of them, and buffers that stay in the cache
 _MARGIN = 2.0**-32  # of the curve: points closer to it than this are judged in more digits
 _TAIL = -(1 << 63) + (1 << 56)  # heights below this one in the last rectangle stand for the tail: one in 256
 _STRIP_BITS = 5  # log2 of the columns in a strip of the tail: half a standard deviation or more
@@ -44,8 +43,13 @@ def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream) ->
 
 def _draw(out: Floats, bell: Cover, stream: SecureStream) -> Positions:
     """Fill ``out`` from random rectangles and return where the point is above the curve."""
-    uncertain = [_propose(out, start, bell, stream) for start in range(0, len(out), _BLOCK)]
-    position, rectangle = map(np.concatenate, zip(*uncertain, strict=True))
+    words = np.empty((6 * len(out) + 7) // 8, dtype=np.uint64)
+    stream.fill(words)
+    place, rectangle = words.view(np.int32)[:len(out)], words.view(np.uint16)[2 * len(out):3 * len(out)]
+    np.take(bell.middle, rectangle, out=out, mode="clip")  # the other mode makes a copy
+    out += place
+    position = np.flatnonzero(rectangle >= bell.certain)
+    rectangle = rectangle[position]
     height = stream.words(len(position)).view(np.int64)  # from the middle of the rectangle, as all places here
     rejected = _above(out[position], bell.level[rectangle - np.uint16(bell.certain)], height, bell, stream)
     for index in np.flatnonzero((rectangle == RECTANGLES - 1) & (height < _TAIL)):
@@ -53,18 +57,6 @@ def _draw(out: Floats, bell: Cover, stream: SecureStream) -> Positions:
             out[position[index]] = middle
             rejected[index] = False
     return position[rejected]
-
-
-def _propose(out: Floats, start: int, bell: Cover, stream: SecureStream) -> tuple[Positions, npt.NDArray[np.uint16]]:
-    """Fill the block at ``start`` from random rectangles; return positions and rectangles of the uncertain ones."""
-    block = out[start:start + _BLOCK]
-    words = np.empty((6 * len(block) + 7) // 8, dtype=np.uint64)
-    stream.fill(words)
-    place, rectangle = words.view(np.int32)[:len(block)], words.view(np.uint16)[2 * len(block):3 * len(block)]
-    np.take(bell.middle, rectangle, out=block, mode="clip")  # the other mode makes a copy
-    block += place
-    uncertain = np.flatnonzero(rectangle >= bell.certain)
-    return uncertain + start, rectangle[uncertain]
 
 
 def _above(middle: Floats, level: Floats, height: npt.NDArray[np.int64], bell: Cover, stream: SecureStream,

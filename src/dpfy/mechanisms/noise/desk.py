@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -13,8 +14,13 @@ from dpfy.mechanisms.noise.cells import draw_cells, room_for
 from dpfy.mechanisms.noise.cover import Floats
 from dpfy.mechanisms.noise.randomness import SecureStream, this_process
 
-SEGMENT = 1 << 19  # values that are drawn in one go, from a stream of their own
-_SERIAL = 1 << 14  # fewer values than are worth handing over to another thread
+SEGMENT = 1 << 18  # values that are drawn in one go, from a stream of their own, and are used before the next ones
+_SERIAL = 1 << 14  # fewer values than are worth drawing ahead
+
+Take = Callable[[int, Floats], None]
+"""Is given where a segment begins and what was drawn for it, which it may overwrite."""
+
+_Segment = tuple[int, int, SecureStream]  # where it begins, its size, its stream
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,14 @@ class _Order:
     count: int
     spread: float
     segments: list["Future[Floats]"]
+
+    def deliver(self, take: Take) -> None:
+        """Hand the segments over as they are finished."""
+        try:
+            for number, segment in enumerate(self.segments):
+                take(number * SEGMENT, segment.result())
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Return when nobody writes into the rooms of this order any more."""
@@ -43,29 +57,42 @@ class Desk:
         self._ordered: _Order | None = None
 
     def order(self, count: int, spread: float, stream: SecureStream) -> None:
-        """Begin to draw what :meth:`segments` will be asked for, if torch leaves a core to do so."""
+        """Begin to draw what :meth:`deliver` will be asked for, if torch leaves a core to do so."""
         self._abandon_order()
         if count > _SERIAL and torch.get_num_threads() < _cores():
-            self._ordered = self._begin(count, spread, stream)
+            self._ordered = _Order(count, spread, [
+                self._threads.submit(draw_cells, self._room(index, size), size, spread, own)
+                for index, (_, size, own) in enumerate(_segments(count, stream))])
 
-    def segments(self, count: int, spread: float, stream: SecureStream) -> Generator[Floats, None, None]:
-        """Yield the segments of a vector of ``count`` fresh values; each is valid until the next one.
+    def deliver(self, count: int, spread: float, stream: SecureStream, take: Take) -> None:
+        """Draw a vector of ``count`` fresh values and let ``take`` have its segments.
 
-        Close it before the desk is used again: an order is abandoned as soon as it is not needed.
+        What was ordered is taken on this thread. Otherwise this one and others draw and take at once, one fewer than
+        torch uses: its own threads look out for work at full speed for some milliseconds after an operation. Who gets
+        less of a core takes fewer segments.
         """
-        if self._ordered is None or (self._ordered.count, self._ordered.spread) != (count, spread):
-            self._abandon_order()
-            if count <= _SERIAL or torch.get_num_threads() == 1:
-                for size in _sizes(count):
-                    yield draw_cells(self._room(0, size), size, spread, stream.split())
-                return
-            self._ordered = self._begin(count, spread, stream)
         order, self._ordered = self._ordered, None  # from here on nobody can take it a second time
-        try:
-            for segment in order.segments:
-                yield segment.result()
-        finally:
+        if order is not None and (order.count, order.spread) == (count, spread):
+            return order.deliver(take)
+        if order is not None:
             order.abandon()
+        waiting = deque(_segments(count, stream))
+
+        def work(room: Floats) -> None:
+            while (segment := _next(waiting)) is not None:
+                start, size, own = segment
+                take(start, draw_cells(room, size, spread, own))
+
+        threads = max(1, min(len(waiting), torch.get_num_threads() - 1))
+        first, *others = (self._room(index, min(count, SEGMENT)) for index in range(threads))
+        helpers = [self._threads.submit(work, room) for room in others]
+        try:
+            work(first)
+            for helper in helpers:
+                helper.result()
+        finally:
+            waiting.clear()
+            wait(helpers)
 
     def close(self) -> None:
         """End the threads and free the rooms; another order brings them back."""
@@ -79,13 +106,12 @@ class Desk:
         if order is not None:
             order.abandon()
 
-    def _begin(self, count: int, spread: float, stream: SecureStream) -> _Order:
-        """Hand the segments over; their streams are split off here, so that threads do not change what is drawn."""
+    @property
+    def _threads(self) -> ThreadPoolExecutor:
+        """The threads that draw ahead, or besides the one that asks."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="dpfy noise")
-        return _Order(count, spread, [
-            self._pool.submit(draw_cells, self._room(index, size), size, spread, stream.split())
-            for index, size in enumerate(_sizes(count))])
+        return self._pool
 
     def _room(self, index: int, size: int) -> Floats:
         """Return the room of a segment, made only once: memory that is new to a process costs more than the noise."""
@@ -96,9 +122,17 @@ class Desk:
         return self._rooms[index]
 
 
-def _sizes(count: int) -> list[int]:
-    """Return the sizes of the segments of a vector."""
-    return [min(SEGMENT, count - start) for start in range(0, count, SEGMENT)]
+def _segments(count: int, stream: SecureStream) -> list[_Segment]:
+    """Divide a vector; all streams are split off in order, so that threads do not change what is drawn."""
+    return [(start, min(SEGMENT, count - start), stream.split()) for start in range(0, count, SEGMENT)]
+
+
+def _next(waiting: deque[_Segment]) -> _Segment | None:
+    """Take the first of those that wait, if there is one; no other thread gets it too."""
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
 
 
 def _cores() -> int:

@@ -1,18 +1,15 @@
 """Gaussian noise that is exactly a real Gaussian rounded to a lattice."""
 
 import math
-from contextlib import closing
 
 import torch
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.noise.cover import CELL_BITS
-from dpfy.mechanisms.noise.desk import SEGMENT, Desk
+from dpfy.mechanisms.noise.cover import CELL_BITS, Floats
+from dpfy.mechanisms.noise.desk import Desk
 from dpfy.mechanisms.noise.lattice import add_on_lattice, round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose, this_process
-
-_BLOCK = 1 << 16  # values that are added while they stay in the cache
 
 
 class LatticeGaussian:
@@ -71,10 +68,16 @@ class LatticeGaussian:
             return values
         spread, unit = _columns(stddev, grid)
         flat, desk = raw.reshape(-1), self._desk
-        with desk.lock, closing(desk.segments(len(flat), spread, self._stream)) as segments:
-            for drawn, segment in zip(segments, flat.split(SEGMENT), strict=False):  # no value is one empty segment
-                for cells, part in zip(torch.from_numpy(drawn).split(_BLOCK), segment.split(_BLOCK), strict=True):
-                    add_on_lattice(part, cells.to(part.device), unit, grid)
+
+        def add(start: int, drawn: Floats) -> None:
+            part = flat[start:start + len(drawn)]
+            if part.is_cpu:  # in numpy, which leaves this thread alone, where torch would divide the work once more
+                add_on_lattice(part.numpy(), drawn, unit, grid)
+            else:
+                add_on_lattice(part, torch.from_numpy(drawn).to(part.device), unit, grid)
+
+        with desk.lock:
+            desk.deliver(len(flat), spread, self._stream, add)
         if not values.is_contiguous():
             raw.copy_(flat.view(values.shape))
         return values

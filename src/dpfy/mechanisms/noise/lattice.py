@@ -1,7 +1,10 @@
 """The lattice gℤ on which sums and noise live, so that their floating-point addition is exact."""
 
 import math
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dpfy import _validate
@@ -9,6 +12,8 @@ from dpfy.errors import InvalidArgument
 
 _STEPS_PER_STDDEV = 28  # log2; rounding d coordinates moves a sum by √d·g/2, which for d = 10^8 is 2e-5 of the noise
 _SMALLEST, _LARGEST = 2.0**-900, 2.0**900  # no step, product or quotient under- or overflows between them
+
+Vector = TypeVar("Vector", torch.Tensor, npt.NDArray[np.float64])
 
 
 def lattice_step(stddev: float) -> float:
@@ -45,8 +50,8 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     return values.add_(far).sub_(far)
 
 
-def add_on_lattice(values: torch.Tensor, noise: torch.Tensor, unit: float, grid: float) -> torch.Tensor:
-    """Round ``values`` to the lattice in place, and then the sum with ``unit · noise``.
+def add_on_lattice(values: Vector, noise: Vector, unit: float, grid: float) -> Vector:
+    """Round ``values`` to the lattice in place, and then the sum with ``unit · noise``, which is overwritten.
 
     The second addition is rounded as the first is: to the lattice, from the exact sum, whatever its size.
 
@@ -54,7 +59,11 @@ def add_on_lattice(values: torch.Tensor, noise: torch.Tensor, unit: float, grid:
     tensor([0.5000], dtype=torch.float64)
     """
     far = _far(grid)
-    return values.add_(far).add_(noise, alpha=unit).sub_(far)
+    noise *= unit
+    values += far
+    values += noise
+    values -= far
+    return values
 
 
 def _far(grid: float) -> float:

@@ -8,16 +8,18 @@ more time steps, so that the cross terms between them are in every norm.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 
 import torch
 
 _RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
-_ROWS = 64  # records of a product, or of a sum of written-out gradients, in the gradients' own precision
+_ROWS = 128  # records of a product, or of a sum of written-out gradients, in the gradients' own precision
 _PRODUCTS = 8  # that are added up before the sum is continued in float64
+_TELLING = 2**12  # entries of a product, all of which another order of summation hardly leaves as they are
+_PIECE = 2**17  # numbers that are converted to float64 and added while they stay in the cache
 _DOUBLE_ROWS = 4096  # of a product in float64
 _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
-SUM_ROUNDING = 2 * (_ROWS + _PRODUCTS + 3) * 2.0**-24
+SUM_ROUNDING = (_ROWS + _PRODUCTS + 8) * 2.0**-24
 """By how many clip bounds one record more may move each other's share of a sum: docs/proofs/clipping-engines.md."""
 
 
@@ -73,6 +75,43 @@ def _in_working_precision(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
+def _add(total: torch.Tensor, summed: torch.Tensor) -> None:
+    """Add to a float64 total piece by piece: torch converts all that it is given before it adds."""
+    if not (total.is_contiguous() and summed.is_contiguous()):
+        total += summed
+        return
+    for part, piece in zip(total.view(-1).split(_PIECE), summed.view(-1).split(_PIECE), strict=True):
+        part += piece
+
+
+def _product(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the sum of outer products over many records: products over few, each complete before it is added."""
+    (b, *more_b), (x, *more_x) = outputs.split(_ROWS), inputs.split(_ROWS)
+    product = b.t() @ x
+    at_once = _completes_products(*product.shape, product.dtype, product.device, torch.get_num_threads())
+    for b, x in zip(more_b, more_x, strict=True):
+        if at_once and len(b) == _ROWS:
+            product.addmm_(b.t(), x)
+        else:
+            product += b.t() @ x
+    return product
+
+
+@lru_cache(maxsize=1024)
+def _completes_products(p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int) -> bool:
+    """Whether ``addmm_`` forms a product of ``_ROWS`` rows before it adds what was there; tried on made-up numbers.
+
+    For narrow matrices some libraries begin with what was there, and many short sums become one that is long.
+    """
+    if dtype is torch.float64:  # whose rounding is nothing beside what is charged
+        return True
+    if p * d < _TELLING:
+        return False
+    b, x, before = (torch.arange(rows * columns, dtype=torch.float64, device=device).sin_().to(dtype).view(rows, -1)
+                    for rows, columns in ((_ROWS, p), (_ROWS, d), (p, d)))
+    return torch.equal(before + b.t() @ x, before.addmm_(b.t(), x))
+
+
 def _rounded(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the weights in another precision; one too small to keep its digits there is zero, not rounded up."""
     rounded = weights.to(dtype)
@@ -100,10 +139,8 @@ class Kept(Contribution):
         """Add the weighed records, in one pass over them."""
         gradients = _in_working_precision(self.gradients)
         weights = _rounded(weights, gradients.dtype)
-        summed = torch.zeros(len(gradients), gradients.shape[2], dtype=torch.float64, device=gradients.device)
         for block, weight in zip(gradients.split(_ROWS, 1), weights.split(_ROWS), strict=True):
-            summed += torch.matmul(weight, block)
-        total += self.shaped(summed)
+            _add(total, self.shaped(torch.matmul(weight, block)))
 
     def instantiate(self) -> "Kept":
         """Return itself."""
@@ -162,11 +199,7 @@ class Outer(Contribution):
         outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
         weighed = outputs * _rounded(weights, outputs.dtype).unsqueeze(1)
         for bs, xs in zip(weighed.split(_ROWS * _PRODUCTS), inputs.split(_ROWS * _PRODUCTS), strict=True):
-            (b, *more_b), (x, *more_x) = bs.split(_ROWS), xs.split(_ROWS)
-            product = b.t() @ x
-            for b, x in zip(more_b, more_x, strict=True):
-                product.addmm_(b.t(), x)
-            total += product
+            _add(total, _product(bs, xs))
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products over many records and time steps, whose rounding is far below the norm even if terms cancel."""

@@ -53,7 +53,7 @@ from dpfy.training.synthetic import extremes, with_row_from
 
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
-_NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
+_NUMBERS_AT_ONCE = 2**26  # that a chunk keeps for its backward pass and its sums: 256 MB in float32
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
 

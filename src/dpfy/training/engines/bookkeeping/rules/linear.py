@@ -22,7 +22,7 @@ def recorded_linear(tape: Tape, layout: Layout, inputs: torch.Tensor, weight: to
         if tape.trains(weight):
             tape.outer(weight, layout.sequences(inputs.detach(), tape.records), outputs, weight_rows)
         if tape.trains(bias):
-            tape.add(bias, Kept.of(outputs.sum(1)), bias_rows)
+            tape.add(bias, Kept.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1)), bias_rows)
 
     layout.items(inputs, tape.records)
     shift = None if bias is None else region(bias, bias_rows)

@@ -7,7 +7,6 @@ in the place of the gates' values. torch's fused kernels sum the weights' gradie
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from dpfy.training.engines.base import Unsupported
 from dpfy.training.engines.bookkeeping.contributions import Kept
 from dpfy.training.engines.bookkeeping.layout import Layout
+from dpfy.training.engines.bookkeeping.rules.sequences import Even, Packed, Rows
 from dpfy.training.engines.bookkeeping.tape import Tape
 
 _DEEPEST = 64  # layers: deeper ones have names that are not known, and no rule
@@ -37,10 +37,11 @@ def recurrent(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor | Pa
     """
     if getattr(module, "proj_size", 0):
         raise Unsupported("an LSTM with proj_size has no rule")
-    padded, sizes, order = _padded(inputs, module, layout)
+    padded, packing = _padded(inputs, module, layout)
     by_record = Layout(0, layout.flat)
     by_record.items(padded, tape.records)
-    directions = [_Rows.of(sizes, order, reverse) for reverse in ((False, True) if module.bidirectional else (False,))]
+    directions = [Packed.of(*packing, reverse) if packing else Even(len(padded), padded.shape[1], reverse)
+                  for reverse in ((False, True) if module.bidirectional else (False,))]
     finals: list[tuple[torch.Tensor, ...]] = []
     with torch.autocast(padded.device.type, enabled=False):
         padded = padded.to(module.weight_ih_l0.dtype)
@@ -71,22 +72,21 @@ class _Weights(NamedTuple):
 
 
 def _padded(inputs: torch.Tensor | PackedSequence, module: Any,
-            layout: Layout) -> tuple[torch.Tensor, list[int], torch.Tensor]:
-    """Return [sequences, time, features], how many of them reach each step, and their order, longest first."""
+            layout: Layout) -> tuple[torch.Tensor, tuple[list[int], torch.Tensor] | None]:
+    """Return [sequences, time, features]; of packed ones how many reach each step, and their order, longest first."""
     if isinstance(inputs, PackedSequence):
         if layout.axis or (inputs.sorted_indices is None and len(set(inputs.batch_sizes.tolist())) > 1):
             raise Unsupported("sequences were sorted outside of their packing")
         padded, _ = pad_packed_sequence(inputs, batch_first=True)
-        sizes, order = inputs.batch_sizes.tolist(), inputs.sorted_indices
-    else:
-        if inputs.ndim != 3 or layout.axis != (0 if module.batch_first else 1):
-            raise Unsupported
-        padded = inputs if module.batch_first else inputs.transpose(0, 1).contiguous()
-        sizes, order = [len(padded)] * padded.shape[1], None
-    return padded, sizes, torch.arange(len(padded), device=padded.device) if order is None else order
+        order = torch.arange(len(padded), device=padded.device) if inputs.sorted_indices is None \
+            else inputs.sorted_indices
+        return padded, (inputs.batch_sizes.tolist(), order)
+    if inputs.ndim != 3 or layout.axis != (0 if module.batch_first else 1):
+        raise Unsupported
+    return (inputs if module.batch_first else inputs.transpose(0, 1).contiguous()), None
 
 
-def _like(inputs: torch.Tensor | PackedSequence, padded: torch.Tensor, module: Any, rows: "_Rows") -> Any:
+def _like(inputs: torch.Tensor | PackedSequence, padded: torch.Tensor, module: Any, rows: "Rows") -> Any:
     """Return outputs in the form that the inputs had."""
     if isinstance(inputs, PackedSequence):
         return PackedSequence(rows.taken(padded), *inputs[1:])
@@ -115,75 +115,31 @@ def _recorder(tape: Tape, layout: Layout, weights: _Weights, inputs: torch.Tenso
     return record
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Padded sequences as a loop over time reads them: all their first steps, then all second ones, longest first.
-
-    Those that reach a step are then the first of those that reached the one before. ``numbers`` are the rows by their
-    place in the padded sequences, ``ends`` those that sequences end with; ``absent`` are places without a row.
-    """
-
-    sizes: list[int]
-    order: torch.Tensor
-    places: torch.Tensor
-    numbers: torch.Tensor
-    ends: torch.Tensor
-    absent: torch.Tensor | None
-
-    @classmethod
-    def of(cls, sizes: list[int], order: torch.Tensor, reverse: bool) -> "_Rows":
-        """Read as many sequences at each step as ``sizes`` says, each of them from its end if ``reverse``."""
-        steps, device = len(sizes), order.device
-        reached, step = torch.tensor(sizes, device=device), torch.arange(steps, device=device).unsqueeze(1)
-        sequence = torch.arange(len(order), device=device)
-        present = sequence < reached.unsqueeze(1)
-        lengths = present.sum(0)
-        places = (order * steps + (lengths - 1 - step if reverse else step))[present]
-        numbers = torch.zeros(len(order) * steps, dtype=torch.long, device=device)
-        numbers[places] = torch.arange(len(places), device=device)
-        ends = torch.empty_like(order)
-        ends[order] = (reached.cumsum(0) - reached)[lengths - 1] + sequence
-        absent = torch.ones_like(numbers, dtype=torch.bool).index_fill_(0, places, False)
-        return cls(sizes, order, places, numbers, ends, absent if len(places) < len(numbers) else None)
-
-    def taken(self, padded: torch.Tensor) -> torch.Tensor:
-        """Return the rows of padded sequences."""
-        return padded.flatten(0, 1).index_select(0, self.places)
-
-    def put_back(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return padded sequences, with zeros where there is no row."""
-        padded = rows.index_select(0, self.numbers)
-        if self.absent is not None:
-            padded.masked_fill_(self.absent.unsqueeze(1), 0)
-        return padded.unflatten(0, (len(self.order), -1))
-
-
 class _Layer(torch.autograd.Function):
     """One direction of one layer, whose weights' gradients are left to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, padded, hidden, memory, weights, kind, rows, record):  # type: ignore[no-untyped-def]
         gates = rows.taken(F.linear(padded, weights.inputs, kind.bias(weights)))
-        cell = kind(gates, hidden.index_select(0, rows.order), memory.index_select(0, rows.order), weights, rows.sizes)
+        cell = kind(gates, rows.sorted(hidden), rows.sorted(memory), weights, rows)
         cell.forward()
         ctx.cell, ctx.weights, ctx.rows, ctx.record = cell, weights, rows, record
         ctx.save_for_backward(padded, *cell.buffers)  # so that autograd refuses to go back twice: once uses them up
         ctx.set_materialize_grads(False)
-        return rows.put_back(cell.outputs), *(state.index_select(0, rows.ends) for state in cell.states)
+        return rows.put_back(cell.outputs).contiguous(), *map(rows.ends, cell.states)
 
     @staticmethod
     def backward(ctx, outputs, hidden, memory=None):  # type: ignore[no-untyped-def]
         _, cell, rows = ctx.saved_tensors, ctx.cell, ctx.rows
         first = cell.hidden[0]
-        hidden, memory = (torch.zeros_like(first) if state is None else state.index_select(0, rows.order)
+        hidden, memory = (torch.zeros_like(first) if state is None else rows.sorted(state)
                           for state in (hidden, memory))
-        cell.backward(None if outputs is None else rows.taken(outputs).split(rows.sizes), hidden, memory)
+        cell.backward(None if outputs is None else rows.split(rows.taken(outputs)), hidden, memory)
         gradient = rows.put_back(cell.gates)
         inner = gradient if cell.inner is cell.gates else rows.put_back(cell.inner)
         ctx.record(gradient, inner, rows.put_back(cell.before))
         found = gradient @ ctx.weights.inputs if ctx.needs_input_grad[1] else None
-        before = (torch.empty_like(state).index_copy_(0, rows.order, state) for state in (hidden, memory))
-        return None, found, *before, None, None, None, None
+        return None, found, rows.unsorted(hidden), rows.unsorted(memory), None, None, None, None
 
 
 class _Cell(ABC):
@@ -192,11 +148,11 @@ class _Cell(ABC):
     folds_biases: ClassVar[bool] = True  # whether both biases are added at the same place
 
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
-                 sizes: list[int]) -> None:
-        self.gates, self.sizes, self.weight = gates, sizes, weights.hidden
-        self.steps = gates.split(sizes)
+                 rows: Rows) -> None:
+        self.gates, self.rows, self.sizes, self.weight = gates, rows, rows.sizes, weights.hidden
+        self.steps = rows.split(gates)
         self.outputs = gates.new_empty(len(gates), hidden.shape[1])
-        self.hidden = (hidden, *self.outputs.split(sizes))
+        self.hidden = (hidden, *rows.split(self.outputs))
         self.inner = gates  # δ as the product with the hidden state has it
         self.states: tuple[torch.Tensor, ...] = (self.outputs,)
         self.buffers: tuple[torch.Tensor, ...] = (self.gates, self.outputs)
@@ -211,7 +167,7 @@ class _Cell(ABC):
     @property
     def before(self) -> torch.Tensor:
         """The hidden state that each row started from."""
-        return torch.cat([state[:size] for state, size in zip(self.hidden, self.sizes, strict=False)])
+        return self.rows.joined([state[:size] for state, size in zip(self.hidden, self.sizes, strict=False)])
 
     def forward(self) -> None:
         """Go through all steps."""
@@ -237,11 +193,11 @@ class _Cell(ABC):
 
 class _Lstm(_Cell):
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
-                 sizes: list[int]) -> None:
-        super().__init__(gates, hidden, memory, weights, sizes)
+                 rows: Rows) -> None:
+        super().__init__(gates, hidden, memory, weights, rows)
         cells, squashed = torch.empty_like(self.outputs), torch.empty_like(self.outputs)
-        self.memory, self.squashed = (memory, *cells.split(sizes)), squashed.split(sizes)
-        self.parts = list(zip(*(part.split(sizes) for part in gates.chunk(4, 1)), strict=True))
+        self.memory, self.squashed = (memory, *rows.split(cells)), rows.split(squashed)
+        self.parts = list(zip(*map(rows.split, gates.chunk(4, 1)), strict=True))
         self.states, self.buffers = (self.outputs, cells), (*self.buffers, cells, squashed)
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
@@ -271,14 +227,13 @@ class _Gru(_Cell):
     folds_biases = False  # the reset gate scales what the hidden state gives to the new value, its bias included
 
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
-                 sizes: list[int]) -> None:
-        super().__init__(gates, hidden, memory, weights, sizes)
+                 rows: Rows) -> None:
+        super().__init__(gates, hidden, memory, weights, rows)
         width = hidden.shape[1]
         self.shift = gates.new_zeros(3 * width) if weights.hidden_bias is None else weights.hidden_bias
         self.inner = torch.empty_like(gates)
-        self.products = list(zip(self.inner.split(sizes), *(part.split(sizes) for part in self.inner.split(
-            [2 * width, width], 1)), strict=True))
-        self.parts = list(zip(*(part.split(sizes) for part in (gates[:, :2 * width], *gates.chunk(3, 1))), strict=True))
+        self.products = list(zip(*map(rows.split, (self.inner, *self.inner.split([2 * width, width], 1))), strict=True))
+        self.parts = list(zip(*map(rows.split, (gates[:, :2 * width], *gates.chunk(3, 1))), strict=True))
         self.buffers = (*self.buffers, self.inner)
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
