@@ -1,4 +1,5 @@
-"""What groups of gradients and statistics of the sample cost beyond one flat clipped sum: whole private steps.
+"""What groups of gradients, statistics of the sample and clip bounds that follow quantiles cost beyond one flat clipped
+sum: whole private steps.
 
 All kinds take turns in one process; ratios are of medians and, in brackets, of the fastest turns. At most
 1.05 is wanted.
@@ -23,7 +24,10 @@ _STEPS = 10**6
 
 KINDS: dict[str, Callable[[torch.nn.Module, int], dict[str, Any]]] = {
     "flat": lambda model, classes: {"clip": 1.0},
+    "quantile": lambda model, classes: {"clip": 1.0, "controllers": [dpfy.QuantileClipping()]},
     "layers": lambda model, classes: {"clip": dpfy.clip_groups(model, "layer")},
+    "layer quantiles": lambda model, classes: {"clip": dpfy.clip_groups(model, "layer"),
+                                               "controllers": [dpfy.QuantileClipping()]},
     "joint": lambda model, classes: {"clip": dpfy.clip_jointly(model, {"*.bias": 0.1, "*": 1.0})},
     "statistics": lambda model, classes: {"clip": 1.0, "statistics": _statistics(classes)},
     "layers and statistics": lambda model, classes: {"clip": dpfy.clip_groups(model, "layer"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,37 @@ def test_groups_samplers_and_private_metrics_come_from_the_settings(tmp_path):
     page = (result.folder / "report.md").read_text(encoding="utf-8")
     for text in ("accuracy (bound 1)", r"fixed\_size", "replace-one", "2: 0.707107, 4: 0.707107"):
         assert text in page
+
+
+def test_clipping_and_noise_come_from_the_settings(tmp_path):
+    plan = trainer(tmp_path, clipping="quantile:0.7", noise_schedule="exponential:0.1").plan
+    assert plan.controllers == (dpfy.QuantileClipping(0.7),)
+    assert plan.noise_at(5) == pytest.approx(plan.noise_at(1) * math.exp(-0.1))
+    assert 2.9 < dpfy.account(plan).claim(1e-3) <= 3.0
+    plan = trainer(tmp_path, clipping="automatic:0.5", groups="tensor", epochs=1).plan
+    assert [leaf.gamma for leaf in plan.query.leaves] == [0.5, 0.5]
+    plan = trainer(tmp_path, clip_schedule="step:0.5:1", epochs=1).plan
+    assert [controller.tag for controller in plan.controllers] == ["clip_schedule"]
+    assert [each.tag for each in trainer(tmp_path, clipping="adaclip", noise_schedule="norm", epochs=1).plan.controllers
+            ] == ["adaclip", "norm_noise"]
+
+
+def test_noise_that_follows_public_accuracy_ends_the_run_with_the_budget_and_survives_a_resume(tmp_path):
+    settings = {"noise_schedule": "validation:0.5:1.0", "epochs": 10}  # no rise exceeds 1: halved at every evaluation
+    with pytest.raises(dpfy.TrainingInterrupted):
+        trainer(tmp_path, [Listener(interrupt_at=6)], **settings).fit()
+    listener = Listener()
+    resumed = trainer(tmp_path, [listener], **settings)
+    result = resumed.resume()
+    ledger = dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl")
+    first = resumed.plan.noise_multiplier
+    noises = [run.event.queries[0].stddev / first for run in ledger.uses]
+    assert noises[:2] == [1.0, 0.5] and noises == [0.5**place for place in range(len(noises))]
+    assert ledger.count == result.evaluations[-1].step < resumed.plan.steps == 40
+    assert result.claim == pytest.approx(3.0) and result.claim <= 3.0 and not result.stopped_early
+    assert "filter" in (tmp_path / "a" / "report.md").read_text()
+
+
+def test_noise_that_follows_public_accuracy_needs_public_data(tmp_path):
+    with pytest.raises(dpfy.InvalidArgument, match="needs public data"):
+        dpfy.Trainer(config(tmp_path, noise_schedule="validation"), model=nn.Linear(4, 2), train=blobs(400, 1))
