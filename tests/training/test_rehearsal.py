@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import dpfy
 from dpfy.errors import InvalidArgument
-from dpfy.planning.strategies import Trial
+from dpfy.planning.strategies import Trial, private_clip_plan
 from dpfy.training.rehearsal import Rehearsal
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
@@ -44,6 +45,19 @@ def test_data_that_are_smaller_than_the_batch_keep_the_noise_in_the_mean(monkeyp
 
 def test_divergence_is_the_worst_accuracy():
     assert REHEARSAL(Trial(batch_size=60, steps=30, learning_rate=1e38, clip=1e4)) == 0.0
+
+
+def test_a_private_search_finds_the_norm_of_gradients_and_is_charged():
+    # Every gradient has norm 3 and the search begins at 1; a search that took clipped norms would stay below it.
+    data = TensorDataset(torch.full((400, 1), 3.0))
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = private_clip_plan(records=400, batch_size=200, steps=40, epsilon=3.0, delta=1e-5)
+    with dpfy.privatize(model, optimizer, data, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
+        for batch in run:
+            bound = run.release(lambda x: model(x).squeeze(1), batch).bounds["gradient"]
+        assert 2.0 < bound < 4.5
+        assert 2.9 < run.spent(1e-5).upper <= 3.0
 
 
 def test_data_without_a_set_to_measure_on_are_refused(tmp_path, monkeypatch):

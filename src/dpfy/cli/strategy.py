@@ -57,8 +57,9 @@ def strategy(
     if public is None:
         for step in STRATEGIES[name]:
             tell(step)
-        typer.echo("Give --public to carry it out on public or proxy data. On private data, QuantileClip finds the "
-                   "clip bound from released counts, at a cost that is charged.")
+        typer.echo("Give --public to carry it out on public or proxy data. On private data, QuantileClipping "
+                   "(--clipping quantile, or dpfy.planning.private_clip_plan before a run) follows the norms, and is "
+                   "charged.")
         return
 
     needed = {"records": records, "batch_size": batch_size}

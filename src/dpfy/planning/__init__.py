@@ -18,10 +18,12 @@ from dpfy.planning.strategies import (
     clip_search,
     given_accuracy,
     given_compute,
+    private_clip_plan,
     small_then_large,
     smallest_batch,
 )
 
 __all__ = ["Advice", "BatchCurve", "Contour", "FirstRun", "ScalingLaw", "Sketch", "Trial", "advise",
            "clip_and_rate_grid", "clip_search", "diminishing_batch", "first_run", "given_accuracy", "given_compute",
-           "interactive", "noise_over_batch", "noise_over_rate", "small_then_large", "smallest_batch", "solve"]
+           "interactive", "noise_over_batch", "noise_over_rate", "private_clip_plan", "small_then_large",
+           "smallest_batch", "solve"]

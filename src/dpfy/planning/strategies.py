@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.controllers import QuantileClipping
+from dpfy.plan import Plan, dpsgd
 from dpfy.planning.solve import Sketch, solve
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _SLIGHTLY = 0.02  # of utility: what clipping may cost before noise
+_COUNTED = 0.99  # of the noise budget, for counts of norms: the gradients of a frozen model are not used
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ def clip_search(evaluate: Evaluate, base: Trial, *, data: str, bounds: Sequence[
     """Return the smallest clip bound at noise 0 whose utility is within ``slightly`` of training without clipping.
 
     *Assumes* that ``data``, what ``evaluate`` trains on, is ``"public"`` or ``"proxy"``. At noise 0 every run shows its
-    records: on private data the search is refused. There the controller ``QuantileClip`` follows a quantile of the
-    norms by released counts, which are charged.
+    records: on private data the search is refused. There :func:`private_clip_plan` follows a quantile of the norms
+    by released counts, which are charged.
 
     >>> chosen = clip_search(lambda trial: 0.9 if trial.clip is None or trial.clip >= 0.1 else 0.5,
     ...                      Trial(batch_size=64, steps=10, learning_rate=0.1), data="public")
@@ -243,11 +246,30 @@ def smallest_batch(*, records: int, epsilon: float, delta: float, steps: int, no
     return replace(run(high), solved="batch_size")
 
 
+def private_clip_plan(*, records: int, batch_size: float, steps: int, epsilon: float, delta: float,
+                      quantile: float = 0.5, start: float = 1.0) -> Plan:
+    """Return a plan that finds a clip bound on private records, for a part of the budget.
+
+    Run it on a model that stays frozen: release, and take no step of an optimizer. The ``bounds`` of the last release
+    are near the ``quantile`` of the gradients' norms. Nearly all of the budget goes to the counts.
+
+    *Formal guarantee*: that of :class:`dpfy.QuantileClipping`, (ε, δ) for all ``steps``. It adds to the training run's:
+    record both in one ledger.
+
+    >>> plan = private_clip_plan(records=10_000, batch_size=500, steps=40, epsilon=0.3, delta=1e-6)
+    >>> plan.budget.epsilon, plan.controllers[0].quantile
+    (0.3, 0.5)
+    """
+    controller = QuantileClipping(quantile, share=_COUNTED)
+    return dpsgd(records=records, batch_size=batch_size, steps=steps, clip=start,
+                 controllers=[controller]).calibrate(epsilon, delta)
+
+
 def _require_public(data: str) -> None:
     if _validate.choice("data", data, ("public", "proxy", "private")) == "private":
         raise InvalidArgument("This search looks at its data without accounting for it: use public or proxy data. On "
-                              "private data follow the norms with the controller QuantileClip, whose counts are "
-                              "released and charged, or keep the defaults.")
+                              "private data dpfy.planning.private_clip_plan follows the norms by QuantileClipping, "
+                              "which is charged; or keep the defaults.")
 
 
 def _best_rate(evaluate: Evaluate, base: Trial, step: Step, tell: Tell) -> Choice:
