@@ -16,7 +16,7 @@ _LARGEST_BATCH = 2**18
 _CLIP, _LARGEST_CLIP = 0.1, 1.0
 _PRODUCT = 0.4  # C·α: the middle of what the reference data sets were found to want
 _MOMENTUM = 0.9
-_AVERAGED = 0.1  # of the steps, by the average of the weights
+_AVERAGED, _WORTH_AVERAGING = 0.1, 100  # of the steps, by the average of the weights; how many there have to be
 
 
 @dataclass(frozen=True)
@@ -55,5 +55,5 @@ def first_run(records: int, *, epochs: float | None = None, batch_size: float | 
         clip = _CLIP if learning_rate is None or optimizer != "sgd" else min(_LARGEST_CLIP, _PRODUCT / learning_rate)
     if learning_rate is None:
         learning_rate = _PRODUCT / clip if optimizer == "sgd" else 1e-3
-    ema = round(max(0.0, 1 - 1 / (_AVERAGED * steps)), 3) if steps > 1 / _AVERAGED else 0.0
+    ema = round(1 - 1 / (_AVERAGED * steps), 3) if steps >= _WORTH_AVERAGING else 0.0
     return FirstRun(epochs, int(batch), float(f"{clip:.6g}"), float(f"{learning_rate:.6g}"), _MOMENTUM, ema)
