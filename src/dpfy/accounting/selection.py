@@ -122,16 +122,20 @@ def weight(trials: Trials, missed: Array) -> Array:
     raise UnsupportedEvent(f"No rule for a number of runs that is drawn from {trials.tag!r}.")
 
 
-def renyi_curve(trials: Trials, orders: Array, curve: Array, delta: Callable[[float], float]) -> Array:
+def renyi_curve(trials: Trials, orders: Array, curve: Array, delta: Callable[[float], float],
+                other: tuple[float, float] | None = None) -> Array:
     """Return the Rényi curve of repeat-and-select from the ``curve`` of one run at ``orders``.
 
-    ``delta`` bounds δ(ε) of one run, by whatever method; Poisson numbers of runs need it at e^ε = 1 + 1/(order − 1).
+    ``other`` is the order and the divergence of one run by which its place in the order of scores is bounded; the best
+    of the curve if not given. ``delta`` bounds δ(ε) of one run, by whatever method; Poisson numbers of runs need it at
+    e^ε = 1 + 1/(order − 1).
 
     Reference: Papernot & Steinke 2022, Theorems 2 and 6, the latter with the chance that there is no run at all:
     ``docs/proofs/private-selection.md``, Theorems 2 and 3.
     """
     if isinstance(trials, NegativeBinomialTrials):
-        others = (1 - 1 / orders) * curve - math.log(trials.success) / orders
+        at, value = (np.asarray(part) for part in (other or (orders, curve)))
+        others = (1 - 1 / at) * value - math.log(trials.success) / at
         return np.asarray(curve + (1 + trials.shape) * others.min() + math.log(trials.mean) / (orders - 1))
     if isinstance(trials, PoissonTrials):
         spread = np.array([delta(math.log1p(1 / (order - 1))) for order in orders])

@@ -130,7 +130,10 @@ def _composed(method: str, relation: str, event: Composed) -> Pairs:
 @lru_cache(maxsize=64)
 def _selected_pld(relation: str, event: Selected) -> Pairs:
     """The table of the larger of both directions' profiles."""
-    run = run_profile(_one(event.run, "pld", relation), _FLOOR / max(event.trials.mean, 1.0))
+    found = _one(event.run, "pld", relation)
+    if not (found.pairs or found.numerical_delta or found.failure or found.non_private):
+        return ()
+    run = run_profile(found, _FLOOR / max(event.trials.mean, 1.0))
     if run is None:
         return _EVERYTHING
     sides = [SelectionProfile(side, event.trials) for side in ((run,) if run.symmetric else (run, run.reversed))]
@@ -146,7 +149,7 @@ def _selected_rdp(relation: str, event: Selected) -> Pairs:
     if run.numerical_delta > 0 or run.failure > 0:
         raise UnsupportedEvent("No rdp rule for a selection among runs whose guarantee has a part of delta that no "
                                "Rényi divergence knows. Use method 'pld'.")
-    return ((of_law(SelectionCurve(run.pairs, event.trials)), 1),)
+    return ((of_law(SelectionCurve(run.pairs, event.trials)), 1),) if run.pairs else ()
 
 
 def _parallel(method: str, relation: str, event: Parallel) -> Pairs:

@@ -1,0 +1,70 @@
+"""What tuning costs: the ways to pay for several runs of which one is released, side by side."""
+
+import math
+from dataclasses import dataclass
+
+from scipy.optimize import brentq
+
+from dpfy import _validate
+from dpfy.accounting.guarantee import account
+from dpfy.errors import UnsupportedEvent
+from dpfy.ledger.events import Event, Repeated
+from dpfy.ledger.selection import Selected, Trials
+from dpfy.types import Relation
+
+
+@dataclass(frozen=True)
+class TuningCost:
+    """One way to account tuning, and the ε that it gives; ``claimed`` says whether one may claim it."""
+
+    name: str
+    epsilon: float
+    claimed: bool
+    note: str
+
+
+def tuning_costs(run: Event, trials: Trials, delta: float, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+                 ) -> tuple[TuningCost, ...]:
+    """Return what it costs to tune with ``run``, by every method that has a rule.
+
+    *Formal guarantee*: that of each row that is ``claimed``. Rows of a fixed number of runs are for the mean, rounded
+    up.
+
+    >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
+    >>> from dpfy.ledger.selection import NegativeBinomialTrials
+    >>> run = Sampled(Poisson(1.0), (SumQuery(1.0, 10.0),))
+    >>> rows = tuning_costs(run, NegativeBinomialTrials.with_mean(50.0, shape=0.0), delta=1e-6)
+    >>> [row.name for row in sorted(rows, key=lambda row: row.epsilon) if row.claimed][0]
+    'best of a secret number, pld'
+    """
+    count = math.ceil(trials.mean * (1 - 1e-12))
+    found = [TuningCost("exponential mechanism, as in the literature", exponential_heuristic(count), False,
+                        "a heuristic of Abadi et al. 2016: not a composition of the runs, shown for comparison")]
+    for method in ("pld", "rdp"):
+        for name, source in ((f"best of a secret number, {method}", Selected(run, trials)),
+                             (f"all of {count}, {method}", Repeated(run, count))):
+            try:
+                epsilon = account(source, method, relation).claim(delta)
+            except UnsupportedEvent:
+                continue
+            found.append(TuningCost(name, epsilon, True, ""))
+    return tuple(found)
+
+
+def exponential_heuristic(candidates: int, within: float = 100.0, failure: float = 0.01) -> float:
+    """Return the ε that the literature quotes for choosing among ``candidates`` by an exponential mechanism.
+
+    It solves ``within`` = (4/ε′)·log(candidates/(failure·ε′)), so that the choice is within so many validation records
+    of the best one, and quotes 8ε′. **Not claimed**: it accounts neither the runs nor their composition with the
+    choice.
+
+    Reference: Abadi et al. 2016, Appendix D; "How to DP-fy ML", Appendix C.3.
+
+    >>> round(exponential_heuristic(100), 2)
+    3.24
+    """
+    candidates, within = _validate.count("candidates", candidates), _validate.positive("within", within)
+    failure = _validate.real("failure", failure, 0, 1, open_low=True, open_high=True)
+    root = brentq(lambda log: within - 4 * math.exp(-log) * (math.log(candidates / failure) - log), -30.0,
+                  math.log(candidates / failure))
+    return 8 * math.exp(float(root))
