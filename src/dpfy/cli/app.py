@@ -8,6 +8,7 @@ import typer
 
 from dpfy import __version__
 from dpfy.cli.account import account
+from dpfy.cli.audit import audit
 from dpfy.cli.calibrate import calibrate
 from dpfy.cli.check import check
 from dpfy.cli.convert import convert
@@ -31,6 +32,7 @@ app.command()(calibrate)
 app.command()(account)
 app.command()(convert)
 app.command()(check)
+app.command()(audit)
 app.command()(inspect_data)
 app.command()(report)
 app.command()(train)

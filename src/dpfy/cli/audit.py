@@ -1,0 +1,134 @@
+"""``dpfy audit``: what canaries betray of a private run, and whether the pipeline keeps its promises."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfy.cli._options import JsonOption
+from dpfy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpfy.auditing import Audit, Verdict
+
+_REPEATS = 100
+
+
+def audit(
+    config: Annotated[Path | None, typer.Argument(help="A file of settings, as for dpfy train.",
+                                                  show_default=False)] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The folder of the data sets.", show_default=False)] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε of the audited plan.", show_default=False)] = None,
+    epochs: Annotated[float | None, typer.Option(help="The epochs of the audited plan.", show_default=False)] = None,
+    canaries: Annotated[int, typer.Option(help="How many records are planted, each with probability ½.")] = 1000,
+    guesses: Annotated[int | None, typer.Option(help="About how many of them is guessed; an eighth if left out.",
+                                                show_default=False)] = None,
+    confidence: Annotated[float, typer.Option(help="With which the lower bounds hold.")] = 0.95,
+    out: Annotated[Path, typer.Option(help="Where audit.html and audit.json go.")] = Path("audit"),
+    self_test: Annotated[bool, typer.Option("--self-test", help="Plant known mistakes in the pipeline, and see whether "
+                                                                "the checks notice them.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=f"Check the correct pipeline once instead of {_REPEATS} "
+                                                        "times.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack a private run of your settings with canaries; exit with 1 if they betray more than its ledger allows.
+
+    The audited run is one of its own. With --self-test: exit with 1 unless every planted mistake, and nothing else, is
+    flagged.
+
+    Examples:
+
+    dpfy audit
+
+    dpfy audit --data mnist --data-dir ~/data --epsilon 8 --canaries 2000
+
+    dpfy audit --self-test --quick --json
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    if self_test:
+        _self_test(console, 1 if quick else _REPEATS, as_json)
+        return
+    if quick:
+        raise InvalidArgument("--quick belongs to --self-test. Give fewer --epochs for a shorter audit.")
+    given = {"data": data, "data_dir": data_dir, "epsilon": epsilon, "epochs": epochs}
+    found = _audited(console, config, {name: value for name, value in given.items() if value is not None},
+                     {"canaries": canaries, "guesses": guesses, "confidence": confidence})
+    _show(found, out, as_json, console)
+    if found.refuted:
+        raise typer.Exit(1)
+
+
+def _audited(console: "Console", config: Path | None, given: dict[str, Any], options: dict[str, Any]) -> "Audit":
+    from dpfy.auditing.audit import audit_settings  # torch is loaded only when it is needed
+    from dpfy.training.config import TrainConfig
+
+    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
+    with _progress(console) as progress:
+        task = progress.add_task("auditing", total=None)
+        return audit_settings(settings, tell=lambda step, steps: progress.update(task, completed=step, total=steps),
+                              **options)
+
+
+def _show(found: "Audit", out: Path, as_json: bool, console: "Console") -> None:
+    from dpfy.auditing import page
+    from dpfy.cli._output import print_json
+
+    written = page.write(found, out)
+    if as_json:
+        print_json(found.to_json())
+        return
+    console.print(f"[bold {'red' if found.refuted else 'green'}]{page.headline(found)}[/]")
+    for name, value in page.facts(found):
+        console.print(f"  {name}: {value}", soft_wrap=True)
+    console.print(f"{page.explanation(found)}\npage: {written}", soft_wrap=True, markup=False)
+
+
+def _self_test(console: "Console", repeats: int, as_json: bool) -> None:
+    from dpfy.auditing.mutants import MUTANTS
+    from dpfy.auditing.self_test import self_test
+
+    with _progress(console) as progress:
+        task = progress.add_task("checking", total=len(MUTANTS) + repeats - 1)
+        verdicts = self_test(repeats, tell=_teller(progress, task))
+    if as_json:
+        typer.echo(json.dumps([verdict.to_json() for verdict in verdicts], indent=2))
+    else:
+        console.print(_table(verdicts))
+    if any(verdict.flagged == (verdict.mutant == "none") for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _teller(progress: Any, task: Any) -> Callable[[str], None]:
+    def tell(name: str) -> None:
+        progress.update(task, description=f"checking: {name}")
+        progress.advance(task)
+
+    return tell
+
+
+def _progress(console: "Console") -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                    console=console)
+
+
+def _table(verdicts: "list[Verdict]") -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("mutant", "flagged", "evidence"):
+        table.add_column(heading, overflow="fold")
+    for verdict in verdicts:
+        right = verdict.flagged != (verdict.mutant == "none")
+        table.add_row(verdict.mutant, f"[{'green' if right else 'red'}]{'yes' if verdict.flagged else 'no'}[/]",
+                      escape(verdict.evidence))
+    return table

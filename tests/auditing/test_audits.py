@@ -1,0 +1,125 @@
+"""Audits of real runs: honest ones pass, and planted mistakes are found."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpfy
+from dpfy.auditing import (
+    audit_run,
+    likelihood_ratio_scores,
+    loss_scores,
+    membership,
+    owner_diagnostic,
+    self_test,
+)
+from dpfy.auditing.mutants import MUTANTS
+from dpfy.cli.app import main
+from dpfy.errors import InvalidArgument
+
+
+def audited(key, mutant="none", **options):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(100, 4), torch.arange(100) % 2)
+    plan = dpfy.dpsgd(rate=0.25, records=100, steps=16, clip=2.0, noise_multiplier=1.0)
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+    with MUTANTS[mutant]():
+        found = audit_run(model, optimizer, data, plan, loss, 1e-5, key=key, **{"canaries": 400, **options})
+    assert [name for name, _ in model.named_parameters()] == ["weight", "bias"]
+    return found
+
+
+def test_an_honest_run_is_between_its_bounds():
+    found = audited(key=1)
+    assert not found.refuted
+    assert 0.3 < found.epsilon_lower < found.epsilon_claimed
+    assert found.epsilon_lower <= found.gaussian_lower + 0.5 < found.epsilon_claimed
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("mutant", ["half noise", "wrong rate"])
+def test_a_run_that_leaks_far_more_is_refuted(mutant):
+    assert audited(2, mutant).refuted
+
+
+def test_too_few_canaries_and_other_relations_are_refused():
+    with pytest.raises(InvalidArgument, match="at least 50 canaries"):
+        audited(1, canaries=20)
+    with pytest.raises(InvalidArgument, match="as many guesses as canaries"):
+        audited(1, canaries=60, guesses=80)
+
+
+def test_every_planted_mistake_is_flagged_and_nothing_else():
+    verdicts = {verdict.mutant: verdict for verdict in self_test(repeats=2, keys=itertools.count(1))}
+    assert len(verdicts) >= 13
+    assert not verdicts.pop("none").flagged
+    assert all(verdict.flagged for verdict in verdicts.values())
+
+
+@pytest.mark.slow
+def test_the_correct_pipeline_is_never_flagged():
+    (verdict,) = [found for found in self_test(repeats=100, keys=itertools.count(10_000)) if found.mutant == "none"]
+    assert not verdict.flagged
+
+
+def test_mutants_leave_the_pipeline_as_it_was():
+    from dpfy.mechanisms.gaussian_sum import GaussianSum
+
+    before = GaussianSum.__dict__["stddev"]
+    with MUTANTS["half noise"]():
+        assert GaussianSum.__dict__["stddev"] is not before
+    assert GaussianSum.__dict__["stddev"] is before
+
+
+def test_membership_scores():
+    rng = torch.Generator().manual_seed(1)
+    present = torch.rand(16, 50, generator=rng) < 0.5
+    present[:4], present[4:8] = True, False
+    shadows = torch.randn(16, 50, generator=rng) + 3.0 * present
+    inside = torch.arange(50) % 2 == 0
+    scores = likelihood_ratio_scores(torch.randn(50, generator=rng) + 3.0 * inside, shadows, present)
+    found = membership(scores, inside)
+    assert found.area > 0.9 and found.tpr_at(0.1) > 0.5
+    assert membership(loss_scores(torch.tensor([1.0, 2.0])), torch.tensor([True, False])).area == 1
+    with pytest.raises(InvalidArgument, match="shadow models"):
+        likelihood_ratio_scores(torch.zeros(50), shadows[4:12], present[4:12])
+    with pytest.raises(InvalidArgument, match="both kinds"):
+        membership(torch.zeros(2), torch.ones(2, dtype=torch.bool))
+
+
+def test_attacks_on_members_are_recorded_before_they_run():
+    ledger = dpfy.Ledger.in_memory()
+    seen = owner_diagnostic(ledger, lambda: ledger.count)
+    assert seen == 1
+    assert dpfy.account(ledger).claim(1e-5) == float("inf")
+
+
+def run_command(capfd, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", *arguments])
+    return caught.value.code, capfd.readouterr()
+
+
+def test_the_command_writes_a_page_and_says_what_came_out(tmp_path, capfd):
+    code, output = run_command(capfd, "--epochs", "2", "--canaries", "100", "--json", "--out", str(tmp_path / "a"))
+    found = json.loads(output.out)
+    assert code in (0, None) and not found["refuted"]
+    page = (tmp_path / "a" / "audit.html").read_text()
+    assert page.count("<svg") == 2 and "http" not in page
+    assert json.loads((tmp_path / "a" / "audit.json").read_text())["delta"] == found["delta"]
+
+
+def test_misuse_of_the_command_is_explained(capfd):
+    code, output = run_command(capfd, "--quick")
+    assert code == 2 and "--self-test" in output.err
+    code, output = run_command(capfd, "--canaries", "3")
+    assert code == 2 and "at least 50" in output.err
