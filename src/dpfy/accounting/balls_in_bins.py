@@ -89,7 +89,7 @@ def _epoch(bins: int, noise_multiplier: float) -> Table:
     # A transform of length n errs by 8·u·log₂ n of the norm of its input (Higham 2002); no modulus exceeds the sum.
     lost = 8 * _UNIT * math.log2(size) * math.sqrt(size) * (
         (bins + 4) * float(np.linalg.norm(mass)) + 2 * float(np.linalg.norm(mass * sizes)))
-    charge = lost + _beyond(mass, sizes, bins, step * (size - 1))
+    charge = 2 * lost + _beyond(mass, sizes, bins, step * (size - 1))  # once more for masses that do not sum to 1
     mean = step / bins * np.arange(size)
     low = mean < 1
     p, q = np.maximum(np.where(low, q * mean, p), 0.0), np.maximum(np.where(low, q, p / np.maximum(mean, 1.0)), 0.0)
