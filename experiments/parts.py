@@ -25,6 +25,7 @@ from dpfy.models import (
     mnist_cnn,
 )
 from experiments.features import computed
+from experiments.networks import wave_cnn
 
 if TYPE_CHECKING:
     from experiments.cell import Cell
@@ -33,35 +34,11 @@ LossFn = Callable[..., torch.Tensor]
 
 _SCATTERING_GROUPS, _SCATTERING_NORM = 27, 3.0  # the bias then counts for a tenth of what the features do
 
-def glorot(model: nn.Module) -> nn.Module:
-    """Start with the weights that suit tanh: torch's own are three times smaller, and private steps are few."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(layer.weight, gain=nn.init.calculate_gain("tanh"))
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-    return model
-
-
-def short_cnn(classes: int = 10) -> nn.Module:
-    """The network for 28×28 grey images without its hidden linear layer, which has most of the parameters to noise.
-
-    What is left is softmax regression, from zero, on features that two convolutions learn.
-    """
-    layers = list(mnist_cnn(classes))[:-3]
-    readout = nn.Linear(32 * 4 * 4, classes)
-    nn.init.zeros_(readout.weight)
-    nn.init.zeros_(readout.bias)
-    return nn.Sequential(Normalize(norm=28.0, center=0.3), glorot(nn.Sequential(*layers)), readout)
-
-
 # By the shape of an input.
 NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "digits-mlp": lambda shape: digits_mlp(),
     "mnist-cnn": lambda shape: mnist_cnn(),
-    "mnist-cnn-glorot": lambda shape: glorot(mnist_cnn()),
-    "mnist-cnn-normalized": lambda shape: nn.Sequential(Normalize(norm=28.0, center=0.3), glorot(mnist_cnn())),
-    "mnist-cnn-short": lambda shape: short_cnn(),
+    "wave-cnn": wave_cnn,
     "cifar-cnn": lambda shape: cifar_cnn(readout="linear"),
     "linear-head": linear_head,
     "linear-head-normalized": lambda shape: linear_head(shape, normalization=nn.Sequential(

@@ -1,9 +1,9 @@
 """Every experiment by its name: a module per paper, a cell per result."""
 
 from experiments.cell import Cell
-from experiments.configs import digits, large_rates
+from experiments.configs import digits, large_rates, scattering
 
-CELLS: tuple[Cell, ...] = (*large_rates.CELLS, *digits.CELLS)
+CELLS: tuple[Cell, ...] = (*large_rates.CELLS, *scattering.CELLS, *digits.CELLS)
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(cell.experiment for cell in CELLS))
 
 
