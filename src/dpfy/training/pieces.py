@@ -134,5 +134,5 @@ def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter,
         return (part * factor * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)
     gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
     for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
-        target.copy_(block.mul_(factor))
+        target.copy_(block * factor)
     return gradient
