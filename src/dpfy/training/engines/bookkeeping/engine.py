@@ -53,7 +53,8 @@ from dpfy.training.synthetic import extremes, with_row_from
 
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
-_NUMBERS_AT_ONCE = 2**26  # that a chunk keeps for its backward pass and its sums: 256 MB in float32
+_NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
+_FEW = 16  # records: for so many a chunk may be twice as large, since sums and kernels are for all of them at once
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
 
@@ -77,7 +78,8 @@ class CapturingEngine(Engine):
             self._learn(loss_fn, examples, bare=True)
         except Unsupported:
             self._learn(loss_fn, examples, bare=False)
-        self.records_at_once = max(1, _NUMBERS_AT_ONCE // self.numbers_per_record)
+        room = _NUMBERS_AT_ONCE // self.numbers_per_record
+        self.records_at_once = max(1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record))
 
     def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
         """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a unit."""
