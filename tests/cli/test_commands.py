@@ -115,6 +115,16 @@ def test_account_reads_a_list_of_different_events(run, tmp_path):
     assert strict(run("account", path, "--delta", 1e-5, "--json")[1])["epsilon"] == "inf"
 
 
+def test_account_takes_queries_that_are_answered_once(run, tmp_path):
+    path = tmp_path / "events.json"
+    choice = {"type": "noisy_max", "sensitivity": 1.0, "scale": 4.0}
+    event = {"type": "sampled", "policy": {"type": "poisson", "rate": 1.0}, "queries": [choice]}
+    path.write_text(json.dumps([Repeated(STEP, 3).to_json(), event]))
+    values = strict(run("account", path, "--delta", 1e-5, "--json")[1])
+    alone = account(Repeated(STEP, 3)).claim(1e-5)
+    assert alone < values["epsilon"] <= alone + 0.5 + 1e-9 and values["noise_multiplier"] is None
+
+
 def test_version(run):
     assert run("--version") == (0, f"dpfy {__version__}\n", "")
 

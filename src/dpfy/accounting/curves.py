@@ -1,7 +1,7 @@
 """Rényi curves of pairs without a closed form, from the atoms that bound their losses from above.
 
 A moment E e^{λ·loss} with λ > 0 is a mixture of hockey-stick divergences with positive weights, so atoms whose profile
-is at least that of a pair have at least its moments, in either direction (``docs/proofs/one-shot.md``, Lemma 4).
+is at least that of a pair have at least its moments, in either direction (``docs/proofs/one-shot.md``, Lemma 5).
 """
 
 import math

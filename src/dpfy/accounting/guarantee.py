@@ -9,7 +9,7 @@ from dpfy.accounting import pld, rdp
 from dpfy.accounting.canonical import Canonical, canonical
 from dpfy.accounting.pairs import Bound
 from dpfy.accounting.sources import Source, read_source
-from dpfy.ledger.events import Sampled
+from dpfy.ledger.events import NonPrivate, Sampled
 from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
@@ -46,8 +46,11 @@ class Guarantee:
 
     @property
     def counted(self) -> str:
-        """What ``steps`` counts: steps, or epochs where one event is an epoch."""
-        epochs = [isinstance(run.event, Sampled) and run.event.policy.steps_per_event > 1 for run in self.source.events]
+        """What ``steps`` counts: steps, epochs where one event is an epoch, or events where some are neither."""
+        events = [run.event for run in self.source.events]
+        if not all(isinstance(event, Sampled | NonPrivate) for event in events):
+            return "events"
+        epochs = [isinstance(event, Sampled) and event.policy.steps_per_event > 1 for event in events]
         return "epochs" if epochs and all(epochs) else "steps"
 
     @property

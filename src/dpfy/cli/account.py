@@ -20,6 +20,8 @@ def account(
 ) -> None:
     """Compute the guarantee of what a ledger reserved, and of what it registered before the first step.
 
+    A list may hold events of any kind: sampled steps, choices and other queries that are answered once, streams.
+
     A ledger with a filter guarantees the filter's limit; how much of it is spent is printed as a reading.
 
     Examples:
