@@ -28,10 +28,10 @@ def exact(rate: float, steps: int) -> float:
 
 
 def draw_law(axes: plt.Axes) -> None:
-    fitted, derived = ScalingLaw.fitted(RATE, NOISE, DELTA, STEPS), ScalingLaw.appendix_b(RATE, DELTA)
+    fitted, derived = ScalingLaw.fitted(RATE, NOISE, DELTA, STEPS[3:]), ScalingLaw.appendix_b(RATE, DELTA)
     axes.plot(STEPS, [exact(RATE, steps) for steps in STEPS], "-", color="#0072b2", label="exact (PLD)")
     axes.plot(STEPS, [fitted.epsilon(RATE, NOISE, steps) for steps in STEPS], "--", color="#d55e00",
-              label=f"fitted: A = {fitted.a:.2g}, B = {fitted.b:.2g}")
+              label=f"fitted from 300 steps: A = {fitted.a:.2g}, B = {fitted.b:.2g}")
     axes.plot(STEPS, [derived.epsilon(RATE, NOISE, steps) for steps in STEPS], ":", color="#7a7a7a",
               label=f"Appendix B: A = {derived.a:.2g}, B = {derived.b:.2g}")
     axes.set(xscale="log", yscale="log", xlabel="steps k", ylabel=f"ε at δ = {DELTA:g}",
@@ -49,12 +49,16 @@ def draw_epochs(axes: plt.Axes) -> None:
     axes.legend(frameon=False, fontsize="small")
 
 
-def main() -> None:
+def write_laws() -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "dpfy", "svg.fonttype": "none", "font.size": 9})
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     draw_law(left)
     draw_epochs(right)
     figure.savefig(STATIC / "planning-law.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    write_laws()
     rates = spaced(1e-3, 1.0, 10)
     draw_contours(STATIC / "planning-rates.svg", [noise_over_rate(epsilon, delta=DELTA, epochs=60, rates=rates)
                                                   for epsilon in (1.0, 3.0, 8.0)], delta=DELTA, epochs=60)

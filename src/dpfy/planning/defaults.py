@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dpfy import _validate
 
-_STEPS = 300  # below about 0.05 the rate has a price (σ/√q rises); with this many steps few epochs stay above it
+_STEPS = 300
 _EPOCHS = 30.0
 _EXAMPLES = 3e6  # gradients of single records: minutes for a small network on one core
 _LARGEST_BATCH = 2**18
@@ -35,9 +35,9 @@ def first_run(records: int, *, epochs: float | None = None, batch_size: float | 
               learning_rate: float | None = None, optimizer: str = "sgd") -> FirstRun:
     """Return settings for ``records``, around those that are given.
 
-    At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about 0.05 neither does the
-    noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large as a useful number of steps leaves it. Where
-    records are many, epochs are fewer.
+    At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about ε/epochs neither does
+    the noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large as a useful number of steps leaves it.
+    Where records are many, epochs are fewer.
 
     >>> first = first_run(60_000)
     >>> first.epochs, first.batch_size, first.clip, first.learning_rate
