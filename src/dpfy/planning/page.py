@@ -58,7 +58,7 @@ def interactive(*, epsilon: float = 3.0, delta: float = 1e-5, epochs: float = 60
         f'<form>{sliders}</form><p id="sentence" aria-live="polite"></p></header>',
         f'<section class="figures">{figures}</section>',
         f'<p class="formal">{html.escape(_ACCURACY)}</p><p><code id="command"></code></p>',
-        "<footer>Left: Dörmann et al. 2021, Figure 2. Right: Ponomareva et al. 2023, Figure 1.</footer>",
+        "<footer>First figure: Dörmann et al. 2021, Figure 2. Second: Ponomareva et al. 2023, Figure 1.</footer>",
         "</main>", f"<script>{script}</script>", "</body>", "</html>", ""))
 
 
