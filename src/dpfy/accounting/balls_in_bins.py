@@ -82,7 +82,7 @@ def _epoch(bins: int, noise_multiplier: float) -> Table:
     step = max(stddev / _PER_STDDEV, reach / _MOST)
     mass, tail = _lognormal(tau, step, math.ceil(longest / step))
     size = next_fast_len(max(math.ceil(reach / step), 2 * len(mass)), real=True)
-    sizes = step * np.arange(len(mass))
+    sizes: Array = step * np.arange(len(mass), dtype=np.float64)
     transform, biased = rfft(mass, size), rfft(mass * sizes, size)
     power = transform ** (bins - 1)
     q, p = irfft(power * transform, size), irfft(power * biased, size)

@@ -138,8 +138,8 @@ class Table(Law):
     def from_profile(cls, epsilons: Array, deltas: Array) -> Self:
         """Return a symmetric table whose δ(ε) is at least that of every mechanism with δ(``epsilons``) ≤ ``deltas``.
 
-        *Formal guarantee*: for ``epsilons`` that rise from 0, and ``deltas`` of both directions. A profile is convex in e^ε, so it lies below the lower
-        hull of points above it; what is beyond the last ε is at ∞.
+        *Formal guarantee*: for ``epsilons`` that rise from 0, and ``deltas`` of both directions. A profile is convex
+        in e^ε, so it lies below the lower hull of points above it; what is beyond the last ε is at ∞.
         """
         place, bound = np.expm1(epsilons), np.minimum.accumulate(np.minimum(deltas, 1.0))
         bound = np.maximum(bound, bound[0] - (1 - bound[0]) / 2 * place)  # no symmetric profile falls faster from 0
