@@ -2,8 +2,8 @@
 
 The paper raises the sampling rate q to 0.14–0.2 and the noise σ with it. For a given number of steps an ε nearly fixes
 σ/q, the noise of a mean gradient, as long as σ is above 1.5 or so: docs/_static/accuracy-noise.svg. A rate below the
-paper's then costs little and saves the time in proportion. The cells here have 150 to 300 steps at rates of 0.03 to
-0.06, which is 4 to 18 epochs, where the paper's σ and ε allow 50 to 114. Their network, which learns in that few, is
+paper's then costs little and saves the time in proportion. The cells here have 100 to 200 steps at rates of 0.03 to
+0.06, which is 3 to 12 epochs, where the paper's σ and ε allow 50 to 114. Their network, which learns in that few, is
 experiments.networks.wave_cnn.
 """
 
@@ -27,11 +27,11 @@ def _cifar(epsilon: float, target: float, rate: float, learning_rate: float) -> 
 
 CELLS = (
     _cell("mnist", 0.98, 97.0, rate=0.04, steps=200, learning_rate=6.0),
-    _cell("mnist", 1.95, 97.6, rate=0.06, steps=200, learning_rate=9.0),
-    _cell("mnist", 2.93, 98.1, rate=0.06, steps=300, learning_rate=10.0),
-    _cell("fashion-mnist", 0.97, 83.7, rate=0.03, steps=150, learning_rate=14.0),
-    _cell("fashion-mnist", 1.79, 86.1, rate=0.04, steps=150, learning_rate=20.0),
-    _cell("fashion-mnist", 2.40, 86.8, rate=0.04, steps=200, learning_rate=20.0),
+    _cell("mnist", 1.95, 97.6, rate=0.05, steps=200, learning_rate=9.0),
+    _cell("mnist", 2.93, 98.1, rate=0.06, steps=200, learning_rate=12.0),
+    _cell("fashion-mnist", 0.97, 83.7, rate=0.03, steps=100, learning_rate=16.0),
+    _cell("fashion-mnist", 1.79, 86.1, rate=0.03, steps=120, learning_rate=20.0),
+    _cell("fashion-mnist", 2.40, 86.8, rate=0.03, steps=150, learning_rate=20.0),
     _cifar(1.93, 58.6, rate=0.06, learning_rate=6.0),
     _cifar(4.21, 66.2, rate=0.10, learning_rate=8.0),
     _cifar(7.42, 70.1, rate=0.15, learning_rate=10.0),
