@@ -4,6 +4,7 @@ Proofs: ``docs/proofs/scopes.md`` and ``docs/proofs/private-selection.md``.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,6 +29,7 @@ _POINTS = 385  # at which a profile is asked for
 _RUNG = 1.5  # ratio of the values of ε for which laws are composed
 _FLOOR = 1e-15  # δ beyond which no profile is looked at
 _LARGEST = 300.0  # e^ε must stay a number
+_COARSE = 3e-3  # accuracy in ε of profiles that are compared
 _OTHERS: Array = np.concatenate((1 + np.geomspace(1e-2, 1, 20), np.geomspace(2.05, 4096, 150)))
 _EVERYTHING: Pairs = ((of_law(Table((), (), infinite=1.0, missing=1.0)), 1),)
 
@@ -162,8 +164,9 @@ def _parallel(method: str, relation: str, event: Parallel) -> Pairs:
 
 
 def _worst(method: str, alternatives: list[Pairs]) -> Pairs:
-    """Pairs that dominate each of several runs."""
-    kinds = sorted(set(alternatives))
+    """Pairs that dominate each of several runs; a run whose pairs another one has too is dominated by it."""
+    kinds = sorted({run for run in alternatives
+                    if not any(Counter(dict(run)) < Counter(dict(other)) for other in alternatives)})
     if len(kinds) == 1 or _EVERYTHING in kinds:
         return kinds[0] if len(kinds) == 1 else _EVERYTHING
     if method == "rdp":
@@ -174,13 +177,16 @@ def _worst(method: str, alternatives: list[Pairs]) -> Pairs:
 
 def _two_curves(parts: list[Pairs]) -> list[Pairs]:
     """Every two of the parts, composed: Rényi divergences in the worse direction add up."""
-    return [(*first, *second) for first, second in combinations(sorted(parts)[:1] + parts, 2)] if parts[1:] else parts
+    twice = [part for part, often in Counter(parts).items() for _ in range(min(often, 2))]
+    return [(*first, *second) for first, second in combinations(twice, 2)] if parts[1:] else parts
 
 
 def _two_largest(parts: list[Pairs]) -> Pairs:
     """Tables whose composition dominates any two of the parts, one with a record less and one with a record more."""
     if _EVERYTHING in parts:
         return _EVERYTHING
+    if len(set(parts)) == 1 and all(pair.symmetric for pair, _ in parts[0]):
+        return tuple((pair, min(len(parts), 2) * times) for pair, times in parts[0])
     epsilons, profiles = _profiles(parts)
     largest = profiles.max(axis=0)
     place = int(np.argmax(profiles[:, 0]))
@@ -193,9 +199,9 @@ def _two_largest(parts: list[Pairs]) -> Pairs:
 def _profiles(runs: list[Pairs]) -> tuple[Array, Array]:
     """δ(ε) of each run from above, in the worse direction, on one grid."""
     last = max(min(pld.epsilon_upper(run, _FLOOR).value if run else 0.0, _LARGEST) for run in runs)
-    epsilons = np.linspace(0, max(last, 1e-3), 2 * _POINTS)
-    return epsilons, np.array([[pld.delta_upper(run, float(value)).value if run else 0.0 for value in epsilons]
-                               for run in runs])
+    epsilons = np.linspace(0, max(last, 1e-3), _POINTS // 2)
+    return epsilons, np.array([[pld.delta_upper(run, float(value), _COARSE).value if run else 0.0
+                                for value in epsilons] for run in runs])
 
 
 def _table(epsilons: Array, deltas: Array, times: int = 1) -> Pairs:

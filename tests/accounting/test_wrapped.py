@@ -1,0 +1,114 @@
+"""Events that hold others cost what their parts say: in a row, on disjoint parts, the best of several."""
+
+import math
+
+import pytest
+
+from dpfy.accounting import account
+from dpfy.errors import UnsupportedEvent
+from dpfy.ledger.events import FixedSize, NonPrivate, Poisson, Repeated, Sampled, SumQuery, TruncatedPoisson
+from dpfy.ledger.one_shot import RandomizedAnswer
+from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Selected
+from dpfy.ledger.wrapping import Composed, Parallel
+
+STEP = Sampled(Poisson(0.02), (SumQuery(1.0, 1.5),))
+RUN = Composed((STEP,), (50,))
+FEW = NegativeBinomialTrials.with_mean(5.0)
+
+
+def gaussian(noise, **changed):
+    return Sampled(Poisson(1.0), (SumQuery(1.0, noise),), **changed)
+
+
+def answer(truth=0.6):
+    return Sampled(Poisson(1.0), (RandomizedAnswer(truth),))
+
+
+def claim(event, method="pld", relation="add_or_remove_one", delta=1e-6):
+    return account(event, method, relation).claim(delta)
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+def test_a_run_in_a_row_costs_what_its_steps_do(method):
+    nested = Composed((Composed((STEP,), (10,)), STEP), (4, 10))
+    assert claim(nested, method) == claim(RUN, method) == claim(Repeated(STEP, 50), method)
+
+
+def test_what_arithmetic_and_cuts_add_to_delta_is_not_lost():
+    step = Sampled(TruncatedPoisson(0.02, 60, 1000), (SumQuery(1.0, 1.5),), numerical_delta=1e-9)
+    plain = account(Repeated(step, 50), relation="zero_out")
+    for event in (Composed((step,), (50,)), Parallel((Composed((step,), (50,)),))):
+        wrapped = account(event, relation="zero_out")
+        assert wrapped.numerical_delta == pytest.approx(plain.numerical_delta)
+        assert wrapped.failure == pytest.approx(plain.failure) != 0
+    one = Selected(Composed((step,), (50,)), FEW)
+    assert account(one, relation="zero_out").delta(3.0).upper > plain.failure + plain.numerical_delta
+    with pytest.raises(UnsupportedEvent, match="pld"):
+        account(Selected(gaussian(1.0, numerical_delta=1e-9), FEW), "rdp")
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+def test_disjoint_parts_cost_the_costliest(method):
+    assert claim(Parallel((gaussian(2.0), gaussian(2.0))), method) == claim(gaussian(2.0), method)
+    mixed = claim(Parallel((gaussian(2.0), gaussian(4.0), RUN)), method)
+    worst = max(claim(part, method) for part in (gaussian(2.0), RUN))
+    assert worst * (1 - 1e-6) <= mixed <= worst * 1.003
+    assert mixed < claim([gaussian(2.0), RUN], method)
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+def test_a_record_that_moves_pays_in_two_parts(method):
+    """Fails if parallel composition under replacement charges one part only: randomised response tells the two."""
+    stays, moves = (claim(Parallel((answer(), answer()), moves=moves), method, "replace_one")
+                    for moves in (False, True))
+    one, two = (claim(event, method, "replace_one") for event in (answer(), [answer(), answer()]))
+    assert stays == pytest.approx(one, rel=1e-3)
+    assert moves == pytest.approx(two, rel=2e-3)
+    assert claim(Parallel((answer(),)), method, "replace_one") == pytest.approx(one, rel=1e-3)
+
+
+def test_a_record_that_moves_pays_in_the_two_costliest_parts():
+    parts = Parallel((answer(0.6), answer(0.7), answer(0.55)))
+    assert claim(parts, relation="replace_one") == pytest.approx(claim([answer(0.6), answer(0.7)]), rel=3e-3)
+
+
+def test_moving_by_brute_force():
+    """Two answers, one of each part, where the record was in the first and is then in the second."""
+    truth = 0.7
+    law = {(a, b): (truth if a else 1 - truth) * 0.5 for a in (0, 1) for b in (0, 1)}
+    other = {(a, b): 0.5 * (truth if b else 1 - truth) for a in (0, 1) for b in (0, 1)}
+    bound = account(Parallel((answer(truth), answer(truth))), relation="replace_one")
+    for epsilon in (0.0, 0.5, 1.0, 1.6):
+        exact = sum(max(law[key] - math.exp(epsilon) * other[key], 0.0) for key in law)
+        assert exact <= bound.delta(epsilon).upper
+
+
+def test_parts_of_public_sizes_cannot_gain_a_record():
+    part = Sampled(FixedSize(10, 100), (SumQuery(1.0, 2.0),))
+    assert claim(Parallel((part, part), moves=False), relation="replace_one") == claim(part, relation="replace_one")
+    with pytest.raises(UnsupportedEvent, match="add_or_remove_one"):
+        claim(Parallel((part, part)), relation="replace_one")
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+def test_selection_obeys_the_laws_of_all_rules(method):
+    def cost(noise=2.0, trials=FEW, times=1):
+        return claim(Repeated(Selected(gaussian(noise), trials), times), method)
+
+    assert cost(noise=3.0) < cost() < cost(trials=NegativeBinomialTrials.with_mean(50.0))
+    assert claim(gaussian(2.0), method) < cost() < cost(trials=NegativeBinomialTrials.with_mean(5.0, shape=3.0))
+    assert cost() < cost(times=2) < 2 * cost() * (1 + 1e-3)
+    assert cost(times=2) == claim([Selected(gaussian(2.0), FEW)] * 2, method)
+    assert cost(noise=0.0) == claim(Selected(NonPrivate("it was printed"), FEW), method) == math.inf
+    assert claim(Selected(Sampled(Poisson(0.1), ()), FEW), method) == 0.0
+
+
+def test_selection_composes_with_steps():
+    alone, steps = claim(Selected(RUN, PoissonTrials(5.0))), claim(RUN)
+    both = claim([Selected(RUN, PoissonTrials(5.0)), RUN])
+    assert max(alone, steps) < both < alone + steps
+
+
+def test_a_selection_of_selections_costs_more_than_one():
+    inner = Selected(gaussian(4.0), FEW)
+    assert claim(inner) < claim(Selected(inner, FEW)) < math.inf
