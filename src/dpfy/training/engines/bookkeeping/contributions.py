@@ -84,12 +84,14 @@ def _add(total: torch.Tensor, summed: torch.Tensor) -> None:
         part += piece
 
 
-def _product(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the sum of outer products over many records: products over few, each complete before it is added."""
-    (b, *more_b), (x, *more_x) = outputs.split(_ROWS), inputs.split(_ROWS)
+def _product(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the weighed sum of outer products of records: products over few, each complete before it is added."""
+    pairs = ((w.unsqueeze(1) * b, x)
+             for w, b, x in zip(weights.split(_ROWS), outputs.split(_ROWS), inputs.split(_ROWS), strict=True))
+    b, x = next(pairs)
     product = b.t() @ x
     at_once = _completes_products(*product.shape, product.dtype, product.device, torch.get_num_threads())
-    for b, x in zip(more_b, more_x, strict=True):
+    for b, x in pairs:
         if at_once and len(b) == _ROWS:
             product.addmm_(b.t(), x)
         else:
@@ -197,9 +199,9 @@ class Outer(Contribution):
             self.add_sum_in_float64(weights, total)
             return
         outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
-        weighed = outputs * _rounded(weights, outputs.dtype).unsqueeze(1)
-        for bs, xs in zip(weighed.split(_ROWS * _PRODUCTS), inputs.split(_ROWS * _PRODUCTS), strict=True):
-            _add(total, _product(bs, xs))
+        weights = _rounded(weights, outputs.dtype)
+        for part in zip(*(each.split(_ROWS * _PRODUCTS) for each in (weights, outputs, inputs)), strict=True):
+            _add(total, _product(*part))
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products over many records and time steps, whose rounding is far below the norm even if terms cancel."""
