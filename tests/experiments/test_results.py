@@ -3,9 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dpfy.accounting import account
+from dpfy.ledger import Ledger
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments import plots, table
 from experiments.cell import Cell
@@ -144,11 +147,40 @@ def test_pages_show_the_results(page: str) -> None:
     assert found == table.markdown(Place(ROOT / "experiments")), "run python -m experiments table"
 
 
-def test_the_folder_of_results_holds_results_of_known_cells_only() -> None:
-    cells = {(cell.experiment, cell.epsilon) for cell in CELLS}
-    for file in (ROOT / "experiments" / "results").iterdir():
-        for entry in json.loads(file.read_text(encoding="utf-8")):
-            assert set(entry) == KEYS and file.name == f"{entry['experiment']}.json"
-            assert (entry["experiment"], entry["config"]["epsilon"]) in cells
-            assert entry["epsilon"] <= entry["config"]["epsilon"] and entry["config"]["records"] is None
-            assert len(entry["accuracy"]) == len(entry["config"]["seeds"])
+def published() -> list[tuple[str, dict[str, Any]]]:
+    """Every entry of every file of results, with the name of the file."""
+    return [(file.name, entry) for file in sorted((ROOT / "experiments" / "results").iterdir())
+            for entry in json.loads(file.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("name", "entry"), published(), ids=lambda value: str(value) if isinstance(value, str) else
+                         f"{value['config']['epsilon']:g}")
+def test_every_published_result_has_the_published_form(name: str, entry: dict[str, Any]) -> None:
+    assert set(entry) == KEYS and name == f"{entry['experiment']}.json"
+    config = entry["config"]
+    assert (entry["experiment"], config["epsilon"]) in {(cell.experiment, cell.epsilon) for cell in CELLS}
+    assert entry["data"] in ("mnist", "fashion-mnist", "cifar-10", "imdb", "adult", "digits")
+    assert entry["features"] in ("raw", "scattering") and entry["accounting"] == "pld"
+    assert isinstance(entry["method"], str) and 0 < entry["delta"] < 1e-4 and entry["seconds"] > 0
+    assert 0 < entry["epsilon"] <= config["epsilon"] and config["records"] is None
+    assert len(entry["accuracy"]) == len(set(config["seeds"])) > 0
+    assert all(isinstance(value, float) and 0 < value < 100 for value in entry["accuracy"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "entry"), published(), ids=lambda value: str(value) if isinstance(value, str) else
+                         f"{value['config']['epsilon']:g}")
+def test_every_published_epsilon_is_that_of_its_ledger(name: str, entry: dict[str, Any]) -> None:
+    cell = next(cell for cell in CELLS if (cell.experiment, cell.epsilon) == (entry["experiment"],
+                                                                              entry["config"]["epsilon"]))
+    for run in entry["config"]["runs"]:
+        ledger = Ledger.read(Place(ROOT / "experiments").state(cell, run["seed"]) / LEDGER)
+        assert account(ledger).claim(entry["delta"]) == pytest.approx(run["epsilon"], abs=1e-6)
+        assert ledger.count == run["steps"]
+
+
+def test_states_and_results_name_no_folder_of_a_machine() -> None:
+    for path in (ROOT / "experiments").rglob("*"):
+        kept = not ({"features", "__pycache__"} & set(path.parts)) and "-validate-" not in str(path)
+        if path.is_file() and kept and path.suffix in (".json", ".dpl", ".safetensors"):
+            assert str(ROOT.resolve()).encode() not in path.read_bytes(), path.name
