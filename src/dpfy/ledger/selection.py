@@ -38,6 +38,8 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", _validate.real("shape", self.shape, -1, 1e6, open_low=True))
+        if 0 < abs(self.shape) < 1e-6:
+            raise InvalidArgument(f"Expected shape={self.shape!r} to be 0 or at least 1e-6 from it. Use 0.")
         object.__setattr__(self, "success", _validate.real("success", self.success, 1e-12, 1, open_high=True))
 
     @classmethod
