@@ -7,7 +7,16 @@ import pytest
 from dpfy.accounting import RULES, Rule, supported
 from dpfy.accounting.pairs import Pair
 from dpfy.accounting.rules import EVENT_RULES
-from dpfy.ledger.events import BallsInBins, Cyclic, FixedSize, Poisson, Shuffled, SumQuery, TruncatedPoisson
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    FixedSize,
+    LaplaceSum,
+    Poisson,
+    Shuffled,
+    SumQuery,
+    TruncatedPoisson,
+)
 from dpfy.ledger.one_shot import AboveThreshold, DiscreteGaussianSum, RandomizedAnswer
 from dpfy.testing.rules import check_rule
 
@@ -26,9 +35,16 @@ QUERIES = {AboveThreshold: lambda bound, noise: AboveThreshold(bound, 2 * noise,
 
 
 @pytest.mark.parametrize(("method", "policy", "query", "relation"), [
-    (method, example, query, relation) for method, policy, query, relation in RULES for example in EXAMPLES[policy]])
+    (method, example, query, relation) for method, policy, query, relation in RULES for example in EXAMPLES[policy]
+    if query in (SumQuery, LaplaceSum) or relation != "zero_out"])
 def test_rule(method, policy, query, relation):
     check_rule(method, policy, relation, query=QUERIES.get(query, query), scales=query is not DiscreteGaussianSum)
+
+
+def test_a_record_set_to_zero_costs_what_an_absent_one_does():
+    for method, policy, query, relation in RULES:
+        if policy is Poisson and relation == "zero_out":
+            assert RULES[method, policy, query, relation].pair is RULES[method, policy, query, "add_or_remove_one"].pair
 
 
 @pytest.mark.parametrize("wrong", [
