@@ -1,4 +1,4 @@
-"""What settings say about clipping and noise, as the arguments of a plan; without torch."""
+"""What settings say about clipping, noise and optimizers, as arguments; without torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +46,16 @@ def _norm_noise(ratio: float | None = NormNoise.ratio) -> Controller:
     return NormNoise(ratio)
 
 
+def _adam_bc(floor: float | None = None) -> dict[str, float]:
+    return {} if floor is None else {"floor": floor}
+
+
+def _adadp(tolerance: float | None = None) -> dict[str, float]:
+    return {} if tolerance is None else {"tolerance": tolerance}
+
+
+_OPTIMIZERS: dict[str, Callable[..., dict[str, float]]] = {
+    "sgd": lambda: {}, "adam": lambda: {}, "adam_bc": _adam_bc, "adadp": _adadp}
 _CLIPPING: dict[str, Callable[..., Controller | float | None]] = {
     "fixed": _fixed, "quantile": _quantile, "norm": _norm, "automatic": _automatic, "adaclip": _adaclip}
 _NOISE: dict[str, Callable[..., Controller | Timed]] = {**SCHEDULES, "validation": _validation, "norm": _norm_noise}
@@ -67,6 +77,15 @@ def named_noise(text: str) -> Controller | Timed:
     0.5
     """
     return named("a noise schedule", text, _NOISE)
+
+
+def named_optimizer(text: str) -> tuple[str, dict[str, float]]:
+    """Return the name of an optimizer and the options that follow it.
+
+    >>> named_optimizer("adadp:0.5")
+    ('adadp', {'tolerance': 0.5})
+    """
+    return text.partition(":")[0], named("optimizer", text, _OPTIMIZERS)
 
 
 def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str | None) -> dict[str, Any]:

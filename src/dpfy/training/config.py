@@ -11,10 +11,9 @@ from typing import Any, Literal, Self, get_args, get_origin
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import named_schedule
-from dpfy.training.adaptive import plan_options
+from dpfy.training.adaptive import named_optimizer, plan_options
 from dpfy.types import Relation
 
-OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
 BATCHNORM = ("refuse", "group", "private", "public")
@@ -59,12 +58,14 @@ class TrainConfig:
     capacity: int | None = _option(None, "the most records of a truncated_poisson sample")
     relation: str = _option("add_or_remove_one", "neighbours: add_or_remove_one, zero_out or replace_one")
     private_metrics: bool = _option(False, "release accuracy and loss on the private sample, with noise, at every step")
-    optimizer: str = _option("sgd", "sgd or adam")
+    optimizer: str = _option("sgd", "sgd, adam, adam_bc (without the bias of noise; adam_bc:FLOOR) or adadp (finds its "
+                             "learning rate; adadp:TOLERANCE)")
     learning_rate: float | None = _option(None, "the step size")
     momentum: float | None = _option(None, "momentum of sgd")
     schedule: str = _option("constant", "of the learning rate: constant, cosine or linear")
     warmup_steps: int = _option(0, "steps over which the learning rate rises from zero")
     ema: float | None = _option(None, "decay of the average of the weights that is evaluated and saved; 0 is off")
+    tail: float | None = _option(None, "share of the steps, the last ones, whose weights are averaged in the place of ema")
     evaluate_every: int = _option(1, "epochs between evaluations on public data")
     early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
     checkpoint_every: int = _option(1, "epochs between checkpoints")
@@ -91,6 +92,11 @@ class TrainConfig:
             _validate.real("momentum", self.momentum, 0, 1, open_high=True)
         if self.ema is not None:
             _validate.real("ema", self.ema, 0, 1, open_high=True)
+        if self.tail is not None:
+            _validate.real("tail", self.tail, 0, 1, open_low=True)
+            if self.ema:
+                raise InvalidArgument(f"Expected ema={self.ema!r} or tail={self.tail!r}: one average is evaluated and "
+                                      "saved.")
         if self.records is not None:
             _validate.count("records", self.records)
         if self.name is not None and (not self.name or Path(self.name).name != self.name):
@@ -99,7 +105,9 @@ class TrainConfig:
             _validate.count(name, getattr(self, name))
         for name in ("warmup_steps", "early_stop", "num_workers", "seed"):
             _validate.count(name, getattr(self, name), minimum=0)
-        _validate.choice("optimizer", self.optimizer, OPTIMIZERS)
+        if named_optimizer(self.optimizer)[0] == "adadp" and self.momentum:
+            raise InvalidArgument(f"Expected no momentum={self.momentum!r} with adadp: it would be taken for an error of "
+                                  "the learning rate.")
         _validate.choice("schedule", self.schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
         _validate.choice("batchnorm", self.batchnorm, BATCHNORM)

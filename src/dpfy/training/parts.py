@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from dpfy import data as reference_data
 from dpfy._objects import make_object
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
+from dpfy.optim import ADADP, AdamBC, TailAverage
 from dpfy.planning.defaults import first_run
+from dpfy.training.adaptive import named_optimizer
 from dpfy.training.config import TrainConfig
 from dpfy.training.fix import fix
 
@@ -35,18 +38,24 @@ class TrainingData:
 
 def completed(config: TrainConfig) -> TrainConfig:
     """Fill in what was left open: what suits a reference data set, or settings for a first run on any other."""
+    adapts = named_optimizer(config.optimizer)[0]
+    descends = adapts in ("sgd", "adadp")
     if config.data in reference_data.NAMES:
         known = recommended(config.data)
         defaults: dict[str, Any] = {
             "epochs": known["epochs"], "batch_size": int(known["batch_size"]), "clip": known["clip"],
-            "learning_rate": known["lr"] if config.optimizer == "sgd" else 1e-3, "momentum": known["momentum"],
+            "learning_rate": known["lr"] if descends else 1e-3, "momentum": known["momentum"],
             "ema": 0.0,
         }
     elif config.records is None:
         return config  # such data cannot be loaded, which is told there
     else:
         defaults = vars(first_run(config.records, epochs=config.epochs, batch_size=config.batch_size, clip=config.clip,
-                                  learning_rate=config.learning_rate, optimizer=config.optimizer))
+                                  learning_rate=config.learning_rate, optimizer="sgd" if descends else "adam"))
+    if adapts == "adadp":
+        defaults["momentum"] = 0.0
+    if config.tail is not None:
+        defaults["ema"] = 0.0
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
 
 
@@ -111,9 +120,22 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     """Return the optimizer of all parameters that are not frozen."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert config.learning_rate is not None
-    if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.learning_rate)
+    name, options = named_optimizer(config.optimizer)
+    match name:
+        case "adam":
+            return torch.optim.Adam(parameters, lr=config.learning_rate)
+        case "adam_bc":
+            return AdamBC(parameters, config.learning_rate, **options)
+        case "adadp":
+            return ADADP(parameters, config.learning_rate, **options)
     return torch.optim.SGD(parameters, lr=config.learning_rate, momentum=config.momentum or 0.0)
+
+
+def make_average(config: TrainConfig, model: nn.Module, steps: int) -> AveragedModel | None:
+    """Return what averages the weights, with weights that fade or over the last steps; None if nothing does."""
+    if config.tail is not None:
+        return TailAverage(model, steps, config.tail)
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
 
 
 def make_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer,

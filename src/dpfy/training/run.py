@@ -166,10 +166,13 @@ class Run:
 
         ``loss_fn`` is called once per physical chunk with the collated fields and returns the vector of per-example
         losses, or :class:`~dpfy.Losses`. Modules that follow released statistics of their input, such as
-        :class:`~dpfy.models.PrivateBatchNorm`, take them in.
+        :class:`~dpfy.models.PrivateBatchNorm`, take them in, and optimizers that have to know of the noise are told.
         """
         self._gate.check("run.backward()")
         released = self.release(loss_fn, batch)
+        for optimizer in self.optimizers:
+            if callable(expect_noise := getattr(optimizer, "expect_noise", None)):
+                expect_noise({self._parameters[name]: stddev for name, stddev in released.stddevs.items()})
         for name, gradient in released.gradients.items():
             parameter = self._parameters[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_model
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dpfy.accounting import RenyiFilter, account
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
@@ -36,6 +35,7 @@ from dpfy.training.parts import (
     accuracy_of,
     completed,
     load_data,
+    make_average,
     make_model,
     make_optimizer,
     make_scheduler,
@@ -87,8 +87,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
-        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.config.ema)) \
-            if self.config.ema else None
+        self.average = make_average(self.config, self.model, self.plan.steps)
         if self.config.tensorboard:
             TensorBoardLog.check()
         self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
@@ -238,7 +237,7 @@ class Trainer:
         for batch in run:
             self.optimizer.zero_grad()
             released = run.backward(self._loss, batch)
-            rate = self.optimizer.param_groups[0]["lr"]
+            rate = getattr(self.optimizer, "learning_rate", self.optimizer.param_groups[0]["lr"])
             self.optimizer.step()
             self.scheduler.step()
             if self.average is not None:

@@ -1,0 +1,83 @@
+"""Averages, and optimizers by their names in settings."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
+
+import dpfy
+from dpfy.optim import ADADP, AdamBC, TailAverage
+from dpfy.training.parts import completed, make_average, make_optimizer
+
+
+@given(st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=12), st.floats(0.01, 1.0))
+def test_a_tail_is_the_mean_of_the_last_weights_and_before_it_the_weights(weights, share):
+    model = nn.Linear(1, 1, bias=False)
+    average = TailAverage(model, steps=len(weights), share=share)
+    tail = max(1, round(share * len(weights)))
+    for taken, weight in enumerate(weights, start=1):
+        nn.init.constant_(model.weight, weight)
+        average.update_parameters(model)
+        kept = weights[len(weights) - tail:taken] or [weight]
+        assert average.module.weight.item() == pytest.approx(sum(kept) / len(kept), abs=1e-5)
+
+
+def test_a_tail_goes_on_from_its_state():
+    model = nn.Linear(1, 1, bias=False)
+    whole, first, second = (TailAverage(model, steps=6, share=0.5) for _ in range(3))
+    for step in range(6):
+        nn.init.constant_(model.weight, 2.0**step)
+        if step == 4:
+            second.load_state_dict(first.state_dict())
+        for average in (whole, second if step >= 4 else first):
+            average.update_parameters(model)
+    assert second.module.weight.item() == whole.module.weight.item() == pytest.approx((8 + 16 + 32) / 3)
+
+
+def test_optimizers_by_name():
+    model = nn.Linear(2, 1)
+    config = completed(dpfy.TrainConfig(optimizer="adadp:0.5"))
+    chosen = make_optimizer(config, model)
+    assert isinstance(chosen, ADADP) and chosen.param_groups[0]["tolerance"] == 0.5
+    assert config.momentum == 0.0 and config.learning_rate == completed(dpfy.TrainConfig()).learning_rate
+    chosen = make_optimizer(completed(dpfy.TrainConfig(optimizer="adam_bc:1e-7")), model)
+    assert isinstance(chosen, AdamBC) and chosen.param_groups[0]["floor"] == 1e-7
+    assert completed(dpfy.TrainConfig(data="own:data", records=1000, optimizer="adadp")).momentum == 0.0
+
+
+@pytest.mark.parametrize("settings", [
+    {"optimizer": "adadp", "momentum": 0.9}, {"optimizer": "adadp:fast"}, {"optimizer": "sgd:1"}, {"optimizer": "lion"},
+    {"ema": 0.9, "tail": 0.5}, {"tail": 0.0}])
+def test_settings_that_do_not_go_together_are_refused(settings):
+    with pytest.raises(dpfy.InvalidArgument):
+        dpfy.TrainConfig(**settings)
+
+
+def test_an_average_by_name():
+    model = nn.Linear(1, 1)
+    for settings, kind in (({}, type(None)), ({"ema": 0.9}, AveragedModel), ({"tail": 0.25}, TailAverage)):
+        assert type(make_average(completed(dpfy.TrainConfig(**settings)), model, 10)) is kind
+    assert completed(dpfy.TrainConfig(data="own:data", records=100_000, tail=0.2)).ema == 0.0
+
+
+class Rates(dpfy.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_step(self, step):
+        self.seen.append(step.learning_rate)
+
+
+def test_the_trainer_takes_an_optimizer_and_a_tail_and_reports_the_rate_that_was_found(tmp_path):
+    torch.manual_seed(0)
+    y = torch.randint(2, (400,))
+    data = TensorDataset(torch.randn(400, 4) + 2.0 * y.unsqueeze(1), y)
+    rates = Rates()
+    config = dpfy.TrainConfig(out=str(tmp_path), name="a", records=400, batch_size=100, epochs=3, data="blobs", clip=1.0,
+                              delta=1e-3, optimizer="adadp", learning_rate=0.5, tail=0.5)
+    result = dpfy.Trainer(config, model=nn.Linear(4, 2), train=data, test=data, callbacks=[rates]).fit()
+    assert result.evaluations[-1].accuracy > 0.8
+    assert len(rates.seen) == 12 and rates.seen[:3] == pytest.approx([0.5, 0.5, 0.55])
+    assert dpfy.account(dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl")).claim(1e-3) == result.claim <= 3.0
