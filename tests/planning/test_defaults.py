@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpfy.models import recommended
 from dpfy.plan import dpsgd
 from dpfy.planning import first_run
 from dpfy.training.config import TrainConfig
@@ -24,12 +25,30 @@ def test_rates_are_large_where_records_are_few_and_compute_is_limited_where_they
 
 @pytest.mark.parametrize("clip", [0.01, 0.1, 1.0])
 def test_the_product_of_bound_and_rate_stays(clip):
-    assert first_run(1000, clip=clip).learning_rate * clip == pytest.approx(0.4)
+    assert first_run(10**6, clip=clip).learning_rate * clip == pytest.approx(0.5, rel=0.03)
+    assert first_run(2000, clip=clip).learning_rate * clip == pytest.approx(0.028, rel=0.03)
 
 
 def test_a_given_rate_sets_the_bound_within_reason():
-    assert first_run(1000, learning_rate=2.0).clip == pytest.approx(0.2)
-    assert first_run(1000, learning_rate=0.01).clip == 1.0
+    assert first_run(10**6, learning_rate=2.0).clip == pytest.approx(0.25)
+    assert first_run(10**6, learning_rate=0.01).clip == 1.0
+
+
+def test_steps_are_short_where_noise_is_large():
+    # With the same bound: fewer records, a smaller ε, more parameters.
+    usual = first_run(20_000).learning_rate
+    assert first_run(10_000).learning_rate == pytest.approx(usual / 2, rel=0.05)
+    assert first_run(20_000, epsilon=1.5).learning_rate == pytest.approx(usual / 2, rel=0.1)
+    assert first_run(20_000, parameters=80_000).learning_rate == pytest.approx(usual / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(("data", "records", "parameters"), [
+    ("digits", 1437, 4810), ("mnist", 60_000, 26_010), ("adult", 32_561, 6_900)])
+def test_lengths_are_those_that_were_found_for_reference_data(data, records, parameters):
+    known = recommended(data)
+    first = first_run(records, epochs=known["epochs"], batch_size=known["batch_size"], clip=known["clip"],
+                      parameters=parameters)
+    assert known["lr"] / 2 <= first.learning_rate <= 2 * known["lr"]
 
 
 def test_adam_does_not_care_for_the_product():
@@ -45,7 +64,7 @@ def test_what_the_user_said_stays_and_the_rest_is_filled_in():
     said = {"data": "own:load", "records": 5000, "clip": 0.5, "ema": 0.0, "momentum": 0.0, "epochs": 3.0}
     config = completed(TrainConfig(**said))
     assert {name: getattr(config, name) for name in said} == said
-    assert config.learning_rate == pytest.approx(0.8) and config.batch_size == 50
+    assert config.learning_rate == pytest.approx(0.14) and config.batch_size == 50
     assert completed(TrainConfig(data="own:load", records=5000)).ema > 0.9
 
 

@@ -14,7 +14,8 @@ _EPOCHS = 30.0
 _EXAMPLES = 3e6  # gradients of single records: minutes for a small network on one core
 _LARGEST_BATCH = 2**18
 _CLIP, _LARGEST_CLIP = 0.1, 1.0
-_PRODUCT = 0.4  # C·α: the middle of what the reference data sets were found to want
+_PRODUCT = 0.5  # C·α where noise is small: the most that the reference data sets were found to want
+_PARAMETERS = 20_000  # of a small network
 _MOMENTUM = 0.9
 _AVERAGED, _WORTH_AVERAGING = 0.1, 100  # of the steps, by the average of the weights; how many there have to be
 
@@ -31,19 +32,25 @@ class FirstRun:
     ema: float
 
 
-def first_run(records: int, *, epochs: float | None = None, batch_size: float | None = None, clip: float | None = None,
-              learning_rate: float | None = None, optimizer: str = "sgd") -> FirstRun:
-    """Return settings for ``records``, around those that are given.
+def first_run(records: int, *, epsilon: float = 3.0, delta: float = 1e-5, epochs: float | None = None,
+              batch_size: float | None = None, clip: float | None = None, learning_rate: float | None = None,
+              optimizer: str = "sgd", parameters: int = _PARAMETERS) -> FirstRun:
+    """Return settings for ``records`` and a budget, around those that are given.
 
     At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about ε/epochs neither does
     the noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large as a useful number of steps leaves it.
     Where records are many, epochs are fewer.
 
+    C·α is such that the noise of all steps moves the weights by about 10 in norm, with momentum and over so many
+    ``parameters``: so do the settings that were found for the reference data sets, within a factor of two.
+
     >>> first = first_run(60_000)
     >>> first.epochs, first.batch_size, first.clip, first.learning_rate
-    (30.0, 6000, 0.1, 4.0)
+    (30.0, 6000, 0.1, 5.0)
     >>> first_run(60_000, clip=1.0).learning_rate
-    0.4
+    0.5
+    >>> first_run(1500).learning_rate  # few records, much noise: short steps
+    0.21
     """
     records = _validate.count("records", records)
     epochs = _validate.positive("epochs", epochs) if epochs is not None else \
@@ -51,9 +58,20 @@ def first_run(records: int, *, epochs: float | None = None, batch_size: float | 
     rate = min(1.0, epochs / _STEPS)
     batch = batch_size if batch_size is not None else min(max(1, round(rate * records)), _LARGEST_BATCH)
     steps = max(1, math.ceil(epochs * records / batch))
+    product = _product(records, steps, epsilon, delta, parameters)
     if clip is None:
-        clip = _CLIP if learning_rate is None or optimizer != "sgd" else min(_LARGEST_CLIP, _PRODUCT / learning_rate)
+        clip = _CLIP if learning_rate is None or optimizer != "sgd" else min(_LARGEST_CLIP, product / learning_rate)
     if learning_rate is None:
-        learning_rate = _PRODUCT / clip if optimizer == "sgd" else 1e-3
+        learning_rate = product / clip if optimizer == "sgd" else 1e-3
     ema = round(1 - 1 / (_AVERAGED * steps), 3) if steps >= _WORTH_AVERAGING else 0.0
-    return FirstRun(epochs, int(batch), float(f"{clip:.6g}"), float(f"{learning_rate:.6g}"), _MOMENTUM, ema)
+    return FirstRun(epochs, int(batch), float(f"{clip:.2g}"), float(f"{learning_rate:.2g}"), _MOMENTUM, ema)
+
+
+def _product(records: int, steps: int, epsilon: float, delta: float, parameters: int) -> float:
+    """C·α for which α/(1 − momentum)·√T·σC/B·√parameters is 10, where σ = q·√T/μ is that of a Gaussian of all steps.
+
+    μ solves ε = μ²/2 + μ·√(2·log(1/δ)), the first conversion of Rényi divergences: near enough for a length.
+    """
+    log = 2 * math.log(1 / _validate.delta(delta))
+    mu = math.sqrt(log + 2 * _validate.epsilon(epsilon)) - math.sqrt(log)
+    return min(_PRODUCT, records * mu / (steps * math.sqrt(_validate.count("parameters", parameters))))

@@ -50,8 +50,10 @@ def completed(config: TrainConfig) -> TrainConfig:
     elif config.records is None:
         return config  # such data cannot be loaded, which is told there
     else:
-        defaults = vars(first_run(config.records, epochs=config.epochs, batch_size=config.batch_size, clip=config.clip,
-                                  learning_rate=config.learning_rate, optimizer="sgd" if descends else "adam"))
+        delta = config.delta if isinstance(config.delta, float) else min(0.5, config.records**-1.1)  # "auto"
+        defaults = vars(first_run(
+            config.records, epsilon=config.epsilon, delta=delta, epochs=config.epochs, batch_size=config.batch_size,
+            clip=config.clip, learning_rate=config.learning_rate, optimizer="sgd" if descends else "adam"))
     if adapts == "adadp":
         defaults["momentum"] = 0.0
     if config.tail is not None:
