@@ -1,6 +1,8 @@
 """``dpfy plan`` as a user runs it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -112,3 +114,19 @@ def test_resources_of_a_model(run, tmp_path, monkeypatch):
     code, out, _ = run("plan", "resources", "plan_model:make", "--example", "float32[4],int64[]", "--batch-size", 16,
                        "--records", 100, "--memory", 64)
     assert code == 0 and "engine 'bookkeeping'" in out and "epochs fit into 1 h" in out and "max_physical_batch" in out
+
+
+@pytest.mark.parametrize("command", [[], ["advise"], ["strategy"], ["resources"]], ids=" ".join)
+def test_every_command_shows_how_it_is_called(run, command):
+    code, out, err = run("plan", *command, "--help")
+    assert (code, err) == (0, "") and "Examples:" in out and f"dpfy {' '.join(['plan', *command])}" in out
+
+
+def test_what_needs_no_model_does_not_load_torch(tmp_path):
+    commands = [["plan", "--rate", "0.1", "--steps", "5", *BUDGET], ["plan", "strategy", "compute"],
+                ["plan", "--plot", "page.html"], ["plan", "strategy", "compute", "--public", "digits"],
+                ["plan", "advise", "--sees", "data", "--sampling", "stream", "--one-each", "no", "--labels-only", "no"]]
+    code = ("import sys\nfrom dpfy.cli.app import main\n"
+            f"for command in {commands!r}:\n    try: main(command)\n    except SystemExit: pass\n"
+            "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
