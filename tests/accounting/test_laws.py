@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -177,6 +178,88 @@ def test_a_delta_near_one_is_as_narrow(pairs, delta):
 def test_losses_that_end_leave_nothing_below():
     """Adding a record costs no step more than −log(1 − q); mass left beyond the cuts would exceed a tiny δ."""
     lower, upper, note = pld.epsilon_bracket(((Pair(0.31202313262902365, 0.3060985530125224), 5),), 1e-107, 1e-3)
+    assert lower <= upper <= 1.001 * lower
+    assert note == ""
+
+
+@pytest.mark.parametrize("pair", [Pair(5.3e-8, 0.0816), Pair(2.8e-6, 0.158, "opposed"),
+                                  Pair(0.3, 0.002, noise="laplace")])
+def test_masses_below_all_floats_keep_their_digits(pair):
+    """Q of losses of hundreds underflows; without the lift, atoms above move by whole cells and atoms below vanish."""
+    cuts = np.linspace(-2.0, 430.0, 25)
+    found = atoms.cells(atoms.rows(((pair, 1),))[0], cuts)
+    with mpmath.workdps(60):
+        ends = [_place(pair, mpmath.mpf(cut)) for cut in cuts.tolist()]
+        tails = [sum(weight * _tail(pair, end - mean) for weight, mean in _without(pair)) for end in ends]
+        for cell, (left, right) in enumerate(zip(tails, [*tails[1:], mpmath.mpf(0)], strict=True), start=1):
+            truth = (left - right) * mpmath.exp(max(cuts[cell - 1], 0.0))
+            assert abs(found.lifted[0, cell] - truth) <= found.lifted_error[0, cell] + 1e-300
+            assert found.lifted_error[0, cell] < 1e-9 * truth
+    assert np.array_equal(found.lift[1:], np.maximum(cuts, 0.0))
+
+
+def _place(pair, loss):
+    """The output that has this loss after sampling."""
+    rate, z = mpmath.mpf(pair.rate), mpmath.mpf(pair.noise_multiplier)
+    if pair.neighbours == "opposed":
+        lever = (1 - rate) / rate * mpmath.exp(1 / (2 * z**2))
+        return z**2 * (loss / 2 + mpmath.asinh(lever * mpmath.sinh(loss / 2)))
+    ratio = mpmath.log(max((mpmath.exp(loss) - 1 + rate) / rate, mpmath.mpf(10) ** -400))
+    return z**2 * ratio + 0.5 if pair.noise == "gaussian" else (ratio * z + 1) / 2
+
+
+def _tail(pair, x):
+    if pair.noise == "gaussian":
+        return mpmath.erfc(x / (pair.noise_multiplier * mpmath.sqrt(2))) / 2
+    far = mpmath.exp(-abs(x) / mpmath.mpf(pair.noise_multiplier)) / 2
+    return far if x > 0 else 1 - far
+
+
+def _without(pair):
+    """Weights and means of the outputs without the record."""
+    return [(1, 0)] if pair.neighbours == "absent" else [(1 - mpmath.mpf(pair.rate), 0), (mpmath.mpf(pair.rate), -1)]
+
+
+@pytest.mark.parametrize(("rate", "noise", "delta"), [(2.8e-6, 0.158, 1e-202), (1e-8, 0.08, 1e-150),
+                                                      (1e-3, 0.4, 1e-250)])
+def test_two_rare_losses_agree_with_an_integral_in_many_digits(rate, noise, delta):
+    """δ of two steps is the mean of one step's δ(ε − L); an underflow, or a wrong lift, moves an end past the truth."""
+    lower, upper, _ = composed(((Pair(rate, noise), 2),), 0.0, EpsilonAt(delta), 1e-3)
+    assert upper <= 1.001 * lower
+    with mpmath.workdps(40):
+        assert _delta_of_two(rate, noise, upper) <= delta <= _delta_of_two(rate, noise, lower)
+
+
+def _delta_of_two(rate, noise, epsilon):
+    pair, q, z = Pair(rate, noise), mpmath.mpf(rate), mpmath.mpf(noise)
+
+    def one_step(level):
+        if mpmath.exp(level) <= 1 - q:
+            return 1 - mpmath.exp(level)
+        place = _place(pair, level)
+        still, drawn = _tail(pair, place), _tail(pair, place - 1)
+        return (1 - q) * still + q * drawn - mpmath.exp(level) * still
+
+    def part(x):
+        ratio = 1 - q + q * mpmath.exp((2 * x - 1) / (2 * z**2))
+        return ratio * mpmath.npdf(x, 0, z) * one_step(epsilon - mpmath.log(ratio))
+
+    end = _place(pair, mpmath.mpf(epsilon))  # between 0 and here, and past both, lies all that counts
+    return mpmath.quad(part, [*mpmath.linspace(-8 * z, end + 8 * z, 120)], maxdegree=3)
+
+
+FEW_RARE = [
+    (((Pair(2.8e-6, 0.158), 2), (Pair(1.1e-5, 0.47), 2), (Pair(2.1e-4, 1.16), 690)), 3e-202),
+    (((Pair(2.8e-9, 0.153), 2), (Pair(4e-7, 0.0712), 4), (Pair(7.4e-6, 0.266), 1), (Pair(4.4e-4, 3.35), 97)), 3.1e-238),
+    (((Pair(5.3e-6, 0.27, "opposed"), 2), (Pair(7e-6, 0.106, "opposed"), 2), (Pair(0.0068, 0.955, "opposed"), 1561)),
+     4.9e-174),
+    (((Pair(9e-7, 0.0849), 1), (Pair(5.5e-4, 4.0), 3408), (Pair(0.0018, 0.652), 420)), 6.7e-125)]
+
+
+@pytest.mark.parametrize(("pairs", "delta"), FEW_RARE)
+def test_a_few_rare_steps_among_many_are_known_to_a_thousandth_at_a_tiny_delta(pairs, delta):
+    """Tilts too far apart, a late guess of ε, or cells for one rare loss too many leave brackets of several percent."""
+    lower, upper, note = pld.epsilon_bracket(pairs, delta, 1e-3)
     assert lower <= upper <= 1.001 * lower
     assert note == ""
 

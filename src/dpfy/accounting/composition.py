@@ -20,6 +20,7 @@ _RARE = math.log(1e-6)  # log δ of the opposite direction where it matters, rou
 _COARSE = 200  # cuts for a first guess
 _CUTS = 280  # cuts for an accuracy of 1e-3, usually
 _ROUNDS = 8
+_GUESSES = 4
 _MAX_WORK = 2e8  # cuts × frequencies of one bound: about a second; then smoothing gives way
 _MAX_KINDS = 20_000
 _MAX_CELLS = 2e7  # kinds × cuts
@@ -36,12 +37,12 @@ class _Outline:
                  before: "_Outline | None" = None) -> None:
         self.log_tail = log_spare(place.log_delta) - math.log(run.steps)
         known, top = (before.near(place.ceiling)[0], before.top(place.ceiling)) if before else (None, math.inf)
-        resolution = Resolution(_COARSE, place.epsilon, known, top, self.log_tail)
+        resolution = Resolution(_COARSE, place.epsilon, known, top, self.log_tail, gauss)
         cuts = choose_cuts(run, direction, resolution)
         self._block = stacked([atoms.above(steps, atoms.cells(steps, cuts), cuts, None, direction)
                                for steps in run.few])
         self._gauss, self._log_delta = gauss, place.log_delta
-        self._other = self._block.times @ self._block.mass * np.exp(-self._block.loss)
+        self._mass = self._block.times @ self._block.mass
         self._margins = math.sqrt(_variance([self._block], gauss)) * np.geomspace(0.05, 1000, 40)
         self._taken_back = cache(self._opposite_delta)
 
@@ -53,10 +54,11 @@ class _Outline:
 
     def top(self, epsilon: float) -> float:
         """The least loss above which a split costs no more than δ is known to: one such loss decides, nearly always."""
-        most = math.exp(log_spare(self._log_delta) - min(epsilon, 700.0))
+        most = math.exp(log_spare(self._log_delta))
+        other = self._mass * np.exp(np.minimum(epsilon - self._block.loss, 0.0))
 
         def enough(margin: float) -> bool:
-            beyond = float(self._other[self._block.loss > epsilon + margin].sum())
+            beyond = float(other[self._block.loss > epsilon + margin].sum())
             return beyond == 0 or beyond * self._taken_back(margin) <= most
 
         place = bisect.bisect_left(self._margins, True, key=enough)
@@ -164,7 +166,7 @@ def one_direction(run: Run, gauss: float, direction: Direction, question: Questi
     place = question.locate(outline)
     aim = min(accuracy / 2, max(accuracy / 6, 5e-6)) if run.kinds <= FEW else accuracy
     resolution = Resolution(int(_CUTS * math.sqrt(1e-3 / aim)), place.epsilon, outline.near(place.ceiling)[0], math.inf,
-                            outline.log_tail)
+                            outline.log_tail, gauss)
     smoothing = aim / 5 * max(place.epsilon, question.least, 0.2 / place.tilt) / (place.tilt + 1)
     best, before, reached = Bracket(0.0, math.inf), math.inf, math.inf
     bounds: Bounds | None = None
@@ -199,11 +201,19 @@ def _ceiling(blocks: list[Block], gauss: float, epsilon: float, log_delta: float
     """The composition of laws from above, on a line for ε, where δ is thought to be about that."""
     found = moments(blocks, gauss, tilt_grid(_variance(blocks, gauss), log_delta))
     top = max(float(block.loss.max()) for block in blocks)
-    tilt = min(saddle_at(found, epsilon)[0], _MAX_EXPONENT / max(top, _LEAST_LOSS))
+    steepest = _steepest(found, top)
+    tilt = min(saddle_at(found, epsilon)[0], steepest)
     smoothing = accuracy / 5 * max(epsilon, 0.2 / tilt) / (tilt + 1)
-    line = choose_line(found, tilt, epsilon, log_spare(log_delta), smoothing, gauss,
+    line = choose_line(found, tilt, steepest, epsilon, log_spare(log_delta), smoothing, gauss,
                        _MAX_WORK / len(blocks[0].loss))
     return Ceiling(Spectrum(blocks, gauss, line), infinite(blocks) * (1 + 1e-12))
+
+
+def _steepest(found: Moments, top: float) -> float:
+    """The largest tilt at which tilted masses are floats: the moments are, or e^λL itself is."""
+    most = _MAX_EXPONENT / max(top, _LEAST_LOSS)
+    usable = found.tilts[found.log_moment < _MAX_EXPONENT]
+    return min(max(most, float(usable.max(initial=0.0))), 2 * most)
 
 
 def infinite(blocks: list[Block]) -> float:
@@ -220,13 +230,18 @@ def opposite(blocks: list[Block], gauss: float, margin: float) -> tuple[Moments,
 def _bounds(run: Run, gauss: float, direction: Direction, question: Question, place: Location, resolution: Resolution,
             smoothing: float) -> tuple[Bounds, list[Block]]:
     """Bound the composed law on cuts of this resolution; and the law from above."""
-    cuts = choose_cuts(run, direction, resolution)
-    up, down = law(run, cuts, direction, atoms.above, atoms.below)
+    for _ in range(_GUESSES):
+        cuts = choose_cuts(run, direction, resolution)
+        up, down = law(run, cuts, direction, atoms.above, atoms.below)
+        found = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta))
+        guess, place = place, question.sharpened(found, infinite(up), place)
+        if place == guess:
+            break
+        resolution = replace(resolution, epsilon=place.epsilon, law=found)
     top = float(cuts[-1] if direction == 1 else -cuts[0])
-    found, spare = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta)), log_spare(place.log_delta)
-    tilt = min(question.tilt(found, infinite(up)), _MAX_EXPONENT / max(top, _LEAST_LOSS))
-    line = choose_line(found, tilt, place.epsilon, spare, smoothing, gauss,
-                       _MAX_WORK / len(cuts))
+    spare = log_spare(place.log_delta)
+    line = choose_line(found, question.tilt(found, infinite(up)), _steepest(found, top), place.epsilon, spare,
+                       smoothing, gauss, _MAX_WORK / len(cuts))
     beyond, past = (sum(float(block.times @ part) for block, part in parts) for parts in (
         [(block, block.beyond) for block in down], [(block, block.past) for block in down]))
     back = opposite(up, gauss, max(top - place.epsilon, 0.0)) if past > math.exp(spare) else None

@@ -23,6 +23,7 @@ from dpfy.accounting.atoms import EPS, Array, Block
 Complex = NDArray[np.complex128]
 
 _VANISHED = 1e-300
+_STEEP = 600.0  # e^600 is a float
 _CHUNK = 128  # atoms per matrix product
 _MANY = 8  # rows, from which on exponentials cost less than products
 _SERIES = 1e-9  # what a series may leave out of log δ, per block
@@ -191,8 +192,9 @@ def _transform(block: Block, line: Line, count: int, turner: "_Turner") -> tuple
     All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known exactly, so that the errors of a
     step are in proportion to its losses, and millions of nearly free steps lose nothing.
     """
+    block, rise = _steep(block, line.tilt)
     times, loss = block.times, block.loss if block.offset is None else block.loss + block.offset
-    growth = np.expm1(line.tilt * loss)
+    growth = np.expm1(rise)
     rows = block.mass * (1 + growth)
     fuzz = block.mass_error + EPS * (24 + turner.terms(len(rows)) + np.abs(line.tilt * loss)) * block.mass
     wrong = (fuzz * np.abs(growth)).sum(axis=1)
@@ -210,6 +212,18 @@ def _transform(block: Block, line: Line, count: int, turner: "_Turner") -> tuple
     slack = times @ np.log1p(error / modulus)
     height = float(times @ np.log(start))
     return height, float(times @ -np.log1p(-(wrong + line.tilt * moved) / start)), times @ logs, slack
+
+
+def _steep(block: Block, tilt: float) -> tuple[Block, Array]:
+    """λL of each atom, and the block; what exceeds e^600 of e^λL is taken into the masses, which are tiny there."""
+    rise = tilt * (block.loss if block.offset is None else block.loss + block.offset)
+    excess = np.maximum(rise - _STEEP, 0.0)
+    if not excess.any():
+        return block, rise
+    more = np.exp(excess)
+    shift_error = block.shift_error * more if block.shift_error is not None else None
+    return replace(block, mass=block.mass * more, mass_error=block.mass_error * more,
+                   shift_error=shift_error), rise - excess
 
 
 def _turned_sums(block: Block, rows: Array, frequency: Array, turner: "_Turner",

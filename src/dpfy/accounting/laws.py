@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
 from dpfy.accounting import atoms
 from dpfy.accounting.atoms import Array, Block, Cells, Direction, Rows
@@ -20,18 +21,23 @@ Builder = Callable[[Rows, Cells, Array, Array | None, Direction], Block]
 DEEPEST = 640.0  # e^loss is a float
 FEW = 48  # kinds of steps that are looked at one by one
 _FLOOR = 0.15  # the share of the cuts that is spread evenly
-_CELLS = 60_000  # of one block: its arrays stay in the cache
+_MUCH = 0.05  # of log E e^{λL}: a step of which there are few
+_ROUGHLY = 300  # losses by which moments are estimated
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How many cuts, and where they matter: near ``epsilon`` of a composed ``law``, up to ``top``, above a tail."""
+    """How many cuts, and where they matter: near ``epsilon`` of a composed ``law``, up to ``top``, above a tail.
+
+    ``gauss`` is μ² of the full-batch steps, which the law includes.
+    """
 
     cuts: int
     epsilon: float
     law: Moments | None
     top: float
     log_tail: float
+    gauss: float = 0.0
 
 
 class Run(NamedTuple):
@@ -87,20 +93,52 @@ def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array
     points, ends = _fine_points(run, direction, resolution)
     if len(points) < 2 or not np.isfinite(points).all():
         raise FloatingPointError("the losses that decide are beyond float64")
-    heavy = np.zeros(len(points) - 1)
-    for steps in run.few:
-        found = atoms.cells(steps, points)
-        heavy += steps.times @ (found.p if direction == 1 else found.q)[:, 1:-1]
+    mass = np.concatenate([_masses(steps, points, direction) for steps in run.few])
+    times = np.concatenate([steps.times for steps in run.few])
     with np.errstate(divide="ignore"):
-        influence = np.log(heavy) + 2 * np.log(np.diff(points))
-    if resolution.law is not None:
-        left = resolution.epsilon - direction * (points[1:] + points[:-1]) / 2
-        law = resolution.law
-        influence += np.minimum((law.log_moment[:, None] - np.outer(law.tilts, left)).min(axis=0), 0.0)
-        influence += np.minimum(left, 0.0)
+        influence = 2 * np.log(np.diff(points)) + _felt(mass, times, direction * (points[1:] + points[:-1]) / 2,
+                                                        resolution)
     weight = np.exp((influence - influence.max()) / 3)
     share = np.concatenate(([0.0], np.cumsum(weight / weight.sum() * (1 - _FLOOR) + _FLOOR / len(weight))))
     return _distinct(np.append(np.interp(np.linspace(0, share[-1], resolution.cuts), share, points), ends))
+
+
+def _masses(steps: Rows, points: Array, direction: Direction) -> Array:
+    found = atoms.cells(steps, points)
+    return (found.p if direction == 1 else found.q)[:, 1:-1]
+
+
+def _felt(mass: Array, times: Array, loss: Array, resolution: Resolution) -> Array:
+    """Masses times what the other steps do, added up over the steps, logarithm.
+
+    Of few steps that decide, the others are fewer than all: two rare losses must not be taken for three.
+    """
+    law, left = resolution.law, resolution.epsilon - loss
+    if law is None:
+        felt: Array = np.log(times @ mass)
+        return felt
+
+    def others(log_moment: Array) -> Array:
+        bound: Array = (log_moment[:, None] - np.outer(law.tilts, left)).min(axis=0)
+        return np.minimum(bound, 0.0) + np.minimum(left, 0.0)
+
+    best = int(np.argmin(law.log_moment - law.tilts * resolution.epsilon))
+    grown = mass @ np.exp(np.minimum(law.tilts[best] * loss, 700.0))
+    alone = np.log(grown) > max(1.0, _MUCH * law.log_moment[best])
+    felt = np.log(times[~alone] @ mass[~alone]) + others(law.log_moment)
+    if alone.any():
+        each = _log_moments(mass, loss, law.tilts)
+        everything = times @ each + resolution.gauss * law.tilts * (law.tilts + 1) / 2
+        for count, row, own in zip(times[alone], mass[alone], each[alone], strict=True):
+            felt = np.logaddexp(felt, np.log(count * row) + others(everything - own))
+    return felt
+
+
+def _log_moments(mass: Array, loss: Array, tilts: Array) -> Array:
+    """log E e^{λL} of each row, roughly."""
+    first = np.arange(0, len(loss), max(1, len(loss) // _ROUGHLY))
+    logs, rises = np.log(np.add.reduceat(mass, first, axis=1)), np.outer(loss[first], tilts)
+    return np.stack([logsumexp(row[:, None] + rises, axis=0) for row in logs])
 
 
 def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list[list[Block]]:

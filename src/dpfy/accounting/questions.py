@@ -11,6 +11,7 @@ from dpfy.accounting.fourier import Moments, Spectrum
 from dpfy.accounting.tilt import log_chernoff, saddle, saddle_at
 
 _MIN_LOG_DELTA = -630.0
+_CLEARLY = 3.0  # by how much log δ must be off for a guess to be given up
 _MARGINS = tuple(1e-11 * 4.0**i for i in range(20))  # relative, from a root to where the bound is certain
 
 
@@ -32,18 +33,18 @@ class Bounds(NamedTuple):
     top: float
     infinite: float  # mass at ∞, above
     certain: float  # mass at ∞, below
-    beyond: float  # the other distribution's mass past the top
+    beyond: float  # e^top times the other distribution's mass past the top
     past: float  # mass past the top
 
     def delta_above(self, epsilon: float) -> float:
         return math.exp(min(0.0, self.above.delta_above(epsilon))) + self.infinite
 
     def delta_below(self, epsilon: float) -> float:
-        """The split costs at most what is past the top, and at most e^ε·``beyond``·δ(top − ε) of the opposite law."""
+        """The split costs no more than is past the top, nor than e^(ε − top)·``beyond``·δ(top − ε) of the opposite."""
         split = self.past
         if self.opposite is not None:
             back = math.exp(log_chernoff(self.opposite[0], self.top - epsilon)) + self.opposite[1]
-            split = min(split, self.beyond * back * math.exp(min(epsilon, 700.0)))
+            split = min(split, self.beyond * back * math.exp(min(epsilon - self.top, 700.0)))
         return self.certain + self.below.delta_below(epsilon, self.moments) - split * (1 + 1e-9)
 
 
@@ -75,6 +76,9 @@ class Question(Protocol):
 
     def locate(self, outline: Outline) -> Location:
         """Guess where the answer is."""
+
+    def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
+        """Guess again, by a finer law from above."""
 
     def answer(self, bounds: Bounds, place: Location) -> Bracket:
         """Bound the answer."""
@@ -116,6 +120,12 @@ class EpsilonAt:
             low, high = (low, middle) if self._holds(outline, middle) else (middle, high)
         tilt, epsilon = self._saddle(*outline.near(high))
         return Location(tilt, min(epsilon, high), goal, high)
+
+    def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
+        if log_chernoff(law, place.epsilon) > math.log(max(self.delta - infinite, 1e-3 * self.delta)) - _CLEARLY:
+            return place
+        tilt, epsilon = self._saddle(law, infinite)
+        return place._replace(tilt=tilt, epsilon=epsilon)
 
     def _saddle(self, law: Moments, infinite: float) -> tuple[float, float]:
         return saddle(law, math.log(max(self.delta - infinite, 1e-3 * self.delta)))
@@ -163,10 +173,16 @@ class DeltaAt:
         return Location(0.0, math.inf, -30.0, math.inf)
 
     def locate(self, outline: Outline) -> Location:
-        law, infinite = outline.near(self.epsilon)
+        return self._at(*outline.near(self.epsilon))
+
+    def _at(self, law: Moments, infinite: float) -> Location:
         tilt, log_delta = saddle_at(law, self.epsilon)
         log_delta = max(math.log(math.exp(log_delta) + infinite + 1e-300), _MIN_LOG_DELTA)
         return Location(tilt, self.epsilon, log_delta, self.epsilon)
+
+    def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
+        found = self._at(law, infinite)
+        return found if found.log_delta < place.log_delta - _CLEARLY else place
 
     def answer(self, bounds: Bounds, place: Location) -> Bracket:
         return Bracket(max(0.0, bounds.delta_below(self.epsilon)), min(1.0, bounds.delta_above(self.epsilon)))

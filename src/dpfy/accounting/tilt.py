@@ -12,6 +12,8 @@ _LARGER = tuple(2.0**i for i in range(1, 13))  # where δ is near 1, Chernoff's 
 _CLIMB = 4.0  # log of what terms may grow by at a larger tilt
 _PRECISION = 1e-6  # of δ, or of 1 − δ: what tails and aliases may cost
 _HEIGHT = 28.0  # log of terms over what aliases may cost, up to which rounding does not matter
+_LEAST_TILT = 0.05  # with noise multipliers of at least 0.03, rare losses that decide a tiny δ have larger ones
+_SPACING = 0.1  # of tilts, logarithm
 _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-10 of it
 
 
@@ -21,10 +23,12 @@ def log_spare(log_delta: float) -> float:
 
 
 def tilt_grid(variance: float, log_delta: float) -> Array:
-    """Tilts around the best one of a loss with this variance and a Gaussian tail."""
+    """Tilts around the best one of a loss with this variance and a Gaussian tail, and below, for rare losses."""
     best = math.sqrt(max(-2 * log_delta, 1.0) / max(variance, 1e-290))
     near = np.geomspace(0.05 * best, 6 * best, 30)
-    return np.concatenate((np.geomspace(1e-4 * min(best, 10.0), near[0], 24)[:-1], near))
+    least = min(_LEAST_TILT, near[0] / 2)
+    rare = np.geomspace(least, near[0], max(12, math.ceil(math.log(near[0] / least) / _SPACING)))
+    return np.concatenate((np.geomspace(min(1e-4 * best, 1e-3), least, 12)[:-1], rare[:-1], near))
 
 
 def saddle(moments: Moments, log_delta: float) -> tuple[float, float]:
@@ -48,14 +52,15 @@ def log_chernoff(moments: Moments, epsilon: float) -> float:
     return min(0.0, float((moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)).min()))
 
 
-def choose_line(moments: Moments, best: float, epsilon: float, log_target: float, smoothing: float, gauss: float,
-                most: float) -> Line:
+def choose_line(moments: Moments, best: float, steepest: float, epsilon: float, log_target: float, smoothing: float,
+                gauss: float, most: float) -> Line:
     """The line with the narrowest window whose aliases stay below e^``log_target``; large terms weigh against one.
 
+    Its tilt is near the ``best`` one or below, and at most the ``steepest``.
     It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies. Where the whole law is
     below the target, a tilt that shows it is enough: larger ones lose it in rounding.
     """
-    most_tilt = min(float(moments.tilts[-4]), _enough(moments, epsilon, log_target))
+    most_tilt = min(float(moments.tilts[-4]), steepest, _enough(moments, epsilon, log_target))
     tilts = min(best, most_tilt) * np.array(_CANDIDATES + _LARGER)
     heights = np.interp(tilts, moments.tilts, moments.log_moment) - tilts * epsilon - log_target
     useful = (tilts <= tilts[0]) | ((heights <= heights[0] + _CLIMB) & (tilts <= most_tilt))
