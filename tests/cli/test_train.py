@@ -70,6 +70,7 @@ def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
     (["--resume", "/nowhere"], "/nowhere"), (["--resume", "/nowhere", "--epsilon", "1"], "leave"),
     (["--data", "json:missing"], "missing"), (["--model", "no_such_module:x"], "no_such_module"),
     (["--engine", "warp"], "warp"), (["--batch-size", "99999"], "99999"), (["--schedule", "zigzag"], "zigzag"),
+    (["--clipping", "quantil"], "quantil"), (["--noise-schedule", "exponential:often"], "exponential:RATE"),
 ])
 def test_mistakes_are_one_sentence_and_leave_no_ledger(tmp_path, capsys, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)

@@ -85,7 +85,7 @@ def test_a_resumed_run_draws_fresh_noise(tmp_path):
 def test_the_checkpoint_holds_public_state_only(tmp_path):
     saved(tmp_path)
     state = read_state(tmp_path / FILE)
-    assert sorted(state) == ["extra", "ledger", "model", "optimizers", "plan", "schema"]
+    assert sorted(state) == ["controllers", "extra", "ledger", "model", "optimizers", "plan", "schema"]
     with safe_open(tmp_path / FILE, framework="pt") as file:
         text = str(file.metadata())
     assert "key" not in text.replace("keys", "") and "stream" not in text

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpfy
 import dpfy.training.distributed as distributed
+from dpfy.accounting import GaussianFilter
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.checkpoint import FILE
 from dpfy.training.distributed import Ranks
@@ -86,7 +87,7 @@ class Counted(Dataset):
 # The same as one process
 
 
-def trained(rank, folder, engine="auto", sums=False, users=None, **planned):
+def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **planned):
     """The parameters after three noisy steps on random samples, from a start that differs between the ranks."""
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.randn(40, 6, generator=generator), torch.arange(40) % 3)
@@ -97,6 +98,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, **planned):
     options = {"clip": dpfy.clip_groups(model, clip=0.7), "statistics": statistics} if sums else {"clip": 0.7}
     plan = dpfy.dpsgd(records=40 if users is None else 20, batch_size=20 if users is None else 10, steps=3,
                       noise_multiplier=0.5, unit="record" if users is None else "user", **options, **planned)
+    plan = plan if rule is None else plan.under(rule)
     released = []
     with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory(), engine=engine, insecure_test_key=3,
                         unit_of=users) as run:
@@ -113,6 +115,9 @@ def trained(rank, folder, engine="auto", sums=False, users=None, **planned):
 RECIPES = {"auto": {}, "vmap": {"engine": "vmap"}, "loop": {"engine": "loop"}, "microbatches": {"microbatches": 5},
            "groups and statistics": {"sums": True}, "users": {"users": [k // 2 for k in range(40)]},
            "clipped denominator": {"least_sample": 15.0},
+           "quantile": {"controllers": [dpfy.QuantileClipping(share=0.2)]},
+           "adaclip": {"controllers": [dpfy.AdaClip()]},
+           "chosen noise": {"controllers": [dpfy.NormNoise(share=0.2)], "rule": GaussianFilter(mu=20.0)},
            "shuffled": {"sampling": "shuffled", "relation": "zero_out"}}
 
 

@@ -232,7 +232,8 @@ def test_noise_that_follows_public_accuracy_ends_the_run_with_the_budget_and_sur
     assert noises[:2] == [1.0, 0.5] and noises == [0.5**place for place in range(len(noises))]
     assert ledger.count == result.evaluations[-1].step < resumed.plan.steps == 40
     assert result.claim == pytest.approx(3.0) and result.claim <= 3.0 and not result.stopped_early
-    assert "filter" in (tmp_path / "a" / "report.md").read_text()
+    report = (tmp_path / "a" / "report.md").read_text()
+    assert "Rényi filter" in report and "validation decay, factor 0.5, threshold 1, window 3" in report
 
 
 def test_noise_that_follows_public_accuracy_needs_public_data(tmp_path):

@@ -88,8 +88,8 @@ def _isolation(facts: RunFacts) -> Item:
 
 def _constants(record: LedgerRecord) -> Item:
     return Item("public_constants", "What is called public is public",
-                "Number of records, expected batch size, rate, number of steps and clip bound are constants of the "
-                "plan, never read off the data by the library. That they, the hyper-parameters and the initial "
+                "Number of records, expected batch size, rate, number of steps and the first clip bound are constants "
+                "of the plan, never read off the data by the library. That they, the hyper-parameters and the initial "
                 "model are public is for whoever declared them to answer.", status=DECLARED)
 
 
@@ -175,6 +175,8 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
         "Sampling rate": _rate(_part(plan, "sampling")), "Steps": plan.get("steps"),
         "Clip bound": _clip_bounds(query.get("leaves", ())), "Noise multiplier": plan.get("noise_multiplier"),
+        "Noise schedule": _part(plan, "noise_schedule").get("name"),
+        "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,
         "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}" if budget else None,
     }
@@ -197,6 +199,13 @@ def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
     if len(bounds) > 1:
         return ", ".join(f"{leaf.get('name')}: {plain(leaf['bound'])}" for leaf in leaves if "bound" in leaf)
     return plain(bounds[0]) if bounds else None
+
+
+def _controllers(controllers: Sequence[dict[str, Any]]) -> str | None:
+    """What changes after the first step, with its settings."""
+    return "; ".join(", ".join([str(each.get("type", "")).replace("_", " "), *(
+        f"{name} {plain(value)}" for name, value in each.items() if isinstance(value, int | float | str)
+        and name != "type")]) for each in controllers) or None
 
 
 def _how_often(statistic: dict[str, Any]) -> str:
