@@ -118,11 +118,14 @@ def test_the_plot_shows_targets_and_every_seed(tmp_path: Path) -> None:
     assert "dpfy, every seed" in drawn and "to reach" in drawn and "not run yet" not in drawn
 
 
-def test_the_plot_on_the_way_is_of_the_selected_settings_alone(tmp_path: Path) -> None:
-    selection, changed = Place(tmp_path, validate=True), replace(CELL, epsilon=1.0)
-    for cell in (CELL, replace(changed, clip=0.5)):
-        selection.record(cell, replace(outcome(0, 91.0), curve=((4, 2.0, 80.0), (8, 3.0, 91.0))))
-    plots.draw_spending(Place(tmp_path), tmp_path / "plot.svg", [CELL, changed])
+def test_the_plot_on_the_way_is_of_the_best_try_with_the_network(tmp_path: Path) -> None:
+    selection, other = Place(tmp_path, validate=True), replace(CELL, epsilon=1.0)
+    tries = ((CELL, 80.0), (replace(CELL, clip=0.5), 91.0), (replace(other, network="mnist-cnn"), 92.0))
+    for cell, accuracy in tries:
+        selection.record(cell, replace(outcome(0, accuracy), curve=((4, 2.0, 70.0), (8, 3.0, accuracy))))
+    best = plots._best_try(selection, CELL)
+    assert best is not None and best["accuracy"] == [91.0]
+    plots.draw_spending(Place(tmp_path), tmp_path / "plot.svg", [CELL, other])
     drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     assert "planned for ε = 3" in drawn and "planned for ε = 1" not in drawn
 
