@@ -32,6 +32,10 @@ SAYS = {
     "automatic_clipping": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "adaclip": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "validation_decay": r"step 3: accuracy .*\n(.*\n)+\d+ steps, epsilon 3\.000 ",
+    "adadp": r"step 15: learning rate [\d.]+\n(.*\n)+45 steps, epsilon (2\.99\d|3\.000) ",
+    "dp_adam": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "noisy_max": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000 ",
+    "line_search": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000 ",
     "own_dataset": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon 1[01]\.\d\n",
 }

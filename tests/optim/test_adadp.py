@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -25,6 +25,7 @@ def iterate(opt, weight, *gradients):
         opt.step()
 
 
+@settings(max_examples=40)
 @given(numbers, numbers, numbers, st.floats(0.01, 2.0), st.floats(0.05, 5.0))
 def test_an_iteration_is_the_published_one(start, first, second, rate, tolerance):
     """Algorithm 1, written down once more: a wrong half, norm, limit or place to return to differs here."""

@@ -31,8 +31,7 @@ class ADADP(torch.optim.Optimizer):
     >>> weight.item(), opt.learning_rate  # err is 0.5/2, so that η may grow
     (2.25, 0.55)
 
-    Reference: A. Koskela & A. Honkela, Learning Rate Adaptation for Federated and Differentially Private Learning, 2020,
-    Algorithm 1.
+    Reference: A. Koskela & A. Honkela, Learning Rate Adaptation for Differentially Private Learning, 2020, Algorithm 1.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1, *, tolerance: float = 1.0, least: float = 0.9,

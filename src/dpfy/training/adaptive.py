@@ -7,6 +7,7 @@ from dpfy.mechanisms.controllers import (
     SCHEDULES,
     AdaClip,
     Controller,
+    Directed,
     NormClipping,
     NormNoise,
     QuantileClipping,
@@ -54,6 +55,12 @@ def _adadp(tolerance: float | None = None) -> dict[str, float]:
     return {} if tolerance is None else {"tolerance": tolerance}
 
 
+def _searched(share: float | None = None) -> dict[str, float]:
+    return {} if share is None else {"share": share}
+
+
+_ALGORITHMS: dict[str, Callable[..., dict[str, float]]] = {
+    "dpsgd": lambda: {}, "noisy_max": _searched, "line_search": _searched}
 _OPTIMIZERS: dict[str, Callable[..., dict[str, float]]] = {
     "sgd": lambda: {}, "adam": lambda: {}, "adam_bc": _adam_bc, "adadp": _adadp}
 _CLIPPING: dict[str, Callable[..., Controller | float | None]] = {
@@ -88,9 +95,16 @@ def named_optimizer(text: str) -> tuple[str, dict[str, float]]:
     return text.partition(":")[0], named("optimizer", text, _OPTIMIZERS)
 
 
-def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str | None) -> dict[str, Any]:
+def named_algorithm(text: str) -> tuple[str, dict[str, float]]:
+    """Return the name of a recipe and the options that follow it."""
+    return text.partition(":")[0], named("algorithm", text, _ALGORITHMS)
+
+
+def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str | None,
+                 algorithm: str = "dpsgd") -> dict[str, Any]:
     """Return the arguments of :func:`dpfy.dpsgd` that settings mean, apart from ``clip``."""
-    chosen = [named_clipping(clipping), named_noise(noise_schedule) if noise_schedule else None]
+    chosen = [named_clipping(clipping), named_noise(noise_schedule) if noise_schedule else None,
+              Directed() if named_algorithm(algorithm)[0] != "dpsgd" else None]
     return {"controllers": [each for each in chosen if isinstance(each, Controller)],
             "noise_schedule": next((each for each in chosen if isinstance(each, Timed)), None),
             "clip_schedule": clip_schedule}

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import named_schedule
-from dpfy.training.adaptive import named_optimizer, plan_options
+from dpfy.training.adaptive import named_algorithm, named_optimizer, plan_options
 from dpfy.types import Relation
 
 SCHEDULES = ("constant", "cosine", "linear")
@@ -57,6 +57,8 @@ class TrainConfig:
     sampling: str = _option("poisson", "poisson, full, fixed_size, truncated_poisson, shuffled, cyclic, balls_in_bins")
     capacity: int | None = _option(None, "the most records of a truncated_poisson sample")
     relation: str = _option("add_or_remove_one", "neighbours: add_or_remove_one, zero_out or replace_one")
+    algorithm: str = _option("dpsgd", "dpsgd, or how long steps are by private comparisons of losses, under a filter: "
+                             "noisy_max (noisy_max:SHARE, with sampling full), line_search (line_search:SHARE)")
     private_metrics: bool = _option(False, "release accuracy and loss on the private sample, with noise, at every step")
     optimizer: str = _option("sgd", "sgd, adam, adam_bc (without the bias of noise; adam_bc:FLOOR) or adadp (finds its "
                              "learning rate; adadp:TOLERANCE)")
@@ -65,7 +67,8 @@ class TrainConfig:
     schedule: str = _option("constant", "of the learning rate: constant, cosine or linear")
     warmup_steps: int = _option(0, "steps over which the learning rate rises from zero")
     ema: float | None = _option(None, "decay of the average of the weights that is evaluated and saved; 0 is off")
-    tail: float | None = _option(None, "share of the steps, the last ones, whose weights are averaged in the place of ema")
+    tail: float | None = _option(None, "share of the steps, the last ones, whose weights are averaged in the place of "
+                                 "ema")
     evaluate_every: int = _option(1, "epochs between evaluations on public data")
     early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
     checkpoint_every: int = _option(1, "epochs between checkpoints")
@@ -106,15 +109,18 @@ class TrainConfig:
         for name in ("warmup_steps", "early_stop", "num_workers", "seed"):
             _validate.count(name, getattr(self, name), minimum=0)
         if named_optimizer(self.optimizer)[0] == "adadp" and self.momentum:
-            raise InvalidArgument(f"Expected no momentum={self.momentum!r} with adadp: it would be taken for an error of "
-                                  "the learning rate.")
+            raise InvalidArgument(f"Expected no momentum={self.momentum!r} with adadp: it would be taken for an error "
+                                  "of the learning rate.")
+        if named_algorithm(self.algorithm)[0] == "noisy_max" and self.sampling != "full":
+            raise InvalidArgument(f"Expected sampling='full' with noisy_max, got {self.sampling!r}: it averages draws "
+                                  "of one and the same sum.")
         _validate.choice("schedule", self.schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
         _validate.choice("batchnorm", self.batchnorm, BATCHNORM)
         if self.rows_per_user is not None:
             _validate.count("rows_per_user", self.rows_per_user)
         _validate.choice("relation", self.relation, tuple(Relation))
-        plan_options(self.clipping, self.noise_schedule, self.clip_schedule)
+        plan_options(self.clipping, self.noise_schedule, self.clip_schedule, self.algorithm)
         if self.clip_schedule:
             named_schedule(self.clip_schedule)
 

@@ -218,12 +218,16 @@ class Run:
         return 2 + self._records.seed_words
 
     def _reserved_draw(self, event: Event, step: int, query: Query) -> bytes:
-        """Make the step durable, then draw its sample: the bytes of all indices, then of all lots and seeds."""
+        """Make the step durable, then draw its sample."""
         if self._paid_steps == 0:
             self.ledger.reserve(event, note={"clip": query.bound})
             self._paid_steps = self._sampler.policy.steps_per_event
         self._paid_steps -= 1
         self._taken = step  # whatever happens now, it is paid for
+        return self._draw()
+
+    def _draw(self) -> bytes:
+        """Draw a sample: the bytes of all indices, then of all lots and seeds."""
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
         lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
         seeds = self._streams.sampling.words(self._records.seed_words * len(drawn))

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.models.batchnorm import PrivateBatchNorm
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
-from dpfy.training.adaptive import named_clipping, plan_options
+from dpfy.training.adaptive import named_algorithm, named_clipping, plan_options
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
@@ -42,6 +42,7 @@ from dpfy.training.parts import (
     without_batchnorm,
 )
 from dpfy.training.privatize import privatize
+from dpfy.training.released import Released
 from dpfy.training.run import Run
 from dpfy.types import Budget, Interval, Unit
 
@@ -180,7 +181,7 @@ class Trainer:
         plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs, clip=clip,
                      statistics=self._statistics(), sampling=config.sampling, capacity=config.capacity,
                      relation=config.relation, unit=Unit.RECORD if self.data.owners is None else Unit.USER,
-                     **plan_options(config.clipping, config.noise_schedule, config.clip_schedule))
+                     **plan_options(config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm))
         if self.data.test is None and any(isinstance(each, ValidationDecay) for each in plan.controllers):
             raise InvalidArgument("Noise that follows the accuracy on public data needs public data, and there is "
                                   "none. Give test=, or use a schedule that is fixed in advance.")
@@ -234,25 +235,38 @@ class Trainer:
         ranks = Ranks.present()
         per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
         epsilon = run.spent(self._delta).upper if ranks.first and self.plan.steps > run.steps_left else 0.0
+        for released, rate in self._walk(run):
+            step = released.step
+            if self.average is not None:
+                self.average.update_parameters(self.model)
+            last = run.steps_left == 0 or run.exhausted
+            evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or last
+            if ranks.first and (evaluates or step % between == 0):
+                epsilon = run.spent(self._delta).upper
+            metrics = {name: float(value) for name, value in released.statistics.items() if not value.ndim}
+            _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
+            if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
+                return True
+            if step % (self.config.checkpoint_every * per_epoch) == 0:
+                self._save(run)
+        return False
+
+    def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
+        """Train, and yield what each step released and how long it was."""
+        name, options = named_algorithm(self.config.algorithm)
+        if name != "dpsgd":
+            from dpfy import algorithms  # they build on this package
+
+            for taken in getattr(algorithms, name)(run, self._loss, **options):
+                yield taken.released, taken.step_size
+            return
         for batch in run:
             self.optimizer.zero_grad()
             released = run.backward(self._loss, batch)
             rate = getattr(self.optimizer, "learning_rate", self.optimizer.param_groups[0]["lr"])
             self.optimizer.step()
             self.scheduler.step()
-            if self.average is not None:
-                self.average.update_parameters(self.model)
-            last = run.steps_left == 0 or run.exhausted
-            evaluates = batch.step % (self.config.evaluate_every * per_epoch) == 0 or last
-            if ranks.first and (evaluates or batch.step % between == 0):
-                epsilon = run.spent(self._delta).upper
-            metrics = {name: float(value) for name, value in released.statistics.items() if not value.ndim}
-            _tell(callbacks, "on_step", Step(batch.step, self.plan.steps, rate, epsilon, metrics))
-            if evaluates and self._evaluate(run, batch.step, epsilon, callbacks) and not last:
-                return True
-            if batch.step % (self.config.checkpoint_every * per_epoch) == 0:
-                self._save(run)
-        return False
+            yield released, rate
 
     def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | Losses:
         scores = self.model(x)

@@ -3,6 +3,7 @@
 from dpfy.mechanisms.controllers.base import Controller, Coordinates, Outcome, Setting, State
 from dpfy.mechanisms.controllers.bounds import NormClipping, QuantileClipping
 from dpfy.mechanisms.controllers.coordinates import AdaClip
+from dpfy.mechanisms.controllers.directed import Directed
 from dpfy.mechanisms.controllers.noise import NormNoise, ValidationDecay
 from dpfy.mechanisms.controllers.schedules import (
     SCHEDULES,
@@ -25,6 +26,7 @@ __all__ = [
     "ClipSchedule",
     "Controller",
     "Coordinates",
+    "Directed",
     "NormClipping",
     "NormNoise",
     "Outcome",

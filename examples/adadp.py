@@ -1,0 +1,42 @@
+"""Let the learning rate follow the error of steps, which costs no privacy: it begins far too small here.
+
+A ledger belongs to one run: remove adadp.dpl and adadp.dpl.head before you run it again.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+import dpfy
+from dpfy.data import digits
+from dpfy.models import digits_mlp
+from dpfy.optim import ADADP
+
+torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
+source = digits()
+model = digits_mlp()
+opt = ADADP(model.parameters(), lr=0.5)  # two releases are one step of it
+
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=16, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+run = dpfy.privatize(model, opt, source.train, plan, ledger="adadp.dpl")
+
+
+def loss_fn(x, y):
+    """Return one loss for each record."""
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+for batch in run:
+    opt.zero_grad()
+    run.backward(loss_fn, batch)
+    opt.step()
+    if batch.step % 15 == 0:
+        print(f"step {batch.step}: learning rate {opt.learning_rate:.2f}")
+
+epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
+run.close()
+x, y = source.test.tensors  # public records
+with torch.no_grad():
+    accuracy = (model(x).argmax(1) == y).float().mean()
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")

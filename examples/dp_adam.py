@@ -1,0 +1,40 @@
+"""Train with Adam whose second moments are free of the variance that noise adds to them.
+
+A ledger belongs to one run: remove dp_adam.dpl and dp_adam.dpl.head before you run it again.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+import dpfy
+from dpfy.data import digits
+from dpfy.models import digits_mlp
+from dpfy.optim import AdamBC
+
+torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
+source = digits()
+model = digits_mlp()
+opt = AdamBC(model.parameters(), lr=3e-3)  # the run tells it how much noise every gradient has
+
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+run = dpfy.privatize(model, opt, source.train, plan, ledger="dp_adam.dpl")
+
+
+def loss_fn(x, y):
+    """Return one loss for each record."""
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+for batch in run:
+    opt.zero_grad()
+    run.backward(loss_fn, batch)
+    opt.step()
+
+epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
+run.close()
+x, y = source.test.tensors  # public records
+with torch.no_grad():
+    accuracy = (model(x).argmax(1) == y).float().mean()
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
