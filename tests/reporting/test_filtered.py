@@ -64,7 +64,8 @@ def test_the_reading_is_in_a_table_of_its_own_and_nowhere_else(rule, conforms):
     assert "not guarantees" in table and shown in table and text.count(shown) == table.count(shown) == 1
     value["costs"].pop("odometer")
     assert str(reading.if_fixed_in_advance) not in json.dumps(value)
-    assert value["costs"]["curve"]["epsilons"] == {} and "ε spent" not in text and "<svg" not in result.to_html()
+    assert value["costs"]["curve"]["epsilons"] == {} and "ε spent" not in text
+    assert "number of reserved steps" not in result.to_html()
 
 
 @by_name

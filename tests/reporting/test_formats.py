@@ -117,8 +117,8 @@ def test_a_private_run_is_not_called_otherwise(good):
 
 
 def test_plots(reports):
-    assert reports["good"].to_html().count("<svg") == 2
-    assert reports["bare"].to_html().count("<svg") == 1
+    assert reports["good"].to_html().count("<svg") == 3
+    assert reports["bare"].to_html().count("<svg") == 2
     assert reports["infinite"].to_html().count("<svg") == 0
     assert "registered steps" in svg_of(reports["early"]) and "registered steps" not in svg_of(reports["good"])
     assert all(label in svg_of(reports["good"]) for label in ("PLD", "RDP", "Steps reserved", "var(--pld)"))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.special import ndtr
+from scipy.special import erfcx, ndtr
 
 from dpfy import _validate
-from dpfy.accounting import gaussian
 from dpfy.accounting.guarantee import Guarantee
 from dpfy.accounting.textbook import log_geometric
 
@@ -195,10 +194,21 @@ def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
     grown = left + (right - left) * parts
     polygon = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * parts
     middle = (grown[:, 1:] + grown[:, :-1]) / 2
-    value = np.vectorize(gaussian.delta)(mu, np.log(middle))
+    value = _gaussian_deltas(mu, np.log(middle))
     slope = -ndtr(-np.log(middle) / mu - mu / 2)
     half = (grown[:, 1:] - grown[:, :-1]) / 2
     return bool(np.all(value - slope * half >= polygon[:, :-1]) and np.all(value + slope * half >= polygon[:, 1:]))
+
+
+def _gaussian_deltas(mu: float, epsilons: Array) -> Array:
+    """δ of μ-GDP at many ε, by the two forms of :func:`dpfy.accounting.gaussian.log_delta`."""
+    s, t = epsilons / mu - mu / 2, epsilons / mu + mu / 2
+    density = np.exp(-s * s / 2) / math.sqrt(2 * math.pi)
+    return np.where(s < -1, 1 - density * (_mills(-s) + _mills(t)), density * (_mills(np.maximum(s, -1)) - _mills(t)))
+
+
+def _mills(x: Array) -> Array:
+    return np.asarray(math.sqrt(math.pi / 2) * erfcx(np.maximum(x, -1) / math.sqrt(2)))
 
 
 def _least(works: Callable[[float], bool]) -> float:

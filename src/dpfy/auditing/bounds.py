@@ -82,7 +82,7 @@ def epsilon_from_trials(trials: Trials, delta: float, confidence: float = 0.95) 
     first, second = trials.rates(confidence)
     best = 0.0
     for one, other in ((first, second), (second, first)):
-        if 0 < one and 1 - delta - other > 0:
+        if one > 0 and 1 - delta - other > 0:
             best = max(best, math.log((1 - delta - other) / one))
     return best
 
@@ -119,7 +119,7 @@ def one_run_epsilon(guesses: Guesses, delta: float, confidence: float = 0.95) ->
     Reference: Steinke, Nasr & Jagielski 2023, Theorem 5.2.
 
     >>> round(one_run_epsilon(Guesses(1000, 100, 100), delta=1e-5), 2)
-    3.49
+    3.47
     """
     delta = _validate.real("delta", delta, 0, 1, open_high=True)
     fails = 1 - _confidence(confidence)

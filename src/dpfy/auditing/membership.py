@@ -51,12 +51,12 @@ def likelihood_ratio_scores(confidence: torch.Tensor, shadows: torch.Tensor, pre
     records they had seen. Both sides are taken for Gaussian, record by record.
     """
     if shadows.shape != present.shape or shadows.shape[1:] != confidence.shape:
-        raise InvalidArgument(f"Expected shadows and present to be [models, records] for {len(confidence)} records, got "
-                              f"{tuple(shadows.shape)} and {tuple(present.shape)}.")
+        raise InvalidArgument(f"Expected shadows and present to be [models, records] for {len(confidence)} records, "
+                              f"got {tuple(shadows.shape)} and {tuple(present.shape)}.")
     fewest = min(int(present.sum(0).min()), int((~present).sum(0).min()))
     if fewest < _FEWEST_SHADOWS:
-        raise InvalidArgument(f"Some record was in or out of only {fewest} shadow models; at least {_FEWEST_SHADOWS} on "
-                              "each side are needed to know how its confidence spreads. Train more of them.")
+        raise InvalidArgument(f"Some record was in or out of only {fewest} shadow models; at least {_FEWEST_SHADOWS} "
+                              "on each side are needed to know how its confidence spreads. Train more of them.")
     inside, outside = _law(shadows, present), _law(shadows, ~present)
     value = confidence.double()
     return torch.from_numpy(norm.logpdf(value, *inside) - norm.logpdf(value, *outside))

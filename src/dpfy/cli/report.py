@@ -25,6 +25,10 @@ def report(
                                                show_default=False)] = None,
     anchor: Annotated[Path | None, typer.Option(help="The second place in which the run kept the head.",
                                                 show_default=False)] = None,
+    model_card: Annotated[bool, typer.Option("--model-card", help="Print the section on privacy of a model card "
+                                                                  "instead.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compute the report.json beside the ledger, or the one that "
+                                                          "--facts names, again; exit with 1 if it differs.")] = False,
 ) -> None:
     """State what a run guarantees, to whom, on which assumptions, and what is not covered.
 
@@ -37,6 +41,8 @@ def report(
     dpfy report runs/digits --out reports/digits
 
     dpfy report run.dpl --delta 1e-5 --facts facts.json --out .
+
+    dpfy report runs/digits --verify
     """
     from dpfy.ledger import Ledger
     from dpfy.reporting import report as report_on
@@ -44,12 +50,28 @@ def report(
     if facts is None and (path / "report.json").is_file():
         facts = path / "report.json"
     ledger = Ledger.read(ledger_file(path), anchor)
+    if verify:
+        _verify(ledger, facts or ledger_file(path).with_name("report.json"))
+        return
     result = report_on(ledger, _planned_delta(ledger) if delta is None else delta, _declared(facts))
-    if out is None:
+    if model_card:
+        typer.echo(result.to_model_card(), nl=False)
+    elif out is None:
         typer.echo(result.to_markdown(), nl=False)
     else:
         for file in result.write(out):
             typer.echo(str(file))
+
+
+def _verify(ledger: "Ledger", file: Path) -> None:
+    from dpfy.reporting.certificate import differences, read_certificate
+
+    found = differences(ledger, read_certificate(file))
+    for difference in found:
+        typer.echo(difference)
+    if found:
+        raise typer.Exit(1)
+    typer.echo(f"{file} says what the ledger with head {ledger.head_hash} says: every number was computed again.")
 
 
 def _planned_delta(ledger: "Ledger") -> float:

@@ -12,6 +12,7 @@ from dpfy.accounting import DominatedBy, Filter, FilterGuarantee, Guarantee, Rea
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled
+from dpfy.reporting.attacks import Attacks
 from dpfy.reporting.numbers import finite
 from dpfy.types import Interval, Relation
 
@@ -56,6 +57,20 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Adjacency:
+    """ε of the same steps for another relation between neighbours; None where no rule applies; ``note`` says why."""
+
+    relation: Relation
+    epsilon: float | None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        number = None if self.epsilon is None else finite(self.epsilon)
+        return {"relation": str(self.relation), "epsilon": number, "note": self.note or None}
+
+
+@dataclass(frozen=True)
 class Curve:
     """The claimed ε after some numbers of steps, by method."""
 
@@ -91,6 +106,8 @@ class Costs:
     without_sampling: Claim
     guess: float
     curve: Curve
+    attacks: Attacks | None
+    adjacency: tuple[Adjacency, ...] = ()
     filter: Filter | None = None
     reading: Reading | None = None
 
@@ -115,7 +132,8 @@ class Costs:
             claims=tuple(claims), headline=headline,
             without_sampling=_without_sampling(accounted.source.events, accounted.relation, delta),
             guess=(1 + accounted.delta(0.0).upper) / 2,
-            curve=_curve(ledger.uses, guarantees, delta, measured))
+            curve=_curve(ledger.uses, guarantees, delta, measured), attacks=_attacks(accounted, headline),
+            adjacency=_adjacency(accounted, delta))
 
     @classmethod
     def _filtered(cls, ledger: Ledger, guarantee: FilterGuarantee, claims: tuple[Claim, ...], delta: float) -> Self:
@@ -123,7 +141,8 @@ class Costs:
         return cls(
             delta=delta, secret_key=guarantee.private, numerical_delta=guarantee.numerical_delta, claims=claims,
             headline=claims[0], without_sampling=_filter_without_sampling(guarantee, claims[0], delta),
-            guess=_filter_guess(guarantee, delta), curve=Curve((), {}), filter=guarantee.filter,
+            guess=_filter_guess(guarantee, delta), curve=Curve((), {}), attacks=_attacks(guarantee, claims[0]),
+            filter=guarantee.filter,
             reading=odometer(ledger, delta))
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +152,8 @@ class Costs:
             "claims": [claim.to_json() for claim in self.claims],
             "without_sampling": self.without_sampling.to_json(), "curve": self.curve.to_json(),
             "odometer": _reading_json(self.reading),
+            "adjacency": [each.to_json() for each in self.adjacency],
+            "attacks": None if self.attacks is None else self.attacks.to_json(),
         }
 
 
@@ -194,6 +215,24 @@ def _filter_guess(guarantee: FilterGuarantee, delta: float) -> float:
     """The better of two bounds: δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows from the claim."""
     claim = guarantee.claim(delta)
     return min((1 + guarantee.delta(0.0).upper) / 2, 1 - (1 - delta) / (1 + math.exp(min(claim, 700.0))))
+
+
+def _attacks(guarantee: Guarantee, headline: Claim) -> Attacks | None:
+    return Attacks.of(guarantee) if headline.finite else None
+
+
+def _adjacency(guarantee: Guarantee, delta: float) -> tuple[Adjacency, ...]:
+    """What the same steps cost for the other relations, by PLD."""
+    found = []
+    for relation in Relation:
+        if relation is guarantee.relation:
+            continue
+        try:
+            other = account(guarantee.source.events, "pld", relation)
+            found.append(Adjacency(relation, other.claim(delta), other.note(delta)))
+        except UnsupportedEvent as error:
+            found.append(Adjacency(relation, None, str(error)))
+    return tuple(found)
 
 
 def _reading_json(reading: Reading | None) -> dict[str, Any] | None:

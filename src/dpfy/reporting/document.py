@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.ledger import Ledger
-from dpfy.reporting import conditions, html, markdown, statement
+from dpfy.reporting import conditions, html, markdown, model_card, statement
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import RunFacts
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.statement import Item
 from dpfy.reporting.verdict import Tier, Verdict, judge, tier
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class Report:
     def to_markdown(self) -> str:
         """Return the report as Markdown."""
         return markdown.render(self)
+
+    def to_model_card(self) -> str:
+        """Return the section on privacy for the model's card, as Markdown."""
+        return model_card.render(self)
 
     def to_html(self) -> str:
         """Return the report as one HTML page that needs no other file, no script and no network."""

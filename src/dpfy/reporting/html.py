@@ -48,6 +48,8 @@ def _figures(report: "Report") -> str:
         (plots.epsilon_plot(report.record, report.costs), "Privacy spent: ε over the steps, by accounting method."),
         (plots.metric_plot(report.facts, report.costs),
          f"Metric on public data over the ε spent when it was measured: {report.facts.metric}."),
+        (plots.tradeoff_plot(report.costs),
+         "Errors of whoever tells whether one unit of privacy took part: no point below the line is reachable."),
     )
     figures = "".join(f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
                       for svg, caption in drawn if svg)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfy.ledger.events import canonical_json
+from dpfy.reporting.attacks import FALSE_ALARM
 from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text, plain
@@ -65,7 +66,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
         ("Public data", facts.public_data), ("Hyper-parameters chosen", facts.hyperparameter_selection),
         *((f"Hyper-parameter {name}", plain(value)) for name, value in facts.hyperparameters.items())))
     return (
-        _epsilons(report),
+        _epsilons(report), _other_relations(report), *_attack_tables(report),
         Table("Statement", ("Item", "Guide §5.3.3", "Answer"),
               tuple((item.title, item.guide, item.text) for item in report.statement)),
         Table("Assumptions", ("Assumption", "Status", "How that is known"), _with_status(report.assumptions),
@@ -104,6 +105,48 @@ def _epsilons(report: "Report") -> Table:
                 "It is the filter's limit, fixed before the first step: how much of it a run uses changes nothing.")
     return Table(f"ε at δ = {delta_text(costs.delta)}", ("Scope", "Steps", *(METHOD_NAMES[m] for m in methods)),
                  tuple(rows), f"{void}Each ε is rounded up; the bracket shows the certified interval. {entitled}")
+
+
+def _other_relations(report: "Report") -> Table:
+    rows = tuple((str(each.relation).replace("_", " "),
+                  each.note if each.epsilon is None else epsilon_text(each.epsilon)) for each in report.costs.adjacency)
+    return Table("The same steps for other neighbours", ("Neighbours", "ε, or why there is none"), rows,
+                 f"At the same δ, by PLD. The claim is for {str(report.record.relation).replace('_', ' ')}.")
+
+
+def _attack_tables(report: "Report") -> tuple[Table, ...]:
+    """What is left to an attacker, in words; nothing where there is no guarantee."""
+    attacks = report.costs.attacks
+    if attacks is None or not report.verdict.private:
+        return ()
+    unit = f"one {report.record.unit}"
+    tests = (
+        (f"Most that telling whether {unit} took part gains over blind guessing (advantage)", _most(attacks.advantage)),
+        (f"True positive rate at a false positive rate of {_given(FALSE_ALARM)}", _most(attacks.true_positives)),
+        ("μ of the least Gaussian mechanism that is no better",
+         f"{epsilon_text(attacks.mu)} (down to δ = {delta_text(attacks.mu_floor)})"),
+    )
+    beliefs = tuple((_given(each.prior), _most(each.right), _most(each.accused_rightly)) for each in attacks.beliefs)
+    hits = tuple((_given(each.baseline), _most(each.success)) for each in attacks.reconstruction)
+    return (
+        Table("What is left to an attacker", ("Bound", "Value"), tests,
+              "For whoever sees all that was released and knows all the other data; from the certified trade-off "
+              "curve."),
+        Table("What an attacker's belief can become", ("Believed before", "Right at best", "Of those accused, rightly"),
+              beliefs, f"The belief that {unit} took part. Right at best: share of right decisions. Accused: at a "
+                       f"false positive rate of {_given(FALSE_ALARM)}."),
+        Table("Reconstruction", ("Lucky guess without the release", "Success with it, at most"), hits,
+              f"For every notion of having reconstructed {unit} that a guess without the release would meet so often."),
+    )
+
+
+def _most(share: float) -> str:
+    """A bound on a share, rounded up."""
+    return f"{epsilon_text(100 * min(1.0, share))} %"
+
+
+def _given(share: float) -> str:
+    return f"{100 * share:g} %"
 
 
 def _odometer(report: "Report") -> Table:

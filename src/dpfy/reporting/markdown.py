@@ -14,11 +14,11 @@ def render(report: "Report") -> str:
     facts = report.facts
     warning = "" if report.verdict.private else "NOT PRIVATE: "
     blocks = [
-        f"# {warning}{_escape(facts.title)}: {_escape(facts.name)}",
-        f"**{_escape(layout.headline(report))}**",
-        *(f"> **{_escape(caution)}**" for caution in layout.cautions(report)),
-        _escape(report.formal_statement), _escape(report.plain_statement),
-        "\n".join(f"- {name}: {_escape(value)}" for name, value in layout.key_facts(report)),
+        f"# {warning}{escape(facts.title)}: {escape(facts.name)}",
+        f"**{escape(layout.headline(report))}**",
+        *(f"> **{escape(caution)}**" for caution in layout.cautions(report)),
+        escape(report.formal_statement), escape(report.plain_statement),
+        "\n".join(f"- {name}: {escape(value)}" for name, value in layout.key_facts(report)),
         *(_table(table) for table in layout.tables(report) if table.rows),
         "The items follow Ponomareva et al. 2023, *How to DP-fy ML*.",
     ]
@@ -27,14 +27,14 @@ def render(report: "Report") -> str:
 
 def _table(table: layout.Table) -> str:
     lines = [_row(table.columns), "|" + "---|" * len(table.columns), *(_row(row) for row in table.rows)]
-    lead = f"{_escape(table.lead)}\n\n" if table.lead else ""
-    return f"## {_escape(table.title)}\n\n{lead}" + "\n".join(lines)
+    lead = f"{escape(table.lead)}\n\n" if table.lead else ""
+    return f"## {escape(table.title)}\n\n{lead}" + "\n".join(lines)
 
 
 def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Keep declared text from becoming markup or breaking a table."""
     return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", " ".join(text.split()))

@@ -46,9 +46,26 @@ def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
     steps, values = zip(*sorted(facts.history), strict=True)
     spent = np.interp(steps, costs.curve.steps, epsilons)  # between computed points, for the eye only
     with drawing():
-        figure, axes = axes_of(f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})", _one_line(facts.metric))
+        figure, axes = axes_of(f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})",
+                               _one_line(facts.metric))
         axes.plot(spent, values, marker="o" if len(steps) <= 60 else None, markersize=4, color=FIRST)
         return svg_of(figure, "metric", "metric on public data over the ε spent")
+
+
+def tradeoff_plot(costs: Costs) -> str | None:
+    """Draw the least errors that any attack makes; None if there is no guarantee."""
+    if costs.attacks is None:
+        return None
+    curve = costs.attacks.curve
+    with drawing():
+        figure, axes = axes_of("false positive rate", "false negative rate")
+        axes.fill_between(curve.fpr, curve.fnr, color=FIRST, alpha=0.15, linewidth=0)
+        axes.plot(curve.fpr, curve.fnr, color=FIRST, label="no attack is below")
+        axes.plot([0, 1], [1, 0], color=INK, linewidth=1, linestyle=":", label="guessing blindly")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.legend(loc="best")
+        return svg_of(figure, "tradeoff", "least false negative rate of any attack over its false positive rate")
 
 
 def _one_line(text: str) -> str:

@@ -49,7 +49,7 @@ def bookmark() -> Callable[[], None]:
 
 
 def fix_seed(seed: int) -> None:
-    """Seed torch's generators of the devices at hand; ``torch.manual_seed`` notes a stack trace for each that is not."""
+    """Seed the generators of the devices at hand; ``torch.manual_seed`` notes a stack trace for each that is not."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)

@@ -1,0 +1,108 @@
+"""What a report says about attackers, and whether its certificate can be checked."""
+
+import json
+
+import pytest
+from scipy.special import ndtr, ndtri
+
+from dpfy.accounting import account
+from dpfy.cli.app import main
+from dpfy.errors import InvalidArgument
+from dpfy.ledger import Ledger
+from dpfy.ledger.events import NonPrivate, Poisson, Sampled, SumQuery
+from dpfy.reporting import report
+from dpfy.reporting.attacks import Attacks
+from dpfy.reporting.certificate import differences
+
+DELTA = 1e-5
+
+
+def reachable(mu, fpr):
+    """The true positive rate of the best test of a Gaussian mechanism."""
+    return float(ndtr(ndtri(fpr) + mu))
+
+
+def test_bounds_are_those_of_the_gaussian_and_no_attack_beats_them():
+    mu = 0.8
+    found = Attacks.of(account(Sampled(Poisson(1.0), (SumQuery(1.0, 1 / mu),))))
+    assert found.mu == pytest.approx(mu, rel=1e-3)
+    assert found.advantage == pytest.approx(2 * ndtr(mu / 2) - 1, rel=1e-4)
+    assert reachable(mu, 0.01) <= found.true_positives < 1.02 * reachable(mu, 0.01)
+    for each in found.reconstruction:
+        assert reachable(mu, each.baseline) <= each.success < 1.02 * reachable(mu, each.baseline)
+    for belief in found.beliefs:
+        rates = [k / 2000 for k in range(2001)]
+        errors = [belief.prior * (1 - reachable(mu, fpr)) + (1 - belief.prior) * fpr for fpr in rates]
+        assert 1 - min(errors) <= belief.right + 1e-9
+        assert belief.right < 1 - min(errors) + 1e-3
+        assert belief.prior < belief.accused_rightly < 1
+
+
+def test_nothing_is_said_about_attackers_without_a_guarantee(make):
+    ledger = make(extra=(NonPrivate("shown to a friend"),))
+    found = report(ledger, DELTA)
+    assert found.costs.attacks is None
+    assert "What is left to an attacker" not in found.to_markdown()
+
+
+def test_other_relations_are_beside_the_claim(good):
+    found = {str(each.relation): each.epsilon for each in good.costs.adjacency}
+    assert set(found) == {"replace_one", "zero_out"}
+    assert found["replace_one"] > 1.5 * good.costs.headline.interval.upper
+    assert found["zero_out"] == pytest.approx(good.costs.headline.interval.upper)
+
+
+def test_the_model_card_has_the_claim_and_the_hash(good):
+    card = good.to_model_card()
+    assert card.startswith("## Privacy") and good.record.head_hash in card and "ε = " in card
+
+
+@pytest.fixture
+def published(make, facts, tmp_path):
+    make(tmp_path / "ledger.dpl")
+    report(tmp_path / "ledger.dpl", DELTA, facts).write(tmp_path)
+    return tmp_path
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["report", *arguments])
+    return caught.value.code
+
+
+def test_an_honest_certificate_is_confirmed(published, capsys):
+    assert command(str(published), "--verify") in (0, None)
+    assert "every number was computed again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("edit", [
+    lambda value: value["guarantee"].update(epsilon=value["guarantee"]["epsilon"] / 2),
+    lambda value: value["ledger"].update(head_hash="0" * 64),
+    lambda value: value["costs"]["attacks"].update(advantage=0.0),
+    lambda value: value.update(formal_statement="Perfectly private."),
+    lambda value: value["assumptions"].pop(),
+    lambda value: value.pop("tier"),
+])
+def test_a_certificate_that_says_otherwise_is_refused(published, capsys, edit):
+    path = published / "report.json"
+    value = json.loads(path.read_text())
+    edit(value)
+    path.write_text(json.dumps(value))
+    assert command(str(published), "--verify") == 1
+    assert "$." in capsys.readouterr().out
+
+
+def test_a_certificate_of_another_ledger_is_refused(published, make, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other") / "ledger.dpl"
+    make(other, taken=3)
+    found = differences(Ledger.read(other), json.loads((published / "report.json").read_text()))
+    assert any("head_hash" in each for each in found) and any("epsilon" in each for each in found)
+
+
+def test_what_is_no_certificate_is_explained(published, tmp_path):
+    with pytest.raises(InvalidArgument, match="schema_version"):
+        differences(Ledger.read(published / "ledger.dpl"), {"schema_version": 1})
+    with pytest.raises(InvalidArgument, match="whole report"):
+        differences(Ledger.read(published / "ledger.dpl"), {"schema_version": 2})
+    (published / "report.json").unlink()
+    assert command(str(published), "--verify") == 2
