@@ -349,7 +349,7 @@ def accepted():
                 continue
 
 
-@pytest.mark.parametrize(("controller", "query"), accepted())
+@pytest.mark.parametrize(("controller", "query"), [*accepted()])
 def test_no_record_adds_more_than_one_unit_after_any_releases(controller, query):
     """A threshold, limit, scale or share that does not move with its bound would let a record add more."""
 
