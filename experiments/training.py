@@ -19,6 +19,7 @@ import dpfy
 from dpfy.errors import CheckpointError
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
+from experiments.methods import make_optimizer, plan_options
 from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied
 
 LEDGER, SETTINGS = "ledger.dpl", "settings.json"
@@ -70,7 +71,7 @@ class Training:
     def __init__(self, cell: Cell, seed: int, folder: Path, task: Task, measure: bool = False) -> None:
         self.cell, self.seed, self.folder, self.task, self.measure = cell, seed, folder, task, measure
         self.model = make_network(cell, task.input_shape, seed)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=cell.learning_rate, momentum=cell.momentum)
+        self.optimizer = make_optimizer(cell, self.model.parameters())
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(cell.ema)) if cell.ema else None
         self._seconds, self._lost = 0.0, 0
         self._curve: list[list[float]] = []
@@ -104,7 +105,8 @@ class Training:
             if begun.header is not None and begun.header.plan is not None:
                 return dpfy.Plan.from_json(begun.header.plan)
         cell = self.cell
-        plan = dpfy.dpsgd(records=self.task.records, rate=cell.rate, steps=cell.steps, clip=cell.clip)
+        plan = dpfy.dpsgd(records=self.task.records, rate=cell.rate, steps=cell.steps, clip=cell.clip,
+                          **plan_options(cell))
         return plan.calibrate(epsilon=cell.epsilon, delta=cell.delta)
 
     def _steps(self, run: dpfy.Run, watch: Watch) -> Iterator[float]:
@@ -144,9 +146,10 @@ class Training:
         """Measure the model once, and read from the ledger what it cost."""
         ledger = dpfy.Ledger.read(self.folder / LEDGER)
         spent, by_rdp = dpfy.account(ledger), dpfy.account(ledger, "rdp")
-        assert spent.private and spent.noise_multiplier is not None
+        assert spent.private and ledger.header is not None and ledger.header.plan is not None
+        noise = spent.noise_multiplier or dpfy.Plan.from_json(ledger.header.plan).noise_at(1)  # of the first step
         return Outcome(self.seed, percent_right(self._evaluated, self.task.held_out), spent.claim(self.cell.delta),
-                       by_rdp.claim(self.cell.delta), spent.noise_multiplier, spent.steps, self._lost, self._seconds,
+                       by_rdp.claim(self.cell.delta), noise, spent.steps, self._lost, self._seconds,
                        tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve))
 
 

@@ -37,6 +37,8 @@ def test_contracts_are_kept() -> None:
     ("data/source.py", "import dpfy.plan"),
     ("data/source.py", "import dpfy.models"),
     ("models/defaults.py", "import dpfy.training.run"),
+    ("optim/adam_bc.py", "import dpfy.ledger"),
+    ("training/run.py", "import dpfy.algorithms"),
 ])
 def test_contracts_notice_a_forbidden_arrow(module: str, statement: str, tmp_path: Path) -> None:
     # A contract over a misspelt or missing module would be kept for ever; each of these must break one.

@@ -53,7 +53,7 @@ def test_the_sensitivity_pays_for_the_last_bits_of_others():
     search = LeastLoss(begun.run, 3.0, 0.5)
     companions = search._blocks.largest
     assert companions >= 4
-    assert search.mechanism.sensitivity == pytest.approx(3.0 * (1 + 2 * companions * ROUNDING))
+    assert search.mechanism.sensitivity == pytest.approx(3.0 * (1 + 2 * companions * ROUNDING + 2.0**-19), rel=1e-12)
     assert search.event.queries[0].largest_loss == pytest.approx(0.5)
 
 
@@ -81,6 +81,25 @@ def test_the_first_sufficient_decrease_is_found_and_recorded():
         adaptive=True), 2)]
     assert 1 / 2 <= mechanism.query_scale / mechanism.threshold_scale <= 2
     descent.run.close()
+
+
+def test_what_is_asked_for_does_not_swallow_the_last_digits():
+    """Beside 1e30 a float64 sum has no digits left, and one record could move the comparison by many bounds."""
+    descent = Descent(rho=1e9)
+    search, seen = FirstDecrease(descent.run, 5.0, 1.0), []
+    search.mechanism = _Listening(search.mechanism, seen)
+    start = {"weight": torch.zeros(1, 2)}
+    search.of(descent.loss, start, [(start, 1e30), (start, 1.0)])
+    assert seen == [-5.0 * 2**32, -1.0]
+    descent.run.close()
+
+
+class _Listening:
+    def __init__(self, mechanism, seen):
+        self.event, self.seen = mechanism.event, seen
+
+    def release(self, values, stream):
+        self.seen += list(values)
 
 
 class Watched(Dataset):

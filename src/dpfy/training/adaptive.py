@@ -86,7 +86,7 @@ def named_noise(text: str) -> Controller | Timed:
     return named("a noise schedule", text, _NOISE)
 
 
-def named_optimizer(text: str) -> tuple[str, dict[str, float]]:
+def named_optimizer(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name of an optimizer and the options that follow it.
 
     >>> named_optimizer("adadp:0.5")
@@ -95,7 +95,7 @@ def named_optimizer(text: str) -> tuple[str, dict[str, float]]:
     return text.partition(":")[0], named("optimizer", text, _OPTIMIZERS)
 
 
-def named_algorithm(text: str) -> tuple[str, dict[str, float]]:
+def named_algorithm(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a recipe and the options that follow it."""
     return text.partition(":")[0], named("algorithm", text, _ALGORITHMS)
 

@@ -30,6 +30,7 @@ from dpfy.training.seclusion import secluded
 Weights = Mapping[str, torch.Tensor]
 """Values of the trained parameters, by their names in the model."""
 _STEPS = 2**32  # of the bound: sums of clipped losses are whole numbers of them, and exact
+_ARITHMETIC = 2.0**-19  # bounds by which float64 may move a difference of two sums and of what is asked for
 
 
 class _Search:
@@ -48,8 +49,8 @@ class _Search:
 
     @property
     def sensitivity(self) -> float:
-        """The bound, and what last bits of others do to two sums: companions in a block move by ROUNDING bounds."""
-        return self._bound * (1 + 2 * self._blocks.largest * ROUNDING)
+        """The bound, and what last bits do: companions in a block move two sums by ROUNDING bounds, float64 by less."""
+        return self._bound * (1 + 2 * self._blocks.largest * ROUNDING + _ARITHMETIC)
 
     @property
     def event(self) -> Sampled:
@@ -109,7 +110,7 @@ class FirstDecrease(_Search):
         def differences() -> Iterator[float]:
             before = losses.of(start)
             for model, decrease in models:
-                yield before - losses.of(model) - decrease
+                yield before - losses.of(model) - min(decrease, _STEPS * self._bound)  # more is never reached
 
         return self.mechanism.release(differences(), self._run._streams.noise)
 
@@ -130,9 +131,9 @@ class _Losses:
 
     def __init__(self, run: Run, loss_fn: LossFn, bound: float, blocks: Blocks, event: Sampled) -> None:
         self._run, self._bound = run, bound
+        run.ledger.reserve(event, note={"loss bound": bound})
         with secluded(run._streams.training):
             engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
-        run.ledger.reserve(event, note={"loss bound": bound})
         words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1) \
             if (drawn := run._draw()) else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
         indices, lots = words[0], words[1]
