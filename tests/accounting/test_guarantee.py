@@ -139,3 +139,13 @@ def test_method_relation_and_unit_are_checked():
 def test_a_ledger_with_a_filter_is_left_to_the_filter():
     with pytest.raises(UnsupportedEvent, match="filter"):
         account(ledger(filter={"name": "renyi"}))
+
+
+def test_a_bracket_that_rounding_keeps_wide_says_so():
+    events = [Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), times) for rate, noise, times in (
+        (5.278290168144765e-08, 0.0816237600094698, 1), (3.297617786453356e-07, 0.34291418908927324, 2),
+        (9.520130485742105e-07, 0.2669770490541304, 3), (0.022281937763160745, 4.441416218055131, 497))]
+    found = account(events, relation="replace_one")
+    lower, upper = found.epsilon(5.179697204708457e-171)
+    assert ("wide" in found.note(5.179697204708457e-171)) == (upper - lower > 0.01 * upper)
+    assert account(Repeated(STEP, 5)).note(DELTA) == ""

@@ -14,6 +14,7 @@ from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
 
+_WIDE = 10  # times the accuracy: a bracket that deserves a word
 _HALVINGS = 8  # of a factor of 2 in ε
 
 
@@ -130,7 +131,12 @@ class Guarantee:
 
     def note(self, delta: float) -> str:
         """Say how the claim at ``delta`` was computed, where the method's name does not say it all."""
-        return self._epsilon_upper(_validate.delta(delta)).note
+        said = self._epsilon_upper(_validate.delta(delta)).note
+        if said or not self.exact or self.method != "pld":
+            return said
+        lower, upper = self.epsilon(delta)
+        wide = math.isfinite(upper) and upper - lower > _WIDE * self.accuracy * upper
+        return f"the bracket is {(upper - lower) / upper:.1%} wide: rounding is near delta" if wide else ""
 
     def _failed(self, epsilon: float) -> float:
         """What samples that were cut add to δ(ε): exchanging both laws for those of uncut samples costs their
