@@ -90,7 +90,7 @@ def main() -> None:
     draw_adadp(axes[0, 0])
     draw_adam(axes[0, 1])
     draw_recipe(axes[1, 0], "noisy maximum", noisy_max, candidates=10)
-    draw_recipe(axes[1, 1], "line search", line_search, backtracking=Backtracking(first=4.0))
+    draw_recipe(axes[1, 1], "line search", line_search, backtracking=Backtracking(first=16.0))
     for panel in axes.flat:
         panel.legend(frameon=False, fontsize="small")
     figure.savefig(TARGET, metadata={"Date": None})
