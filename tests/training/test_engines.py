@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dpfy.mechanisms.clipping import Clipping, clip_to, lattice_sum, squared_norms
+from dpfy.mechanisms.clipping import Clipping, clip_to, lattice_sum, squared_norms, weighed_sum
+from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.noise.lattice import round_to_lattice
 from dpfy.testing import ENGINE_CASES, check_engine
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed
@@ -91,10 +93,54 @@ def test_the_lattice_sum_is_exact_under_permutation_and_chunking():
 
 
 def test_one_more_aligned_record_moves_a_long_float32_sum_by_no_more_than_the_bound():
-    rows = torch.full((12_001, 50), 1 / 50**0.5)
+    # A float32 sum would lose a thousandth of each of these records.
+    records, d = 12_001, 50
+    rows = torch.full((records, d), 1 / d**0.5)
     weights = clip_to(1.0)(squared_norms(rows).unsqueeze(1)).squeeze(1)
-    moved = lattice_sum(rows, weights, 2.0**-28) - lattice_sum(rows[:-1], weights[:-1], 2.0**-28)
-    assert float(moved.norm()) <= 1 + 51 * 2.0**-53 + 50**0.5 * 2.0**-29
+    moved = weighed_sum(rows, weights) - weighed_sum(rows[:-1], weights[:-1])
+    assert float(moved.norm()) <= 1 + (d + 16 + 2 * records**2) * 2.0**-53
+    assert float((lattice_sum(rows, weights, 2.0**-28) - lattice_sum(rows[:-1], weights[:-1], 2.0**-28)).norm()) \
+        <= 1 + 51 * 2.0**-53 + 50**0.5 * 2.0**-29
+
+
+def test_chunks_change_a_weighed_sum_by_no_more_than_float64_is_charged_for():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(2000, 40, generator=generator)
+    weights = clip_to(1.0)(squared_norms(rows).unsqueeze(1)).squeeze(1)
+    order = torch.randperm(2000, generator=generator)
+    pieces = sum(weighed_sum(r, w) for r, w in zip(rows[order].split(7), weights[order].split(7), strict=True))
+    assert float((weighed_sum(rows, weights) - pieces).norm()) <= 2 * 2000**2 * 2.0**-53
+
+
+@pytest.mark.parametrize("noise_multiplier", [1.0, 30.0])
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_last_bits_of_companions_are_not_rounded_up_to_steps_of_the_lattice(engine, noise_multiplier):
+    # Every number of every companion is just below the middle between two points of the lattice, and moves by its last
+    # bit to just above. Rounded before they are added, the companions move by a step in all coordinates, each of them.
+    companions, d = 7, 2**16  # an odd number: their sum is between two points of the lattice as well
+    mechanism = GaussianSum(1.0, noise_multiplier, d, companions, engine.rounding)
+    model = nn.Linear(d, 1, bias=False)
+
+    def rounded_sum(x):
+        total = torch.zeros(1, d, dtype=torch.float64)
+        clipping = Clipping(clip_to(1.0), mechanism.grid, (0,))
+        made.bounded_sums(loss_fn, Chunk((x,), len(x)), clipping).add_to([total])
+        return round_to_lattice(total, mechanism.grid)
+
+    def loss_fn(x):
+        return model(x).sum(1)  # linear: the gradient is the record itself
+
+    made, examples = engine(model, dict(model.named_parameters())), torch.rand(3, 5, d)
+    made.prepare(loss_fn, lambda size, variant: Chunk((examples[variant % 3, :size],), size))
+    generator = torch.Generator().manual_seed(2)
+    steps = torch.rand(companions, d, generator=generator).mul_(0.001 / mechanism.grid).floor() \
+        + int(2.0**-8.3 / mechanism.grid)
+    above = (steps + 0.5) * mechanism.grid
+    assert torch.equal(above.double(), (steps.double() + 0.5) * mechanism.grid) and float(above.norm(dim=1).max()) < 1
+    below = torch.nextafter(above, torch.zeros(()))
+    assert float((above - below).norm(dim=1).max()) <= 2.0**-23  # what is allowed to kernels
+    moved = float((rounded_sum(above) - rounded_sum(below)).norm())
+    assert 0 < moved <= mechanism.sensitivity - 1
 
 
 def test_zero_bound_weights_and_extreme_norms():

@@ -112,20 +112,37 @@ def squared_norms(per_record: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
 
 
-def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) -> torch.Tensor:
-    """Return Σ round(weight·gradient) in multiples of ``grid``, in float64.
+def weighed_sum(per_record: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return Σ weight·gradient in float64, rounded to no lattice: that is done once, for the sum of all records.
 
-    Each record is rounded to the lattice before it is added. Whole multiples add exactly, so the sum depends neither
-    on order nor on chunking, and another record changes it by that record's own rounded contribution only.
+    A record whose gradient moves in its last bits moves the sum by as little. If it were rounded before it is added, it
+    could move by a step of the lattice in every coordinate. Proof: docs/proofs/gaussian-sum.md.
+
+    >>> weighed_sum(torch.tensor([[1.0, 2.0], [4.0, torch.inf]]), torch.tensor([0.5, 0.0])).tolist()
+    [0.5, 1.0]
     """
-    shape = per_record.shape[1:]
-    rows = per_record.reshape(len(per_record), -1)
-    kept = weights > 0  # 0·inf is NaN: a record of weight zero is left out, whatever its gradient holds
+    rows, factors = _kept(per_record, weights)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    at_once = max(1, _BLOCK // max(1, rows.shape[1]))
+    for block, factor in zip(rows.split(at_once), factors.split(at_once), strict=True):
+        total += factor @ block.double()
+    return total.reshape(per_record.shape[1:])
+
+
+def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) -> torch.Tensor:
+    """Return Σ round(weight·vector) in multiples of ``grid``, in float64, for vectors that others do not touch.
+
+    Whole multiples add exactly, so the sum depends neither on order nor on chunking, and another vector changes it by
+    its own rounded contribution only. What may move in its last bits when others join is for :func:`weighed_sum`.
+    """
+    rows, factors = _kept(per_record, weights)
+    steps = (rows * (factors / grid).unsqueeze(1)).round_()  # exact but for the product: the grid is a power of two
+    return (steps.sum(0) * grid).reshape(per_record.shape[1:])
+
+
+def _kept(per_record: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return flat rows and float64 weights without those of weight zero, whatever these hold: 0·inf is NaN."""
+    rows, kept = per_record.reshape(len(per_record), -1), weights > 0
     if not bool(kept.all()):
         rows, weights = rows[kept], weights[kept]
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    factors = (weights.to(torch.float64) / grid).unsqueeze(1)  # exact: the grid is a power of two
-    records_per_block = max(1, _BLOCK // max(1, rows.shape[1]))
-    for block, factor in zip(rows.split(records_per_block), factors.split(records_per_block), strict=True):
-        total += torch.mul(block, factor).round_().sum(0)
-    return (total * grid).reshape(shape)
+    return rows, weights.double()

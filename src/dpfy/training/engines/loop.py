@@ -2,7 +2,7 @@
 
 import torch
 
-from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
+from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
 
@@ -14,7 +14,7 @@ class LoopEngine(Engine):
     isolation = "by construction: every record is differentiated alone"
     isolates = True
     provides_gradients = True
-    rounding = 2.0**-23
+    rounding = 1.5 * 2.0**-23  # the same kernels for every record, but records at other addresses; float64 sums
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
@@ -28,7 +28,7 @@ class LoopEngine(Engine):
                 for g, p in zip(found, state.trained.values(), strict=True)])
             norms = clipping.norms([squared_norms(g) for g in gradients])
             for total, gradient, weight in zip(totals, gradients, clipping.weights(norms), strict=True):
-                total += lattice_sum(gradient, weight, clipping.grid)
+                total += weighed_sum(gradient, weight)
             seen.append(Seen(norms, stats))
             if not state.untouched:  # the next record must not see what this one left
                 state = Substitutes(self.model, self.parameters)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
+from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
 
@@ -20,7 +20,7 @@ class VmapEngine(Engine):
     isolation = "by construction: the loss function is only ever given one record, vectorised afterwards"
     isolates = True
     provides_gradients = True
-    rounding = 2.0**-23  # torch may choose another kernel for a chunk of another size
+    rounding = 1.5 * 2.0**-23  # torch may choose another kernel for a chunk of another size; float64 sums
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
@@ -43,5 +43,5 @@ class VmapEngine(Engine):
                 state.trained, *tensors)
         found = clipping.transformed(list(gradients.values()))
         norms = clipping.norms([squared_norms(g) for g in found])
-        sums = [lattice_sum(g, w, clipping.grid) for g, w in zip(found, clipping.weights(norms), strict=True)]
+        sums = [weighed_sum(g, w) for g, w in zip(found, clipping.weights(norms), strict=True)]
         return Summed(sums, Seen(norms, {name: rows.flatten(0, 1) for name, rows in stats.items()}))
