@@ -14,8 +14,9 @@ class ADADP(torch.optim.Optimizer):
 
     Two calls of :meth:`step` are one iteration. The first goes half a step, θ½ = θ − η/2·G₁; the second, with the
     gradient G₂ of another sample at θ½, arrives at θ̂ = θ½ − η/2·G₂. One whole step would have arrived at θ¹ = θ − ηG₁,
-    so ``err = ‖(θ¹ − θ̂)/max(1, |θ¹|)‖₂`` says how wrong steps of this length are. θ̂ is kept if err ≤ ``tolerance``; else
-    the parameters go back to θ. Either way η is multiplied by tolerance/err, within [``least``, ``most``].
+    so ``err = ‖(θ¹ − θ̂)/max(1, |θ¹|)‖₂`` says how wrong steps of this length are. θ̂ is kept if err is at most
+    ``tolerance``; else the parameters go back to θ. Either way η is multiplied by tolerance/err, within [``least``,
+    ``most``].
 
     *Formal guarantee*: post-processing of released gradients. An iteration is two releases, whether it is kept or not:
     the events are those of the plan.
