@@ -18,6 +18,7 @@ from dpfy.cli.ledger import ledger_app
 from dpfy.cli.plan import plan_app
 from dpfy.cli.report import report
 from dpfy.cli.train import init, train
+from dpfy.cli.tune import tune
 from dpfy.errors import DpfyError, InvalidArgument
 
 # Typer ships its own click or needs one, depending on the version; its base class of everything that it rejects is
@@ -36,6 +37,7 @@ app.command()(audit)
 app.command()(inspect_data)
 app.command()(report)
 app.command()(train)
+app.command()(tune)
 app.command()(init)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(plan_app, name="plan")

@@ -1,0 +1,120 @@
+"""``dpfy tune``: a search for settings whose cost is counted, the trials that lose included."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfy.cli._options import JsonOption
+from dpfy.errors import InvalidArgument
+from dpfy.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpfy.tuning import TuningResult
+    from dpfy.tuning.search import Tell
+
+
+def tune(
+    config: Annotated[Path | None, typer.Argument(help="A file of settings, as for dpfy train.",
+                                                  show_default=False)] = None,
+    search: Annotated[list[str] | None, typer.Option(
+        help="A setting and its values: learning_rate=log:0.05:5, momentum=0:0.95 or clip=0.5,1,2. Once for each.",
+        show_default=False)] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε of the whole search, trials that lose included.",
+                                                  show_default=False)] = None,
+    delta: Annotated[float | None, typer.Option(help="Its δ; that of the settings if left out.",
+                                                show_default=False)] = None,
+    trials: Annotated[float, typer.Option(help="How many trials: in expectation, or exactly under composition.")] = 10,
+    accounting: Annotated[str, typer.Option(help="select (a secret number of trials, of which only the best is "
+                                                 "released) or compose (all of them are paid for).")] = "select",
+    law: Annotated[str, typer.Option(help="Of the secret number: geometric, logarithmic or poisson.")] = "geometric",
+    score: Annotated[str, typer.Option(help="What makes a trial the best: public (accuracy on public data) or private "
+                                            "(noisy accuracy that the trial releases).")] = "public",
+    proposals: Annotated[str, typer.Option(help="random, or bayesian (by Optuna, under composition).")] = "random",
+    storage: Annotated[str | None, typer.Option(help="Where Optuna keeps its study, such as sqlite:///study.db.",
+                                                show_default=False)] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The folder of the data sets.", show_default=False)] = None,
+    epochs: Annotated[float | None, typer.Option(help="The epochs of each trial.", show_default=False)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="The expected number of records per step.",
+                                                   show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Of the search; default: the data set and the time.",
+                                             show_default=False)] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of all runs.", show_default=False)] = None,
+    resume: Annotated[Path | None, typer.Option(help="The folder of an interrupted search to go on with; under "
+                                                     "composition only.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for settings within one budget, and release the best trial's model.
+
+    Settings that are not searched come from the file, or are those of dpfy train. How many trials there were and what
+    became of the others stays secret, unless all are paid for by composition.
+
+    Examples:
+
+    dpfy tune --search learning_rate=log:0.05:5 --epsilon 3 --trials 20
+
+    dpfy tune config.toml --search clip=0.1,0.5,1 --search momentum=0:0.95 --epsilon 8 --accounting compose
+
+    dpfy tune --resume runs/tune-digits-20260101-120000
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    given = {"data": data, "data_dir": data_dir, "delta": delta, "epochs": epochs, "batch_size": batch_size,
+             "name": name, "out": out}
+    options: dict[str, Any] = {"epsilon": epsilon, "trials": trials, "accounting": accounting, "law": law, "score": score,
+                               "proposals": proposals, "storage": storage}
+    if resume is not None and (config is not None or search or epsilon is not None or any(given.values())):
+        raise InvalidArgument("--resume goes on with the search as it was declared; leave the other options out.")
+    from dpfy import tuning  # torch is loaded only when it is needed
+
+    if resume is not None:
+        with _progress(console, counted=True) as tell:
+            found = tuning.resume_tuning(resume, tell=tell)
+    else:
+        base = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
+        declared = tuning.TuneConfig(base, tuning.Space.parse(search or []), **options)
+        with _progress(console, counted=accounting == "compose") as tell:
+            found = tuning.tune(declared, tell=tell)
+    if as_json:
+        from dpfy.cli._output import print_json
+
+        print_json(found.to_json())
+    else:
+        _conclude(found, console)
+
+
+@contextmanager
+def _progress(console: "Console", counted: bool) -> "Iterator[Tell]":
+    """A bar of trials where all are paid for; of a selection, nothing but that it is under way."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    count = [TextColumn("{task.completed} of {task.total} trials"), TimeRemainingColumn()] if counted else []
+    words = TextColumn("tuning" if counted else "tuning: a secret number of trials")
+    with Progress(words, BarColumn(), *count, console=console, transient=not counted) as progress:
+        task = progress.add_task("", total=None, visible=not counted)
+        yield lambda done, trials: progress.update(task, completed=done, total=trials, visible=True)
+
+
+def _conclude(found: "TuningResult", console: "Console") -> None:
+    from dpfy.cli._output import round_up
+
+    if found.settings is None:
+        console.print("There was no trial, as a Poisson law allows: nothing was trained.")
+    else:
+        console.print("best settings: " + ", ".join(f"{name} = {value}" for name, value in found.settings.items()),
+                      markup=False)
+    if found.failure is not None:
+        console.print(f"The best trial failed ({found.failure}), so there is no model. That is what the search found; "
+                      "it is not repeated.", markup=False)
+    if found.accuracy is not None:
+        console.print(f"accuracy on public data: [bold]{found.accuracy:.1%}[/bold]")
+    console.print(f"[bold]({round_up(found.with_tuning):.4f}, {found.delta:g})-differential privacy[/bold], the search "
+                  f"included; the final run only, had its settings been fixed in advance: "
+                  f"({round_up(found.final_run):.4f}, {found.delta:g})", soft_wrap=True)
+    console.print(f"report: {found.folder}/report.html", markup=False, soft_wrap=True)

@@ -1,0 +1,8 @@
+"""Tuning that is counted: searches for settings whose cost, choice included, is in one ledger."""
+
+from dpfy.tuning.config import TuneConfig
+from dpfy.tuning.folder import TuningResult
+from dpfy.tuning.search import resume_tuning, tune
+from dpfy.tuning.space import Choice, Space, Uniform
+
+__all__ = ["Choice", "Space", "TuneConfig", "TuningResult", "Uniform", "resume_tuning", "tune"]

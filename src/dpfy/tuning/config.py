@@ -1,0 +1,96 @@
+"""What a search is: settings, where to look, how it is paid for, and the budget of all of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
+from dpfy.training.config import TrainConfig
+from dpfy.tuning.space import Space
+
+ACCOUNTING = ("select", "compose")
+LAWS = ("geometric", "logarithmic", "poisson")
+PROPOSALS = ("random", "bayesian")
+SCORES = ("public", "private")
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """Everything that ``dpfy tune`` and :func:`dpfy.tuning.tune` need; public constants only.
+
+    ``epsilon``, at the ``delta`` of ``base``, is the budget of the whole search, the released model included.
+    ``accounting="select"`` runs a secret number of trials, drawn from ``law`` with mean ``trials``, and releases the
+    best one's model; ``"compose"`` pays for all of ``trials`` and may show them. ``score`` says what makes a trial the
+    best: its accuracy on public data, or the noisy accuracy on private samples that it releases itself, in its last
+    epoch.
+    ``proposals="bayesian"``, under composition, follows Optuna, which may keep its study in ``storage``.
+
+    >>> config = TuneConfig(TrainConfig(), Space.parse(["clip=0.5,1"]), epsilon=3.0)
+    >>> TuneConfig.from_json(config.to_json()) == config
+    True
+    """
+
+    base: TrainConfig
+    space: Space
+    epsilon: float | None = None
+    trials: float = 10
+    accounting: str = "select"
+    law: str = "geometric"
+    proposals: str = "random"
+    score: str = "public"
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None:
+            raise InvalidArgument("A search needs a budget for all of it, the trials that lose included: give epsilon. "
+                                  "(The one in the settings is that of a single run.)")
+        _validate.epsilon(self.epsilon)
+        _validate.choice("accounting", self.accounting, ACCOUNTING)
+        _validate.choice("law", self.law, LAWS)
+        _validate.choice("proposals", self.proposals, PROPOSALS)
+        _validate.choice("score", self.score, SCORES)
+        if self.accounting == "compose":
+            _validate.count("trials", int(self.trials) if self.trials == int(self.trials) else self.trials)
+        else:
+            self.trials_law  # noqa: B018 (it checks the mean)
+            self._check_selection()
+        self._check_base()
+
+    def _check_selection(self) -> None:
+        if self.proposals != "random":
+            raise InvalidArgument(f"Expected proposals='random' with accounting='select', got {self.proposals!r}: its "
+                                  "trials must be independent, and proposals that learn from earlier ones make them "
+                                  "depend on each other. Use accounting='compose'.")
+        if self.storage is not None:
+            raise InvalidArgument("A selection stores nothing about its trials: their number and scores are secret. "
+                                  "Leave storage out, or use accounting='compose'.")
+
+    def _check_base(self) -> None:
+        if self.base.early_stop:
+            raise InvalidArgument("Trials take all of their steps, which are paid for before. Leave early_stop out.")
+        if self.base.algorithm != "dpsgd":
+            raise InvalidArgument(f"Expected algorithm='dpsgd' in a search, got {self.base.algorithm!r}: its steps are "
+                                  "chosen from outputs, and those of a trial are declared before it.")
+        for name, each in self.space.settings.items():
+            for value in each.corners:  # what no run takes is noticed before there is a ledger
+                self.base.with_flags({name: value})
+
+    @property
+    def trials_law(self) -> Trials:
+        """The law of the number of trials of a selection."""
+        if self.law == "poisson":
+            return PoissonTrials(self.trials)
+        return NegativeBinomialTrials.with_mean(self.trials, shape=1.0 if self.law == "geometric" else 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the search as plain JSON values."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "base": self.base.to_mapping(), "space": self.space.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the search that :meth:`to_json` wrote."""
+        return cls(**{**value, "base": TrainConfig.from_mapping(value["base"]),
+                      "space": Space.from_json(value["space"])})

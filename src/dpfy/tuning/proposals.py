@@ -1,0 +1,86 @@
+"""Which settings are tried next: at random, or by what earlier trials scored."""
+
+import math
+from typing import Any, Protocol
+
+from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.tuning.space import Choice, Scalar, Space, Uniform
+
+
+class Proposals(Protocol):
+    """Proposes settings, and may learn from what became of them."""
+
+    def propose(self) -> dict[str, Scalar]:
+        """Return the settings of the next trial."""
+        ...
+
+    def learn(self, settings: dict[str, Scalar], score: float) -> None:
+        """Take in the score of a trial: -inf if it failed."""
+        ...
+
+
+class AtRandom:
+    """Independent draws; the only proposals that a selection may follow."""
+
+    def __init__(self, space: Space, stream: SecureStream) -> None:
+        self._space = space
+        self._stream = stream
+
+    def propose(self) -> dict[str, Scalar]:
+        """Draw settings."""
+        return self._space.draw(self._stream)
+
+    def learn(self, settings: dict[str, Scalar], score: float) -> None:
+        """Nothing: the next draw is independent of this one."""
+
+
+class Bayesian:
+    """Proposals of Optuna's tree-structured Parzen estimator.
+
+    *Assumes* that every trial is paid for by composition: the events of a trial are fixed in advance, and its settings
+    may then depend on what earlier trials released.
+
+    ``storage`` is a database of Optuna's in which the study is kept; without one it lives in memory.
+    """
+
+    def __init__(self, space: Space, seed: int, storage: str | None, name: str) -> None:
+        self._optuna = _optuna()
+        self._kept = storage is not None
+        self._distributions = {setting: self._distribution(each) for setting, each in space.settings.items()}
+        self._study = self._optuna.create_study(
+            storage=storage, study_name=name, direction="maximize", load_if_exists=True,
+            sampler=self._optuna.samplers.TPESampler(seed=seed))
+        self._asked: Any = None
+
+    def propose(self) -> dict[str, Scalar]:
+        """Ask the study."""
+        self._asked = self._study.ask(self._distributions)
+        return dict(self._asked.params)
+
+    def learn(self, settings: dict[str, Scalar], score: float) -> None:
+        """Tell the study; trials of an earlier process are added, unless its storage has them."""
+        states = self._optuna.trial.TrialState
+        failed = math.isinf(score)
+        if self._asked is not None:
+            self._study.tell(self._asked, None if failed else score, state=states.FAIL if failed else states.COMPLETE)
+        elif not self._kept:
+            self._study.add_trial(self._optuna.trial.create_trial(
+                params=settings, distributions=self._distributions, value=None if failed else score,
+                state=states.FAIL if failed else states.COMPLETE))
+
+    def _distribution(self, each: Uniform | Choice) -> Any:
+        kinds = self._optuna.distributions
+        if isinstance(each, Choice):
+            return kinds.CategoricalDistribution(each.values)
+        return kinds.FloatDistribution(each.low, each.high, log=each.log)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError:
+        raise InvalidArgument("Bayesian proposals need Optuna. Install the extra dpfy[tune], or use proposals='random'."
+                              ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
