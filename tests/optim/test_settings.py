@@ -62,6 +62,26 @@ def test_an_average_by_name():
     assert completed(dpfy.TrainConfig(data="own:data", records=100_000, tail=0.2)).ema == 0.0
 
 
+@pytest.mark.parametrize("kind", [ADADP, AdamBC])
+def test_a_resumed_run_finds_its_optimizer_where_it_was(kind, tmp_path):
+    """Three steps leave ADADP halfway; what it would return to, or AdamBC's mean of variances, must not be lost."""
+    data, models = TensorDataset(torch.randn(8, 3)), [nn.Linear(3, 1), nn.Linear(3, 1)]
+    optimizers = [kind(model.parameters(), 0.1) for model in models]
+    plan = dpfy.dpsgd(rate=1.0, divisor=8, steps=6, noise_multiplier=1.0)
+    with dpfy.privatize(models[0], optimizers[0], data, plan, tmp_path / "a.dpl", insecure_test_key=1) as run:
+        for batch, _ in zip(run, range(3), strict=False):
+            optimizers[0].zero_grad()
+            run.backward(lambda x: models[0](x).squeeze(1), batch)
+            optimizers[0].step()
+        run.save(tmp_path)
+    dpfy.resume(tmp_path, models[1], optimizers[1], data, insecure_test_key=2).close()
+    saved, found = (optimizer.state_dict() for optimizer in optimizers)
+    assert saved["param_groups"] == found["param_groups"] and saved["state"].keys() == found["state"].keys() != set()
+    for number, state in saved["state"].items():
+        for name, value in state.items():
+            assert torch.equal(torch.as_tensor(found["state"][number][name]), torch.as_tensor(value))
+
+
 class Rates(dpfy.Callback):
     def __init__(self):
         self.seen = []
