@@ -29,7 +29,7 @@ def blobs(n, seed):
 
 def config(folder, **settings):
     return dpfy.TrainConfig(**{"out": str(folder), "name": "a", "records": 400, "batch_size": 100, "epochs": 3,
-                               "data": "blobs", "learning_rate": 0.5, "delta": 1e-3, **settings})
+                               "data": "blobs", "clip": 1.0, "learning_rate": 0.5, "delta": 1e-3, **settings})
 
 
 def trainer(folder, callbacks=(), model=None, **settings):
