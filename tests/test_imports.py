@@ -9,7 +9,7 @@ import pytest
 import dpfy
 
 WITHOUT_TORCH = ["Budget", "Guarantee", "Interval", "Ledger", "Plan", "Relation", "Unit", "account", "calibrate_noise",
-                 "dpsgd", "DpfyError"]
+                 "dpis", "dpsgd", "DpfyError"]
 
 
 def loaded_modules(code: str) -> set[str]:

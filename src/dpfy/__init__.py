@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnreleasedGradient as UnreleasedGradient,
         UnsupportedEvent as UnsupportedEvent,
     )
+    from dpfy.importance import dpis as dpis
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
         AdaClip as AdaClip,
@@ -66,6 +67,7 @@ _HOMES = {
         "LedgerWriteFailed", "LossError", "RankFailed", "TrainingInterrupted", "UnreleasedGradient",
         "UnsupportedEvent",
     ),
+    "dpfy.importance": ("dpis",),
     "dpfy.ledger": ("Ledger",),
     "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "NormNoise", "QuantileClipping", "ValidationDecay"),
     "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),

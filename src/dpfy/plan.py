@@ -20,6 +20,7 @@ from dpfy.ledger.events import (
     Event,
     Fact,
     FixedSize,
+    ImportanceSchedule,
     Poisson,
     Policy,
     Repeated,
@@ -30,6 +31,7 @@ from dpfy.ledger.events import (
 )
 from dpfy.mechanisms.controllers import ClipSchedule, Controller, Schedule
 from dpfy.mechanisms.controllers.schedules import Shape
+from dpfy.mechanisms.importance import check_importance
 from dpfy.mechanisms.query import ClippedSum, Query, Statistic
 from dpfy.types import Budget, Relation, Unit
 
@@ -90,6 +92,8 @@ class Plan:
             raise InvalidArgument("Expected a budget or a filter, not both: under a filter its limit is the guarantee. "
                                   "Calibrate first; plan.under(filter) puts the filter in the place of the budget.")
         self._check_controllers()
+        if isinstance(self.sampling, ImportanceSchedule):
+            check_importance(self.sampling, self.query, self.unit, [each.steers for each in self.controllers])
         for controller in self.controllers:
             object.__setattr__(self, "query", controller.extended(self.query))
 
@@ -155,7 +159,7 @@ class Plan:
         """
         due = step if self.sampling.steps_per_event == 1 else 1
         queries = self.query.sum_queries(self.noise_at(step) * noise, due)
-        return Sampled(self.sampling, queries, adaptive=self.adaptive)
+        return Sampled(self.sampling.at(step), queries, adaptive=self.adaptive)
 
     @property
     def envelope(self) -> Envelope:

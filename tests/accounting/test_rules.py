@@ -11,6 +11,7 @@ from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
     FixedSize,
+    Importance,
     LaplaceSum,
     Poisson,
     Shuffled,
@@ -23,7 +24,8 @@ from dpfy.testing.rules import check_rule
 EXAMPLES = {
     Poisson: [Poisson(0.05), Poisson(1.0)], FixedSize: [FixedSize(50, 1000), FixedSize(3, 3)],
     TruncatedPoisson: [TruncatedPoisson(0.05, 150, 1000), TruncatedPoisson(0.05, 130, 1000)],
-    Shuffled: [Shuffled(50, 1000)], Cyclic: [Cyclic(50, 1000)], BallsInBins: [BallsInBins(20, 1000)]}
+    Shuffled: [Shuffled(50, 1000)], Cyclic: [Cyclic(50, 1000)], BallsInBins: [BallsInBins(20, 1000)],
+    Importance: [Importance(0.05, 2.0**-10)]}
 
 
 def answer(bound, noise):

@@ -14,6 +14,7 @@ from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
     FixedSize,
+    Importance,
     Poisson,
     Repeated,
     Sampled,
@@ -26,7 +27,7 @@ from dpfy.types import Relation
 DOCS = Path(__file__).parents[2] / "docs"
 POLICIES = {policy.tag: policy for policy in (
     Poisson(0.1), FixedSize(10, 100), TruncatedPoisson(0.1, 60, 100), Shuffled(10, 100), Cyclic(10, 100),
-    BallsInBins(10, 100))}
+    BallsInBins(10, 100), Importance(0.1, 2.0**-10))}
 ANSWERS = {AboveThreshold: AboveThreshold(1.0, 4.0, 4.0), RandomizedAnswer: RandomizedAnswer(0.6)}
 QUERIES = {noise: ANSWERS.get(query) or query(1.0, 2.0) for query, noise in NOISES.items()}
 EVERY_CASE = list(itertools.product(METHODS, POLICIES, QUERIES, map(str, Relation)))

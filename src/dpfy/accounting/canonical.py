@@ -111,7 +111,9 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
                                f"not {method} over the realised list.")
     if isinstance(event, Sampled):
         rule, noise = _rule(event, method, relation)
-        return _Found(((rule.pair(event.policy, noise), 1),), rule.failure(event.policy), rule.exact)
+        pair, beside = rule.pair(event.policy, noise), rule.beside(event.policy)
+        pairs = ((pair, 1), *(beside if pair.noise_multiplier < math.inf else ()))
+        return _Found(pairs, rule.failure(event.policy), rule.exact)
     other = EVENT_RULES.get((method, type(event), relation))
     if other is None:
         known = sorted({key[0] for key in EVENT_RULES if key[1:] == (type(event), relation)})

@@ -28,6 +28,7 @@ from dpfy.accounting.guarantee import account
 from dpfy.accounting.pairs import Pair
 from dpfy.accounting.sources import read_source
 from dpfy.errors import UnsupportedEvent
+from dpfy.ledger.events import Importance, Sampled
 from dpfy.types import Relation
 
 Array = NDArray[np.float64]
@@ -83,6 +84,8 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
     guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
     table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
     best = group_claim(guarantee, size, delta)
+    if any(isinstance(run.event, Sampled) and isinstance(run.event.policy, Importance) for run in facts.events):
+        return best  # the coins of a group's records move those of others: no mixture is proved to dominate them
     rest = delta - table.numerical_delta
     if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
         return best

@@ -19,6 +19,8 @@ from dpfy.ledger.events import (
     Cyclic,
     Event,
     FixedSize,
+    Importance,
+    ImportanceSchedule,
     LaplaceSum,
     Poisson,
     Policy,
@@ -41,13 +43,15 @@ class Rule:
     z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a sample collapse.
     ``failure`` bounds the probability that a step is none to which the pair applies. ``exact`` says that some
     neighbouring data sets have just this profile, failures aside, however often the step is repeated; then a lower
-    bound on the cost of the pair is one on the cost of the step.
+    bound on the cost of the pair is one on the cost of the step. ``beside`` are pairs that are composed with it, if
+    anything is asked.
     """
 
     pair: Callable[[Policy, Any], Pair]
     reference: str
     failure: Callable[[Policy], float] = lambda policy: 0.0
     exact: bool = True
+    beside: Callable[[Policy], Pairs] = lambda policy: ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,11 @@ def _balls_in_bins(policy: Policy, noise_multiplier: float) -> Pair:
     return epoch(policy.bins, noise_multiplier)
 
 
+def _jitter(policy: Policy) -> Pairs:
+    assert isinstance(policy, Importance)
+    return ((Pair(1.0, math.nextafter(1 / policy.jitter, 0.0)), 1),)
+
+
 def _truncation(policy: Policy) -> float:
     """Pr[Binomial(records, rate) > capacity], rounded up by more than the beta function errs."""
     assert isinstance(policy, TruncatedPoisson)
@@ -118,6 +127,9 @@ _ONCE = "every record takes part once in an epoch, in batches that do not depend
 _BALLS = ("one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or one Gaussian sum "
           "where that is less")
 
+_ACCEPTED = ("acceptance is in proportion to a norm, and every divergence grows with its probability; one Gaussian sum "
+             "for the coins of others: docs/proofs/dpis.md; then ")
+
 _EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
 
 RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
@@ -136,6 +148,9 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
        for method in ("pld", "rdp") for policy in _EPOCHS
        for relation, pair in ((Relation.ZERO_OUT, _once_absent), (Relation.REPLACE_ONE, _once_opposed))},
     ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(_balls_in_bins, _BALLS, exact=False),
+    **{(method, Importance, SumQuery, relation): Rule(_absent, _ACCEPTED + words, exact=False, beside=_jitter)
+       for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
+       for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
     **{("rdp", Poisson, LaplaceSum, relation): Rule(_laplace_absent, words + _REMOVED)
        for relation, words in ((Relation.ADD_OR_REMOVE_ONE, ""), (Relation.ZERO_OUT, _ZEROED))},
     **{(method, Poisson, query, relation): Rule(shot.pair, words + shot.reference, exact=shot.exact)
@@ -147,17 +162,23 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
 EVENT_RULES: dict[tuple[str, type[Event], str], EventRule] = {}
 """(method, kind of event, relation) → rule, for events other than sampled steps; their modules fill it."""
 
+_OF_SIZE: dict[type[Policy], str] = {
+    FixedSize: "which other records are drawn depends on how many there are",
+    TruncatedPoisson: "which other records stay in a full batch depends on how many there are",
+    Shuffled: "which batch the other records are in depends on how many there are",
+    Cyclic: "which batch the other records are in depends on how many there are",
+    BallsInBins: "the policy declares how many there are",
+}
+_BY_NORM: tuple[type[Policy], ...] = (Importance, ImportanceSchedule)
+
 REASONS: dict[tuple[type[Policy], str], str] = {
-    (policy, Relation.ADD_OR_REMOVE_ONE):
-        f"{why}, so the number of records must be public, and neighbours must have equally many. Declare "
-        "relation='zero_out' or 'replace_one', or sample by Poisson"
-    for policy, why in {
-        FixedSize: "which other records are drawn depends on how many there are",
-        TruncatedPoisson: "which other records stay in a full batch depends on how many there are",
-        Shuffled: "which batch the other records are in depends on how many there are",
-        Cyclic: "which batch the other records are in depends on how many there are",
-        BallsInBins: "the policy declares how many there are",
-    }.items()}
+    **{(policy, Relation.ADD_OR_REMOVE_ONE):
+       f"{why}, so the number of records must be public, and neighbours must have equally many. Declare "
+       "relation='zero_out' or 'replace_one', or sample by Poisson" for policy, why in _OF_SIZE.items()},
+    **{(policy, Relation.REPLACE_ONE):
+       "the coins of two records that replace each other differ as well as their gradients. Declare "
+       "relation='add_or_remove_one' or 'zero_out'" for policy in _BY_NORM},
+}
 """(sampler, relation) → why no method has a rule for it, and what to do."""
 
 

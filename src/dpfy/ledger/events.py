@@ -70,6 +70,10 @@ class Policy(Fact):
         """How many steps one event pays for: those of an epoch, where a policy remembers who has taken part."""
         return 1
 
+    def at(self, step: int) -> "Policy":
+        """Return the policy of a step, counted from 1: this one, unless it is a schedule of several."""
+        return self
+
 
 class Query(Fact):
     """One noised, bounded function of one sample."""
@@ -197,6 +201,65 @@ class BallsInBins(Policy, tag="balls_in_bins"):
     def steps_per_event(self) -> int:
         """The batches of an epoch."""
         return self.bins
+
+
+@dataclass(frozen=True)
+class Importance(Policy, tag="importance"):
+    """Each record takes part independently, in proportion to its gradient's norm and with at most probability ``rate``.
+
+    ``jitter`` bounds what one record does to the coins and the last bits of others, as the μ of one Gaussian sum on all
+    records.
+    """
+
+    rate: float
+    jitter: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1))
+        object.__setattr__(self, "jitter", _validate.positive("jitter", self.jitter))
+
+
+@dataclass(frozen=True)
+class ImportanceSchedule(Policy, tag="importance_schedule"):
+    """Importance sampling with a size of the contributions that is fixed in advance, for ``length`` steps each.
+
+    ``ratios`` are the norms that all contributions have, in clip bounds. ``population`` is the declared number of
+    records. A record is proposed ``slack`` times as often as its last known norm would have it take part, and its norm
+    counts as at least ``floor`` clip bounds.
+    """
+
+    batch_size: float
+    population: int
+    ratios: tuple[float, ...]
+    length: int
+    slack: float
+    floor: float
+    jitter: float
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "slack", "floor", "jitter"):
+            object.__setattr__(self, name, _validate.positive(name, getattr(self, name)))
+        for name in ("population", "length"):
+            _validate.count(name, getattr(self, name))
+        if not self.ratios:
+            raise InvalidArgument("Expected a ratio for the first step.")
+        object.__setattr__(self, "ratios", tuple(_validate.positive("ratio", ratio) for ratio in self.ratios))
+        if self.batch_size > min(self.ratios) * self.population:
+            raise InvalidArgument(f"Expected ratios of at least batch_size/records = "
+                                  f"{self.batch_size / self.population:.4g}, got {min(self.ratios)!r}.")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        """The declared batch size over the declared number of records."""
+        return self.batch_size / self.population
+
+    def ratio_at(self, step: int) -> float:
+        """Return the norm of the contributions to a step, counted from 1, in clip bounds."""
+        return self.ratios[min((step - 1) // self.length, len(self.ratios) - 1)]
+
+    def at(self, step: int) -> Importance:
+        """Return what a step draws by."""
+        return Importance(self.rate / self.ratio_at(step), self.jitter)
 
 
 @dataclass(frozen=True)

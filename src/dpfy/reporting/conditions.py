@@ -19,6 +19,8 @@ _LAWS = {
     "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of that is part of δ.",
     "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
     "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
+    "importance": "Importance: by its gradient's norm, a record takes part with at most this rate; what that tells of "
+                  "others is part of the cost.",
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an event is an epoch.",
 }
 HOLDS, FAILS, DECLARED, UNKNOWN = "holds", "does not hold", "declared", "not known"

@@ -131,9 +131,15 @@ class Records:
 def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chunk], Any],
           take: Callable[[Any], None]) -> None:
     """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
-    def done(chunk: Chunk) -> bool:
+    visit_loaded(sample, parts, lambda loaded: compute(loaded.chunk), take)
+
+
+def visit_loaded(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[LoadedChunk], Any],
+                 take: Callable[[Any], None]) -> None:
+    """Do the same where it matters which records are in a chunk."""
+    def done(loaded: LoadedChunk) -> bool:
         try:
-            found = compute(chunk)
+            found = compute(loaded)
         except KeyboardInterrupt:
             raise
         except BaseException:  # whatever a record makes the user's code raise, SystemExit included
@@ -142,9 +148,10 @@ def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chu
         return True
 
     for loaded in sample.chunks(parts):
-        if not done(loaded.chunk):
-            for record in filter(None, map(sample.alone, loaded.indices)):
-                done(record)
+        if not done(loaded):
+            for index in loaded.indices:
+                if (record := sample.alone(index)) is not None:
+                    done(LoadedChunk(record, (index,)))
 
 
 def shape_of(value: Any) -> Any:

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -22,22 +22,26 @@ from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Sampled
+from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import Setting
 from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.importance import COMPANIONS
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import Query
 from dpfy.mechanisms.sampling import sampler_for
+from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.plan import Plan
 from dpfy.training.attributes import switches_of
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk
-from dpfy.training.data import Records, visit
+from dpfy.training.data import Records, visit, visit_loaded
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import Engine
 from dpfy.training.engines.base import BoundedSums, LossFn
 from dpfy.training.gate import Gate, is_finite
+from dpfy.training.importance import Weighing, importance_for, propose, with_room_for_bits
 from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
 from dpfy.training.pieces import Pieces, rehearse
@@ -106,7 +110,8 @@ class Run:
         self._declared_example = example
         self._max_physical_batch = max_physical_batch
         self._streams = streams
-        self._sampler = sampler_for(plan.sampling, streams.sampling)
+        self._importance = importance_for(plan, streams.sampling, engine, ranks.size)
+        self._sampler = self._importance or sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
         self._buffer: torch.Tensor | None = None
@@ -200,6 +205,9 @@ class Run:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
             with self._ranks.together():
                 if engine is not None:
+                    if self._importance is not None:  # whom to compute depends on what the engine finds
+                        drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
+                                        pieces.clipping(mechanism.grid))
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
@@ -228,6 +236,8 @@ class Run:
 
     def _draw(self) -> bytes:
         """Draw a sample: the bytes of all indices, then of all lots and seeds."""
+        if isinstance(self._sampler, ImportanceSampler):
+            return b""
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
         lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
         seeds = self._streams.sampling.words(self._records.seed_words * len(drawn))
@@ -260,20 +270,23 @@ class Run:
         norm_rounding = pieces.norm_rounding(self.plan.divisor)
         reach, roundings = query.reach(step), 1 if query.least_sample is None and not norm_rounding else 2
         noise_multiplier = self.plan.noise_at(step) * setting.noise / reach
-        return GaussianSum(reach + norm_rounding, noise_multiplier, dimension, companions, rounding, roundings)
+        mechanism = GaussianSum(reach + norm_rounding, noise_multiplier, dimension, companions, rounding, roundings)
+        return mechanism if self._importance is None else with_room_for_bits(mechanism)
 
     def _event(self, step: int, setting: Setting) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
         planned, noise = self.plan.event_at(step, setting.noise), self.plan.noise_at(step) * setting.noise
         due = step if self._sampler.policy.steps_per_event == 1 else 1
-        event = Sampled(self._sampler.policy, setting.query.sum_queries(noise, due), adaptive=self.plan.adaptive)
+        policy, queries = self._sampler.policy.at(step), setting.query.sum_queries(noise, due)
+        event = Sampled(policy, queries, adaptive=self.plan.adaptive)
         if event != planned:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
         return event
 
     def _largest_chunk(self, engine: Engine | None) -> int | None:
         """How many units may be in memory at once, by the user's and the engine's limits of rows."""
-        limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once) if limit]
+        limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once,
+                                      self._importance and COMPANIONS) if limit]
         return max(1, min(limits) // self._records.rows_per_unit) if limits else None
 
     def _check_ready(self, batch: Batch) -> None:
@@ -311,11 +324,18 @@ class Run:
         if slots is None:
             parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
             parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
-            visit(sample, parts, lambda chunk: engine.bounded_sums(loss_fn, chunk, clipping), take)
+            visit_loaded(sample, parts, lambda loaded: engine.bounded_sums(
+                loss_fn, loaded.chunk, self._weighing(clipping, loaded.indices, pieces.query.bound)), take)
         else:
             for slot in groups:
                 parts = even_parts(indices[slot], self._largest_chunk(engine))
                 take(clipped_mean(engine, loss_fn, partial(visit, sample, parts), clipping))
+
+    def _weighing(self, clipping: Clipping, indices: tuple[int, ...], bound: float) -> Clipping:
+        """How the records of a chunk are weighed: by their norms, and by their own coins if these were proposed."""
+        if self._importance is None:
+            return clipping
+        return replace(clipping, weigh=Weighing(self._importance, self._taken, bound, indices))
 
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
@@ -351,7 +371,7 @@ class Run:
             if self._records.collate_fn is not None:
                 check_collation(self._records.collate_fn, record)
         return Probe(self.model, trained, loss_fn, looked_at, looked_at is self._declared_example,
-                     self.plan.query.statistics, self._steering.needs_gradients)
+                     self.plan.query.statistics, self._steering.needs_gradients or self._importance is not None)
 
     # What was spent, and the gate
 

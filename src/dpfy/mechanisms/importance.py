@@ -1,0 +1,65 @@
+"""What bounds importance sampling: margins of its coins, and what they may tell, without touching a tensor.
+
+Proof: docs/proofs/dpis.md.
+"""
+
+import math
+
+from dpfy.errors import InvalidArgument
+from dpfy.ledger.events import ImportanceSchedule
+from dpfy.mechanisms.query import ClippedSum, Query
+
+MARGIN = 2.0**-3
+"""How far every coin of a record stays below 1, so that a last bit of its norm hardly moves it."""
+COMPANIONS = 32
+"""The most records that share their arithmetic with another one."""
+LEAST_FLOOR = 2.0**-4
+"""Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
+JITTER = 2.0**-10
+"""What the coins and last bits of all companions may tell in a step, as the μ of one Gaussian sum."""
+LARGEST_RATE = (1 - MARGIN) ** 2
+"""Of acceptance: above it some coin would have to be a certainty."""
+
+_MOVED = 2.0**-19  # by how much, relative to its norm or the floor, one record more moves another one's gradient
+_COIN = 3 * COMPANIONS * (_MOVED / MARGIN) ** 2 * 2 * math.pi  # μ² of proposals and acceptances: docs/proofs/dpis.md
+_BITS = math.sqrt(0.99 * JITTER**2 - _COIN)  # what is left of the jitter for the last bits of the sum
+
+
+def room_for_bits(noise_multiplier: float, lattice: float = 0.0) -> float:
+    """Return by which factor the noise grows so that the moved last bits of companions are within the jitter.
+
+    ``lattice`` is by how much more rounding may move each of them, relative to the norm of contributions.
+
+    >>> 1 < room_for_bits(1.0) < 1.01
+    True
+    """
+    if noise_multiplier == 0:
+        return 1.0  # there is no guarantee to keep
+    part = (2 * _MOVED + lattice) * COMPANIONS / (noise_multiplier * _BITS)
+    if part > 0.5:
+        raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
+                              "last bits. Use more noise, smaller ratios or fewer trained parameters.")
+    return 1 / math.sqrt(1 - part**2)
+
+
+def check_importance(schedule: ImportanceSchedule, query: Query, unit: str, steered: list[str]) -> None:
+    """Refuse what importance sampling has no proof for."""
+    if max(schedule.at(1 + i * schedule.length).rate for i in range(len(schedule.ratios))) > LARGEST_RATE:
+        least = schedule.rate / LARGEST_RATE
+        raise InvalidArgument(f"Expected ratios of at least {least:.4g}, so that no record is accepted for certain; "
+                              f"got {min(schedule.ratios)!r}. Use a larger ratio or a smaller batch.")
+    if schedule.jitter != JITTER or schedule.slack < 1 or not LEAST_FLOOR <= schedule.floor <= 1:
+        raise InvalidArgument(f"Expected slack of at least 1, floor in [{LEAST_FLOOR:g}, 1] and jitter={JITTER!r}; got "
+                              f"{schedule.slack!r}, {schedule.floor!r} and {schedule.jitter!r}.")
+    if len(query.leaves) > 1 or type(query.leaves[0]) is not ClippedSum or query.leaves[0].scales:
+        raise InvalidArgument("Importance sampling has one clipped sum of all parameters: a record is accepted by one "
+                              "norm, and groups would have several. Give clip a number.")
+    if query.statistics or query.slots is not None or query.least_sample is not None:
+        raise InvalidArgument("With importance sampling there are no statistics, microbatches or least_sample: records "
+                              "that are proposed and not accepted would be counted in them.")
+    if unit != "record":
+        raise InvalidArgument(f"Importance sampling protects records, got unit={str(unit)!r}. Use dpfy.dpsgd for "
+                              "users.")
+    if steered != ["bounds"]:
+        raise InvalidArgument("With importance sampling the bound and the noise follow the ratios of the plan; leave "
+                              "other controllers out, and make the plan with dpfy.dpis.")

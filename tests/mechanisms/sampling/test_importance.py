@@ -1,0 +1,171 @@
+"""Importance sampling: with which probability records take part, how much they contribute, and what that tells."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfy.accounting import account
+from dpfy.accounting.group import group_epsilon
+from dpfy.errors import InvalidArgument, UnsupportedEvent
+from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
+from dpfy.mechanisms.importance import COMPANIONS, JITTER, LARGEST_RATE, MARGIN, room_for_bits
+from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.mechanisms.sampling import importance
+from dpfy.mechanisms.sampling.importance import ImportanceSampler
+
+CLIP, BOUND = 2.0, 0.6
+NORMS = np.array([0.0, 1e-30, 0.01, 0.12, 0.13, 0.5, 1.0, 1.99, 2.0, 2.01, 50.0, 1e30])
+
+
+def sampler_of(rate=0.1, ratio=0.3, slack=3.0, floor=1 / 16, n=1000, key=1):
+    schedule = ImportanceSchedule(rate * ratio * n, n, (ratio,), 10, slack, floor, JITTER)
+    return ImportanceSampler(schedule, CLIP, SecureStream(insecure_test_key=key, purpose="sampling"))
+
+
+def probabilities(sampler, learned, norms):
+    """The chance of being proposed and that of being accepted then, each by the thresholds that coins meet."""
+    sampler.learn(1, learned)
+    proposed = importance._threshold(sampler._proposed(1, sampler._guesses)) / 2.0**64
+    shares = np.maximum(norms / CLIP, sampler.policy.floor)
+    return proposed, importance._threshold(sampler._accepted(1, sampler._guesses, shares)) / 2.0**64
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, LARGEST_RATE])
+def test_the_guess_cancels_from_inclusion_also_where_coins_saturate(rate):
+    """An acceptance that was capped at 1, or divided by an uncapped proposal, would leave the guess in the product."""
+    learned, norms = map(np.ravel, np.meshgrid(NORMS, NORMS))
+    sampler = sampler_of(rate, n=len(norms))
+    proposed, accepted = probabilities(sampler, learned, norms)
+    counted = np.minimum(np.minimum(np.maximum(norms / CLIP, 1 / 16), sampler._guesses), 1.0)
+    rate = sampler.policy.at(1).rate
+    assert np.allclose(proposed * accepted, rate * counted, rtol=1e-9, atol=0)
+    assert (proposed * accepted <= rate).all()
+    assert max(proposed.max(), accepted.max()) <= 1 - MARGIN
+    assert rate < 0.5 or (proposed == 1 - MARGIN).any()  # saturation was among the cases
+
+
+@pytest.mark.parametrize("norms", [NORMS, np.array([np.nan, np.inf, -np.inf])])
+def test_contributions_have_the_norm_of_the_bound(norms):
+    sampler = sampler_of(n=len(norms))
+    sampler.learn(1, norms)
+    sampler._coins = np.zeros(len(norms), dtype=np.uint64)  # everyone is accepted
+    weights = sampler.weights(1, np.arange(len(norms)), norms, BOUND)
+    if not np.isfinite(norms).all():
+        assert (weights == 0).all()
+        return
+    above = norms >= CLIP / 16
+    assert np.allclose((weights * norms)[above], BOUND, rtol=1e-15)
+    assert ((weights * norms)[~above] <= BOUND).all() and (weights * norms)[0] == 0
+
+
+def test_the_expected_sum_is_that_of_clipped_gradients():
+    """Inclusion times contribution is rate·ratio = batch_size/records times the gradient, up to the clip bound."""
+    norms = NORMS[NORMS <= CLIP]
+    sampler = sampler_of(n=len(norms))
+    proposed, accepted = probabilities(sampler, norms, norms)
+    sampler._coins = np.zeros(len(norms), dtype=np.uint64)
+    weights = sampler.weights(1, np.arange(len(norms)), norms, sampler.policy.ratio_at(1) * CLIP)
+    assert np.allclose(proposed * accepted * weights * norms, sampler.policy.rate * norms, rtol=1e-9)
+
+
+def test_records_are_included_as_often_as_their_norms_say():
+    """Binomial counts over 12000 coins a group; three groups at 1e-7 each, and 2/3 or 3/2 of a rate are noticed."""
+    group = np.repeat([0.25, 1.0, 5.0], 20)
+    sampler, steps = sampler_of(rate=0.3, n=len(group)), 600
+    counts = np.zeros(len(group))
+    sampler.learn(1, 2 * group)
+    for _ in range(steps):
+        proposed = sampler.draw(1, len(group))
+        taken = sampler.weights(1, proposed, group[proposed], BOUND) > 0
+        counts[proposed[taken]] += 1
+    for norm, expected in ((0.25, 0.3 / 8), (1.0, 0.3 / 2), (5.0, 0.3)):
+        count, coins = int(counts[group == norm].sum()), steps * 20
+        assert stats.binomtest(count, coins, expected).pvalue > 1e-7
+        for wrong in (2 / 3, 3 / 2):
+            assert stats.binomtest(count, coins, wrong * expected).pvalue < 1e-7
+
+
+def test_norms_are_learned_once_an_epoch():
+    sampler = sampler_of(rate=0.5, ratio=0.4, n=10)  # five steps in an epoch
+    assert sampler.due(7)
+    sampler.learn(7, np.ones(10))
+    assert [step for step in range(7, 14) if sampler.due(step)] == [12, 13]
+    with pytest.raises(InvalidArgument, match="learned before"):
+        sampler.draw(7, 11)
+
+
+def test_the_jitter_pays_for_all_coins_and_bits():
+    coin = stats.norm.ppf(0.5 + 2.0**-19 / MARGIN)
+    for noise in (0.5, 1.0, 4.0):
+        part = math.sqrt(1 - room_for_bits(noise) ** -2)
+        bits = COMPANIONS * 2 * 2.0**-19 / (noise * part)
+        assert 3 * COMPANIONS * coin**2 + bits**2 <= JITTER**2
+    with pytest.raises(InvalidArgument, match="last bits"):
+        room_for_bits(0.05)
+
+
+def present(rate_proposed, accepted, coins, moved, shifts, noise, outputs):
+    """Densities, given the coins of companions, of a sum with one record more; ``moved`` coins if it is proposed."""
+    density = []
+    for bits in itertools.product((0, 1), repeat=len(coins)):
+        still = math.prod(p if bit else 1 - p for p, bit in zip(coins, bits, strict=True))
+        turned = math.prod(p if bit else 1 - p for p, bit in zip(moved, bits, strict=True))
+        centre, bent = float(sum(bits)), sum(bits) + shifts * sum(bits)
+        density.append((1 - rate_proposed) * still * stats.norm.pdf(outputs, centre, noise)
+                       + rate_proposed * turned * ((1 - accepted) * stats.norm.pdf(outputs, bent, noise)
+                                                   + accepted * stats.norm.pdf(outputs, bent + 1, noise)))
+    return np.concatenate(density)
+
+
+@pytest.mark.parametrize(("rate", "accepted", "noise"), [(0.4, 0.5, 0.8), (0.8, 0.3, 1.5), (0.05, 0.87, 0.6)])
+def test_no_test_tells_one_record_apart_better_than_the_event_allows(rate, accepted, noise):
+    """Two companions whose coins and contributions move when the record is proposed, by far more than is allowed for:
+    one and two steps, both directions, by quadrature. Without the Gaussian of the jitter it would fail."""
+    outputs = np.linspace(-8 * noise, 3 + 8 * noise, 301)
+    coins, moved, bend, part = (0.3, 0.6), (0.36, 0.52), 0.04, 0.3
+    one = present(rate, accepted, coins, moved, bend, noise, outputs)
+    none = present(0.0, 0.0, coins, coins, 0.0, noise, outputs)
+    one, none = one / one.sum(), none / none.sum()
+    h = max(abs(a - b) / (2 * min(a, 1 - a)) for a, b in zip(coins, moved, strict=True))
+    bits = 2 * bend / (noise * part)
+    event = Sampled(Importance(rate * accepted, math.hypot(math.sqrt(2) * stats.norm.ppf(0.5 + h), bits)),
+                    (SumQuery(1.0, noise * math.sqrt(1 - part**2)),))
+    plain = Sampled(Poisson(rate * accepted), (SumQuery(1.0, noise),))
+    exceeded = False
+    for steps in (1, 2):
+        first, second = (one, none) if steps == 1 else (np.outer(one, one).ravel(), np.outer(none, none).ravel())
+        for epsilon in (0.0, 0.1, 0.5, 1.0, 2.0):
+            found = max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ((first, second), (second, first)))
+            assert found <= account(Repeated(event, steps)).delta(epsilon).upper + 1e-6
+            exceeded |= found > account(Repeated(plain, steps)).delta(epsilon).upper + 1e-6
+    assert exceeded
+
+
+def test_events_cost_what_poisson_samples_do_and_the_jitter():
+    step = Sampled(Importance(0.01, JITTER), (SumQuery(1.0, 1.0),))
+    both = [Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 300),
+            Repeated(Sampled(Poisson(1.0), (SumQuery(1.0, 1 / JITTER),)), 300)]
+    for method in ("pld", "rdp"):
+        cost = account(Repeated(step, 300), method).epsilon(1e-5).upper
+        assert cost == pytest.approx(account(both, method).epsilon(1e-5).upper, rel=1e-9)
+        assert cost > account(both[:1], method).epsilon(1e-5).upper
+    with pytest.raises(UnsupportedEvent, match="coins of two records"):
+        account(step, "pld", "replace_one")
+
+
+def test_groups_are_claimed_from_the_guarantee_alone():
+    """The law of a group's coins is not that of Poisson samples."""
+    step = Repeated(Sampled(Importance(0.01, JITTER), (SumQuery(1.0, 1.0),)), 100)
+    plain = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 100)
+    assert group_epsilon([step], 3, 1e-5) > 1.2 * group_epsilon([plain], 3, 1e-5)
+
+
+def test_schedules_survive_json_and_change_with_their_steps():
+    schedule = ImportanceSchedule(5, 100, (0.5, 0.25), 20, 3.0, 0.1, JITTER)
+    assert Policy.from_json(schedule.to_json()) == schedule
+    assert [schedule.at(step).rate for step in (1, 20, 21, 400)] == [0.1, 0.1, 0.2, 0.2]
+    with pytest.raises(InvalidArgument, match="ratios of at least"):
+        ImportanceSchedule(5, 100, (0.01,), 20, 3.0, 0.1, JITTER)
