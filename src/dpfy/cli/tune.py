@@ -67,8 +67,8 @@ def tune(
     console = Console(stderr=as_json, highlight=False)
     given = {"data": data, "data_dir": data_dir, "delta": delta, "epochs": epochs, "batch_size": batch_size,
              "name": name, "out": out}
-    options: dict[str, Any] = {"epsilon": epsilon, "trials": trials, "accounting": accounting, "law": law, "score": score,
-                               "proposals": proposals, "storage": storage}
+    options: dict[str, Any] = {"epsilon": epsilon, "trials": trials, "accounting": accounting, "law": law,
+                               "score": score, "proposals": proposals, "storage": storage}
     if resume is not None and (config is not None or search or epsilon is not None or any(given.values())):
         raise InvalidArgument("--resume goes on with the search as it was declared; leave the other options out.")
     from dpfy import tuning  # torch is loaded only when it is needed

@@ -52,7 +52,8 @@ class TuneConfig:
         _validate.choice("proposals", self.proposals, PROPOSALS)
         _validate.choice("score", self.score, SCORES)
         if self.accounting == "compose":
-            _validate.count("trials", int(self.trials) if self.trials == int(self.trials) else self.trials)
+            whole = isinstance(self.trials, float) and self.trials.is_integer()
+            _validate.count("trials", int(self.trials) if whole else self.trials)
         else:
             self.trials_law  # noqa: B018 (it checks the mean)
             self._check_selection()

@@ -43,11 +43,11 @@ class TuningResult:
     trials: tuple[dict[str, Any], ...] | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values, with what each guarantee covers."""
+        """Return the result as plain JSON values, with what each guarantee covers; an infinite ε is null."""
         covers = [
-            {"covers": "the search and the released model", "epsilon": self.with_tuning, "delta": self.delta},
-            {"covers": "the final run only, as if its settings had been fixed in advance", "epsilon": self.final_run,
-             "delta": self.delta}]
+            {"covers": "the search and the released model", "epsilon": _finite(self.with_tuning), "delta": self.delta},
+            {"covers": "the final run only, as if its settings had been fixed in advance",
+             "epsilon": _finite(self.final_run), "delta": self.delta}]
         return {"settings": self.settings, "failure": self.failure, "accuracy_on_public_data": self.accuracy,
                 "guarantees": covers, "trials": None if self.trials is None else list(self.trials)}
 
@@ -94,12 +94,11 @@ class Folder:
         file = f"trial-{number}.safetensors" if best and outcome.model is not None else None
         if file is not None and outcome.model is not None:
             save_model(outcome.model, str(self.path / file))
-        score = outcome.score if math.isfinite(outcome.score) else None
         trials = [{**trial, "score": _finite(trial["score"]), "model": None if best else trial["model"]}
                   for trial in self.trials()]
         _write(self.path / TRIALS, [*trials, {
-            "trial": number, "settings": outcome.settings, "score": score, "failure": outcome.failure, "model": file,
-            "engine": outcome.engine, "isolation": outcome.isolation}])
+            "trial": number, "settings": outcome.settings, "score": _finite(outcome.score),
+            "failure": outcome.failure, "model": file, "engine": outcome.engine, "isolation": outcome.isolation}])
         for other in self.path.glob("trial-*.safetensors"):
             if best and other.name != file:
                 other.unlink()
@@ -169,8 +168,8 @@ def _selection(config: TuneConfig, final_run: float, delta: float) -> str:
             f"had its settings been fixed in advance, would be ({math.ceil(final_run * 1e4) / 1e4:.4f}, {delta:g})-DP")
 
 
-def _finite(score: float) -> float | None:
-    return score if math.isfinite(score) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _write(path: Path, value: Any) -> None:
