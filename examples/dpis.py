@@ -1,0 +1,40 @@
+"""Draw records in proportion to the norms of their gradients (DPIS): all contribute equally, and less than the bound.
+
+A ledger belongs to one run: remove dpis.dpl and dpis.dpl.head before you run it again.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+import dpfy
+from dpfy.data import digits
+from dpfy.models import digits_mlp
+
+torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
+source = digits()
+model = digits_mlp()
+opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
+
+plan = dpfy.dpis(records=1437, batch_size=256, epochs=4, clip=1.0, ratio=0.7).calibrate(epsilon=3.0, delta=1e-5)
+print(f"noise multiplier {plan.noise_multiplier:.2f}, {plan.noise_at(1):.2f} over the norm of a contribution")
+run = dpfy.privatize(model, opt, source.train, plan, ledger="dpis.dpl")
+
+
+def loss_fn(x, y):
+    """Return one loss for each record."""
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+for batch in run:
+    opt.zero_grad()
+    run.backward(loss_fn, batch)
+    opt.step()
+
+epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
+run.close()
+x, y = source.test.tensors  # public records
+with torch.no_grad():
+    accuracy = (model(x).argmax(1) == y).float().mean()
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
