@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.errors import UnsupportedEvent
+from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
 
 Array = NDArray[np.float64]
@@ -19,19 +19,22 @@ Array = NDArray[np.float64]
 _PLACES = 24_000  # in the order of scores
 _LEAST_WEIGHT = 45.0  # places of less than e^-45 of the first one's weight are one place
 _LARGEST = 600.0  # e^ε must stay a number
-_ROUNDED = 1e-12  # relative: more than rounding can lose
+_ROUNDED = 1e-10  # relative: more than rounding can lose, over as many places
 
 
 class RunProfile:
-    """δ(ε) of one run from above, in one direction and ``back``, for every real ε.
+    """δ(ε) of one run from above, in one direction and ``back``, for every real ε, from points that rise from ε = 0.
 
     Between points each is the chord, as a function of e^ε: true curves are convex in it. Below zero they follow from
     each other: δ(−ε) = 1 − e^−ε·(1 − δ_back(ε)).
     """
 
     def __init__(self, epsilons: Array, there: Array, back: Array) -> None:
+        if epsilons[0] != 0 or np.any(np.diff(epsilons) <= 0) or epsilons[-1] > _LARGEST:
+            raise InvalidArgument(f"Expected values of ε that rise from 0 to at most {_LARGEST:g}: left of the first "
+                                  f"point nothing is known.")
         self._epsilons = epsilons
-        self._odds: Array = np.exp(np.minimum(epsilons, _LARGEST))
+        self._odds: Array = np.exp(epsilons)
         self._there, self._back = (np.minimum(np.minimum.accumulate(side), 1.0) for side in (there, back))
 
     @property
@@ -47,9 +50,10 @@ class RunProfile:
     def delta(self, epsilons: Array) -> Array:
         """Return upper bounds on δ(ε)."""
         size = np.minimum(np.abs(epsilons), _LARGEST)
-        odds = np.exp(size)
+        odds = np.exp(size) * (1 - _ROUNDED)  # curves fall
         there, back = (np.interp(odds, self._odds, side) for side in (self._there, self._back))
-        return np.where(epsilons < 0, 1 - (1 - back) / odds, there)
+        found = np.where(epsilons < 0, -np.expm1(-size) + back / odds, there)
+        return np.asarray(np.minimum(found * (1 + _ROUNDED), 1.0))
 
     def moved(self, missed: Array) -> Array:
         """Bound the mass on the second data set of an event whose mass on the first is ``missed``.
@@ -57,9 +61,9 @@ class RunProfile:
         Q′(S) ≤ e^ε·Q(S) + δ_back(ε), of which the complement is Q′(S) ≤ 1 − e^−ε·(1 − Q(S) − δ(ε)), for all ε ≥ 0.
         """
         best = np.ones_like(missed)
-        for odds, there, back in zip(self._odds, self._there, self._back, strict=True):
+        for odds, gain, there, back in zip(self._odds, np.expm1(self._epsilons), self._there, self._back, strict=True):
             np.minimum(best, odds * missed + back, out=best)
-            np.minimum(best, 1 - (1 - missed - there) / odds, out=best)
+            np.minimum(best, (gain + missed + there) / odds, out=best)  # nothing cancels
         return np.minimum(np.maximum(best, missed) * (1 + _ROUNDED), 1.0)
 
 
@@ -116,7 +120,7 @@ def weight(trials: Trials, missed: Array) -> Array:
     It is the density of an output in what is released over that in one run, if a run is better with probability a.
     """
     if isinstance(trials, NegativeBinomialTrials):
-        return np.asarray(trials.mean * np.exp(-(trials.shape + 1) * np.log1p((1 / trials.success - 1) * missed)))
+        return np.asarray(trials.mean * np.exp(-(trials.shape + 1) * np.log1p(trials.odds * missed)))
     if isinstance(trials, PoissonTrials):
         return np.asarray(trials.rate * np.exp(-trials.rate * missed))
     raise UnsupportedEvent(f"No rule for a number of runs that is drawn from {trials.tag!r}.")

@@ -54,11 +54,16 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
         return cls(shape, math.exp(high))
 
     @property
+    def odds(self) -> float:
+        """The odds against success, without cancellation."""
+        return (1 - self.success) / self.success
+
+    @property
     def mean(self) -> float:
         """How many runs there are in expectation."""
         log = math.log(self.success)
         ratio = self.shape / -math.expm1(self.shape * log) if self.shape else -1 / log
-        return (1 / self.success - 1) * ratio
+        return self.odds * ratio
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class Selected(Event, tag="selected"):
     """``run`` was carried out a number of times drawn from ``trials``, and what the best of them released is released.
 
     *Assumes* that the number of runs, the other runs and all scores stay secret; that runs are independent of each
-    other; that the score of a run is computed from what the run releases; and that ties are broken by an order that
+    other and alike: settings are drawn anew for each from one public law, not taken from a list in turn; that the score
+    of a run is computed from what the run releases, not from when it ran; and that ties are broken by an order that
     does not depend on the data, or at random.
     """
 

@@ -50,9 +50,11 @@ def _first(trials: Trials) -> tuple[int, Decimal]:
     if isinstance(trials, PoissonTrials):
         return 0, (-Decimal(trials.rate)).exp()
     if isinstance(trials, NegativeBinomialTrials):
-        shape, log = Decimal(trials.shape), Decimal(trials.success).ln()
-        failure = 1 - Decimal(trials.success)
-        return 1, failure * (shape / ((-shape * log).exp() - 1) if shape else -1 / log)
+        with localcontext() as context:
+            context.prec += 30  # of which 22 can cancel: |shape| ≥ 1e-6, success ≤ 1 - 2^-53
+            shape, log = Decimal(trials.shape), Decimal(trials.success).ln()
+            failure = 1 - Decimal(trials.success)
+            return 1, failure * (shape / ((-shape * log).exp() - 1) if shape else -1 / log)
     raise InvalidArgument(f"Expected a law of the number of runs that can be drawn from, got {trials.tag!r}.")
 
 
