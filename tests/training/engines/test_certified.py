@@ -5,14 +5,16 @@ from fractions import Fraction
 
 import pytest
 import torch
-from against_oracle import Subject
+from against_oracle import GRID, Subject
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from dpfy.mechanisms.clipping import clip_to
+from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
+from dpfy.training.chunk import Chunk
 from dpfy.training.engines import BookkeepingEngine, GhostEngine
 from dpfy.training.engines.bookkeeping import contributions
 from dpfy.training.engines.bookkeeping.contributions import SUM_ROUNDING, InBlocks, Kept, Outer, Rows, Tied, combined
+from dpfy.training.engines.bookkeeping.sinks import RAMP_ROUNDING
 
 ENGINES = pytest.mark.parametrize("engine", [BookkeepingEngine, GhostEngine], ids=lambda engine: engine.name)
 BOUND = 1.0
@@ -77,6 +79,75 @@ def test_time_steps_that_cancel_stay_within_the_bound(engine, case, size, steps)
     subject = Subject.prepared(model, (x,), engine=engine, loss=summed)
     for position in (0, 2):
         assert moved_by(subject, (x,), position) <= BOUND * (1 + 6 * SUM_ROUNDING)
+
+
+# A record at the edge between the two ways of doing it
+
+def nearly_cancelling(octaves):
+    """Records of two steps whose terms cancel by 2^octaves or barely more: they differ in the last bit of one number.
+
+    Nothing is rounded in their sums, so that only what is decided about the record can tell the two apart.
+    """
+    x = torch.zeros(1, 2, 1000)
+    x[0, 0, 1:] = torch.linspace(0.5, 1, 999)
+
+    def record(large):
+        return torch.cat([torch.stack([large, -large]).view(1, 2, 1), x[:, :, 1:]], 2)
+
+    def beyond(large):
+        norms = Outer(record(large), torch.ones(1, 2, 40)).norms()
+        return bool(norms.magnitude > 2.0**octaves * norms.squared.sqrt())
+
+    low, high = torch.tensor(1.0), torch.tensor(2.0**40)
+    assert beyond(high) and not beyond(low)
+    while bool(torch.nextafter(low, high) < high):
+        middle = (low + high) / 2
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return record(low), record(high)
+
+
+class Uneven(nn.Module):
+    """A layer whose norms need Gram matrices, and one whose do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.shift = nn.Linear(1000, 40, bias=False), nn.Linear(2, 1, bias=False)
+
+    def forward(self, x):
+        return self.layer(x).flatten(1).sum(1, keepdim=True) + self.shift(x[:, :, 1])
+
+
+WEIGHS = {"flat": clip_to(BOUND), "each": ClipEach((BOUND, 0.1)), "normalised": ClipEach((BOUND, 0.1), (0.01, 0.01))}
+
+
+@ENGINES
+@pytest.mark.parametrize("weigh", WEIGHS)
+@pytest.mark.parametrize("octaves", [13.999, 14, 17, 19.999, 20])
+def test_the_last_bit_of_a_companion_never_decides_how_it_is_done(engine, weigh, octaves):
+    # At 2^20 the bound of the norm exceeds the norm by an eighth: a step from one to the other would move the sum so far.
+    grouped, example = weigh != "flat", torch.randn(5, 2, 1000)
+    subject = Subject.prepared(Uneven(), (example,), engine=engine, loss=summed, grouped=grouped)
+    ordinary = torch.ones(1, 2, 1000)
+    sums, norms = [], []
+    for record in nearly_cancelling(octaves):
+        totals = [torch.zeros_like(p, dtype=torch.float64) for p in subject.engine.parameters.values()]
+        bounded = subject.engine.bounded_sums(subject.loss_fn, Chunk((torch.cat([ordinary, record]),), 2),
+                                              Clipping(WEIGHS[weigh], GRID, subject.groups))
+        bounded.add_to(totals)
+        sums.append(torch.cat([total.flatten() for total in totals]))
+        norms.append(torch.cat([seen.norms for seen in bounded.seen]).sqrt())
+    assert len(norms[0]) == len(norms[1]) == 2
+    assert float((sums[0] - sums[1]).norm()) <= RAMP_ROUNDING
+    assert bool(((norms[0] - norms[1]).abs() <= 2.0**-22 * norms[0]).all())
+
+
+@ENGINES
+@pytest.mark.parametrize("octaves", [14, 15, 17, 19.9, 20, 20.9])
+def test_a_record_that_is_done_in_two_parts_adds_no_more_than_the_bound_and_not_much_less(engine, octaves):
+    subject = Subject.prepared(Uneven(), (torch.randn(5, 2, 1000),), engine=engine, loss=summed)
+    record = nearly_cancelling(octaves)[1]
+    moved = moved_by(subject, (torch.cat([torch.ones(1, 2, 1000), record]),), 1)
+    assert 0.8 * BOUND <= moved <= BOUND * (1 + 2 * SUM_ROUNDING)
 
 
 # Norms are never below the truth: exact rational arithmetic is the judge

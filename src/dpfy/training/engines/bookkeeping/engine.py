@@ -44,7 +44,15 @@ from dpfy.training.engines.bookkeeping.capture import (
 from dpfy.training.engines.bookkeeping.contributions import SUM_ROUNDING
 from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.rules.opaque import Layouts
-from dpfy.training.engines.bookkeeping.sinks import Both, ClippingEach, Keeping, Measuring, Norms, Summing
+from dpfy.training.engines.bookkeeping.sinks import (
+    RAMP_ROUNDING,
+    Both,
+    ClippingEach,
+    Keeping,
+    Measuring,
+    Norms,
+    Summing,
+)
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, Tape
 from dpfy.training.engines.loop import LoopEngine
 from dpfy.training.losses import shown_of_each
@@ -63,7 +71,7 @@ class CapturingEngine(Engine):
 
     isolation = "checked on synthetic input: no record reaches another one's place in any layer"
     isolates = False
-    rounding = SUM_ROUNDING + 2.0**-23  # and what kernels do to gradients in a block of another size
+    rounding = SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23  # and what kernels do to gradients in a block of another size
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
@@ -135,7 +143,7 @@ class CapturingEngine(Engine):
         except Unsupported:
             return self._exact(loss_fn, chunk, clipping)
         if sums is not None:
-            return sums
+            return self._completed(sums, norms, loss_fn, chunk, clipping) if bool(norms.exact.any()) else sums
         exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
         if bool(norms.doubtful.all()):
             return exact
@@ -143,9 +151,20 @@ class CapturingEngine(Engine):
 
     @abstractmethod
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
-        """Return the norms, and the sums if no norm is in doubt."""
+        """Return the norms, and the sums if no norm is in doubt, without the part that is to be done exactly."""
 
-    def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
+    def _completed(self, sums: BoundedSums, norms: Norms, loss_fn: LossFn, chunk: Chunk,
+                   clipping: Clipping) -> BoundedSums:
+        """Add to the sums the part of each record that is done exactly."""
+        totals, seen = self._zeros(), sums.seen[0].norms
+        for position in norms.exact.nonzero().flatten().tolist():
+            part, exact = float(norms.exact[position]), self._exact(loss_fn, chunk.record(position), clipping)
+            for total, gradient in zip(totals, exact.gradients, strict=True):
+                total.add_(gradient, alpha=part)
+            seen[position].lerp_(exact.seen[0].norms[0], part)
+        return Both(sums, Summed(totals))
+
+    def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         return LoopEngine(self.model, self.parameters).bounded_sums(loss_fn, chunk, clipping)
 
     def _pass(self, loss_fn: LossFn, chunk: Chunk, sink: Sink) -> Tape:
@@ -222,7 +241,8 @@ class BookkeepingEngine(CapturingEngine):
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = ClippingEach(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
-            return each.norms, None if bool(each.norms.doubtful.any()) else each.sums(stats)
+            if not bool(each.norms.exact.any()):
+                return each.norms, each.sums(stats)
         kept = Keeping(len(self.parameters), chunk.size)
         stats = self._pass(loss_fn, chunk, kept).stats
         return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping, stats)
@@ -241,7 +261,7 @@ class GhostEngine(CapturingEngine):
             return measuring.norms, None
         rewind()
         totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
-        self._pass(loss_fn, chunk, Summing(totals, clipping.weights(norms)))
+        self._pass(loss_fn, chunk, Summing(totals, measuring.norms.weights(clipping, norms)))
         return measuring.norms, Summed(totals, Seen(norms, stats))
 
     def _kept(self, parts: list[Parts]) -> int:

@@ -11,15 +11,25 @@ from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
 
-_CANCELLATION = 2.0**20  # terms whose norms add up to more than this many times the norm of their sum are done exactly
+_OCTAVES = (14.0, 20.0)  # by which terms cancel, from where a record is done exactly in part to where it is as a whole
+RAMP_ROUNDING = 2.0**-23
+"""By how many clip bounds that part may move what a companion adds: docs/proofs/clipping-engines.md."""
 
 
 class Norms:
-    """Bounds of the squared norms, and which records have to be done exactly because float32 cannot bound them."""
+    """Bounds of the squared norms, and how much of each record has to be done exactly, as float32 cannot bound it well.
+
+    That is a ramp and not a step, so that the last bits of a record never decide between the two ways of doing it.
+    """
 
     def __init__(self, parameters: int, records: int) -> None:
         self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
-        self.doubtful = torch.zeros(records, dtype=torch.bool)
+        self.exact = torch.zeros(records, dtype=torch.float64)
+
+    @property
+    def doubtful(self) -> torch.Tensor:
+        """Which records are done exactly as a whole."""
+        return self.exact == 1
 
     def measure(self, position: int, parts: Parts) -> None:
         """Add up the parts of one parameter."""
@@ -28,8 +38,13 @@ class Norms:
             norms = contribution.norms()
             total += norms.squared
             if norms.magnitude is not None:
-                self.doubtful |= norms.magnitude > _CANCELLATION * norms.squared.sqrt()
-        self.doubtful |= ~total.isfinite()
+                octaves, (start, end) = (norms.magnitude / norms.squared.sqrt()).log2(), _OCTAVES
+                self.exact = torch.maximum(self.exact, ((octaves - start) / (end - start)).clamp(0, 1).nan_to_num(1.0))
+        self.exact.masked_fill_(~total.isfinite(), 1.0)
+
+    def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[torch.Tensor]:
+        """Return the weights of what is not done exactly, given the squared norms of all groups."""
+        return [weights * (1 - self.exact) for weights in clipping.weights(norms)]
 
 
 class Keeping(Sink):
@@ -51,7 +66,7 @@ class Keeping(Sink):
     def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return the sums of what was kept."""
         norms = clipping.norms(self.norms.squared)
-        return Weighed(self.parts, clipping.weights(norms), (Seen(norms, stats),))
+        return Weighed(self.parts, self.norms.weights(clipping, norms), (Seen(norms, stats),))
 
 
 class Measuring(Sink):
@@ -114,7 +129,7 @@ class ClippingEach(Sink):
         squared = torch.stack([clipping.scaled(member, self.norms.squared[member]) for member in members]).sum(0)
         weights = self._weigh_each.only(group)(squared.unsqueeze(1)).squeeze(1)
         for member, waiting in self._waiting.pop(group).items():
-            if not bool(self.norms.doubtful.any()):  # otherwise the chunk is done again without those records
+            if not bool(self.norms.exact.any()):  # otherwise the chunk is done again, with all groups at once
                 self._weigh(member, waiting, clipping.in_units(member, weights))
 
     def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
