@@ -124,7 +124,7 @@ WEIGHS = {"flat": clip_to(BOUND), "each": ClipEach((BOUND, 0.1)), "normalised": 
 @pytest.mark.parametrize("weigh", WEIGHS)
 @pytest.mark.parametrize("octaves", [13.999, 14, 17, 19.999, 20])
 def test_the_last_bit_of_a_companion_never_decides_how_it_is_done(engine, weigh, octaves):
-    # At 2^20 the bound of the norm exceeds the norm by an eighth: a step from one to the other would move the sum so far.
+    # At 2^20 the bound of the norm exceeds the norm by an eighth: a step between them would move the sum as far.
     grouped, example = weigh != "flat", torch.randn(5, 2, 1000)
     subject = Subject.prepared(Uneven(), (example,), engine=engine, loss=summed, grouped=grouped)
     ordinary = torch.ones(1, 2, 1000)
