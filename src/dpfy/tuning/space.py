@@ -77,7 +77,7 @@ class Space:
 
     >>> space = Space.parse(["learning_rate=log:0.1:10", "clip=0.5,1"])
     >>> space.draw(SecureStream(insecure_test_key=1, purpose="training"))["clip"]
-    0.5
+    1
     >>> Space.from_json(space.to_json()) == space
     True
     """
