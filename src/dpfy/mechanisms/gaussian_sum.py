@@ -23,9 +23,8 @@ class GaussianSum:
 
     *Assumes*: the engine computes each weight from the very gradient that it adds, or from an upper bound of its norm,
     and one record more moves the contributions of at most ``companions`` others, by ``rounding`` clip bounds each. The
-    lattice costs √d steps: half for rounding each record before it is added, as
-    :func:`~dpfy.mechanisms.clipping.lattice_sum` does, and all of it where the sum is rounded as a whole; as often as
-    ``roundings`` says, if the sum leaves the lattice in between.
+    lattice costs √d steps: the sum is rounded as a whole, as often as ``roundings`` says if it leaves the lattice in
+    between; or one vector of it is, as :func:`~dpfy.mechanisms.clipping.lattice_sum` does for microbatches.
 
     Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md.
     """

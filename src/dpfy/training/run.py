@@ -266,7 +266,8 @@ class Run:
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
-            companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding)
+            additions = blocks.count**2 * 2.0**-50  # in float64, of blocks: felt by companions where blocks are many
+            companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding + additions)
         norm_rounding = pieces.norm_rounding(self.plan.divisor)
         reach, roundings = query.reach(step), 1 if query.least_sample is None and not norm_rounding else 2
         noise_multiplier = self.plan.noise_at(step) * setting.noise / reach

@@ -47,7 +47,7 @@ class BoundedSums(ABC):
 
 
 class Summed(BoundedSums):
-    """A sum that is formed already, a tensor per trained parameter, in whole multiples of the grid."""
+    """A sum that is formed already, a tensor per trained parameter."""
 
     def __init__(self, gradients: list[torch.Tensor], *seen: Seen) -> None:
         self.gradients = gradients
