@@ -36,6 +36,15 @@ def kind_of(method: str) -> str:
     return kind
 
 
+def method_name(method: str) -> str:
+    """Return the name under which results are published.
+
+    >>> method_name("dp-sgd"), method_name("time:0.3")
+    ('dpsgd', 'time')
+    """
+    return kind_of(method).replace("dp-sgd", "dpsgd")
+
+
 def plan_options(cell: "Cell") -> dict[str, Any]:
     """Return the arguments of :func:`dpfy.dpsgd` that the method of a cell means."""
     kind = kind_of(cell.method)

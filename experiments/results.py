@@ -12,6 +12,7 @@ from typing import Any
 from dpfy.ledger import Ledger
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
+from experiments.methods import method_name
 from experiments.training import LEDGER, Outcome
 
 Entry = dict[str, Any]
@@ -104,7 +105,8 @@ def _entry(cell: Cell, runs: list[dict[str, Any]]) -> Entry:
     """One result as it is published: what all seeds reached, and the largest ε that one of their ledgers claims."""
     details = {name: max(run[name] for run in runs) for name in ("epsilon_rdp", "noise_multiplier")}
     config = {**cell.settings(), **details, "found": cell.found, "seeds": [run["seed"] for run in runs], "runs": runs}
-    return {"experiment": cell.experiment, "data": cell.data, "method": cell.method, "features": cell.features,
-            "epsilon": max(run["epsilon"] for run in runs), "delta": cell.delta, "accounting": ACCOUNTING,
+    return {"experiment": cell.experiment, "data": cell.data, "method": method_name(cell.method),
+            "features": cell.features, "epsilon": max(run["epsilon"] for run in runs), "delta": cell.delta,
+            "accounting": ACCOUNTING,
             "accuracy": [run["accuracy"] for run in runs], "seconds": sum(run["seconds"] for run in runs),
             "config": config}

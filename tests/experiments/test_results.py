@@ -33,7 +33,7 @@ def test_an_entry_has_the_published_form(tmp_path: Path) -> None:
     place.record(CELL, outcome(0, 91.0))
     entry, = json.loads((tmp_path / "results" / "tiny.json").read_text())
     assert set(entry) == KEYS
-    assert [entry[name] for name in ("data", "method", "features", "accounting")] == ["digits", "dp-sgd", "raw", "pld"]
+    assert [entry[name] for name in ("data", "method", "features", "accounting")] == ["digits", "dpsgd", "raw", "pld"]
     assert (entry["epsilon"], entry["accuracy"], entry["seconds"]) == (2.9991, [91.0], 10.0)
     assert entry["config"]["epsilon_rdp"] == 3.25 and entry["config"]["learning_rate"] == 0.5
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["tiny.json"]
