@@ -59,6 +59,7 @@ def test_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: p
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         if file := re.match(r"# (\w+\.py)\n", block.text):
+            monkeypatch.delitem(sys.modules, file[1].removesuffix(".py"), raising=False)  # of another page
             Path(file[1]).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)

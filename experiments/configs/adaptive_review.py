@@ -1,8 +1,8 @@
 """A review of adaptive DP-SGD (2024), §6.1: MNIST at ε = 1 with noise, clip bounds and learning rates that adapt.
 
 All methods have the network, the rate and the steps of one well-tuned DP-SGD, so that a difference is the method's. The
-review's own baseline reaches 86 % with σ = 2 or 8 throughout. Noise falls to a third or a half of what it is at first in
-every schedule. A method is an experiment of its own, because a table has one method.
+review's own baseline reaches 86 % with σ = 2 or 8 throughout. Noise falls to a third or a half of what it is at first
+in every schedule. A method is an experiment of its own, because a table has one method.
 """
 
 from experiments.cell import Cell

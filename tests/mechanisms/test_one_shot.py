@@ -131,15 +131,16 @@ def test_responses_are_true_as_often_as_declared():
 
 
 def test_a_search_compares_two_laplace_numbers():
-    source, scale, gap = stream(6), 2.0, 1.5
+    source, scale, gap = stream(6), 2.0, 3.0
     mechanism = SparseVector(10.0, 1.0, scale, scale)
-    above = sum(mechanism.release([10.0 - gap], source) == 0 for _ in range(DRAWS))
+    draws = 3 * DRAWS
+    above = sum(mechanism.release([10.0 - gap], source) == 0 for _ in range(draws))
 
     def odds(of):  # that the difference of two Laplace numbers exceeds the gap
         return math.exp(-gap / of) / 2 * (1 + gap / (2 * of))
 
-    assert frequent(above, odds(scale)) and not frequent(above, odds(scale * 2 / 3))
-    assert not frequent(above, odds(scale * 3 / 2))
+    assert frequent(above, odds(scale), draws) and not frequent(above, odds(scale * 2 / 3), draws)
+    assert not frequent(above, odds(scale * 3 / 2), draws)
 
 
 def test_the_threshold_keeps_its_noise_and_every_number_has_its_own():

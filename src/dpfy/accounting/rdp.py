@@ -137,7 +137,7 @@ def _fractional(rate: float, noise_multiplier: float, order: float) -> float:
     # log(1 + α(r − 1)), the tangent of r^α at r = 1
     tangent = np.where(ratio > 30, log_r + math.log(order) + np.log1p((1 - order) / order * np.exp(-np.maximum(
         log_r, 0.0))), np.log1p(np.maximum(order * gain, -0.5)))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         whole = order * log_r + np.log(-np.expm1(tangent - order * log_r))
         odd = np.log(np.maximum(np.expm1(np.minimum(order * log_r, 0.0)) - order * gain, 1e-300))
         square = np.log(order * (order - 1) / 2 * gain**2 * (

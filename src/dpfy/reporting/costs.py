@@ -11,7 +11,7 @@ from dpfy import _validate
 from dpfy.accounting import DominatedBy, Filter, FilterGuarantee, Guarantee, Reading, account, odometer
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled
+from dpfy.ledger.events import Envelope, NonPrivate, Poisson, Repeated, Sampled
 from dpfy.reporting.attacks import Attacks
 from dpfy.reporting.numbers import finite
 from dpfy.types import Interval, Relation
@@ -247,6 +247,9 @@ def _upper(claim: Claim) -> float:
 
 def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Claim:
     """The same noise with every record in every step: what holds if amplification by sampling is not believed."""
+    if not all(isinstance(run.event, Sampled | NonPrivate) for run in events):
+        return Claim(Scope.WITHOUT_SAMPLING, "pld", sum(run.times for run in events), None,
+                     "the ledger has events that are made of others")
     full = [Repeated(replace(run.event, policy=Poisson(1.0)), run.times) if isinstance(run.event, Sampled) else run
             for run in events]
     return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
