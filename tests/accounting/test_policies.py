@@ -126,7 +126,8 @@ def test_cells_of_the_pair_have_all_mass_and_mirror_each_other(rate, noise, cuts
     assert np.abs(found.gain - (found.p - found.q)).max() < 1e-13
     if 0.0 not in cuts:  # the atom at a cut belongs to the cell on its left
         assert np.allclose(found.p[0], mirrored.q[0, ::-1], rtol=1e-12, atol=1e-300)
-    p, q, wide = found.p[0, 1:-1], found.q[0, 1:-1], (found.q > 1e9 * found.q_error)[0, 1:-1]
+    clear = (found.q > 1e9 * found.q_error) & (found.q > 1e-290)  # denormal numbers have few digits
+    p, q, wide = found.p[0, 1:-1], found.q[0, 1:-1], clear[0, 1:-1]
     inner = np.log(p[wide] / q[wide])
     assert np.all(inner >= cuts[:-1][wide] - 1e-6) and np.all(inner <= cuts[1:][wide] + 1e-6)
 

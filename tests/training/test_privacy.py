@@ -131,6 +131,7 @@ def audited_epsilon(delta, trials=1500):
     return math.log(max(true_positive - delta, 1e-300) / false_positive)
 
 
+@pytest.mark.slow  # dpfy audit --self-test does this, in seconds
 def test_the_audit_passes_the_mechanism_and_catches_half_the_noise(monkeypatch):
     delta = 0.05
     claimed = dpfy.account(dpfy.dpsgd(rate=1.0, divisor=1, steps=1, noise_multiplier=1.0)).epsilon(delta).upper

@@ -361,7 +361,8 @@ def cancelling_records(records, steps, generator):
 
 
 @pytest.mark.parametrize("kind", ["alike", "beside small ones", "cancelling"])
-@pytest.mark.parametrize(("records", "steps"), [(2, 2), (2, 7), (6, 64), (64, 7), (64, 64), (6, 1024)])
+@pytest.mark.parametrize(("records", "steps"), [(2, 2), (2, 7), (6, 64), (64, 7), (64, 64),
+                                                pytest.param(6, 1024, marks=pytest.mark.slow)])
 def test_the_allowance_for_float32_sums_is_eight_times_what_is_found(kind, records, steps):
     generator = torch.Generator().manual_seed(records + steps)
     if kind == "cancelling":
