@@ -26,6 +26,7 @@ def audited(key, mutant="none", **options):
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = [p.detach().clone() for p in model.parameters()]
     data = TensorDataset(torch.randn(100, 4), torch.arange(100) % 2)
     plan = dpfy.dpsgd(rate=0.5, records=100, steps=30, clip=2.0, noise_multiplier=2.0)
 
@@ -35,6 +36,7 @@ def audited(key, mutant="none", **options):
     with MUTANTS[mutant]():
         found = audit_run(model, optimizer, data, plan, loss, 1e-5, key=key, **{"canaries": 600, **options})
     assert [name for name, _ in model.named_parameters()] == ["weight", "bias"]
+    assert all(bool((p == old).all()) and p.grad is None for p, old in zip(model.parameters(), start, strict=True))
     return found
 
 

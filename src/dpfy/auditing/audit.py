@@ -1,6 +1,8 @@
 """An audit of a private run: how much canaries betray of it, beside what its ledger guarantees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,9 +84,10 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
               tell: Callable[[int, int], None] = lambda step, steps: None) -> Audit:
     """Train as planned with gradient canaries among the records, and try to tell which of them were in.
 
-    The run is a run of its own: it has its own ledger in memory, and what it releases about ``data`` is as private as
-    the plan says, once more. ``guesses`` are made about the canaries with the highest and the lowest scores; their
-    number is fixed beforehand, an eighth of the canaries by default. ``tell`` is called after every step.
+    The run is a run of its own with a ledger in memory, so nothing that it learns about ``data`` may stay: the model
+    and the optimizer are put back to where they were, and what is returned depends on canaries and noise alone.
+    ``guesses`` are made about the canaries with the highest and the lowest scores; their number is fixed beforehand, an
+    eighth of the canaries by default. ``tell`` is called after every step.
 
     *Formal guarantee*: with probability at least ``confidence`` each lower bound is below what the pipeline really has,
     for adding or removing a record.
@@ -94,8 +97,9 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
     loss = watched_loss(model, loss_fn)
     scores = torch.zeros(canaries, dtype=torch.float64)
     optimizers = (*as_optimizers(optimizer), torch.optim.SGD([watched.parameter], lr=0.0))
-    with watched.on(model), privatize(model, optimizers, WatchedData(data, watched), plan, ledger, engine=engine,
-                                      announce=False, insecure_test_key=key) as run:
+    with _put_back(model, optimizer), watched.on(model), privatize(
+            model, optimizers, WatchedData(data, watched), plan, ledger, engine=engine, announce=False,
+            insecure_test_key=key) as run:
         for batch in run:
             for each in optimizers:
                 each.zero_grad()
@@ -104,6 +108,18 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
                 each.step()
             tell(batch.step, plan.steps)
     return _judge(scores, watched.present, plan, ledger, delta, made, confidence)
+
+
+@contextmanager
+def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Leave the model and the optimizer as they were found."""
+    kept = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
+    try:
+        yield
+    finally:
+        model.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+        optimizer.zero_grad()
 
 
 def audit_settings(settings: TrainConfig, **options: Any) -> Audit:

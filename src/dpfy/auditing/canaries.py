@@ -29,7 +29,7 @@ class Canaries:
     """
 
     def __init__(self, count: int, key: int | None = None) -> None:
-        words = SecureStream(key, purpose="sampling").words(8)
+        words = SecureStream(None if key is None else key + 1, purpose="sampling").words(8)  # not the run's own
         generator = np.random.Generator(np.random.PCG64(words.tolist()))
         self.parameter = nn.Parameter(torch.zeros(_validate.count("canaries", count)))
         self.present = torch.from_numpy(generator.integers(0, 2, count).astype(bool))
