@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint bench experiments experiments-quick docs clean
+.PHONY: setup demo test test-all coverage lint bench experiments experiments-quick docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -20,10 +20,14 @@ demo: setup
 	$(BIN)/dpfy train
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2
 
 test-all: lint experiments-quick
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term -m "slow or not slow"
+
+# Tracing lines makes the tests half as long again: a target of its own, and part of test-all.
+coverage: setup
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
 lint: setup
 	$(BIN)/ruff check .
