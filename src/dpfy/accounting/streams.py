@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.accounting.pairs import Neighbours, Pair, Pairs
+from dpfy.accounting.patterns import Array, Square, worst_pattern
 from dpfy.accounting.rules import EVENT_RULES, EventRule
+from dpfy.accounting.trees import worst_count
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.streams import Columns, SampledStream, Strategy, Stream, Toeplitz, Tree
 from dpfy.types import Interval, Relation
 
-Array = NDArray[np.float64]
-
 _ROUNDED = 1e-9  # relative: more than sums of a million terms can lose
-_MAX_COLUMNS = 2000
-_STARTS = 64  # patterns that are tried for a lower bound
+_MAX_BANDS = 4_000_000  # products of columns
+_NARROW, _FEW = 64, 2000  # wide bands of few columns: all products at once
+_STARTS = 64  # patterns of a tree that are tried for a lower bound
 
 
 @lru_cache(maxsize=256)
@@ -29,10 +30,10 @@ def sensitivity(strategy: Strategy, steps: int, participations: int = 1, separat
     """Return by how much one record can move all rows of a stream together, in units of its bound in one step.
 
     *Formal guarantee*: no record that takes part in at most ``participations`` steps, ``separation`` or more apart,
-    moves them by more than ``upper``, and some record does by ``lower``. Both agree, but for rounding, for Toeplitz
-    strategies whose coefficients fall and are not negative, for columns that reach no further than ``separation``, for
-    products of columns that are not negative and reach no further than twice that, and for trees whose nodes see a
-    record once.
+    moves them by more than ``upper``, and some record does by ``lower``, if its gradients may point anywhere. Both
+    agree, but for rounding, wherever the worst pattern is found: always for Toeplitz strategies that fall and have one
+    sign or alternate, and for bands of at most twice ``separation``; for trees, wider bands and full matrices unless
+    the search for it exceeds its limits, which up to some hundred steps it does not.
 
     Reference: ``docs/proofs/streams.md``, Lemmas 1 to 4.
 
@@ -40,6 +41,8 @@ def sensitivity(strategy: Strategy, steps: int, participations: int = 1, separat
     10.0
     >>> round(sensitivity(Toeplitz((1.0, 0.5)), 4, participations=2, separation=2).upper ** 2, 6)
     2.5
+    >>> [round(end, 6) for end in sensitivity(Toeplitz((0.5, -1.0, 1.0)), 6, participations=6)]  # signs that clash
+    [5.244044, 5.244044]
     """
     most = min(participations, -(-steps // separation))
     if isinstance(strategy, Toeplitz):
@@ -47,26 +50,33 @@ def sensitivity(strategy: Strategy, steps: int, participations: int = 1, separat
     elif isinstance(strategy, Tree):
         low, high = _tree(strategy, steps, most, separation)
     elif isinstance(strategy, Columns):
-        low, high = _columns(_gram(strategy), most, separation)
+        low, high = worst_pattern(_bands(strategy), most, separation)
     else:
         raise UnsupportedEvent(f"No rule for the strategy {strategy.tag!r}.")
     return Interval(math.sqrt(low) * (1 - _ROUNDED), math.sqrt(high) * (1 + _ROUNDED))
 
 
-def _toeplitz(band: Array, steps: int, most: int, separation: int) -> tuple[float, float]:
-    """Products of columns fall with their distance and with the place of the later one: the earliest pattern is worst.
-
-    Columns that overlap are taken with coefficients that dominate theirs and do fall.
+def _toeplitz(band: Array, steps: int, most: int, separation: int) -> Square:
+    """Products of columns that fall do so with their distance and with the place of the later one: the earliest pattern
+    is worst. Others are searched; where that is too much, coefficients that dominate them and do fall take their place.
     """
-    apart = math.fsum(float(np.square(band[:steps - place]).sum()) for place in range(0, most * separation, separation))
     if len(band) <= separation or most == 1:
-        return apart, apart
+        apart = math.fsum(float(np.square(band[:steps - place]).sum())
+                          for place in range(0, most * separation, separation))
+        return Square(apart, apart)
     falling = np.maximum.accumulate(np.abs(band)[::-1])[::-1]
-    low, high = (_together(values, steps, most, separation) for values in (band, falling))
-    return min(max(low, apart), high), high
+    high = _together(falling, steps, most, separation)
+    if any(np.array_equal(band * sign ** np.arange(len(band)), falling) for sign in (1, -1)):
+        return Square(high, high)
+    low = _together(band, steps, most, separation)
+    if len(band) * steps <= _MAX_BANDS:
+        found = worst_pattern(_toeplitz_bands(band, steps), most, separation)
+        low, high = max(low, found.low), min(high, found.high)
+    return Square(min(low, high), high)
 
 
 def _together(band: Array, steps: int, most: int, separation: int) -> float:
+    """The earliest pattern, all vectors equal."""
     total = np.zeros(steps)
     for place in range(0, most * separation, separation):
         reach = min(len(band), steps - place)
@@ -74,8 +84,46 @@ def _together(band: Array, steps: int, most: int, separation: int) -> float:
     return float(total @ total)
 
 
-def _tree(tree: Tree, steps: int, most: int, separation: int) -> tuple[float, float]:
-    """Nodes of a level are disjoint, and each sees a record at most as often as its leaves have room for."""
+def _toeplitz_bands(band: Array, steps: int) -> Array:
+    """Γ_{j−d, j} = Σ_{t < n − j} θ_t·θ_{t+d}."""
+    bands = np.zeros((len(band), steps))
+    for distance in range(len(band)):
+        sums = np.cumsum(band[:len(band) - distance] * band[distance:])
+        later = np.arange(distance, steps)
+        bands[distance, distance:] = sums[np.minimum(steps - later, len(sums)) - 1]
+    return bands
+
+
+def _bands(strategy: Columns) -> Array:
+    """Γ_{j−d, j} of the columns, for all distances d within the longest."""
+    count, longest = len(strategy.columns), max(map(len, strategy.columns))
+    if count * longest > _MAX_BANDS:
+        raise UnsupportedEvent(f"No rule for {count:,} columns of a general matrix with {longest:,} rows each; at most "
+                               f"{_MAX_BANDS:,} entries. Use toeplitz coefficients or a tree.")
+    bands = np.zeros((longest, count))
+    if longest > _NARROW and count <= _FEW:
+        matrix = np.zeros((count, count))
+        for place, column in enumerate(strategy.columns):
+            matrix[place:place + len(column), place] = column
+        gram = matrix.T @ matrix
+        for distance in range(longest):
+            bands[distance, distance:] = np.diagonal(gram, distance)
+        return bands
+    columns = np.zeros((count, longest))
+    for place, column in enumerate(strategy.columns):
+        columns[place, :len(column)] = column
+    for distance in range(longest):
+        bands[distance, distance:] = np.einsum("ij,ij->i", columns[distance:, :longest - distance],
+                                               columns[:count - distance, distance:])
+    return bands
+
+
+def _tree(tree: Tree, steps: int, most: int, separation: int) -> Square:
+    """Exact, or level by level where that is too much work: nodes of a level are disjoint, and each sees a record at
+    most as often as its leaves have room for."""
+    exact = worst_count(tree, steps, most, separation)
+    if exact is not None:
+        return Square(exact, exact)
     size = min(tree.restart or steps, steps)
     blocks = [size] * (steps // size) + ([steps % size] if steps % size else [])
     high, starts = 0, range(0, min(separation, steps), -(-min(separation, steps) // _STARTS))
@@ -90,7 +138,7 @@ def _tree(tree: Tree, steps: int, most: int, separation: int) -> tuple[float, fl
         for start in starts:
             pattern = np.arange(start, steps, separation)[:most]
             low[start] += _seen(pattern, size, steps, 1 << level, tree.completed)
-    return float(max(low.values())), float(high)
+    return Square(float(max(low.values())), float(high))
 
 
 def _nodes(blocks: list[int], level: int, completed: bool) -> int:
@@ -108,72 +156,6 @@ def _seen(pattern: NDArray[np.int64], size: int, steps: int, width: int, complet
     released = width < 2 * length if completed else (place // width + 1) * width <= length
     counts = np.unique((block * size + place // width)[released], return_counts=True)[1]
     return int(np.square(counts).sum())
-
-
-def _gram(strategy: Columns) -> Array:
-    count = len(strategy.columns)
-    if count > _MAX_COLUMNS:
-        raise UnsupportedEvent(f"No rule for {count:,} columns of a general matrix; at most {_MAX_COLUMNS:,}. Use "
-                               "toeplitz coefficients or a tree.")
-    matrix = np.zeros((count, count))
-    for place, column in enumerate(strategy.columns):
-        matrix[place:place + len(column), place] = column
-    return matrix.T @ matrix
-
-
-def _columns(gram: Array, most: int, separation: int) -> tuple[float, float]:
-    """Exact by dynamic programming where only neighbours of a pattern overlap; else row by row."""
-    count = len(gram)
-    size, diagonal = np.abs(gram), np.diag(gram)
-    distance = np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
-    low = max(_consecutive(np.diag(diagonal), most, separation), *(
-        float(gram[np.ix_(pattern, pattern)].sum()) for start in range(min(separation, count))
-        for pattern in (np.arange(start, count, separation)[:most],)))
-    if not np.any(size[distance >= 2 * separation]):
-        high = _consecutive(size, most, separation)
-        return (high if np.all(gram[distance >= separation] >= 0) else min(low, high)), high
-    rows = _row_bounds(size, most, separation)
-    high = _consecutive(np.diag(rows), most, separation)
-    return min(low, high), high
-
-
-def _consecutive(gram: Array, most: int, separation: int) -> float:
-    """The largest Σ_{i,j∈π} over patterns, if only neighbours in a pattern have products."""
-    count = len(gram)
-    places = np.arange(count)
-    later = places[:, None] + separation <= places  # [before, after]
-    last = np.diag(gram).copy()  # the best sum of a pattern that ends here
-    best = float(last.max())
-    for _ in range(most - 1):
-        if not later.any():
-            break
-        last = np.diag(gram) + np.where(later, last[:, None] + 2 * gram, -np.inf).max(axis=0)
-        best = max(best, float(last.max()))
-    return best
-
-
-def _row_bounds(size: Array, most: int, separation: int) -> Array:
-    """For each i the largest Σ_{j∈π} |⟨c_i, c_j⟩| over patterns π with i in them."""
-    left = _before(size, most, separation)
-    right = _before(size[::-1, ::-1], most, separation)[::-1]
-    splits = [left[:, few] + right[:, most - 1 - few] for few in range(most)]
-    return np.asarray(np.diag(size) + np.max(splits, axis=0))
-
-
-def _before(size: Array, most: int, separation: int) -> Array:
-    """For each row i and each number of steps, the largest sum of the row's entries at that many steps before i."""
-    count = len(size)
-    found = np.zeros((count, most))
-    history: list[Array] = []  # the best sums of all rows with entries up to a place
-    for place in range(count):
-        before = history[place - separation] if place >= separation else np.zeros((count, most))
-        taken = np.concatenate((np.zeros((count, 1)), before[:, :-1] + size[:, place:place + 1]), axis=1)
-        history.append(np.maximum(history[-1], taken) if history else taken)
-        if place > separation:
-            history[place - separation - 1] = np.empty((0, 0))  # not asked for again
-        if place + separation < count:
-            found[place + separation] = history[-1][place + separation]
-    return found
 
 
 def _pairs(event: Stream, neighbours: Neighbours) -> Pairs:

@@ -132,7 +132,9 @@ class SampledStream(_Stream, tag="sampled_stream"):
 
 def _numbers(name: str, values: tuple[float, ...]) -> tuple[float, ...]:
     """The values as finite floats without trailing zeros."""
-    result = [_validate.real(name, value, -1e100, 1e100) for value in values]
+    result = list(values)
+    if not all(type(value) is float and -1e100 <= value <= 1e100 for value in result):
+        result = [_validate.real(name, value, -1e100, 1e100) for value in result]
     while len(result) > 1 and result[-1] == 0:
         result.pop()
     if not result:
