@@ -11,6 +11,7 @@ from dpfy.auditing.bounds import (
     one_run_mu,
     trials_refute,
 )
+from dpfy.auditing.inputs import MadeUp, crafted, mislabelled
 from dpfy.auditing.membership import (
     Membership,
     likelihood_ratio_scores,
@@ -20,6 +21,7 @@ from dpfy.auditing.membership import (
 )
 from dpfy.auditing.self_test import Verdict, self_test
 
-__all__ = ["Audit", "Guesses", "Membership", "Trials", "Verdict", "audit_run", "epsilon_from_trials", "guesses_refute",
-           "likelihood_ratio_scores", "loss_scores", "membership", "mu_from_trials", "one_run_epsilon", "one_run_mu",
-           "owner_diagnostic", "self_test", "trials_refute"]
+__all__ = ["Audit", "Guesses", "MadeUp", "Membership", "Trials", "Verdict", "audit_run", "crafted",
+           "epsilon_from_trials", "guesses_refute", "likelihood_ratio_scores", "loss_scores", "membership",
+           "mislabelled", "mu_from_trials", "one_run_epsilon", "one_run_mu", "owner_diagnostic", "self_test",
+           "trials_refute"]

@@ -1,6 +1,6 @@
 """An audit of a private run: how much canaries betray of it, beside what its ledger guarantees."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -25,7 +25,9 @@ from dpfy.auditing.bounds import (
     one_run_mu,
     trials_refute,
 )
-from dpfy.auditing.canaries import NAME, Canaries, WatchedData, watched_loss
+from dpfy.auditing.canaries import Canaries, GradientCanaries, coins
+from dpfy.auditing.inputs import ATTACKS, KINDS, InputCanaries, MadeUp, make, shape_of
+from dpfy.auditing.membership import as_trials
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.plan import Plan
@@ -44,11 +46,13 @@ class Audit:
     """What an attack with canaries achieved on one run, and what the run's ledger guarantees.
 
     ``epsilon_one_run`` (Steinke, Nasr & Jagielski 2023) and ``mu_one_run`` (Mahloujifar, Melis & Chaudhuri 2024) assume
-    nothing but fair coins; ``epsilon_trials`` and ``mu_trials`` take the canaries for independent trials. All are lower
-    bounds at ``confidence``; ``epsilon_claimed`` is the upper bound. ``refuted`` says that canaries betray more than
-    the ledger allows, which a correct pipeline does with probability below 1e-6.
+    nothing but fair coins; ``epsilon_trials`` and ``mu_trials`` take the canaries for independent trials, which input
+    canaries are not: theirs are 0, and ``trials`` is None. All are lower bounds at ``confidence``; ``epsilon_claimed``
+    is the upper bound. ``refuted`` says that canaries betray more than the ledger allows, which a correct pipeline does
+    with probability below 1e-6.
     """
 
+    setting: str
     epsilon_claimed: float
     delta: float
     confidence: float
@@ -59,7 +63,7 @@ class Audit:
     refuted: bool
     canaries: int
     guesses: Guesses
-    trials: Trials
+    trials: Trials | None
     claimed: TradeoffCurve
     attack: TradeoffCurve
 
@@ -79,35 +83,58 @@ class Audit:
 
 
 def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, plan: Plan,
-              loss_fn: Callable[..., Any], delta: float, *, canaries: int = 1000, guesses: int | None = None,
-              confidence: float = 0.95, engine: str = "auto", key: int | None = None,
+              loss_fn: Callable[..., Any], delta: float, *, canaries: int | Sequence[Any] = 1000,
+              guesses: int | None = None, confidence: float = 0.95, engine: str = "auto", key: int | None = None,
+              attack: str = "white-box", public: bool = False,
               tell: Callable[[int, int], None] = lambda step, steps: None) -> Audit:
-    """Train as planned with gradient canaries among the records, and try to tell which of them were in.
+    """Train as planned with canaries among the records, and try to tell which of them were in.
 
     The run is a run of its own with a ledger in memory, so nothing that it learns about ``data`` may stay: the model
     and the optimizer are put back to where they were, and what is returned depends on canaries and noise alone.
     ``guesses`` are made about the canaries with the highest and the lowest scores; their number is fixed beforehand, an
     eighth of the canaries by default. ``tell`` is called after every step.
 
+    ``canaries`` is a number of gradient canaries, or a list of made-up records: those of
+    :func:`~dpfy.auditing.mislabelled` and :func:`~dpfy.auditing.crafted`, or your own. Such *input* canaries are scored
+    by the gradients that were released or, with ``attack="black-box"``, by what the last model's losses show. They
+    share parameters with ``data``, so that what is returned depends on it: it must be ``public``, or made up.
+
     *Formal guarantee*: with probability at least ``confidence`` each lower bound is below what the pipeline really has,
     for adding or removing a record.
     """
+    watched, made = _watched(model, loss_fn, plan, canaries, guesses, key, attack, public)
+    ledger, loss = Ledger.in_memory(), watched.loss(model, loss_fn)
+    optimizers = (*as_optimizers(optimizer), *watched.optimizers)
+    with _put_back(model, optimizer):
+        with watched.on(model), privatize(model, optimizers, watched.among(data), plan, ledger, engine=engine,
+                                          announce=False, insecure_test_key=key) as run:
+            for batch in run:
+                for each in optimizers:
+                    each.zero_grad()
+                watched.see(run.backward(loss, batch))
+                for each in optimizers:
+                    each.step()
+                tell(batch.step, plan.steps)
+        scores = watched.scores()  # before the model is put back
+    return _judge(scores, watched, plan, ledger, delta, made, confidence)
+
+
+def _watched(model: nn.Module, loss_fn: Callable[..., Any], plan: Plan, canaries: int | Sequence[Any],
+             guesses: int | None, key: int | None, attack: str, public: bool) -> tuple[Canaries, int]:
+    """Return the canaries with their coins, and the number of guesses."""
+    _validate.choice("attack", attack, ATTACKS)
+    if isinstance(canaries, Sequence):
+        if not public:
+            raise InvalidArgument("Input canaries share parameters with the records beside them, so an audit would "
+                                  "show something of these. Give public or made-up records (dpfy.auditing.MadeUp), and "
+                                  "say so with public=True.")
+        made = _check(plan, len(canaries), guesses)
+        return InputCanaries(coins(len(canaries), key), canaries, model, loss_fn, plan.clip, attack), made
     made = _check(plan, canaries, guesses)
-    watched, ledger = Canaries(canaries, key), Ledger.in_memory()
-    loss = watched_loss(model, loss_fn)
-    scores = torch.zeros(canaries, dtype=torch.float64)
-    optimizers = (*as_optimizers(optimizer), torch.optim.SGD([watched.parameter], lr=0.0))
-    with _put_back(model, optimizer), watched.on(model), privatize(
-            model, optimizers, WatchedData(data, watched), plan, ledger, engine=engine, announce=False,
-            insecure_test_key=key) as run:
-        for batch in run:
-            for each in optimizers:
-                each.zero_grad()
-            scores += run.backward(loss, batch).gradients[NAME].double()
-            for each in optimizers:
-                each.step()
-            tell(batch.step, plan.steps)
-    return _judge(scores, watched.present, plan, ledger, delta, made, confidence)
+    if attack != "white-box":
+        raise InvalidArgument(f"Expected attack='white-box' with gradient canaries, got {attack!r}: no loss of the "
+                              "model shows them. Use input canaries.")
+    return GradientCanaries(coins(canaries, key)), made
 
 
 @contextmanager
@@ -122,16 +149,30 @@ def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[No
         optimizer.zero_grad()
 
 
-def audit_settings(settings: TrainConfig, **options: Any) -> Audit:
-    """Audit what ``dpfy train`` would run with these settings; ``options`` are those of :func:`audit_run`."""
+def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int = 1000, public: bool = False,
+                   **options: Any) -> Audit:
+    """Audit what ``dpfy train`` would run with these settings; ``options`` are those of :func:`audit_run`.
+
+    ``kind`` is gradient, mislabelled or crafted. The latter two are planted among as many made-up records as there are
+    declared ones, of which only the shape is looked at, unless the data are ``public``.
+    """
     trainer = Trainer(settings)
     assert trainer.plan.budget is not None
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(trainer.model(x), y, reduction="none")
 
-    return audit_run(trainer.model, trainer.optimizer, trainer.data.train, trainer.plan, loss,
-                     trainer.plan.budget.delta, engine=trainer.config.engine, **options)
+    data, planted = trainer.data.train, canaries
+    if _validate.choice("kind", kind, ("gradient", *KINDS)) != "gradient":
+        _check(trainer.plan, canaries, options.get("guesses"))
+        shape = shape_of(data[0])
+        with torch.no_grad():
+            classes = trainer.model(torch.zeros(1, *shape)).shape[-1]
+        data = data if public else MadeUp(shape, classes, trainer.data.records)
+        planted = make(kind, trainer.model, loss, shape, classes, canaries, trainer.plan.clip)
+        public = True
+    return audit_run(trainer.model, trainer.optimizer, data, trainer.plan, loss, trainer.plan.budget.delta,
+                     engine=trainer.config.engine, canaries=planted, public=public, **options)
 
 
 def _check(plan: Plan, canaries: int, guesses: int | None) -> int:
@@ -148,22 +189,21 @@ def _check(plan: Plan, canaries: int, guesses: int | None) -> int:
     return made - made % 2
 
 
-def _judge(scores: torch.Tensor, present: torch.Tensor, plan: Plan, ledger: Ledger, delta: float, made: int,
+def _judge(scores: torch.Tensor, watched: Canaries, plan: Plan, ledger: Ledger, delta: float, made: int,
            confidence: float) -> Audit:
-    guarantee = account(ledger)
+    guarantee, present = account(ledger), watched.present
     order = scores.argsort()
     right = int(present[order[-made // 2:]].sum()) + int((~present[order[:made // 2]]).sum())
     found = Guesses(len(scores), made, right)
-    # Half of what a canary adds in expectation: fixed before the first step.
-    says_in = scores > plan.steps * plan.rate * plan.clip / plan.divisor / 2
-    trials = Trials(int((~present).sum()), int((says_in & ~present).sum()),
-                    int(present.sum()), int((~says_in & present).sum()))
-    refuted = (trials_refute(trials, guarantee, 1 - _FALSE_ALARM / 2)
+    threshold = watched.threshold(plan)
+    trials = None if threshold is None else as_trials(scores, present, threshold)
+    refuted = ((trials is not None and trials_refute(trials, guarantee, 1 - _FALSE_ALARM / 2))
                or guesses_refute(found, inverse_of(guarantee), _FALSE_ALARM / 2))
     return Audit(
-        epsilon_claimed=guarantee.claim(delta), delta=delta, confidence=confidence,
+        setting=watched.setting, epsilon_claimed=guarantee.claim(delta), delta=delta, confidence=confidence,
         epsilon_one_run=one_run_epsilon(found, delta, confidence), mu_one_run=one_run_mu(found, confidence),
-        epsilon_trials=epsilon_from_trials(trials, delta, confidence), mu_trials=mu_from_trials(trials, confidence),
+        epsilon_trials=0.0 if trials is None else epsilon_from_trials(trials, delta, confidence),
+        mu_trials=0.0 if trials is None else mu_from_trials(trials, confidence),
         refuted=refuted, canaries=len(scores), guesses=found, trials=trials,
         claimed=tradeoff_curve(guarantee, _RATES), attack=_attack(scores, present))
 

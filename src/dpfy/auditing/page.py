@@ -57,25 +57,31 @@ def explanation(audit: Audit) -> str:
 def facts(audit: Audit) -> list[tuple[str, str]]:
     """Return all numbers with their names, for people."""
     guesses, trials = audit.guesses, audit.trials
+    by_trials = [] if trials is None else [
+        ("ε from trials (Clopper–Pearson)", f"{audit.epsilon_trials:.4f}"),
+        ("μ from trials", f"{audit.mu_trials:.4f}"),
+        ("trials", f"{trials.false_positives} of {trials.absent} absent canaries taken for present, "
+                   f"{trials.false_negatives} of {trials.present} present ones missed")]
     return [
+        ("attack", audit.setting),
         ("claimed ε (ledger)", f"{audit.epsilon_claimed:.4f}"),
         ("ε from one run (Steinke et al. 2023)", f"{audit.epsilon_one_run:.4f}"),
-        ("ε from trials (Clopper–Pearson)", f"{audit.epsilon_trials:.4f}"),
         ("ε if it is a Gaussian mechanism", f"{audit.gaussian_lower:.4f}"),
         ("μ from one run (Mahloujifar et al. 2024)", f"{audit.mu_one_run:.4f}"),
-        ("μ from trials", f"{audit.mu_trials:.4f}"),
         ("guesses", f"{guesses.correct} of {guesses.made} right, about {guesses.canaries} canaries"),
-        ("trials", f"{trials.false_positives} of {trials.absent} absent canaries taken for present, "
-                   f"{trials.false_negatives} of {trials.present} present ones missed"),
+        *by_trials,
     ]
 
 
 def _bounds(audit: Audit) -> str:
-    values = (audit.epsilon_claimed, audit.gaussian_lower, audit.epsilon_trials, audit.epsilon_one_run)
-    names = ("ledger: at most", "attack, if Gaussian", "attack, as trials", "attack, one run")
+    bars = {"ledger: at most": audit.epsilon_claimed, "attack, if Gaussian": audit.gaussian_lower,
+            "attack, one run": audit.epsilon_one_run}
+    if audit.trials is not None:
+        bars["attack, as trials"] = audit.epsilon_trials
+    names, values = list(bars), list(bars.values())
     with drawing():
         figure, axes = axes_of(f"ε at δ = {audit.delta:g}", "")
-        axes.barh(names[::-1], values[::-1], color=[SECOND] * 3 + [FIRST], height=0.6)
+        axes.barh(names[::-1], values[::-1], color=[SECOND] * (len(bars) - 1) + [FIRST], height=0.6)
         return svg_of(figure, "bounds", "upper bound by the ledger and lower bounds by the attack")
 
 

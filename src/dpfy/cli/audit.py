@@ -26,6 +26,12 @@ def audit(
     epsilon: Annotated[float | None, typer.Option(help="The ε of the audited plan.", show_default=False)] = None,
     epochs: Annotated[float | None, typer.Option(help="The epochs of the audited plan.", show_default=False)] = None,
     canaries: Annotated[int, typer.Option(help="How many records are planted, each with probability ½.")] = 1000,
+    kind: Annotated[str, typer.Option(help="What is planted: gradient (directions of their own), or records, "
+                                           "mislabelled (random patterns) or crafted.")] = "gradient",
+    attack: Annotated[str, typer.Option(help="By what records are guessed: white-box (every released gradient) or "
+                                             "black-box (losses of the last model).")] = "white-box",
+    public: Annotated[bool, typer.Option("--public", help="The data are public: plant records among them, not among "
+                                                          "made-up ones.")] = False,
     guesses: Annotated[int | None, typer.Option(help="About how many of them is guessed; an eighth if left out.",
                                                 show_default=False)] = None,
     confidence: Annotated[float, typer.Option(help="With which the lower bounds hold.")] = 0.95,
@@ -38,14 +44,17 @@ def audit(
 ) -> None:
     """Attack a private run of your settings with canaries; exit with 1 if they betray more than its ledger allows.
 
-    The audited run is one of its own. With --self-test: exit with 1 unless every planted mistake, and nothing else, is
-    flagged.
+    The audited run is one of its own. Canaries that are records run among made-up ones of the same number and shape,
+    because what they show depends on the records beside them. With --self-test: exit with 1 unless every planted
+    mistake, and nothing else, is flagged.
 
     Examples:
 
     dpfy audit
 
     dpfy audit --data mnist --data-dir ~/data --epsilon 8 --canaries 2000
+
+    dpfy audit --kind crafted --attack black-box --canaries 200
 
     dpfy audit --self-test --quick --json
     """
@@ -59,7 +68,8 @@ def audit(
         raise InvalidArgument("--quick belongs to --self-test. Give fewer --epochs for a shorter audit.")
     given = {"data": data, "data_dir": data_dir, "epsilon": epsilon, "epochs": epochs}
     found = _audited(console, config, {name: value for name, value in given.items() if value is not None},
-                     {"canaries": canaries, "guesses": guesses, "confidence": confidence})
+                     {"canaries": canaries, "kind": kind, "attack": attack, "public": public, "guesses": guesses,
+                      "confidence": confidence})
     _show(found, out, as_json, console)
     if found.refuted:
         raise typer.Exit(1)

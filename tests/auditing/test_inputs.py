@@ -1,0 +1,153 @@
+"""Canaries that are records: they find what they should, leave the honest run alone, and touch no private record."""
+
+import pytest
+import torch
+from torch import nn
+
+import dpfy
+from dpfy.auditing import MadeUp, audit_run, crafted, mislabelled
+from dpfy.auditing.audit import audit_settings
+from dpfy.auditing.inputs import gradients_of, vectorised_gradients
+from dpfy.auditing.mutants import MUTANTS, _replaced
+from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.training.chunk import Chunk
+
+SIZE, CLASSES, CLIP = 256, 10, 2.0
+SILENT = {"noise missing": lambda: _replaced((GaussianSum, "release", lambda self, total, noise: total)), **MUTANTS}
+
+
+class Halves(nn.Module):
+    """A linear model in two tensors of one size: the mutant that forgets one of them forgets half of the numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(SIZE // 2, CLASSES, bias=False)
+        self.second = nn.Linear(SIZE // 2, CLASSES, bias=False)
+
+    def forward(self, x):
+        first, second = x.chunk(2, -1)
+        return self.first(first) + self.second(second)
+
+
+def setup():
+    torch.manual_seed(0)
+    model = Halves()
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+    return model, loss, mislabelled(loss, (SIZE,), CLASSES, 120)
+
+
+def audited(key, mutant="none", kind="mislabelled", attack="white-box"):
+    model, loss, planted = setup()
+    if kind == "crafted":
+        planted = crafted(model, loss, planted, CLIP)
+    start = [p.detach().clone() for p in model.parameters()]
+    plan = dpfy.dpsgd(rate=0.5, records=100, steps=20, clip=CLIP, noise_multiplier=8.0)
+    with SILENT[mutant]():
+        found = audit_run(model, torch.optim.SGD(model.parameters(), lr=0.5), MadeUp((SIZE,), CLASSES, 20), plan, loss,
+                          1e-5, canaries=planted, guesses=60, key=key, attack=attack, public=True)
+    assert all(bool((p == old).all()) for p, old in zip(model.parameters(), start, strict=True))
+    assert found.trials is None and found.mu_trials == found.epsilon_trials == 0  # they are not independent
+    return found
+
+
+@pytest.mark.parametrize(("kind", "attack", "mutant"), [
+    ("mislabelled", "white-box", "noise missing"), ("mislabelled", "white-box", "noise missing on one tensor"),
+    ("mislabelled", "black-box", "noise missing"), ("crafted", "white-box", "noise missing on one tensor"),
+])
+def test_a_run_without_its_noise_is_refuted(kind, attack, mutant):
+    """Fails if scores are not those of the canaries, have the wrong sign, or are taken too late."""
+    found = audited(3, mutant, kind, attack)
+    assert found.refuted and found.epsilon_lower > found.epsilon_claimed
+    assert attack.replace("-", " ") in found.setting
+
+
+@pytest.mark.parametrize(("kind", "attack"), [("mislabelled", "white-box"), ("mislabelled", "black-box"),
+                                              ("crafted", "white-box")])
+def test_an_honest_run_is_not_refuted(kind, attack):
+    """Each is refuted with a probability below 1e-6; fails if guesses know the coins otherwise than by the run."""
+    assert not any(audited(key, kind=kind, attack=attack).refuted for key in (0, 10))
+
+
+def test_crafted_gradients_are_long_and_do_not_overlap():
+    model, loss, planted = setup()
+    torch.manual_seed(1)
+    squares = []
+    for records in (planted, crafted(model, loss, planted, clip=4.0)):
+        found = vectorised_gradients(model, loss, *torch.utils.data.default_collate(records)).detach()
+        alike = nn.functional.normalize(found) @ nn.functional.normalize(found).T
+        squares.append(float(alike.square().sum()) / len(found) - 1)
+        norms = found.norm(dim=1)
+    assert squares[1] < squares[0] / 3
+    assert bool((norms > 4.0).all())
+
+
+def test_gradients_one_by_one_are_those_of_all_at_once():
+    """A layer that cannot be vectorised must give the same scores."""
+    model, loss, planted = setup()
+    chunk = Chunk.of(torch.utils.data.default_collate(planted[:5]), 5)
+    expected = vectorised_gradients(model, loss, *chunk.arguments)
+
+    def stubborn(x, y):
+        if not bool((x == x).all()):  # a decision by values, which vmap refuses
+            raise AssertionError
+        return loss(x, y)
+
+    with pytest.raises(RuntimeError):
+        vectorised_gradients(model, stubborn, *chunk.arguments)
+    torch.testing.assert_close(gradients_of(model, stubborn, chunk), expected)
+
+
+class Private:
+    """Records that may be counted and whose shape may be seen, and no more."""
+
+    def __init__(self):
+        self.read = set()
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        self.read.add(index)
+        return torch.full((SIZE,), torch.nan), 1
+
+
+def test_private_records_are_not_beside_canaries_that_are_records(monkeypatch):
+    model, loss, planted = setup()
+    data, plan = Private(), dpfy.dpsgd(rate=0.5, records=100, steps=2, noise_multiplier=8.0)
+    with pytest.raises(InvalidArgument, match="public or made-up"):
+        audit_run(model, torch.optim.SGD(model.parameters(), lr=0.5), data, plan, loss, 1e-5, canaries=planted)
+    assert not data.read
+    config = dpfy.TrainConfig(data="own", records=300, batch_size=150, epochs=1, learning_rate=0.1, clip=1.0,
+                              epsilon=3.0, delta=1e-3)
+    trainer = dpfy.Trainer(config, model=model, train=data)
+    monkeypatch.setattr("dpfy.auditing.audit.Trainer", lambda settings: trainer)
+    found = audit_settings(config, kind="mislabelled", canaries=60)
+    assert data.read == {0} and not found.refuted and found.canaries == 60
+
+
+def test_kinds_and_attacks_that_do_not_exist_are_refused():
+    model, loss, _ = setup()
+    plan = dpfy.dpsgd(rate=0.5, records=100, steps=2, noise_multiplier=8.0)
+    with pytest.raises(InvalidArgument, match="no loss of the model shows them"):
+        audit_run(model, torch.optim.SGD(model.parameters(), lr=0.5), MadeUp((SIZE,), CLASSES, 20), plan, loss, 1e-5,
+                  canaries=60, attack="black-box")
+    with pytest.raises(InvalidArgument, match="attack='grey-box'"):
+        audit_run(model, torch.optim.SGD(model.parameters(), lr=0.5), MadeUp((SIZE,), CLASSES, 20), plan, loss, 1e-5,
+                  canaries=60, attack="grey-box")
+    with pytest.raises(InvalidArgument, match="kind='blank'"):
+        audit_settings(dpfy.TrainConfig(epochs=1), kind="blank")
+    with pytest.raises(InvalidArgument, match="at least 50 canaries"):
+        audit_settings(dpfy.TrainConfig(epochs=1), kind="crafted", canaries=10)
+
+
+def test_patterns_that_cannot_be_made_up_are_told():
+    from dpfy.auditing.inputs import shape_of
+
+    assert shape_of((torch.zeros(3, 2), 1)) == (3, 2)
+    for record in ((torch.zeros(3, dtype=torch.int64), 1), torch.zeros(3), ("text", 1)):
+        with pytest.raises(InvalidArgument, match="Give audit_run your own"):
+            shape_of(record)
