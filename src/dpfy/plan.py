@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Literal, Self
 
 from dpfy import _validate
-from dpfy.accounting import EnvelopeGuard, Filter, RenyiFilter, calibrate_envelope
+from dpfy.accounting import DominatedBy, EnvelopeGuard, Filter, RenyiFilter, calibrate_envelope
 from dpfy.accounting.filters import as_fixed
 from dpfy.accounting.rules import REASONS
 from dpfy.errors import InvalidArgument
@@ -29,7 +29,7 @@ from dpfy.ledger.events import (
     TruncatedPoisson,
     run_lengths,
 )
-from dpfy.mechanisms.controllers import ClipSchedule, Controller, Schedule
+from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum, Schedule
 from dpfy.mechanisms.controllers.schedules import Shape
 from dpfy.mechanisms.importance import check_importance
 from dpfy.mechanisms.query import ClippedSum, Query, Statistic
@@ -93,7 +93,9 @@ class Plan:
                                   "Calibrate first; plan.under(filter) puts the filter in the place of the budget.")
         self._check_controllers()
         if isinstance(self.sampling, ImportanceSchedule):
-            check_importance(self.sampling, self.query, self.unit, [each.steers for each in self.controllers])
+            check_importance(self.sampling, self.query, self.unit, self.controllers)
+        if any(isinstance(each, NormSum) for each in self.controllers):
+            self._check_following()
         for controller in self.controllers:
             object.__setattr__(self, "query", controller.extended(self.query))
 
@@ -114,6 +116,15 @@ class Plan:
         if paid > 1 and self.adaptive:
             raise InvalidArgument(f"Noise that is chosen from outputs needs steps that are paid for one by one; with "
                                   f"{self.sampling.tag} sampling one event pays for {paid}. Use poisson sampling.")
+
+    def _check_following(self) -> None:
+        """Refuse to follow released norms with other samples, or by a list of steps that would dominate them."""
+        if not isinstance(self.sampling, ImportanceSchedule):
+            raise InvalidArgument(f"Released sums of norms are followed by importance sampling, got "
+                                  f"{self.sampling.tag}. Make the plan with dpfy.dpis.")
+        if isinstance(self.filter, DominatedBy):
+            raise InvalidArgument("Steps that follow a released sum of norms are not dominated by those of the largest "
+                                  "sum: with a smaller one records take part more often. Use a Rényi filter.")
 
     @property
     def adaptive(self) -> bool:
@@ -152,23 +163,35 @@ class Plan:
                                   "noise_multiplier=….")
         return self.noise_multiplier * (1.0 if self.noise_schedule is None else self.noise_schedule.at(step))
 
-    def event_at(self, step: int, noise: float = 1.0) -> Event:
+    def event_at(self, step: int, noise: float = 1.0, rate: float | None = None) -> Event:
         """Return what a step, counted from 1, will record; where an event pays for an epoch, it has all the sums.
 
-        ``noise`` is the factor by which a controller changed the planned noise.
+        ``noise`` is the factor by which a controller changed the planned noise; ``rate`` is its own, if it chose one.
         """
         due = step if self.sampling.steps_per_event == 1 else 1
         queries = self.query.sum_queries(self.noise_at(step) * noise, due)
-        return Sampled(self.sampling.at(step), queries, adaptive=self.adaptive)
+        policy = self.sampling.at(step)
+        if rate is not None:
+            policy = replace(policy, rate=rate)  # type: ignore[type-var]
+        return Sampled(policy, queries, adaptive=self.adaptive)
 
     @property
     def envelope(self) -> Envelope:
-        """The events of the plan in order: fixed before the first one, unless controllers choose their noise."""
+        """The events of the plan in order: fixed before the first one, unless controllers choose their noise.
+
+        What is released beside steps, for controllers that do, comes first.
+        """
         paid = self.sampling.steps_per_event
         whole = math.ceil(self.steps / paid) * paid
         length = whole if self.noise_schedule is None else self.noise_schedule.length
-        return run_lengths(run for first in range(1, whole + 1, length)
-                           for run in self._events(first, min(length, whole + 1 - first)))
+        steps = (run for first in range(1, whole + 1, length)
+                 for run in self._events(first, min(length, whole + 1 - first)))
+        return run_lengths((*self.beside, *steps))
+
+    @property
+    def beside(self) -> Envelope:
+        """What controllers have released beside the steps."""
+        return tuple(run for controller in self.controllers for run in controller.beside(self.steps))
 
     def _events(self, first: int, steps: int) -> Envelope:
         """The events of so many steps from the ``first`` on, all with the same noise."""

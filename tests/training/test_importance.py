@@ -150,7 +150,7 @@ def test_plans_survive_json_and_calibrate(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"norm_sum": "released"}, "scheduled"), ({"ratio": 0.1}, "ratios of at least"), ({"ratio": 0.21}, "for certain"),
+    ({"norm_sum": "guessed"}, "scheduled"), ({"clip_factor": 1.0}, "Use norm_sum='released'"), ({"ratio": 0.1}, "ratios of at least"), ({"ratio": 0.21}, "for certain"),
     ({"slack": 0.5}, "slack of at least 1"), ({"floor": 0.01}, "floor in"), ({"relation": "replace_one"}, "No rule"),
     ({"epochs": 1, "steps": 3}, "exactly one")])
 def test_what_has_no_proof_is_refused(settings, words):
@@ -163,7 +163,9 @@ def test_groups_statistics_users_and_other_controllers_are_refused():
     two = Query.of([ClippedSum(1.0, "a", ("weight",)), ClippedSum(1.0, "b")])
     for changes, words in (({"query": two}, "one clipped sum"), ({"unit": dpfy.Unit.USER}, "protects records"),
                            ({"query": Query.of([ClippedSum(1.0)], [dpfy.SampleSize()])}, "no statistics"),
-                           ({"controllers": ()}, "follow the ratios")):
+                           ({"controllers": ()}, "follow the ratios"),
+                           ({"controllers": (dpfy.QuantileClipping(),)}, "follow the ratios"),
+                           ({"controllers": (dpfy.NormClipping(),)}, "follow the ratios")):
         with pytest.raises(InvalidArgument, match=words):
             replace(plan, **changes)
 

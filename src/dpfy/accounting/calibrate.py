@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from dpfy import _validate
+from dpfy.accounting.filters import Additive
 from dpfy.accounting.guarantee import METHODS, account
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled, SumQuery
@@ -11,6 +12,7 @@ from dpfy.types import Budget, Relation
 
 _TOLERANCE = 1e-4  # of ε: the claim lies within this below the target
 _FINEST = 1e-12  # of the logarithm of what is sought, where the claim jumps over the tolerance
+_ROUNDING = 1e-9  # of a share of a filter, by which the guard may be stricter than a quotient of floats
 _LEAST, _MOST = math.log(1e-3), math.log(1e7)
 _LEAST_RATE = math.log(1e-12)
 _MAX_STEPS = 10**9
@@ -51,6 +53,30 @@ def calibrate_envelope(envelope_of: Callable[[float], Envelope], *, epsilon: flo
         raise InvalidArgument(f"No noise multiplier up to {math.exp(_MOST):g} reaches epsilon={budget.epsilon!r} "
                               f"at delta={budget.delta!r}. Allow a larger epsilon or delta, or fewer steps.")
     return math.exp(found)
+
+
+def calibrate_rest(rest_of: Callable[[float], Envelope], spent: Envelope, rule: Additive,
+                   relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> float | None:
+    """Return the least factor of noise at which the steps of ``rest_of(factor)`` fit into what is left of a filter.
+
+    None if no factor up to ten million does. Where the filter is enforced, a wrong expectation of the steps makes it
+    refuse some of them, and nothing else.
+
+    >>> from dpfy.accounting.filters import GaussianFilter
+    >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
+    >>> def rest_of(factor):
+    ...     return (Repeated(Sampled(Poisson(1.0), (SumQuery(1.0, factor),)), 3),)
+    >>> round(calibrate_rest(rest_of, (Repeated(step, 1),), GaussianFilter(mu=1.0)), 3)
+    2.0
+    """
+    def excess(logarithm: float) -> float:
+        guard = rule.guard(relation)
+        for run in (*spent, *rest_of(math.exp(logarithm))):
+            guard.record(run.event, run.times)
+        return math.log(guard.used) + _ROUNDING if guard.used > 0 else -math.inf
+
+    found = _least(excess, 0.0, _LEAST, _MOST)
+    return None if found is None else math.exp(found)
 
 
 def calibrate_rate(*, epsilon: float, delta: float, noise_multiplier: float, steps: int,

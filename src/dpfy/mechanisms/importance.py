@@ -4,9 +4,11 @@ Proof: docs/proofs/dpis.md.
 """
 
 import math
+from collections.abc import Sequence
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
+from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum
 from dpfy.mechanisms.query import ClippedSum, Query
 
 MARGIN = 2.0**-3
@@ -19,9 +21,10 @@ JITTER = 2.0**-10
 """What the coins and last bits of all companions may tell in a step, as the μ of one Gaussian sum."""
 LARGEST_RATE = (1 - MARGIN) ** 2
 """Of acceptance: above it some coin would have to be a certainty."""
+MOVED = 2.0**-19
+"""By how much, relative to its norm or the floor, one record more moves another one's gradient."""
 
-_MOVED = 2.0**-19  # by how much, relative to its norm or the floor, one record more moves another one's gradient
-_COIN = 3 * COMPANIONS * (_MOVED / MARGIN) ** 2 * 2 * math.pi  # μ² of proposals and acceptances: docs/proofs/dpis.md
+_COIN = 3 * COMPANIONS * (MOVED / MARGIN) ** 2 * 2 * math.pi  # μ² of proposals and acceptances: docs/proofs/dpis.md
 _BITS = math.sqrt(0.99 * JITTER**2 - _COIN)  # what is left of the jitter for the last bits of the sum
 
 
@@ -35,14 +38,26 @@ def room_for_bits(noise_multiplier: float, lattice: float = 0.0) -> float:
     """
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
-    part = (2 * _MOVED + lattice) * COMPANIONS / (noise_multiplier * _BITS)
+    part = (2 * MOVED + lattice) * COMPANIONS / (noise_multiplier * _BITS)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")
     return 1 / math.sqrt(1 - part**2)
 
 
-def check_importance(schedule: ImportanceSchedule, query: Query, unit: str, steered: list[str]) -> None:
+def followed(batch_size: float, norms: float, size: float) -> tuple[float, float]:
+    """Return the ratio and the rate of an epoch of ``size`` records, given their sum of norms in clip bounds.
+
+    The ratio is at most 1, and in any case so large that no record is accepted for certain.
+
+    >>> followed(10.0, norms=40.0, size=100.0)
+    (0.4, 0.25)
+    """
+    ratio = max(min(norms / size, 1.0), batch_size / (size * LARGEST_RATE))
+    return ratio, min(batch_size / (ratio * size), LARGEST_RATE)
+
+
+def check_importance(schedule: ImportanceSchedule, query: Query, unit: str, controllers: Sequence[Controller]) -> None:
     """Refuse what importance sampling has no proof for."""
     if max(schedule.at(1 + i * schedule.length).rate for i in range(len(schedule.ratios))) > LARGEST_RATE:
         least = schedule.rate / LARGEST_RATE
@@ -60,6 +75,6 @@ def check_importance(schedule: ImportanceSchedule, query: Query, unit: str, stee
     if unit != "record":
         raise InvalidArgument(f"Importance sampling protects records, got unit={str(unit)!r}. Use dpfy.dpsgd for "
                               "users.")
-    if steered != ["bounds"]:
+    if [*map(type, controllers)] not in ([ClipSchedule], [NormSum]):  # others may ask for statistics of the proposed
         raise InvalidArgument("With importance sampling the bound and the noise follow the ratios of the plan; leave "
                               "other controllers out, and make the plan with dpfy.dpis.")

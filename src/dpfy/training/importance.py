@@ -58,14 +58,14 @@ def propose(sampler: ImportanceSampler, stream: SecureStream, step: int, records
     Once in an epoch all norms are computed before. They stay with the sampler, and are computed anew after a resume.
     """
     if sampler.due(step):
-        sampler.learn(step, _norms(records, engine, loss_fn, clipping, sampler.policy.population, stream))
+        sampler.learn(step, all_norms(records, engine, loss_fn, clipping, sampler.policy.population, stream))
     drawn = sampler.draw(step, len(records))
     return drawn.tobytes() + _lots(stream, len(drawn)).numpy().tobytes()
 
 
-def _norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipping, population: int,
-           stream: SecureStream) -> np.ndarray:
-    """The norms of all records, zero of those that have none, in blocks that records draw as those of a step do."""
+def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipping, population: int,
+              stream: SecureStream) -> np.ndarray:
+    """Return the norms of all records, zero of those that have none; records draw blocks as those of a step do."""
     norms = torch.zeros(len(records), dtype=torch.float64)
     indices, lots = torch.arange(len(records)), _lots(stream, len(records))
     blocks = Blocks.planned(population, min(COMPANIONS, engine.records_at_once or COMPANIONS))

@@ -44,6 +44,7 @@ from dpfy.training.gate import Gate, is_finite
 from dpfy.training.importance import Weighing, importance_for, propose, with_room_for_bits
 from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
+from dpfy.training.norm_sums import due_before, paid_beside, release_norms
 from dpfy.training.pieces import Pieces, rehearse
 from dpfy.training.probe import Probe, check_collation
 from dpfy.training.released import Released
@@ -99,7 +100,7 @@ class Run:
         self._ledger = ledger
         self._ranks = ranks
         self._next_step = int(ranks.from_first(lambda: b"%d" % min(
-            self.ledger.plan_count * plan.sampling.steps_per_event, plan.steps)))
+            (self.ledger.plan_count - paid_beside(plan, self.ledger)) * plan.sampling.steps_per_event, plan.steps)))
         self._taken = self._next_step
         self._paid_steps = 0  # of the event that was reserved last
         self._parameters = parameters
@@ -134,7 +135,8 @@ class Run:
         """Whether noise is chosen from outputs and the filter has no room for the next step: iteration ends there."""
         if not self.plan.adaptive:
             return False
-        event = self._event(self._taken + 1, self._steering.setting(self._taken + 1))
+        step = self._taken + 1
+        event = due_before(self, step) or self._event(step, self._steering.setting(step))
         return bool(self._ranks.from_first(lambda: b"" if self.ledger.admits(event) else b"refused"))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -191,6 +193,8 @@ class Run:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
         self._check_ready(batch)
         step = self._taken + 1  # a batch that nobody released is no step
+        if due_before(self, step):
+            release_norms(self, loss_fn, step)
         setting = self._steering.setting(step)
         event, query = self._event(step, setting), setting.query
         drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, query))
@@ -206,6 +210,8 @@ class Run:
             with self._ranks.together():
                 if engine is not None:
                     if self._importance is not None:  # whom to compute depends on what the engine finds
+                        if setting.draw is not None:
+                            self._importance.follow(setting.draw)
                         drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
                                         pieces.clipping(mechanism.grid))
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
@@ -276,9 +282,12 @@ class Run:
 
     def _event(self, step: int, setting: Setting) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
-        planned, noise = self.plan.event_at(step, setting.noise), self.plan.noise_at(step) * setting.noise
+        noise, rate = self.plan.noise_at(step) * setting.noise, None if setting.draw is None else setting.draw.rate
+        planned = self.plan.event_at(step, setting.noise, rate)
         due = step if self._sampler.policy.steps_per_event == 1 else 1
         policy, queries = self._sampler.policy.at(step), setting.query.sum_queries(noise, due)
+        if rate is not None:
+            policy = replace(policy, rate=rate)  # type: ignore[type-var]
         event = Sampled(policy, queries, adaptive=self.plan.adaptive)
         if event != planned:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")

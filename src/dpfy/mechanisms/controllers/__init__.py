@@ -1,10 +1,11 @@
 """Controllers: the bounds, the noise and the coordinates of the next step, from what was released."""
 
-from dpfy.mechanisms.controllers.base import Controller, Coordinates, Outcome, Setting, State
+from dpfy.mechanisms.controllers.base import Controller, Coordinates, Draw, Outcome, Setting, State
 from dpfy.mechanisms.controllers.bounds import NormClipping, QuantileClipping
 from dpfy.mechanisms.controllers.coordinates import AdaClip
 from dpfy.mechanisms.controllers.directed import Directed
 from dpfy.mechanisms.controllers.noise import NormNoise, ValidationDecay
+from dpfy.mechanisms.controllers.norm_sum import NormSum
 from dpfy.mechanisms.controllers.schedules import (
     SCHEDULES,
     ClipSchedule,
@@ -27,8 +28,10 @@ __all__ = [
     "Controller",
     "Coordinates",
     "Directed",
+    "Draw",
     "NormClipping",
     "NormNoise",
+    "NormSum",
     "Outcome",
     "QuantileClipping",
     "Schedule",

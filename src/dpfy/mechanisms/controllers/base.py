@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import Fact
+from dpfy.ledger.events import Envelope, Fact
 from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic
 
 State = dict[str, Any]
@@ -43,12 +43,24 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How importance sampling draws: a record takes part with probability rate·min(norm, clip)/clip."""
+
+    rate: float
+    clip: float
+
+
+@dataclass(frozen=True)
 class Setting:
-    """What a step is run with: the query in its present bounds, noise as a factor of the planned, and coordinates."""
+    """What a step is run with: the query in its present bounds, noise as a factor of the planned, and coordinates.
+
+    ``draw`` is how records are drawn, where that is not as planned.
+    """
 
     query: Query
     noise: float = 1.0
     coordinates: Mapping[str, Coordinates] = field(default_factory=dict)
+    draw: Draw | None = None
 
 
 class Controller(Fact):
@@ -69,6 +81,10 @@ class Controller(Fact):
     def extended(self, query: Query) -> Query:
         """Return the query with what this controller has to be told of every sample; a query that has it stays."""
         return query
+
+    def beside(self, steps: int) -> Envelope:
+        """Return what is released for this controller in so many steps, beside them."""
+        return ()
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return the state before the first step."""

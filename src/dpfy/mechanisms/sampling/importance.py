@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
+from dpfy.mechanisms.controllers import Draw
 from dpfy.mechanisms.importance import MARGIN
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 
@@ -25,8 +26,9 @@ class ImportanceSampler:
     norm is below the floor.
 
     *Formal guarantee.* Given the guesses, coins are independent; the probability that a record contributes is at most
-    the rate of ``policy.at(step)``, whatever its gradients are and were; and a contribution has at most the norm
-    ``bound``. Coins have 64 bits and are rounded down. Norms that are not finite contribute nothing.
+    the rate of ``policy.at(step)``, or of what it was told to follow, whatever its gradients are and were; and a
+    contribution has at most the norm ``bound``. Coins have 64 bits and are rounded down. Norms that are not finite
+    contribute nothing.
 
     *Assumes* that the stream is uniform and made for sampling, and that one record more moves gradients of at most
     ``COMPANIONS`` others, by 2⁻¹⁹ of their norms or of the floor.
@@ -45,11 +47,16 @@ class ImportanceSampler:
         self.policy = policy
         self.steps_per_event = policy.steps_per_event
         self._clip = clip
+        self._rate: float | None = None
         self._stream = require_purpose(stream, "sampling")
         self._epoch = max(1, round(1 / policy.rate))
         self._learned_at: int | None = None
         self._guesses = np.empty(0)
         self._coins = np.empty(0, dtype=np.uint64)
+
+    def follow(self, draw: Draw) -> None:
+        """Draw by another rate and clip bound from now on; with another clip bound, norms are learned after it."""
+        self._rate, self._clip = draw.rate, draw.clip
 
     def due(self, step: int) -> bool:
         """Return whether norms have to be learned before a step: at the beginning, and once in an epoch."""
@@ -78,12 +85,16 @@ class ImportanceSampler:
         return np.where(accepted, bound / (shares * self._clip), 0.0)
 
     def _proposed(self, step: int, guesses: Array) -> Array:
-        return np.minimum(self.policy.at(step).rate * guesses / (1 - MARGIN), 1 - MARGIN)
+        return np.minimum(self._largest(step) * guesses / (1 - MARGIN), 1 - MARGIN)
 
     def _accepted(self, step: int, guesses: Array, shares: Array) -> Array:
         """The probability of acceptance once proposed: never above 1 − MARGIN, whatever saturates."""
         counted = np.minimum(np.minimum(shares, guesses), 1.0)
-        return _BELOW * self.policy.at(step).rate * counted / self._proposed(step, guesses)
+        return _BELOW * self._largest(step) * counted / self._proposed(step, guesses)
+
+    def _largest(self, step: int) -> float:
+        """The probability of a record whose norm is at least the clip bound."""
+        return self.policy.at(step).rate if self._rate is None else self._rate
 
 
 def _threshold(probabilities: Array) -> npt.NDArray[np.uint64]:

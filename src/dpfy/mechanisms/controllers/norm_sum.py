@@ -1,0 +1,126 @@
+"""Importance sampling that follows the norms of all gradients, released with noise once in an epoch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled, SumQuery
+from dpfy.mechanisms.controllers.base import (
+    Controller,
+    Draw,
+    Setting,
+    State,
+    kept_within,
+    require_clipping,
+    with_bounds,
+)
+from dpfy.mechanisms.controllers.schedules import Schedule
+from dpfy.mechanisms.query import Query
+
+WIDEST_CLIP = 4.0
+"""Norms are cut at so many planned clip bounds where the clip bound follows them."""
+_LEAST_CLIP = 2.0**-5  # of the planned one: noise may make a mean of norms zero or less, and a bound never
+_SIZES = (1 / 8, 8.0)  # of the declared number of records: where the released one is kept
+
+
+@dataclass(frozen=True)
+class NormSum(Controller, tag="norm_sum"):
+    """Chooses the size of contributions, the clip bound and the noise of an epoch from released sums of norms.
+
+    Before the first of ``length`` steps the sum over all records of their norms, each counted as between the floor and
+    the clip bound C, is released with noise of ``stddev`` clip bounds. Divided by the number of records it is the ratio
+    r of the epoch: contributions have the norm r·C. With ``clip_factor`` λ, the sum of norms cut at four planned clip
+    bounds is released before it, and C is λ times their mean. With ``size_stddev`` the number of records is released
+    too, once and first; else it is the declared one. The noise is such that the steps that are left spend what is left
+    of the plan's filter; in the first ``cautious`` part of the steps, as if all later ratios were 1.
+
+    *Formal guarantee*: that of the plan's filter. A record moves each of the sums by one bound, on all records and
+    without amplification; rate and noise of a step follow from what was released, so it is marked as adaptive.
+
+    ``ratios`` are the expected ones, for which the noise is planned.
+
+    >>> norms = NormSum(Schedule("ratio", (0.5,)), length=10, stddev=20.0, clip_factor=1.0)
+    >>> [query.name for query in norms.event.queries], norms.beside(25)[0].times
+    (['norm sum', 'norms for the clip bound'], 3)
+
+    Reference: J. Wei et al., DPIS, 2022, sections 3.3, 3.5 and 4.2; docs/proofs/dpis.md.
+    """
+
+    steers = "bounds"
+    adaptive = True
+
+    ratios: Schedule
+    length: int
+    stddev: float
+    cautious: float = 0.8
+    clip_factor: float | None = None
+    size_stddev: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.count("length", self.length)
+        _validate.real("cautious", self.cautious, 0, 1)
+        for name in ("stddev", "clip_factor", "size_stddev"):
+            if (value := getattr(self, name)) is not None or name == "stddev":
+                object.__setattr__(self, name, _validate.positive(name, value))
+
+    @property
+    def event(self) -> Sampled:
+        """What is recorded before the norms of an epoch are computed."""
+        names = ("norm sum",) if self.clip_factor is None else ("norm sum", "norms for the clip bound")
+        return _of_all(*(SumQuery(1.0, self.stddev, name) for name in names))
+
+    @property
+    def size_event(self) -> Sampled | None:
+        """What is recorded before records are counted, if they are."""
+        return None if self.size_stddev is None else _of_all(SumQuery(1.0, self.size_stddev, "number of records"))
+
+    def extended(self, query: Query) -> Query:
+        """Return the query as it is; refuse all but one clipped sum."""
+        if len(query.leaves) > 1:
+            raise InvalidArgument("Sums of norms are followed where a record has one norm; groups of parameters have "
+                                  "several. Give clip a number.")
+        require_clipping(query, "A sum of norms")
+        return query
+
+    def beside(self, steps: int) -> Envelope:
+        """Return the releases of all epochs, and that of the number of records."""
+        once = () if self.size_event is None else (Repeated(self.size_event, 1),)
+        return (*once, Repeated(self.event, math.ceil(steps / self.length)))
+
+    def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
+        """Return what is planned; nothing was released yet."""
+        return {"since": 0, "ratio": self.ratios.at(1), "rate": None, "noise": 1.0, "clip": query.bound, "size": None}
+
+    def due(self, state: State, step: int) -> bool:
+        """Return whether norms have to be released before a step."""
+        return state["since"] == 0 or step >= state["since"] + self.length
+
+    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+        """Return the setting of this epoch; noise is over the norm of contributions, as the planned one is."""
+        if state["rate"] is None:
+            return with_bounds(setting, {setting.query.leaves[0].name: self.ratios.at(step) * state["clip"]})
+        setting = with_bounds(setting, {setting.query.leaves[0].name: state["ratio"] * state["clip"]})
+        return replace(setting, noise=setting.noise * self.factor(state["noise"], step, state["ratio"]),
+                       draw=Draw(state["rate"], state["clip"]))
+
+    def factor(self, noise: float, step: int, ratio: float) -> float:
+        """Return noise, as a factor of the planned over the clip bound, as one of the planned over contributions."""
+        return noise * self.ratios.at(step) / ratio
+
+    def clip_of(self, planned: float, mean: float) -> float:
+        """Return the clip bound that follows from the released mean of norms, in units of where they were cut."""
+        widest = WIDEST_CLIP * planned
+        return kept_within((self.clip_factor or 1.0) * widest * mean, _LEAST_CLIP * planned, widest)
+
+
+def size_of(declared: int, released: float) -> float:
+    """Return the number of records to go by, above zero whatever noise did to the released one."""
+    return kept_within(released, _SIZES[0] * declared, _SIZES[1] * declared)
+
+
+def _of_all(*queries: SumQuery) -> Sampled:
+    """Queries on all records; marked, since what is summed follows from outputs, and blocks are never paid ahead."""
+    return Sampled(Poisson(1.0), queries, adaptive=True)
