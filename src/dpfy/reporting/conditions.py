@@ -176,13 +176,33 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
     values = {
         "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
         "Sampling rate": _rate(_part(plan, "sampling")), "Steps": plan.get("steps"),
-        "Clip bound": _clip_bounds(query.get("leaves", ())), "Noise multiplier": plan.get("noise_multiplier"),
+        "Clip bound": _clip_bounds(query.get("leaves", ())), "Clip schedule": _clip_schedule(plan),
+        "Contributions": _by_norm(_part(plan, "sampling")), "Noise multiplier": plan.get("noise_multiplier"),
         "Noise schedule": _part(plan, "noise_schedule").get("name"),
         "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,
         "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}" if budget else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _clip_schedule(plan: dict[str, Any]) -> str | None:
+    """The name of the schedule of clip bounds; that of importance sampling has the ratios, which have a row."""
+    if _part(plan, "sampling").get("ratios"):
+        return None
+    return next((_part(each, "schedule").get("name") for each in plan.get("controllers", ())
+                 if each.get("type") == "clip_schedule"), None)
+
+
+def _by_norm(sampling: dict[str, Any]) -> str | None:
+    """What records that are drawn by their norms contribute, and how often they may."""
+    if not {"ratios", "batch_size", "population", "slack", "floor"} <= set(sampling):
+        return None
+    least, most = min(sampling["ratios"]), max(sampling["ratios"])
+    norms = plain(most) if least == most else f"{plain(least)} to {plain(most)}"
+    rate = sampling["batch_size"] / (least * sampling["population"])
+    return (f"each of norm {norms} clip bounds; a record takes part in proportion to its norm, with at most "
+            f"probability {plain(rate)} (slack {plain(sampling['slack'])}, floor {plain(sampling['floor'])})")
 
 
 def _rate(sampling: dict[str, Any]) -> float | None:
@@ -204,10 +224,10 @@ def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _controllers(controllers: Sequence[dict[str, Any]]) -> str | None:
-    """What changes after the first step, with its settings."""
+    """What chooses from releases, with its settings; a clip schedule does not."""
     return "; ".join(", ".join([str(each.get("type", "")).replace("_", " "), *(
         f"{name} {plain(value)}" for name, value in each.items() if isinstance(value, int | float | str)
-        and name != "type")]) for each in controllers) or None
+        and name != "type")]) for each in controllers if each.get("type") != "clip_schedule") or None
 
 
 def _how_often(statistic: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What settings say about clipping, noise and optimizers, as arguments; without torch."""
+"""What settings say about clipping, noise, sampling and optimizers, as arguments; without torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +13,7 @@ from dpfy.mechanisms.controllers import (
     QuantileClipping,
     Timed,
     ValidationDecay,
+    named_schedule,
 )
 from dpfy.mechanisms.controllers.names import named
 
@@ -108,3 +109,17 @@ def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str |
     return {"controllers": [each for each in chosen if isinstance(each, Controller)],
             "noise_schedule": next((each for each in chosen if isinstance(each, Timed)), None),
             "clip_schedule": clip_schedule}
+
+
+def importance_options(ratio: float | None, ratio_schedule: str | None, slack: float | None,
+                       floor: float | None) -> dict[str, Any]:
+    """Return the arguments of :func:`dpfy.dpis` that settings mean; what is None is left to it.
+
+    >>> importance_options(0.5, "time:1", None, None)["ratio"](1)
+    0.25
+    """
+    given: dict[str, Any] = {"ratio": ratio, "slack": slack, "floor": floor}
+    if ratio is not None and ratio_schedule:
+        first, shape = ratio, named_schedule(ratio_schedule)
+        given["ratio"] = Timed(f"{first:g} {shape.name}", lambda time: first * shape(time), shape.per_step)
+    return {name: value for name, value in given.items() if value is not None}

@@ -10,13 +10,25 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.controllers import named_schedule
-from dpfy.training.adaptive import named_algorithm, named_optimizer, plan_options
+from dpfy.mechanisms.controllers import Controller, named_schedule
+from dpfy.training.adaptive import importance_options, named_algorithm, named_noise, named_optimizer, plan_options
 from dpfy.types import Relation
 
 SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
 BATCHNORM = ("refuse", "group", "private", "public")
+_BY_NORM = ("ratio", "ratio_schedule", "slack", "floor")
+_NOT_BY_NORM = {
+    "clipping": "contributions have one norm, which follows ratio and ratio_schedule",
+    "clip_schedule": "contributions have one norm, which follows ratio and ratio_schedule",
+    "groups": "a record is accepted by one norm, and groups would have several",
+    "capacity": "it cuts a truncated_poisson sample",
+    "users": "it protects records, one by one",
+    "rows_per_user": "it protects records, one by one",
+    "private_metrics": "records that are proposed and not accepted would be counted in them",
+    "algorithm": "there is no rule for comparing losses on such a sample",
+}
+"""What importance sampling leaves as it is by default, and why."""
 
 
 def _option(default: Any, help: str) -> Any:
@@ -54,8 +66,16 @@ class TrainConfig:
                                          "polynomial:K:EPOCHS:END, dynamic:G, strongly_convex:G, convex; chosen while "
                                          "training: validation:K, norm")
     groups: str = _option("flat", "what is clipped together: flat (everything), layer, tensor, kind (weights, biases)")
-    sampling: str = _option("poisson", "poisson, full, fixed_size, truncated_poisson, shuffled, cyclic, balls_in_bins")
+    sampling: str = _option("poisson", "poisson, full, fixed_size, truncated_poisson, shuffled, cyclic, balls_in_bins, "
+                            "or importance: by the norms of gradients (DPIS)")
     capacity: int | None = _option(None, "the most records of a truncated_poisson sample")
+    ratio: float | None = _option(None, "of importance sampling: the norm of every contribution in clip bounds, about "
+                                  "the mean of min(norm, clip)/clip; 0.5 unless you say otherwise")
+    ratio_schedule: str | None = _option(None, "of the ratio: as of the noise, fixed in advance")
+    slack: float | None = _option(None, "of importance sampling: how many times as large norms may become within an "
+                                  "epoch before they are clipped for it; 3 unless you say otherwise")
+    floor: float | None = _option(None, "of importance sampling: norms count as at least so many clip bounds; 1/16 "
+                                  "unless you say otherwise")
     relation: str = _option("add_or_remove_one", "neighbours: add_or_remove_one, zero_out or replace_one")
     algorithm: str = _option("dpsgd", "dpsgd, or how long steps are by private comparisons of losses, under a filter: "
                              "noisy_max (noisy_max:SHARE, with sampling full), line_search (line_search:SHARE)")
@@ -88,7 +108,7 @@ class TrainConfig:
         _validate.epsilon(self.epsilon)
         if self.delta != "auto":
             _validate.delta(self.delta)
-        for name in ("epochs", "batch_size", "clip", "learning_rate"):
+        for name in ("epochs", "batch_size", "clip", "learning_rate", "ratio", "slack", "floor"):
             if getattr(self, name) is not None:
                 _validate.positive(name, getattr(self, name))
         if self.momentum is not None:
@@ -123,6 +143,32 @@ class TrainConfig:
         plan_options(self.clipping, self.noise_schedule, self.clip_schedule, self.algorithm)
         if self.clip_schedule:
             named_schedule(self.clip_schedule)
+        self._check_importance()
+
+    def _check_importance(self) -> None:
+        """Refuse settings that have no meaning, or no proof, with or without importance sampling."""
+        if self.sampling != "importance":
+            if given := next((name for name in _BY_NORM if getattr(self, name) is not None), None):
+                raise InvalidArgument(f"Expected sampling='importance' with {given}={getattr(self, given)!r}, got "
+                                      f"{self.sampling!r}.")
+            return
+        for item in fields(self):
+            if item.name in _NOT_BY_NORM and (value := getattr(self, item.name)) != item.default:
+                raise InvalidArgument(f"Expected no {item.name}={value!r} with importance sampling: "
+                                      f"{_NOT_BY_NORM[item.name]}. Leave it out, or use sampling='poisson'.")
+        if self.noise_schedule and isinstance(named_noise(self.noise_schedule), Controller):
+            raise InvalidArgument(f"Expected a noise_schedule that is fixed in advance with importance sampling, got "
+                                  f"{self.noise_schedule!r}: the rates of its steps are registered before the first.")
+        if self.batchnorm == "private":
+            raise InvalidArgument("Expected batchnorm='group' or 'public' with importance sampling, got 'private': "
+                                  "records that are proposed and not accepted would be counted in its statistics.")
+        if self.engine not in ("auto", "vmap", "loop"):
+            raise InvalidArgument(f"Expected engine='auto', 'vmap' or 'loop' with importance sampling, got "
+                                  f"{self.engine!r}: records are accepted by the norm of the very gradient that is "
+                                  "summed.")
+        if self.ratio_schedule and self.ratio is None:
+            raise InvalidArgument(f"Expected a ratio= that ratio_schedule={self.ratio_schedule!r} begins with.")
+        importance_options(self.ratio, self.ratio_schedule, self.slack, self.floor)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -16,6 +16,7 @@ from torch import nn
 
 from dpfy.accounting import RenyiFilter, account
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
+from dpfy.importance import dpis
 from dpfy.ledger import Ledger
 from dpfy.mechanisms.controllers import ValidationDecay
 from dpfy.mechanisms.groups import clip_automatically, clip_groups
@@ -24,7 +25,7 @@ from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.models.batchnorm import PrivateBatchNorm
 from dpfy.plan import Plan, dpsgd
 from dpfy.reporting import RunFacts, report
-from dpfy.training.adaptive import named_algorithm, named_clipping, plan_options
+from dpfy.training.adaptive import importance_options, named_algorithm, named_clipping, plan_options
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
@@ -67,7 +68,7 @@ class TrainingResult:
 
 
 class Trainer:
-    """Trains a model with DP-SGD as a :class:`~dpfy.training.config.TrainConfig` says, and writes the report.
+    """Trains a model with DP-SGD, or DPIS, as a :class:`~dpfy.training.config.TrainConfig` says, and writes the report.
 
     *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
     folder and everything that callbacks see is a function of released values, declared constants and public data.
@@ -172,6 +173,11 @@ class Trainer:
                 "rows_per_user": config.rows_per_user}
 
     def _make_plan(self) -> Plan:
+        plan = self._by_norm() if self.config.sampling == "importance" else self._by_chance()
+        return plan.calibrate(epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
+
+    def _by_chance(self) -> Plan:
+        """A plan in which all records are drawn alike."""
         config = self.config
         clip: Any = config.clip or 1.0
         if config.groups != "flat":
@@ -185,7 +191,18 @@ class Trainer:
         if self.data.test is None and any(isinstance(each, ValidationDecay) for each in plan.controllers):
             raise InvalidArgument("Noise that follows the accuracy on public data needs public data, and there is "
                                   "none. Give test=, or use a schedule that is fixed in advance.")
-        return plan.calibrate(epsilon=config.epsilon, delta=config.delta)  # type: ignore[arg-type]
+        return plan
+
+    def _by_norm(self) -> Plan:
+        """A plan in which records are drawn by the norms of their gradients."""
+        config = self.config
+        if self._statistics() or self.data.owners is not None:
+            raise InvalidArgument("Importance sampling protects records and releases nothing beside gradients. Leave "
+                                  "unit_of out, and use a model without PrivateBatchNorm, or sampling='poisson'.")
+        assert config.batch_size is not None  # as completed
+        return dpis(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
+                    clip=config.clip or 1.0, noise_schedule=config.noise_schedule, relation=config.relation,
+                    **importance_options(config.ratio, config.ratio_schedule, config.slack, config.floor))
 
     def _statistics(self) -> list[Statistic]:
         """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need."""
