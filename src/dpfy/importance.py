@@ -81,12 +81,12 @@ def dpis(*, records: int, batch_size: float, epochs: float | None = None, steps:
                                     float(floor), JITTER),
         query=Query((ClippedSum(clip),)), steps=count, divisor=float(batch_size), noise_multiplier=noise_multiplier,
         records=records, relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
-        controllers=(_controller(norm_sum, ratios, per_epoch, records, options),),
+        controllers=(_controller(norm_sum, ratios, math.ceil(records / batch_size), records, options),),
         noise_schedule=noise,
     )
 
 
-def _controller(norm_sum: str, ratios: Schedule, per_epoch: int, records: int,
+def _controller(norm_sum: str, ratios: Schedule, length: int, records: int,
                 options: Mapping[str, float | None]) -> Controller:
     """What has the ratios: the plan, or the norms; only there options mean something."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -96,7 +96,7 @@ def _controller(norm_sum: str, ratios: Schedule, per_epoch: int, records: int,
                                   f"{' and '.join(given)}. Use norm_sum='released'.")
         return ClipSchedule(ratios)
     size_noise = given.get("size_noise")
-    return NormSum(ratios, per_epoch, records * _validate.positive("norm_noise", given.get("norm_noise", _NORM_NOISE)),
+    return NormSum(ratios, length, records * _validate.positive("norm_noise", given.get("norm_noise", _NORM_NOISE)),
                    given.get("cautious", _CAUTIOUS), given.get("clip_factor"),
                    None if size_noise is None else records * _validate.positive("size_noise", size_noise))
 

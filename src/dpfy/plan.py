@@ -205,7 +205,8 @@ class Plan:
     def guard(self) -> Guard:
         """Return who decides, before any record is read, whether the next step may be taken.
 
-        A plan whose own first step is refused is an error here, before there is a ledger.
+        A plan whose own first step is refused is an error here, before there is a ledger; and so is one that cannot pay
+        for what is released beside its steps.
         """
         if self.filter is None:
             if self.adaptive:
@@ -215,7 +216,8 @@ class Plan:
                                       "delta) finds one, .under(filter) takes yours.")
             return EnvelopeGuard(self.envelope, self.budget, self.relation)
         guard = self.filter.guard(self.relation)
-        guard.admit(self.event, 1)
+        for run in (Repeated(self.event, 1), *self.beside):
+            guard.admit(run.event, run.times)
         return guard
 
     def under(self, filter: Filter) -> Self:

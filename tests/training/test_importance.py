@@ -7,17 +7,25 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, strategies as st
+from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import Importance
+from dpfy.accounting import RenyiFilter, odometer
+from dpfy.errors import BudgetExhausted, InvalidArgument
+from dpfy.ledger.events import Importance, Poisson
 from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.importance import COMPANIONS, MOVED
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
+from dpfy.training.norm_sums import noised, norm_sum
 from dpfy.training.state import read_state
 
 N, WIDTH = 60, 5
+ORDER = 4
+RULE = RenyiFilter(8.0, 1e-2, (float(ORDER),))
 
 
 class Records(torch.utils.data.Dataset):
@@ -45,6 +53,8 @@ def bound_run(tmp_path, data=None, engine="auto", **settings):
     model = nn.Linear(WIDTH, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = dpfy.dpis(**{"records": N, "batch_size": 12, "epochs": 2, "ratio": 0.4, "noise_multiplier": 1.0, **settings})
+    if plan.adaptive:
+        plan = plan.under(RULE)
     return dpfy.privatize(model, optimizer, Records() if data is None else data, plan, tmp_path / "run.dpl",
                           engine=engine, insecure_test_key=5)
 
@@ -150,7 +160,8 @@ def test_plans_survive_json_and_calibrate(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"norm_sum": "guessed"}, "scheduled"), ({"clip_factor": 1.0}, "Use norm_sum='released'"), ({"ratio": 0.1}, "ratios of at least"), ({"ratio": 0.21}, "for certain"),
+    ({"norm_sum": "guessed"}, "scheduled"), ({"clip_factor": 1.0}, "Use norm_sum='released'"),
+    ({"ratio": 0.1}, "ratios of at least"), ({"ratio": 0.21}, "for certain"),
     ({"slack": 0.5}, "slack of at least 1"), ({"floor": 0.01}, "floor in"), ({"relation": "replace_one"}, "No rule"),
     ({"epochs": 1, "steps": 3}, "exactly one")])
 def test_what_has_no_proof_is_refused(settings, words):
@@ -173,3 +184,160 @@ def test_groups_statistics_users_and_other_controllers_are_refused():
 def test_engines_that_bound_norms_are_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="very gradient"):
         bound_run(tmp_path, engine="bookkeeping")
+
+
+# Released sums of norms
+
+NORMS = st.lists(st.floats(0, 1e30) | st.sampled_from([math.nan, math.inf, 0.0, 1e-300]), max_size=50)
+
+
+@given(NORMS, st.floats(0, 1e30) | st.sampled_from([math.nan, math.inf]), st.floats(1e-6, 1e6), st.booleans(),
+       st.integers(0, 2**32 - 1))
+def test_one_record_moves_a_sum_of_norms_by_one_clip_bound(norms, added, clip, floored, key):
+    """Whatever its norm is, and though it moves companions by all that is allowed for."""
+    floor = 1 / 16 if floored else 0.0
+    before = np.array(norms, dtype=np.float64)
+    after, generator = before.copy(), np.random.default_rng(key)
+    for index in generator.permutation(len(norms))[:COMPANIONS]:
+        if math.isfinite(before[index]):
+            after[index] += generator.choice([-1, 1]) * MOVED * max(before[index], clip / 16)
+    added_sum = norm_sum(np.append(after, added), clip, floor, most=1e6) - norm_sum(before, clip, floor, most=1e6)
+    companions = min(COMPANIONS, len(norms)) * (MOVED + 2.0**-32)
+    assert floor - companions <= added_sum <= 1 + companions
+    assert GaussianSum(1.0, 40.0, 1, COMPANIONS, MOVED + 2.0**-32).sensitivity >= 1 + COMPANIONS * (MOVED + 2.0**-32)
+
+
+def test_sums_of_norms_have_the_noise_of_their_event():
+    """χ² of 600 draws at 1e-7, and the 2/3 and 3/2 of it that are noticed."""
+    noise, stddev, draws = LatticeGaussian(SecureStream(insecure_test_key=2)), 30.0, 600
+    found = sum((noised(17.0, stddev, noise, COMPANIONS) - 17.0) ** 2 for _ in range(draws)) / stddev**2
+    low, high = stats.chi2.ppf([5e-8, 1 - 5e-8], draws)
+    assert low < found < high
+    assert not low < found * (2 / 3) ** 2 < high and not low < found * (3 / 2) ** 2 < high
+
+
+def moments(rate, noise):
+    """The Rényi divergence of a Poisson-sampled Gaussian at a whole order, written out, and that of the jitter."""
+    terms = (math.comb(ORDER, k) * (1 - rate) ** (ORDER - k) * rate**k * math.exp(k * (k - 1) / (2 * noise**2))
+             for k in range(ORDER + 1))
+    return math.log(math.fsum(terms)) / (ORDER - 1) + ORDER / 2 * 2.0**-20
+
+
+def train(run, steps=None):
+    for _, batch in zip(range(steps or run.plan.steps), run, strict=False):
+        run.backward(loss_of(run.model), batch)
+        run.optimizers[0].step()
+        run.optimizers[0].zero_grad()
+
+
+def test_steps_follow_the_norms_and_cost_what_a_composition_by_hand_says(tmp_path, monkeypatch):
+    """Without noise in the sum: an epoch's ratio is the mean of its norms, NaN and unreadable records at the floor."""
+    monkeypatch.setattr("dpfy.training.norm_sums.noised", lambda total, *_: total)
+    data = Records()
+    run = bound_run(tmp_path, data, norm_sum="released", norm_noise=0.5)
+    norms = np.nan_to_num(gradients(run.model, data).norm(dim=1).numpy()) * (np.arange(N) != 11)
+    train(run)
+    assert run.steps_taken == 10 and not run.steps_left
+    sums, first, again, second = run.ledger.uses
+    assert (sums.event, sums.times) == (again.event, again.times) and sums.event.policy == Poisson(1.0)
+    assert [(query.l2_bound, query.stddev) for query in sums.event.queries] == [(1.0, 0.5 * N)]
+    assert (first.times, second.times, first.event.adaptive) == (5, 5, True)
+    ratio = np.clip(norms, 1 / 16, 1).sum() / N
+    assert first.event.policy.rate == pytest.approx(12 / (ratio * N), rel=1e-6)
+    total = 2 * ORDER / (2 * (0.5 * N) ** 2) + sum(
+        each.times * moments(each.event.policy.rate, each.event.queries[0].stddev) for each in (first, second))
+    assert odometer(run.ledger, 1e-2).used == pytest.approx(total / RULE.limits[0], rel=1e-9)
+    assert 0.999 < total / RULE.limits[0] <= 1
+    assert run.spent(1e-2).upper == pytest.approx(8.0)
+
+
+class Watched(Records):
+    """Remembers how many events there were when records were read."""
+
+    def __init__(self, ledger):
+        super().__init__(odd=False)
+        self.ledger, self.seen = ledger, []
+
+    def __getitem__(self, index):
+        self.seen.append(self.ledger.count)
+        return super().__getitem__(index)
+
+
+def test_sums_of_norms_are_recorded_before_records_are_read(tmp_path):
+    ledger = dpfy.Ledger.in_memory()
+    plan = dpfy.dpis(records=N, batch_size=12, epochs=1, noise_multiplier=1.0, norm_sum="released", size_noise=0.1)
+    data, model = Watched(ledger), nn.Linear(WIDTH, 2)
+    run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan.under(RULE), ledger,
+                         insecure_test_key=5)
+    batches = iter(run)
+    batch = next(batches)
+    run.release(loss_of(model), batch)
+    assert min(data.seen) == 2 and data.seen.count(2) >= N and max(data.seen) == 3  # size, norms, step
+    run.ledger.reserve(run.ledger.uses[0].event)
+    for _ in range(1000):
+        try:
+            ledger.reserve(dpfy.Plan.event_at(run.plan, 1))
+        except BudgetExhausted:
+            break
+    assert list(batches) == []  # nothing is left for another step
+
+
+def test_clip_bounds_follow_the_mean_norm_and_sizes_the_released_one(tmp_path, monkeypatch):
+    """Of 60 records where 50 are declared: rates and ratios go by the released number, and norms are cut at 4."""
+    told = []
+    monkeypatch.setattr("dpfy.training.norm_sums.noised", lambda total, stddev, *_: told.append(stddev) or total)
+    data = Records(odd=False)
+    run = bound_run(tmp_path, data, records=50, norm_sum="released", norm_noise=0.5, clip_factor=0.8,
+                    size_noise=0.1, epochs=1)
+    norms = gradients(run.model, data).norm(dim=1).numpy()
+    released = run.release(loss_of(run.model), next(iter(run)))
+    clip = 0.8 * np.minimum(norms, 4.0).mean()
+    ratio = np.clip(norms / clip, 1 / 16, 1).mean()
+    assert told == [5.0, 25.0, 25.0]  # a tenth and a half of what is declared
+    assert released.bounds["gradient"] == pytest.approx(ratio * clip, rel=1e-6)
+    assert run.ledger.uses[-1].event.policy.rate == pytest.approx(12 / (60 * ratio), rel=1e-6)
+    assert [len(each.event.queries) for each in run.ledger.uses] == [1, 2, 1]
+    assert np.allclose(run._importance._guesses, 3 * np.clip(norms / clip, 1 / 16, 1), rtol=1e-5)
+
+
+def test_what_was_released_is_kept_over_a_resume_and_nothing_is_charged_for_norms(tmp_path):
+    run = bound_run(tmp_path, norm_sum="released", epochs=3, norm_noise=0.5, clip_factor=1.0, size_noise=0.5)
+    train(run, 7)
+    kept = dict(run._steering.state_dict()["norm_sum"])
+    run.save(tmp_path / "saved")
+    train(run, 5)  # into the third epoch; all of this is lost
+    run.close()
+    model = nn.Linear(WIDTH, 2)
+    again = dpfy.resume(tmp_path / "saved", model, torch.optim.SGD(model.parameters(), lr=0.1), Records(),
+                        insecure_test_key=6)
+    assert again._steering.state_dict()["norm_sum"] == kept and kept["since"] == 6
+    assert again.steps_taken == 12 and again.ledger.count == 1 + 3 + 12
+    train(again)
+    now = again._steering.state_dict()["norm_sum"]
+    assert (now["since"], now["size"]) == (13, kept["size"])  # the third sum was lost: another one is released
+    assert again.ledger.count == 1 + 4 + 15 and again.steps_taken == 15
+    assert odometer(again.ledger, 1e-2).used <= 1
+
+
+def test_a_resume_within_an_epoch_charges_nothing_for_its_norms(tmp_path):
+    run = bound_run(tmp_path, norm_sum="released", norm_noise=0.5)
+    train(run, 2)
+    run.save(tmp_path / "saved")
+    run.close()
+    model = nn.Linear(WIDTH, 2)
+    again = dpfy.resume(tmp_path / "saved", model, torch.optim.SGD(model.parameters(), lr=0.1), Records(),
+                        insecure_test_key=6)
+    train(again, 3)
+    assert again.ledger.count == 1 + 5 and again._importance._learned_at == 3
+    train(again)
+    assert again.ledger.count == 2 + 10 and again._importance._learned_at == 6
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_sums_of_norms_of_no_or_zero_records_are_noise_as_ever(tmp_path, size):
+    data = TensorDataset(torch.zeros(size, WIDTH), torch.zeros(size, dtype=torch.long))
+    run = bound_run(tmp_path, data, norm_sum="released", norm_noise=0.5, clip_factor=1.0, size_noise=0.5)
+    train(run)
+    state = run._steering.state_dict()["norm_sum"]
+    assert run.ledger.count == 1 + 2 + 10
+    assert state["clip"] > 0 and 0 < state["rate"] < 1 and state["ratio"] > 0

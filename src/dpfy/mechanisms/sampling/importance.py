@@ -3,6 +3,8 @@
 Norms, guesses and coins are sensitive: they never leave the sampler but as weights of gradients that are noised.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,7 +51,7 @@ class ImportanceSampler:
         self._clip = clip
         self._rate: float | None = None
         self._stream = require_purpose(stream, "sampling")
-        self._epoch = max(1, round(1 / policy.rate))
+        self._epoch = math.ceil(policy.population / policy.batch_size)  # not one pass more for the last few steps
         self._learned_at: int | None = None
         self._guesses = np.empty(0)
         self._coins = np.empty(0, dtype=np.uint64)
