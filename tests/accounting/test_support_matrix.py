@@ -9,7 +9,7 @@ import pytest
 from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter, account, supported
 from dpfy.accounting.guarantee import METHODS
 from dpfy.accounting.rules import NOISES
-from dpfy.errors import UnsupportedEvent
+from dpfy.errors import BudgetExhausted, UnsupportedEvent
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
@@ -84,4 +84,8 @@ def test_the_page_says_what_filters_admit(rule, policy, noise, relation):
 
 def test_another_noise_passes_only_as_the_committed_step_itself():
     step = Sampled(Poisson(0.1), (QUERIES["laplace"],))
-    DominatedBy((Repeated(step, 1),)).guard().admit(step, 1)
+    guard = DominatedBy((Repeated(step, 1),)).guard()
+    guard.admit(step, 1)
+    for other in (Sampled(Poisson(0.05), step.queries), Sampled(Poisson(0.1), (QUERIES["gaussian"],))):
+        with pytest.raises(BudgetExhausted, match="does not dominate"):
+            guard.admit(other, 1)

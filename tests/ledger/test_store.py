@@ -84,7 +84,7 @@ def test_a_forked_child_cannot_write_and_does_not_release_the_parents_lock(path,
 
 
 @fork_may_warn
-def test_a_child_that_outlives_the_writer_does_not_keep_the_lock(path, header):
+def test_a_child_that_outlives_the_writer_does_not_keep_the_lock(path, header, step):
     """Data-loading workers may live a little longer than the run that forked them."""
     wait, go = os.pipe()
     forked, ready = os.pipe()
@@ -98,7 +98,9 @@ def test_a_child_that_outlives_the_writer_does_not_keep_the_lock(path, header):
     try:
         os.read(forked, 1)
         ledger._store.close()
-        Ledger.open(path).close()
+        with Ledger.open(path) as again:
+            again.reserve(step)
+        assert Ledger.read(path).count == 1
     finally:
         for end in (wait, go, forked, ready):
             os.close(end)
