@@ -184,6 +184,8 @@ class Plan:
         paid = self.sampling.steps_per_event
         whole = math.ceil(self.steps / paid) * paid
         length = whole if self.noise_schedule is None else self.noise_schedule.length
+        if isinstance(self.sampling, ImportanceSchedule) and len(self.sampling.ratios) > 1:
+            length = math.gcd(length, self.sampling.length)
         steps = (run for first in range(1, whole + 1, length)
                  for run in self._events(first, min(length, whole + 1 - first)))
         return run_lengths((*self.beside, *steps))

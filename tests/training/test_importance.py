@@ -20,6 +20,7 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.importance import COMPANIONS, MOVED
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
+from dpfy.training.blocks import Blocks
 from dpfy.training.norm_sums import noised, norm_sum
 from dpfy.training.state import read_state
 
@@ -184,6 +185,32 @@ def test_groups_statistics_users_and_other_controllers_are_refused():
 def test_engines_that_bound_norms_are_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="very gradient"):
         bound_run(tmp_path, engine="bookkeeping")
+
+
+def test_coarse_numbers_and_too_little_noise_are_refused_before_anything_is_paid_for(tmp_path):
+    model, plan = nn.Linear(WIDTH, 2).half(), dpfy.dpis(records=N, batch_size=12, epochs=2, noise_multiplier=1.0)
+    with pytest.raises(InvalidArgument, match="float32"):
+        dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), Records(), plan, tmp_path / "half.dpl")
+    with pytest.raises(InvalidArgument, match="last bits"):
+        bound_run(tmp_path, noise_multiplier=0.02)
+    assert dpfy.Ledger.read(tmp_path / "run.dpl").count == 0
+
+
+def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path, monkeypatch):
+    sizes, model = [], nn.Linear(WIDTH, 2)
+    planned = Blocks.planned
+    monkeypatch.setattr(Blocks, "planned", lambda *given: sizes.append(given[1]) or planned(*given))
+    plan = dpfy.dpis(records=N, batch_size=12, epochs=2, noise_multiplier=1.0)
+    run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), Records(), plan, tmp_path / "run.dpl",
+                         max_physical_batch=3)
+    run.release(loss_of(model), next(iter(run)))
+    assert set(sizes) == {3}
+
+
+def test_an_envelope_has_the_rates_of_all_ratios_whatever_schedule_the_noise_has():
+    plan = replace(dpfy.dpis(records=N, batch_size=12, epochs=2, ratio=lambda epoch: 1 / (2 + epoch),
+                             noise_multiplier=1.0), noise_schedule=None)
+    assert [(round(each.event.policy.rate, 12), each.times) for each in plan.envelope] == [(0.4, 5), (0.6, 5)]
 
 
 # Released sums of norms

@@ -28,17 +28,17 @@ _COIN = 3 * COMPANIONS * (MOVED / MARGIN) ** 2 * 2 * math.pi  # μ² of proposal
 _BITS = math.sqrt(0.99 * JITTER**2 - _COIN)  # what is left of the jitter for the last bits of the sum
 
 
-def room_for_bits(noise_multiplier: float, lattice: float = 0.0) -> float:
+def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
     """Return by which factor the noise grows so that the moved last bits of companions are within the jitter.
 
-    ``lattice`` is by how much more rounding may move each of them, relative to the norm of contributions.
+    ``rounding`` is by how much more the arithmetic of their sum may move it, relative to the norm of contributions.
 
     >>> 1 < room_for_bits(1.0) < 1.01
     True
     """
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
-    part = (2 * MOVED + lattice) * COMPANIONS / (noise_multiplier * _BITS)
+    part = (2 * MOVED * COMPANIONS + rounding) / (noise_multiplier * _BITS)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")

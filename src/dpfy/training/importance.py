@@ -1,10 +1,12 @@
 """The importance sampler at work in a step: who is proposed, and what the gradients of whom weigh."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
@@ -20,7 +22,8 @@ from dpfy.training.engines import ENGINES, Engine
 from dpfy.training.engines.base import BoundedSums, LossFn
 
 
-def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int) -> ImportanceSampler | None:
+def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
+                   parameters: Mapping[str, nn.Parameter]) -> ImportanceSampler | None:
     """Return the sampler of a plan with importance sampling, and None for any other."""
     if not isinstance(plan.sampling, ImportanceSchedule):
         return None
@@ -31,6 +34,13 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int) ->
     if ranks > 1:
         raise InvalidArgument(f"Importance sampling runs in one process, got {ranks}: guesses of norms are not shared. "
                               "Use dpfy.dpsgd with several.")
+    if coarse := next((p.dtype for p in parameters.values() if torch.finfo(p.dtype).bits < 32), None):
+        raise InvalidArgument(f"Importance sampling tosses coins by norms, which one record may move in their last bits "
+                              f"only; {coarse} has too few of them. Use float32.")
+    dimension = sum(p.numel() for p in parameters.values())
+    for place, ratio in enumerate(plan.sampling.ratios):  # rather than in a step that was paid for
+        noise = plan.noise_at(1 + place * plan.sampling.length)
+        with_room_for_bits(GaussianSum(ratio * plan.clip, noise, dimension, COMPANIONS))
     return ImportanceSampler(plan.sampling, plan.clip, stream)
 
 
@@ -52,23 +62,23 @@ class Weighing:
 
 
 def propose(sampler: ImportanceSampler, stream: SecureStream, step: int, records: Records, engine: Engine,
-            loss_fn: LossFn, clipping: Clipping) -> bytes:
+            loss_fn: LossFn, clipping: Clipping, largest: int) -> bytes:
     """Return the indices of the records that are proposed for a step, and the lots they drew, as bytes.
 
     Once in an epoch all norms are computed before. They stay with the sampler, and are computed anew after a resume.
     """
     if sampler.due(step):
-        sampler.learn(step, all_norms(records, engine, loss_fn, clipping, sampler.policy.population, stream))
+        sampler.learn(step, all_norms(records, engine, loss_fn, clipping, sampler.policy.population, stream, largest))
     drawn = sampler.draw(step, len(records))
     return drawn.tobytes() + _lots(stream, len(drawn)).numpy().tobytes()
 
 
 def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipping, population: int,
-              stream: SecureStream) -> np.ndarray:
+              stream: SecureStream, largest: int) -> np.ndarray:
     """Return the norms of all records, zero of those that have none; records draw blocks as those of a step do."""
     norms = torch.zeros(len(records), dtype=torch.float64)
     indices, lots = torch.arange(len(records)), _lots(stream, len(records))
-    blocks = Blocks.planned(population, min(COMPANIONS, engine.records_at_once or COMPANIONS))
+    blocks = Blocks.planned(population, largest)
     measuring = replace(clipping, weigh=torch.zeros_like)
     places = blocks.of(lots)
     order = places.argsort(stable=True)
@@ -86,11 +96,12 @@ def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipp
 def with_room_for_bits(mechanism: GaussianSum) -> GaussianSum:
     """Return the mechanism with as much more noise as hides what a proposal does to the last bits of others.
 
-    They move before they are rounded, and then by up to a lattice step in every coordinate; with more noise the lattice
-    may be twice as coarse.
+    They move before their sum is rounded, and it then by up to a lattice step in every coordinate; with more noise the
+    lattice may be twice as coarse.
     """
     lattice = 2 * math.sqrt(mechanism.dimension) * mechanism.grid / mechanism.bound
-    return replace(mechanism, bound=mechanism.bound * room_for_bits(mechanism.noise_multiplier, lattice))
+    room = room_for_bits(mechanism.noise_multiplier, lattice + mechanism.companions * mechanism.rounding)
+    return replace(mechanism, bound=mechanism.bound * room)
 
 
 def _lots(stream: SecureStream, count: int) -> torch.Tensor:

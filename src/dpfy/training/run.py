@@ -111,7 +111,7 @@ class Run:
         self._declared_example = example
         self._max_physical_batch = max_physical_batch
         self._streams = streams
-        self._importance = importance_for(plan, streams.sampling, engine, ranks.size)
+        self._importance = importance_for(plan, streams.sampling, engine, ranks.size, parameters)
         self._sampler = self._importance or sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
         self._engines: dict[Any, Engine] = {}
@@ -213,7 +213,7 @@ class Run:
                         if setting.draw is not None:
                             self._importance.follow(setting.draw)
                         drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
-                                        pieces.clipping(mechanism.grid))
+                                        pieces.clipping(mechanism.grid), self._largest_chunk(engine) or COMPANIONS)
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
