@@ -60,6 +60,17 @@ def test_digits_are_learned_from_a_file_of_settings(tmp_path, capsys):
     assert "Hyper-parameter ratio\\_schedule" in report
 
 
+def test_ratios_may_follow_released_norms(tmp_path):
+    """Fails if the numbers after colons get lost, or if the norms of an epoch are not in the ledger."""
+    subject = trainer(tmp_path, norm_sum="released:0.1:0.5", epochs=1.5)
+    result = subject.fit()
+    found = [query.name for run in dpfy.Ledger.read(result.folder / "ledger.dpl").uses for query in run.event.queries]
+    assert found.count("norm sum") == 2 and subject.plan.controllers[0].cautious == 0.5
+    assert subject.plan.controllers[0].stddev == 40.0 and subject.plan.adaptive and result.claim <= 3.0
+    report = (result.folder / "report.md").read_text()
+    assert "by sums of norms that are released" in report and "norm sum, cautious 0.5, length 8, stddev 40" in report
+
+
 class Interrupting(dpfy.Callback):
     def on_step(self, step):
         if step.step == 3:
@@ -94,7 +105,9 @@ def test_objects_that_importance_sampling_has_no_proof_for_are_refused():
     ({"noise_schedule": "validation:0.9"}, "fixed in advance"),
     ({"batchnorm": "private"}, "statistics"), ({"engine": "bookkeeping"}, "very gradient"),
     ({"ratio_schedule": "time:0.1"}, "begins with"), ({"ratio": 0.5, "ratio_schedule": "zigzag"}, "a schedule"),
-    ({"ratio": 0.0}, "ratio"), ({"slack": "3"}, "slack"), ({"sampling": "poisson", "ratio": 0.5}, "'importance'"),
+    ({"ratio": 0.0}, "ratio"), ({"slack": "3"}, "slack"), ({"norm_sum": "told"}, "norm_sum"),
+    ({"norm_sum": "released:a"}, "NOISE:CAUTIOUS"), ({"sampling": "poisson", "ratio": 0.5}, "'importance'"),
+    ({"sampling": "poisson", "norm_sum": "released"}, "'importance'"),
     ({"sampling": "full", "slack": 2.0}, "'importance'")], ids=str)
 def test_settings_that_do_not_go_together_are_refused_with_the_reason(settings, words):
     with pytest.raises(dpfy.InvalidArgument, match=words):

@@ -177,7 +177,7 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
         "Sampling rate": _rate(_part(plan, "sampling")), "Steps": plan.get("steps"),
         "Clip bound": _clip_bounds(query.get("leaves", ())), "Clip schedule": _clip_schedule(plan),
-        "Contributions": _by_norm(_part(plan, "sampling")), "Noise multiplier": plan.get("noise_multiplier"),
+        "Contributions": _by_norm(plan), "Noise multiplier": plan.get("noise_multiplier"),
         "Noise schedule": _part(plan, "noise_schedule").get("name"),
         "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,
@@ -194,15 +194,18 @@ def _clip_schedule(plan: dict[str, Any]) -> str | None:
                  if each.get("type") == "clip_schedule"), None)
 
 
-def _by_norm(sampling: dict[str, Any]) -> str | None:
+def _by_norm(plan: dict[str, Any]) -> str | None:
     """What records that are drawn by their norms contribute, and how often they may."""
+    sampling = _part(plan, "sampling")
     if not {"ratios", "batch_size", "population", "slack", "floor"} <= set(sampling):
         return None
     least, most = min(sampling["ratios"]), max(sampling["ratios"])
-    norms = plain(most) if least == most else f"{plain(least)} to {plain(most)}"
+    norms = f"norm {plain(most) if least == most else f'{plain(least)} to {plain(most)}'} clip bounds"
+    limits = f"(slack {plain(sampling['slack'])}, floor {plain(sampling['floor'])})"
+    if any(each.get("type") == "norm_sum" for each in plan.get("controllers", ())):
+        return f"by sums of norms that are released, as planned each of {norms} {limits}"
     rate = sampling["batch_size"] / (least * sampling["population"])
-    return (f"each of norm {norms} clip bounds; a record takes part in proportion to its norm, with at most "
-            f"probability {plain(rate)} (slack {plain(sampling['slack'])}, floor {plain(sampling['floor'])})")
+    return f"each of {norms}; a record takes part with at most probability {plain(rate)} {limits}"
 
 
 def _rate(sampling: dict[str, Any]) -> float | None:

@@ -60,6 +60,12 @@ def _searched(share: float | None = None) -> dict[str, float]:
     return {} if share is None else {"share": share}
 
 
+def _released(noise: float | None = None, cautious: float | None = None, clip_factor: float | None = None,
+              size_noise: float | None = None) -> dict[str, float | None]:
+    return {"norm_noise": noise, "cautious": cautious, "clip_factor": clip_factor, "size_noise": size_noise}
+
+
+_NORM_SUMS: dict[str, Callable[..., dict[str, float | None]]] = {"scheduled": lambda: {}, "released": _released}
 _ALGORITHMS: dict[str, Callable[..., dict[str, float]]] = {
     "dpsgd": lambda: {}, "noisy_max": _searched, "line_search": _searched}
 _OPTIMIZERS: dict[str, Callable[..., dict[str, float]]] = {
@@ -111,14 +117,17 @@ def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str |
             "clip_schedule": clip_schedule}
 
 
-def importance_options(ratio: float | None, ratio_schedule: str | None, slack: float | None,
-                       floor: float | None) -> dict[str, Any]:
+def importance_options(ratio: float | None, ratio_schedule: str | None, slack: float | None, floor: float | None,
+                       norm_sum: str = "scheduled") -> dict[str, Any]:
     """Return the arguments of :func:`dpfy.dpis` that settings mean; what is None is left to it.
 
     >>> importance_options(0.5, "time:1", None, None)["ratio"](1)
     0.25
+    >>> importance_options(None, None, None, None, "released:0.05:0.5")
+    {'norm_sum': 'released', 'norm_noise': 0.05, 'cautious': 0.5}
     """
-    given: dict[str, Any] = {"ratio": ratio, "slack": slack, "floor": floor}
+    given: dict[str, Any] = {"ratio": ratio, "slack": slack, "floor": floor, "norm_sum": norm_sum.partition(":")[0],
+                             **named("norm_sum", norm_sum, _NORM_SUMS)}
     if ratio is not None and ratio_schedule:
         first, shape = ratio, named_schedule(ratio_schedule)
         given["ratio"] = Timed(f"{first:g} {shape.name}", lambda time: first * shape(time), shape.per_step)

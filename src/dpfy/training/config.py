@@ -17,7 +17,7 @@ from dpfy.types import Relation
 SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
 BATCHNORM = ("refuse", "group", "private", "public")
-_BY_NORM = ("ratio", "ratio_schedule", "slack", "floor")
+_BY_NORM = ("ratio", "ratio_schedule", "slack", "floor", "norm_sum")
 _NOT_BY_NORM = {
     "clipping": "contributions have one norm, which follows ratio and ratio_schedule",
     "clip_schedule": "contributions have one norm, which follows ratio and ratio_schedule",
@@ -76,6 +76,8 @@ class TrainConfig:
                                   "epoch before they are clipped for it; 3 unless you say otherwise")
     floor: float | None = _option(None, "of importance sampling: norms count as at least so many clip bounds; 1/16 "
                                   "unless you say otherwise")
+    norm_sum: str = _option("scheduled", "of importance sampling: scheduled, or released (ratios follow noised sums of "
+                            "norms, under a filter; released:NOISE:CAUTIOUS:CLIP_FACTOR:SIZE_NOISE)")
     relation: str = _option("add_or_remove_one", "neighbours: add_or_remove_one, zero_out or replace_one")
     algorithm: str = _option("dpsgd", "dpsgd, or how long steps are by private comparisons of losses, under a filter: "
                              "noisy_max (noisy_max:SHARE, with sampling full), line_search (line_search:SHARE)")
@@ -147,18 +149,18 @@ class TrainConfig:
 
     def _check_importance(self) -> None:
         """Refuse settings that have no meaning, or no proof, with or without importance sampling."""
+        given = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
         if self.sampling != "importance":
-            if given := next((name for name in _BY_NORM if getattr(self, name) is not None), None):
-                raise InvalidArgument(f"Expected sampling='importance' with {given}={getattr(self, given)!r}, got "
+            if name := next((name for name in _BY_NORM if name in given), None):
+                raise InvalidArgument(f"Expected sampling='importance' with {name}={given[name]!r}, got "
                                       f"{self.sampling!r}.")
             return
-        for item in fields(self):
-            if item.name in _NOT_BY_NORM and (value := getattr(self, item.name)) != item.default:
-                raise InvalidArgument(f"Expected no {item.name}={value!r} with importance sampling: "
-                                      f"{_NOT_BY_NORM[item.name]}. Leave it out, or use sampling='poisson'.")
+        if name := next((name for name in _NOT_BY_NORM if name in given), None):
+            raise InvalidArgument(f"Expected no {name}={given[name]!r} with importance sampling: {_NOT_BY_NORM[name]}. "
+                                  "Leave it out, or use sampling='poisson'.")
         if self.noise_schedule and isinstance(named_noise(self.noise_schedule), Controller):
             raise InvalidArgument(f"Expected a noise_schedule that is fixed in advance with importance sampling, got "
-                                  f"{self.noise_schedule!r}: the rates of its steps are registered before the first.")
+                                  f"{self.noise_schedule!r}: what chooses from outputs there is norm_sum='released'.")
         if self.batchnorm == "private":
             raise InvalidArgument("Expected batchnorm='group' or 'public' with importance sampling, got 'private': "
                                   "records that are proposed and not accepted would be counted in its statistics.")
@@ -168,7 +170,7 @@ class TrainConfig:
                                   "summed.")
         if self.ratio_schedule and self.ratio is None:
             raise InvalidArgument(f"Expected a ratio= that ratio_schedule={self.ratio_schedule!r} begins with.")
-        importance_options(self.ratio, self.ratio_schedule, self.slack, self.floor)
+        importance_options(self.ratio, self.ratio_schedule, self.slack, self.floor, self.norm_sum)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -202,7 +202,8 @@ class Trainer:
         assert config.batch_size is not None  # as completed
         return dpis(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
                     clip=config.clip or 1.0, noise_schedule=config.noise_schedule, relation=config.relation,
-                    **importance_options(config.ratio, config.ratio_schedule, config.slack, config.floor))
+                    **importance_options(config.ratio, config.ratio_schedule, config.slack, config.floor,
+                                         config.norm_sum))
 
     def _statistics(self) -> list[Statistic]:
         """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need."""
