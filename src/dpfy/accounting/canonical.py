@@ -7,7 +7,7 @@ equal pairs are interchangeable under composition, so a run of any length is a s
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dpfy.accounting.pairs import Pair, Pairs
@@ -15,13 +15,15 @@ from dpfy.accounting.rules import EVENT_RULES, NOISES, REASONS, RULES, Rule
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
 
+_ROUNDED = 1e-8  # relative: by how much a noise may differ from one that is attained, and count as attained
+
 
 @dataclass(frozen=True)
 class Canonical:
     """A run as accountants see it.
 
     ``failure`` bounds the probability that a sample was cut to its capacity, in any step. ``exact`` says that the rules
-    of all steps are.
+    of all steps are; lower bounds rest on ``attained``, which are pairs that some neighbouring data sets have.
     """
 
     pairs: Pairs
@@ -30,6 +32,7 @@ class Canonical:
     non_private: bool
     failure: float = 0.0
     exact: bool = True
+    attained: Pairs = ()
 
     @property
     def unprotected(self) -> float:
@@ -71,6 +74,7 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
     first step.
     """
     table: Counter[Pair] = Counter()
+    attained: Counter[Pair] = Counter()
     numerical, failure, non_private, exact = 0.0, 0.0, False, True
     counts: dict[int, tuple[Event, int]] = {}  # a ledger repeats the same objects: each is looked at once
     for run in envelope:
@@ -85,15 +89,19 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
         found = _of_event(event, method, relation)
         exact = exact and found.exact
         numerical += times * event.numerical_delta
-        costs = False
-        for pair, often in found.pairs:
-            if pair.rate > 0 and pair.noise_multiplier < math.inf:
-                table[pair] += often * times
-                costs = True
-        failure += times * found.failure if costs else 0.0
+        _add(attained, found.attained, times)
+        failure += times * found.failure if _add(table, found.pairs, times) else 0.0
     steps = sum(times for _, times in counts.values())
     return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private,
-                     min(1.0, failure * (1 + 1e-9)), exact)
+                     min(1.0, failure * (1 + 1e-9)), exact, tuple(sorted(attained.items())))
+
+
+def _add(table: Counter[Pair], pairs: Pairs, times: int) -> bool:
+    """Add pairs to a table; False if none of them costs anything."""
+    found = [(pair, often) for pair, often in pairs if pair.rate > 0 and pair.noise_multiplier < math.inf]
+    for pair, often in found:
+        table[pair] += often * times
+    return bool(found)
 
 
 class _Found(NamedTuple):
@@ -102,6 +110,7 @@ class _Found(NamedTuple):
     pairs: Pairs
     failure: float
     exact: bool
+    attained: Pairs
 
 
 def _of_event(event: Event, method: str, relation: str) -> _Found:
@@ -113,12 +122,24 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
         rule, noise = _rule(event, method, relation)
         pair, beside = rule.pair(event.policy, noise), rule.beside(event.policy)
         pairs = ((pair, 1), *(beside if pair.noise_multiplier < math.inf else ()))
-        return _Found(pairs, rule.failure(event.policy), rule.exact)
+        attained = pairs if rule.exact else rule.attained(event.policy, noise)
+        return _Found(pairs, rule.failure(event.policy), rule.exact or _alike(pairs, attained), attained)
     other = EVENT_RULES.get((method, type(event), relation))
     if other is None:
         known = sorted({key[0] for key in EVENT_RULES if key[1:] == (type(event), relation)})
         raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.{_instead(known)}")
-    return _Found(other.pairs(event), other.failure(event), other.exact)
+    pairs = other.pairs(event)
+    attained = pairs if other.exact else other.attained(event)
+    return _Found(pairs, other.failure(event), other.exact or _alike(pairs, attained), attained)
+
+
+def _alike(pairs: Pairs, others: Pairs) -> bool:
+    """Whether pairs are those of a mechanism, but for rounding of their noise."""
+    return len(pairs) == len(others) and all(
+        times == often and (pair.law is None or pair.law.attained is None)
+        and replace(pair, noise_multiplier=other.noise_multiplier) == other
+        and math.isclose(pair.noise_multiplier, other.noise_multiplier, rel_tol=_ROUNDED)
+        for (pair, times), (other, often) in zip(pairs, others, strict=True))
 
 
 def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | Query]:

@@ -23,8 +23,9 @@ class Guarantee:
     """What a run costs under one method, relation and unit, for every δ.
 
     *Formal guarantee*: for neighbouring data sets the released values satisfy (``epsilon(δ).upper``, δ)-differential
-    privacy. ``lower`` is certified too: no analysis that knows of a step what its rule knows can claim less, and where
-    all rules are exact (see :func:`~dpfy.accounting.supported`), no analysis of these events can.
+    privacy. ``lower`` is certified too: for some data sets and what is asked of them no analysis can claim less. Where
+    all rules are exact (see :func:`~dpfy.accounting.supported`) the two are as close as ``accuracy`` asks; elsewhere
+    ``lower`` is that of an attack that is known, or 0.
 
     *Assumes* that the events are what ran, that they were fixed or registered before the first step, and that noise
     and sampling came from a secret key (``private`` is False if they did not).
@@ -66,7 +67,7 @@ class Guarantee:
 
     @property
     def exact(self) -> bool:
-        """Whether the rules of all steps are exact: then no analysis of these events can claim less than ``lower``."""
+        """Whether the rules of all steps are exact: then ``lower`` and ``upper`` are of one and the same attack."""
         return self.canonical.exact
 
     @property
@@ -121,7 +122,7 @@ class Guarantee:
         if exposed > 0:
             return Interval(max(0.0, exposed - self.numerical_delta - self.failure), 1.0)
         upper = self._delta_upper(epsilon)
-        lower = METHODS[self.method].delta_lower(self.canonical.pairs, epsilon, self.accuracy)
+        lower = METHODS[self.method].delta_lower(self.canonical.attained, epsilon, self.accuracy)
         lower = max(0.0, lower - self.numerical_delta - self._failed(epsilon))
         return Interval(float(min(lower, upper)), float(upper))
 
@@ -184,7 +185,7 @@ class Guarantee:
     def _certain_lower(self, delta: float) -> float:
         if delta >= 1:
             return 0.0
-        lower: float = METHODS[self.method].epsilon_lower(self.canonical.pairs, delta, self.accuracy)
+        lower: float = METHODS[self.method].epsilon_lower(self.canonical.attained, delta, self.accuracy)
         return lower
 
 

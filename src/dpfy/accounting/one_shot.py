@@ -10,7 +10,7 @@ from typing import Any
 
 from dpfy.accounting.gaussian import amplified
 from dpfy.accounting.outcomes import DiscreteGaussian, Law, Range, Table, Zcdp, response
-from dpfy.accounting.pairs import Pair, of_law
+from dpfy.accounting.pairs import Pair, Pairs, of_law
 from dpfy.ledger.events import LaplaceSum, Poisson, Policy, Query
 from dpfy.ledger.one_shot import (
     AboveThreshold,
@@ -30,11 +30,13 @@ _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missi
 
 @dataclass(frozen=True)
 class OneShot:
-    """How a query on a Poisson sample becomes a pair."""
+    """How a query on a Poisson sample becomes a pair; ``attained`` are pairs that some data sets have, where the law of
+    the pair does not know."""
 
     pair: Callable[[Policy, Any], Pair]
     reference: str
     exact: bool = False
+    attained: Callable[[Policy, Any], Pairs] | None = None
 
 
 def pure(loss: float) -> Law:
@@ -65,6 +67,27 @@ def _replaced(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]
         loss = query.largest_loss
         return of_law(law_of(2 * loss) if policy.rate == 1 else pure(_twice(policy.rate, loss)))
     return pair
+
+
+def _two_candidates(times: int) -> Callable[[Policy, Query], Pairs]:
+    """Permute-and-flip between two candidates, of which one is as far ahead as the other one is afterwards: the worse
+    of them is chosen with probability ½e^−gap. Of a sample in which a record is replaced, nothing is known."""
+    def pairs(policy: Policy, query: Query) -> Pairs:
+        assert isinstance(query, NoisyMax)
+        gap = times * query.largest_loss / 2
+        if times > 1 and policy.rate < 1:
+            return ()
+        return ((of_law(response(math.log1p(2 * math.expm1(gap)) / _UP) if gap < 300 else pure(gap), policy.rate), 1),)
+    return pairs
+
+
+def _nothing(policy: Policy, query: Query) -> Pairs:
+    return ()
+
+
+def _if_all(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pairs]:
+    """The pair is attained on all records; of a sample, nothing is known."""
+    return lambda policy, query: ((pair(policy, query), 1),) if policy.rate == 1 else ()
 
 
 def _response(policy: Policy, query: Query) -> Pair:
@@ -120,19 +143,24 @@ _TWICE = "one record less and another one more: losses add up; then "
 
 _EVERY: tuple[tuple[type[Query], Callable[[float], Law], str], ...] = (
     (ExponentialChoice, ranged, _RANGE), (NoisyMax, pure, _MAX + _PURE), (AboveThreshold, pure, _THRESHOLD + _PURE))
+_ATTAINED: dict[tuple[type[Query], int], Callable[[Policy, Any], Pairs]] = {
+    (NoisyMax, 1): _two_candidates(1), (NoisyMax, 2): _two_candidates(2), (AboveThreshold, 1): _nothing,
+    (AboveThreshold, 2): _nothing, (ExponentialChoice, 2): _if_all(_replaced(ranged))}
 
 ONE_SHOT: dict[tuple[type[Query], str], OneShot] = {
-    **{(query, relation): OneShot(_absent(law), words)
+    **{(query, relation): OneShot(_absent(law), words, attained=_ATTAINED.get((query, 1)))
        for query, law, words in _EVERY for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    **{(query, Relation.REPLACE_ONE): OneShot(_replaced(law), _TWICE + words) for query, law, words in _EVERY},
+    **{(query, Relation.REPLACE_ONE): OneShot(_replaced(law), _TWICE + words, attained=_ATTAINED.get((query, 2)))
+       for query, law, words in _EVERY},
     **{(RandomizedAnswer, relation): OneShot(_response, _ANSWER, exact=True)
        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
     (RandomizedAnswer, Relation.REPLACE_ONE): OneShot(_response_replaced, _ANSWER + "; of a sample, " + _TWICE
-                                                        + "ε-DP" + _PURE),
+                                                        + "ε-DP" + _PURE, attained=_if_all(_response)),
     **{(DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(_discrete_replaced, _DISCRETE + "; a sample is not rewarded"),
+    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(_discrete_replaced, _DISCRETE + "; a sample is not rewarded",
+                                                         attained=_if_all(_discrete_replaced)),
     (LaplaceSum, Relation.REPLACE_ONE): OneShot(_laplace_replaced, "the pair at twice the shift; of a sample, " + _TWICE
-                                                + "ε-DP" + _PURE),
+                                                + "ε-DP" + _PURE, attained=_if_all(_laplace_replaced)),
 }
 """(kind of query, relation) → how its pair is made."""

@@ -13,7 +13,7 @@ from typing import Any
 from dpfy.accounting import one_shot
 from dpfy.accounting.balls_in_bins import epoch
 from dpfy.accounting.gaussian import more_than
-from dpfy.accounting.pairs import Pair, Pairs
+from dpfy.accounting.pairs import Neighbours, Pair, Pairs
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
@@ -42,9 +42,9 @@ class Rule:
 
     z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a sample collapse.
     ``failure`` bounds the probability that a step is none to which the pair applies. ``exact`` says that some
-    neighbouring data sets have just this profile, failures aside, however often the step is repeated; then a lower
-    bound on the cost of the pair is one on the cost of the step. ``beside`` are pairs that are composed with it, if
-    anything is asked.
+    neighbouring data sets have just this profile, failures aside, however often the step is repeated. Where a rule is
+    not, ``attained`` are pairs that some neighbouring data sets have, on which lower bounds rest; none if not given.
+    ``beside`` are pairs that are composed with the pair, if anything is asked.
     """
 
     pair: Callable[[Policy, Any], Pair]
@@ -52,20 +52,22 @@ class Rule:
     failure: Callable[[Policy], float] = lambda policy: 0.0
     exact: bool = True
     beside: Callable[[Policy], Pairs] = lambda policy: ()
+    attained: Callable[[Policy, Any], Pairs] = lambda policy, noise: ()
 
 
 @dataclass(frozen=True)
 class EventRule:
     """How an event that is no sampled step becomes pairs, and why that is sound.
 
-    The composition of the pairs dominates the event, unless there is a ``failure``. For RDP, a pair may hold a law that
-    knows its divergences only.
+    The composition of the pairs dominates the event, unless there is a ``failure``; some neighbouring data sets have
+    that of the pairs that are ``attained``. For RDP, a pair may hold a law that knows its divergences only.
     """
 
     pairs: Callable[[Any], Pairs]
     reference: str
     failure: Callable[[Any], float] = lambda event: 0.0
     exact: bool = True
+    attained: Callable[[Any], Pairs] = lambda event: ()
 
 
 def _absent(policy: Policy, noise_multiplier: float) -> Pair:
@@ -97,6 +99,35 @@ def _once_opposed(policy: Policy, noise_multiplier: float) -> Pair:
 def _balls_in_bins(policy: Policy, noise_multiplier: float) -> Pair:
     assert isinstance(policy, BallsInBins)
     return epoch(policy.bins, noise_multiplier)
+
+
+def _alone(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pairs]:
+    """What a pair by itself says is attained."""
+    return lambda policy, noise: ((pair(policy, noise), 1),)
+
+
+def _in_place(policy: Policy, noise_multiplier: float) -> Pairs:
+    """All other records are opposed to the first of the two that replace each other, and like the second."""
+    return ((Pair(_share(policy), noise_multiplier / 2), 1),)
+
+
+def _among_zeros(policy: Policy, noise_multiplier: float) -> Pairs:
+    """All other records are zero."""
+    return ((Pair(_share(policy), noise_multiplier), 1),)
+
+
+def _share(policy: Policy) -> float:
+    """The probability that one record is in a sample of a fixed size, never rounded up."""
+    assert isinstance(policy, FixedSize)
+    exact = policy.rate <= Fraction(policy.size, policy.records)
+    return policy.rate if exact else math.nextafter(policy.rate, 0.0)
+
+
+def _all_batches(neighbours: Neighbours) -> Callable[[Policy, Any], Pairs]:
+    """The sum of all batches of an epoch, in which a record is for certain, with the noise of all."""
+    def pairs(policy: Policy, noise_multiplier: float) -> Pairs:
+        return ((Pair(1.0, noise_multiplier * math.sqrt(policy.steps_per_event) * (1 + 1e-15), neighbours), 1),)
+    return pairs
 
 
 def _jitter(policy: Policy) -> Pairs:
@@ -131,6 +162,8 @@ _ACCEPTED = ("acceptance is in proportion to a norm, and every divergence grows 
              "for the coins of others: docs/proofs/dpis.md; then ")
 
 _EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
+_EPOCH_PAIRS: tuple[tuple[Relation, Callable[[Policy, Any], Pair], Neighbours], ...] = (
+    (Relation.ZERO_OUT, _once_absent, "absent"), (Relation.REPLACE_ONE, _once_opposed, "opposed"))
 
 RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
     ("pld", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _REMOVED),
@@ -140,20 +173,25 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
     ("pld", Poisson, LaplaceSum, Relation.ZERO_OUT): Rule(_laplace_absent, _ZEROED + _REMOVED),
     ("rdp", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _MOMENTS),
     ("rdp", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _ZEROED + _MOMENTS),
-    ("pld", FixedSize, SumQuery, Relation.REPLACE_ONE): Rule(_exchanged, _EXCHANGED, exact=False),
-    ("pld", FixedSize, SumQuery, Relation.ZERO_OUT): Rule(_exchanged, _REPLACED_BY_ZERO + _EXCHANGED, exact=False),
+    ("pld", FixedSize, SumQuery, Relation.REPLACE_ONE): Rule(_exchanged, _EXCHANGED, exact=False,
+                                                             attained=_in_place),
+    ("pld", FixedSize, SumQuery, Relation.ZERO_OUT): Rule(_exchanged, _REPLACED_BY_ZERO + _EXCHANGED, exact=False,
+                                                          attained=_among_zeros),
     ("pld", TruncatedPoisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _TRUNCATED + _REMOVED, _truncation),
     ("pld", TruncatedPoisson, SumQuery, Relation.REPLACE_ONE): Rule(_opposed, _TRUNCATED + _OPPOSED, _truncation),
-    **{(method, policy, SumQuery, relation): Rule(pair, _ONCE, exact=policy is Cyclic)
-       for method in ("pld", "rdp") for policy in _EPOCHS
-       for relation, pair in ((Relation.ZERO_OUT, _once_absent), (Relation.REPLACE_ONE, _once_opposed))},
-    ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(_balls_in_bins, _BALLS, exact=False),
-    **{(method, Importance, SumQuery, relation): Rule(_absent, _ACCEPTED + words, exact=False, beside=_jitter)
+    **{(method, policy, SumQuery, relation): Rule(pair, _ONCE, exact=policy is Cyclic,
+                                                  attained=_all_batches(neighbours))
+       for method in ("pld", "rdp") for policy in _EPOCHS for relation, pair, neighbours in _EPOCH_PAIRS},
+    ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(_balls_in_bins, _BALLS, exact=False,
+                                                            attained=_all_batches("absent")),
+    **{(method, Importance, SumQuery, relation): Rule(_absent, _ACCEPTED + words, exact=False, beside=_jitter,
+                                                      attained=_alone(_absent))
        for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
     **{("rdp", Poisson, LaplaceSum, relation): Rule(_laplace_absent, words + _REMOVED)
        for relation, words in ((Relation.ADD_OR_REMOVE_ONE, ""), (Relation.ZERO_OUT, _ZEROED))},
-    **{(method, Poisson, query, relation): Rule(shot.pair, words + shot.reference, exact=shot.exact)
+    **{(method, Poisson, query, relation): Rule(shot.pair, words + shot.reference, exact=shot.exact,
+                                                   attained=shot.attained or _alone(shot.pair))
        for (query, relation), shot in one_shot.ONE_SHOT.items() for method in ("pld", "rdp")
        for words in (_ZEROED if relation == Relation.ZERO_OUT else "",)},
 }

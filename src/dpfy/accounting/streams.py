@@ -158,13 +158,15 @@ def _seen(pattern: NDArray[np.int64], size: int, steps: int, width: int, complet
     return int(np.square(counts).sum())
 
 
-def _pairs(event: Stream, neighbours: Neighbours) -> Pairs:
-    moved = sensitivity(event.strategy, event.steps, event.participations, event.separation).upper
-    return ((Pair(1.0, event.noise_multiplier / moved, neighbours), 1),)
+def _pairs(event: Stream, neighbours: Neighbours, attained: bool = False) -> Pairs:
+    moved = sensitivity(event.strategy, event.steps, event.participations, event.separation)
+    size = moved.lower if attained else moved.upper
+    return ((Pair(1.0, event.noise_multiplier / size if size else math.inf, neighbours), 1),)
 
 
-def _sampled_pairs(event: SampledStream, neighbours: Neighbours) -> Pairs:
-    """One record meets one column in each round of the parts; the longest of a round stands for all."""
+def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool = False) -> Pairs:
+    """One record meets one column in each round of the parts; the longest of a round stands for all. Records of the
+    part whose columns are longest in all attain theirs."""
     band, steps = event.band, event.steps
     if isinstance(event.strategy, Toeplitz):
         squares = np.cumsum(np.square(event.strategy.coefficients[:steps]))
@@ -174,6 +176,8 @@ def _sampled_pairs(event: SampledStream, neighbours: Neighbours) -> Pairs:
         assert isinstance(event.strategy, Columns)
         norms = np.array([math.hypot(*column) for column in event.strategy.columns])
     longest = np.array([norms[start:start + band].max() for start in range(0, steps, band)]) * (1 + _ROUNDED)
+    if attained:
+        longest = max((norms[part::band] for part in range(min(band, steps))), key=lambda met: float(met @ met))
     values, counts = np.unique(longest, return_counts=True)
     return tuple(sorted((Pair(event.rate, event.noise_multiplier / float(value), neighbours), int(times))
                         for value, times in zip(values, counts, strict=True) if value > 0))
@@ -190,8 +194,10 @@ _SAMPLED: dict[Relation, Neighbours] = {Relation.ADD_OR_REMOVE_ONE: "absent", **
 for _method in ("pld", "rdp"):
     for _relation, _neighbours in _STREAM.items():
         EVENT_RULES[_method, Stream, _relation] = EventRule(
-            partial(_pairs, neighbours=_neighbours), _ROWS, exact=False)
+            partial(_pairs, neighbours=_neighbours), _ROWS, exact=False,
+            attained=partial(_pairs, neighbours=_neighbours, attained=True))
     for _relation, _neighbours in _SAMPLED.items():
         if _method == "pld" or _neighbours == "absent":  # no Rényi curve is known for samples of opposed records
             EVENT_RULES[_method, SampledStream, _relation] = EventRule(
-                partial(_sampled_pairs, neighbours=_neighbours), _ROUNDS, exact=False)
+                partial(_sampled_pairs, neighbours=_neighbours), _ROUNDS, exact=False,
+                attained=partial(_sampled_pairs, neighbours=_neighbours, attained=True))

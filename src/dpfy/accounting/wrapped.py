@@ -214,6 +214,15 @@ def _table(epsilons: Array, deltas: Array, times: int = 1) -> Pairs:
     return ((of_law(Dominating(table.loss, table.mass, table.infinite, table.missing)), times),)
 
 
+def _attained(method: str, relation: str, event: Event) -> Pairs:
+    """What some data sets attain in a run, or in the one of several parts that seems to be the costliest."""
+    if isinstance(event, Composed):
+        return canonical(event.envelope, method, relation).attained
+    assert isinstance(event, Parallel)
+    parts = [_one(part, method, relation).attained for part in event.parts]
+    return max(parts, key=lambda part: math.fsum(times * (pair.rate * pair.mu) ** 2 for pair, times in part))
+
+
 def _failures(method: str, relation: str, event: Event) -> float:
     """The probability of a failure in any run that one record can be in."""
     if isinstance(event, Composed):
@@ -233,8 +242,10 @@ _BEST: dict[str, tuple[Callable[[str, Selected], Pairs], str]] = {
 for _method in ("pld", "rdp"):
     for _relation in Relation:
         EVENT_RULES[_method, Composed, _relation] = EventRule(
-            partial(_composed, _method, _relation), _IN_A_ROW, partial(_failures, _method, _relation), exact=False)
+            partial(_composed, _method, _relation), _IN_A_ROW, partial(_failures, _method, _relation), exact=False,
+            attained=partial(_attained, _method, _relation))
         EVENT_RULES[_method, Parallel, _relation] = EventRule(
-            partial(_parallel, _method, _relation), _ONE_PART, partial(_failures, _method, _relation), exact=False)
+            partial(_parallel, _method, _relation), _ONE_PART, partial(_failures, _method, _relation), exact=False,
+            attained=partial(_attained, _method, _relation))
         EVENT_RULES[_method, Selected, _relation] = EventRule(
             partial(_BEST[_method][0], _relation), _BEST[_method][1], exact=False)
