@@ -44,7 +44,14 @@ def test_the_guess_cancels_from_inclusion_also_where_coins_saturate(rate):
     assert np.allclose(proposed * accepted, rate * counted, rtol=1e-9, atol=0)
     assert (proposed * accepted <= rate).all()
     assert max(proposed.max(), accepted.max()) <= 1 - MARGIN
-    assert rate < 0.5 or (proposed == 1 - MARGIN).any()  # saturation was among the cases
+    assert rate < LARGEST_RATE or (proposed == 1 - MARGIN).any()  # saturation was among the cases
+
+
+def test_nobody_is_proposed_in_vain():
+    """A record whose norm is at the clip bound is accepted as often as coins may be, however large the slack is."""
+    sampler = sampler_of(n=3, slack=5.0)
+    proposed, accepted = probabilities(sampler, np.array([0.2, 1.0, 4.0]) * CLIP, np.array([0.2, 1.0, 4.0]) * CLIP)
+    assert np.allclose(proposed, 0.1 / (1 - MARGIN)) and np.allclose(accepted, (1 - MARGIN) * np.array([0.2, 1.0, 1.0]))
 
 
 @pytest.mark.parametrize("norms", [NORMS, np.array([np.nan, np.inf, -np.inf])])

@@ -40,7 +40,7 @@ class ImportanceSampler:
     >>> sampler.learn(1, np.linspace(0, 1, 10))
     >>> proposed = sampler.draw(1, 10)
     >>> sampler.weights(1, proposed, np.ones(len(proposed)), bound=0.5)
-    array([0.5, 0.5, 0.5, 0.5, 0.5])
+    array([0.5, 0.5, 0.5])
 
     Reference: J. Wei et al., DPIS, 2022, with acceptance that does not saturate; docs/proofs/dpis.md.
     """
@@ -87,7 +87,8 @@ class ImportanceSampler:
         return np.where(accepted, bound / (shares * self._clip), 0.0)
 
     def _proposed(self, step: int, guesses: Array) -> Array:
-        return np.minimum(self._largest(step) * guesses / (1 - MARGIN), 1 - MARGIN)
+        """The probability of a proposal; a guess above the clip bound counts as that, as norms do for acceptance."""
+        return np.minimum(self._largest(step) * np.minimum(guesses, 1.0) / (1 - MARGIN), 1 - MARGIN)
 
     def _accepted(self, step: int, guesses: Array, shares: Array) -> Array:
         """The probability of acceptance once proposed: never above 1 − MARGIN, whatever saturates."""
