@@ -11,7 +11,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Envelope, ImportanceSchedule, Repeated
 from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum, Schedule, State
 from dpfy.mechanisms.controllers.schedules import Shape
-from dpfy.mechanisms.importance import JITTER, followed
+from dpfy.mechanisms.importance import JITTER, LEAST_NOISE, followed
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.plan import Plan
 from dpfy.types import Relation
@@ -115,9 +115,12 @@ def noise_of_epoch(plan: Plan, state: State, size: float, spent: Envelope) -> fl
     ``state`` is that of the plan's :class:`~dpfy.mechanisms.controllers.NormSum` after the norms of the epoch, and of
     ``size`` records, were released. Where nothing is left the noise stays, and the filter refuses the step.
     """
-    assert isinstance(plan.filter, Additive)
+    controller = plan.controllers[0]
+    assert isinstance(plan.filter, Additive) and isinstance(controller, NormSum)
     factor = calibrate_rest(lambda noise: steps_to_come(plan, state, size, noise), spent, plan.filter, plan.relation)
-    return float(state["noise"]) if factor is None else factor
+    last = min(state["since"] + controller.length - 1, plan.steps)
+    planned = min(plan.noise_at(step) * controller.factor(1.0, step, state["ratio"]) for step in (state["since"], last))
+    return max(float(state["noise"]) if factor is None else factor, LEAST_NOISE / planned)
 
 
 def steps_to_come(plan: Plan, state: State, size: float, noise: float) -> Envelope:

@@ -217,10 +217,11 @@ class Plan:
                                       "of steps can be registered before them. Declare a filter: .calibrate(epsilon, "
                                       "delta) finds one, .under(filter) takes yours.")
             return EnvelopeGuard(self.envelope, self.budget, self.relation)
-        guard = self.filter.guard(self.relation)
-        for run in (Repeated(self.event, 1), *self.beside):
-            guard.admit(run.event, run.times)
-        return guard
+        tried = self.filter.guard(self.relation)
+        for run in (*self.beside, Repeated(self.event, 1)):
+            tried.admit(run.event, run.times)
+            tried.record(run.event, run.times)
+        return self.filter.guard(self.relation)
 
     def under(self, filter: Filter) -> Self:
         """Return the same plan, whose ledger declares ``filter`` in the place of a budget and of the list of steps.

@@ -16,7 +16,7 @@ from dpfy.importance import noise_of_epoch, steps_to_come
 from dpfy.ledger.events import Importance, Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms.controllers import NormSum, Schedule, Setting
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
-from dpfy.mechanisms.importance import JITTER, LARGEST_RATE, followed
+from dpfy.mechanisms.importance import JITTER, LARGEST_RATE, LEAST_NOISE, followed
 from dpfy.testing import check_controller
 
 N, BATCH, LENGTH, EPOCHS = 2000, 100, 20, 5
@@ -165,6 +165,12 @@ def test_where_nothing_is_left_the_filter_refuses():
     guard.record(everything[0].event, 1000)
     with pytest.raises(BudgetExhausted):
         guard.admit(steps_to_come(plan, state, N, 1.25)[1].event, 1)
+
+
+def test_noise_that_would_not_hide_last_bits_is_not_chosen():
+    plan = planned().under(RenyiFilter(1e6, 1e-4, (ORDER,)))
+    noise = noise_of_epoch(plan, after(plan, 100, 0.25 * N), N, ())
+    assert plan.noise_at(100) * plan.controllers[0].factor(noise, 100, 0.25) == pytest.approx(LEAST_NOISE)
 
 
 def test_steps_to_come_are_those_of_the_plan():

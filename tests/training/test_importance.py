@@ -229,9 +229,17 @@ def test_one_record_moves_a_sum_of_norms_by_one_clip_bound(norms, added, clip, f
         if math.isfinite(before[index]):
             after[index] += generator.choice([-1, 1]) * MOVED * max(before[index], clip / 16)
     added_sum = norm_sum(np.append(after, added), clip, floor, most=1e6) - norm_sum(before, clip, floor, most=1e6)
-    companions = min(COMPANIONS, len(norms)) * (MOVED + 2.0**-32)
+    companions = min(COMPANIONS, len(norms)) * (MOVED + 2.0**-24)
     assert floor - companions <= added_sum <= 1 + companions
-    assert GaussianSum(1.0, 40.0, 1, COMPANIONS, MOVED + 2.0**-32).sensitivity >= 1 + COMPANIONS * (MOVED + 2.0**-32)
+
+
+def test_the_noise_of_a_sum_is_for_a_record_and_all_of_its_companions():
+    class Unit:
+        def add_noise(self, values, stddev, grid):
+            return values.add_(stddev)
+
+    assert noised(0.0, 40.0, Unit()) / 40 >= 1
+    assert noised(0.0, 40.0, Unit(), COMPANIONS) / 40 >= 1 + COMPANIONS * (MOVED + 2.0**-24)
 
 
 def test_sums_of_norms_have_the_noise_of_their_event():

@@ -23,6 +23,8 @@ LARGEST_RATE = (1 - MARGIN) ** 2
 """Of acceptance: above it some coin would have to be a certainty."""
 MOVED = 2.0**-19
 """By how much, relative to its norm or the floor, one record more moves another one's gradient."""
+LEAST_NOISE = 0.5
+"""Over the norm of contributions: less is not chosen from outputs, and hides last bits of 10⁸ parameters."""
 
 _COIN = 3 * COMPANIONS * (MOVED / MARGIN) ** 2 * 2 * math.pi  # μ² of proposals and acceptances: docs/proofs/dpis.md
 _BITS = math.sqrt(0.99 * JITTER**2 - _COIN)  # what is left of the jitter for the last bits of the sum

@@ -35,8 +35,8 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
         raise InvalidArgument(f"Importance sampling runs in one process, got {ranks}: guesses of norms are not shared. "
                               "Use dpfy.dpsgd with several.")
     if coarse := next((p.dtype for p in parameters.values() if torch.finfo(p.dtype).bits < 32), None):
-        raise InvalidArgument(f"Importance sampling tosses coins by norms, which one record may move in their last bits "
-                              f"only; {coarse} has too few of them. Use float32.")
+        raise InvalidArgument(f"Importance sampling tosses coins by norms, of which others may move last bits only; "
+                              f"{coarse} has too few of them. Use float32.")
     dimension = sum(p.numel() for p in parameters.values())
     for place, ratio in enumerate(plan.sampling.ratios):  # rather than in a step that was paid for
         noise = plan.noise_at(1 + place * plan.sampling.length)

@@ -5,7 +5,6 @@
 The norms stay with the sampler as guesses, as they do where nothing about them is released.
 """
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from dpfy.training.seclusion import secluded
 if TYPE_CHECKING:
     from dpfy.training.run import Run
 
-_STEPS = 2**32  # of a bound: sums of shares are whole numbers of them, and exact
+_STEPS = 2**24  # of a bound: sums of shares are whole numbers of them, and exact for 2^29 records
 _MOST = 64.0  # declared numbers of records: more are summed as so many
 
 
@@ -100,7 +99,7 @@ def norm_sum(norms: np.ndarray, clip: float, floor: float, most: float) -> float
     1.5
     """
     shares = np.clip(np.nan_to_num(norms / clip, nan=0.0, posinf=1.0), floor, 1.0)
-    return min(math.ldexp(float(int(np.rint(shares * _STEPS).astype(np.int64).sum())), -32), most)
+    return min(float(np.rint(shares * _STEPS).sum()) / _STEPS, most)
 
 
 def noised(total: float, stddev: float, noise: Noise, companions: int = 0) -> float:
