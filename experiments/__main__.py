@@ -16,6 +16,7 @@ from dpfy.errors import DataError, DpfyError, InvalidArgument
 from experiments import plots, table as tables
 from experiments.cell import Cell
 from experiments.configs import CELLS, NAMES, cells_of
+from experiments.features import FRONTS
 from experiments.parts import Task, load_task
 from experiments.results import Place
 from experiments.training import Deadline, Outcome, Training
@@ -72,11 +73,14 @@ def run(
         with tempfile.TemporaryDirectory() as folder:
             _run_quickly(cells, Session(Place(Path(folder), validate), data_dir, deadline), skip=name is None)
         return
-    session = Session(Place(HERE, validate), data_dir, deadline, publish=not validate)
+    session = Session(Place(HERE, validate), data_dir, deadline)
     try:
         ended = all(session.train(cell, seed, again) for cell in cells for seed in own or cell.seeds)
     except KeyboardInterrupt:
         _fail(f"Interrupted; all but the last step is saved. {_how_to_go_on()}", 130)
+    finally:
+        if session.recorded and not validate:
+            tables.update(session.place)
     if not ended:
         session.say(f"Time is up; everything is saved. {_how_to_go_on()}")
 
@@ -89,10 +93,11 @@ def table() -> None:
 
 
 class Session:
-    """Runs one after another until time is up, and tells how they go; ``publish`` brings the pages up to date."""
+    """Runs one after another until time is up, and tells how they go."""
 
-    def __init__(self, place: Place, data_dir: Path | None, deadline: Deadline, publish: bool = False) -> None:
-        self.place, self.data_dir, self.deadline, self.publish = place, data_dir, deadline, publish
+    def __init__(self, place: Place, data_dir: Path | None, deadline: Deadline) -> None:
+        self.place, self.data_dir, self.deadline = place, data_dir, deadline
+        self.recorded = 0
         self._console = Console()
         self._loaded: tuple[object, Task] | None = None
 
@@ -115,8 +120,7 @@ class Session:
         if outcome is None:
             return False
         self.place.record(cell, outcome)
-        if self.publish:
-            tables.update(self.place)
+        self.recorded += 1
         lost = f", {outcome.lost_steps} of {outcome.steps} steps lost" if outcome.lost_steps else ""
         self.say(f"{title}: {outcome.accuracy:.2f} %, ε {tables.claim(outcome.epsilon)} by PLD "
                  f"({tables.claim(outcome.epsilon_rdp)} by RDP), {outcome.seconds:.0f} s{lost}")
@@ -138,7 +142,7 @@ class Session:
 
     def _task(self, cell: Cell) -> Task:
         """The data of the cell, kept for the next cell that wants the same."""
-        key = (cell.data, cell.features, cell.records)
+        key = (cell.data, cell.features, cell.records, cell.network if cell.network in FRONTS else None)
         if self._loaded is None or self._loaded[0] != key:
             try:
                 self._loaded = key, load_task(cell, self.data_dir, self.place.validate, self.place.cache)

@@ -11,7 +11,7 @@ from dpfy.data import NAMES
 from dpfy.errors import InvalidArgument
 from experiments.features import FEATURES
 from experiments.methods import kind_of
-from experiments.parts import AUGMENTATIONS, NETWORKS, SCHEDULES
+from experiments.parts import AUGMENTATIONS, SCHEDULES, check_network
 
 _ABOUT = ("experiment", "target", "reference", "found", "seeds")  # say something about a run and change nothing in it
 _QUICK_RECORDS, _QUICK_STEPS = 2000, 10
@@ -55,7 +55,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         _validate.choice("data", self.data, NAMES)
-        _validate.choice("network", self.network, tuple(NETWORKS))
+        check_network(self.network, self.method)
         if kind_of(self.method) == "adadp" and self.momentum:
             raise InvalidArgument(f"Expected no momentum={self.momentum!r} with method='adadp'.")
         _validate.choice("features", self.features, tuple(FEATURES))

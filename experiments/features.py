@@ -1,18 +1,40 @@
-"""What a network is given instead of images: functions of one image each, computed once and kept beside the states."""
+"""What a network is given instead of records: functions of one record each and of public constants, computed once.
+
+A guarantee for what comes out is therefore one for records.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from dpfy.models import scattering_features
+from dpfy.data.text import glove
+from dpfy.models import Normalize, review_classifier, scattering_features
+from experiments.strokes import whitening
 
-# Of one image and public constants, so that a guarantee for features is one for images.
 FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "raw": lambda images: images, "scattering": scattering_features,
 }
 _PROBES = 16  # images whose features tell whether a file belongs to these images and to this code
+_PART = 1000  # records at a time
+
+_GROUPS, _NORM = 27, 3.0  # of scattering paths; the bias then counts for a tenth of what the features do
+
+
+def normalization(shape: tuple[int, ...]) -> nn.Sequential:
+    """Return what scattering coefficients need: GroupNorm without scale, then the same norm for every record."""
+    return nn.Sequential(nn.GroupNorm(_GROUPS, shape[0], affine=False), Normalize(norm=_NORM))
+
+
+# By the network, and the shape of one record: layers without parameters, which need not be run again in every step.
+FRONTS: dict[str, Callable[[tuple[int, ...], str | Path | None], nn.Module]] = {
+    "normalized-linear": lambda shape, data_dir: normalization(shape),
+    "whitened-linear": lambda shape, data_dir: nn.Sequential(whitening(_GROUPS), Normalize(norm=_NORM)),
+    "review-linear": lambda shape, data_dir: nn.Sequential(  # the mean of frozen word vectors
+        review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)),
+}
 
 
 def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch.Tensor:
@@ -34,3 +56,16 @@ def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch
     save_file({"features": features}, staged)
     staged.replace(file)
     return features
+
+
+def in_front(network: str, features: torch.Tensor, data_dir: str | Path | None = None) -> torch.Tensor:
+    """Return the features of all records after the front of a network, if it has one.
+
+    >>> in_front("normalized-linear", torch.rand(2, 81, 7, 7)).flatten(1).norm(dim=1)
+    tensor([3.0000, 3.0000])
+    """
+    if network not in FRONTS:
+        return features
+    front = FRONTS[network](tuple(features.shape[1:]), data_dir)
+    with torch.no_grad():
+        return torch.cat([front(part) for part in features.split(_PART)])

@@ -1,13 +1,17 @@
-"""What a method changes of DP-SGD: its plan or its optimizer. Numbers may follow a name after colons."""
+"""What a method changes of DP-SGD: its plan, optimizer or activations. Numbers may follow a name after colons."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+import dpfy
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import named_schedule
+from dpfy.mechanisms.controllers.names import named
+from dpfy.models import TemperedSigmoid
 from dpfy.optim import ADADP
 from dpfy.training.adaptive import named_clipping, named_optimizer
 
@@ -15,24 +19,26 @@ if TYPE_CHECKING:
     from experiments.cell import Cell
 
 _SCHEDULES = ("time", "exponential", "step", "polynomial")
-METHODS = ("dp-sgd", "quantile", "adadp", *_SCHEDULES)
+METHODS = ("dp-sgd", "dpis", "decay", "tempered-sigmoid", "quantile", "adadp", *_SCHEDULES)
 
 
 def kind_of(method: str) -> str:
     """Return the name of a method, which numbers may follow; refuse what is none.
 
-    >>> kind_of("time:0.3")
-    'time'
+    >>> kind_of("time:0.3"), kind_of("dpis:0.6:2")
+    ('time', 'dpis')
     """
     kind = method.partition(":")[0]
     if kind not in METHODS or (kind == "dp-sgd" and method != kind):
         raise InvalidArgument(f"Expected method={method!r} to be one of {', '.join(METHODS)}.")
-    if kind in _SCHEDULES:
-        named_schedule(method)
+    if kind in (*_SCHEDULES, "decay"):
+        named_schedule(_schedule(method))
     elif kind == "quantile":
         named_clipping(method)
     elif kind == "adadp":
         named_optimizer(method)
+    elif kind in _OWN:
+        named("method", method, _OWN)
     return kind
 
 
@@ -45,12 +51,18 @@ def method_name(method: str) -> str:
     return kind_of(method).replace("dp-sgd", "dpsgd")
 
 
-def plan_options(cell: "Cell") -> dict[str, Any]:
-    """Return the arguments of :func:`dpfy.dpsgd` that the method of a cell means."""
+def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
+    """Return the plan of a cell for so many records, without its noise."""
     kind = kind_of(cell.method)
-    if kind in _SCHEDULES:
-        return {"noise_schedule": cell.method}
-    return {"controllers": [named_clipping(cell.method)]} if kind == "quantile" else {}
+    if kind == "dpis":
+        return dpfy.dpis(records=records, batch_size=cell.rate * records, steps=cell.steps, clip=cell.clip,
+                         **named("method", cell.method, _OWN))
+    options: dict[str, Any] = {}
+    if kind in (*_SCHEDULES, "decay"):
+        options["noise_schedule"] = _schedule(cell.method)
+    elif kind == "quantile":
+        options["controllers"] = [named_clipping(cell.method)]
+    return dpfy.dpsgd(records=records, rate=cell.rate, steps=cell.steps, clip=cell.clip, **options)
 
 
 def make_optimizer(cell: "Cell", parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -58,3 +70,29 @@ def make_optimizer(cell: "Cell", parameters: Iterable[nn.Parameter]) -> torch.op
     if kind_of(cell.method) == "adadp":
         return ADADP(parameters, cell.learning_rate, **named_optimizer(cell.method)[1])
     return torch.optim.SGD(parameters, lr=cell.learning_rate, momentum=cell.momentum)
+
+
+def activation(method: str) -> Callable[[], nn.Module]:
+    """Return the activation of networks that have one: tanh, unless the method is about it.
+
+    >>> activation("dp-sgd")(), activation("tempered-sigmoid:1.5:3:0.75")()
+    (Tanh(), TemperedSigmoid(1.5, 3.0, 0.75))
+    """
+    return partial(TemperedSigmoid, **named("method", method, _OWN)) if kind_of(method) == "tempered-sigmoid" \
+        else nn.Tanh
+
+
+def _schedule(method: str) -> str:
+    """The name that the library has for a schedule; ``decay`` is what the literature calls exponential decay."""
+    return method.replace("decay", "exponential")
+
+
+def _dpis(ratio: float, slack: float = 3.0) -> dict[str, float]:
+    return {"ratio": ratio, "slack": slack}
+
+
+def _tempered(scale: float, temperature: float, offset: float) -> dict[str, float]:
+    return {"scale": scale, "temperature": temperature, "offset": offset}
+
+
+_OWN: dict[str, Callable[..., dict[str, float]]] = {"dpis": _dpis, "tempered-sigmoid": _tempered}

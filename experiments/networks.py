@@ -1,4 +1,4 @@
-"""A network of this folder's own, for results that a processor can reach in minutes; the others are in dpfy.models."""
+"""Networks of this folder's own, for results that a processor can reach in minutes; the others are in dpfy.models."""
 
 import math
 
@@ -9,6 +9,18 @@ _SIDE, _ANGLES, _LENGTHS = 9, 8, (4.0, 7.5)  # of the first filters, in pixels
 _LOW_PASS = 0.3  # the weight of averages beside waves, which are of norm one
 _BRIGHTNESS, _CONTRASTS = [1.0, 1.0, 1.0], ([1.0, -1.0, 0.0], [1.0, 1.0, -2.0])
 _CONTRAST = 3.0  # the weight of differences between colours, which vary less than brightness in pictures of things
+
+
+def softmax_regression(shape: tuple[int, ...], classes: int = 10) -> nn.Sequential:
+    """One linear layer on all numbers of an input, from zero: the loss is convex, and chance would only be noise.
+
+    >>> softmax_regression((81, 7, 7))(torch.rand(5, 81, 7, 7)).shape
+    torch.Size([5, 10])
+    """
+    linear = nn.Linear(math.prod(shape), classes)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
+    return nn.Sequential(nn.Flatten(), linear)
 
 
 class Modulus(nn.Module):

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from dpfy import _validate
 from dpfy.data import load
+from dpfy.errors import InvalidArgument
 from dpfy.models import (
     AugmentedData,
-    Normalize,
     cifar_cnn,
     cnn_head,
     crop_and_flip,
@@ -24,27 +25,32 @@ from dpfy.models import (
     mean_over_copies,
     mnist_cnn,
 )
-from experiments.features import computed
-from experiments.networks import wave_cnn
+from experiments.features import computed, in_front, normalization
+from experiments.methods import activation, kind_of
+from experiments.networks import softmax_regression, wave_cnn
 
 if TYPE_CHECKING:
     from experiments.cell import Cell
 
 LossFn = Callable[..., torch.Tensor]
 
-_SCATTERING_GROUPS, _SCATTERING_NORM = 27, 3.0  # the bias then counts for a tenth of what the features do
-
-# By the shape of an input.
-NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
+# By the shape of an input, after what FRONTS did to it.
+_NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "digits-mlp": lambda shape: digits_mlp(),
-    "mnist-cnn": lambda shape: mnist_cnn(),
     "wave-cnn": wave_cnn,
-    "cifar-cnn": lambda shape: cifar_cnn(readout="linear"),
     "linear-head": linear_head,
-    "linear-head-normalized": lambda shape: linear_head(shape, normalization=nn.Sequential(
-        nn.GroupNorm(_SCATTERING_GROUPS, shape[0], affine=False), Normalize(norm=_SCATTERING_NORM))),
-    "cnn-head": cnn_head,
+    "linear-head-normalized": lambda shape: linear_head(shape, normalization=normalization(shape)),
+    "normalized-linear": softmax_regression,
+    "whitened-linear": softmax_regression,
+    "review-linear": lambda shape: softmax_regression(shape, classes=2),
 }
+# The same, and by the activation that the method wants.
+_ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
+    "mnist-cnn": lambda shape, activation: mnist_cnn(activation=activation),
+    "cifar-cnn": lambda shape, activation: cifar_cnn(activation=activation, readout="linear"),
+    "cnn-head": lambda shape, activation: cnn_head(shape, activation=activation),
+}
+NETWORKS = (*_NETWORKS, *_ACTIVATED)
 
 # Of the share of the plan that is behind: a step that was lost shortens training and leaves the schedule as it was.
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -85,7 +91,7 @@ def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool, cache: 
 
     def part(name: str, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         file = None if cache is None else cache / f"{cell.data}-{cell.features}-{name}.safetensors"
-        return computed(cell.features, images, file), labels
+        return in_front(cell.network, computed(cell.features, images, file), data_dir), labels
 
     train = part("train" if cell.records is None else f"train-{cell.records}", *source.train[:cell.records])
     held_out = () if validate else part("test", *source.test[:])
@@ -101,7 +107,16 @@ def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool, cache: 
 def make_network(cell: "Cell", shape: tuple[int, ...], seed: int) -> nn.Module:
     """Return the network of a cell with the initial weights of a seed, which decides nothing else."""
     torch.manual_seed(seed)
-    return NETWORKS[cell.network](shape)
+    if cell.network in _ACTIVATED:
+        return _ACTIVATED[cell.network](shape, activation(cell.method))
+    return _NETWORKS[cell.network](shape)
+
+
+def check_network(network: str, method: str) -> None:
+    """Refuse a method that is about activations for a network that has none of its own."""
+    _validate.choice("network", network, NETWORKS)
+    if kind_of(method) == "tempered-sigmoid" and network not in _ACTIVATED:
+        raise InvalidArgument(f"Expected network={network!r} to be one of {', '.join(_ACTIVATED)} for {method!r}.")
 
 
 def varied(cell: "Cell", records: TensorDataset) -> Any:

@@ -19,7 +19,7 @@ import dpfy
 from dpfy.errors import CheckpointError
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
-from experiments.methods import make_optimizer, plan_options
+from experiments.methods import make_optimizer, make_plan
 from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied
 
 LEDGER, SETTINGS = "ledger.dpl", "settings.json"
@@ -104,10 +104,7 @@ class Training:
                                       "Restore the checkpoint, or discard the folder and begin again with --again.")
             if begun.header is not None and begun.header.plan is not None:
                 return dpfy.Plan.from_json(begun.header.plan)
-        cell = self.cell
-        plan = dpfy.dpsgd(records=self.task.records, rate=cell.rate, steps=cell.steps, clip=cell.clip,
-                          **plan_options(cell))
-        return plan.calibrate(epsilon=cell.epsilon, delta=cell.delta)
+        return make_plan(self.cell, self.task.records).calibrate(epsilon=self.cell.epsilon, delta=self.cell.delta)
 
     def _steps(self, run: dpfy.Run, watch: Watch) -> Iterator[float]:
         """Take steps, save after each, and yield how long it took."""

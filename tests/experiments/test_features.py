@@ -49,3 +49,22 @@ def test_a_file_of_older_code_is_replaced(tmp_path: Path, calls: list[int]) -> N
 def test_images_themselves_are_not_kept(tmp_path: Path) -> None:
     assert features.computed("raw", IMAGES, tmp_path / "file") is IMAGES
     assert not list(tmp_path.iterdir())
+
+
+def test_a_front_is_a_function_of_one_record() -> None:
+    coefficients = torch.rand(2001, 81, 7, 7, generator=torch.Generator().manual_seed(1))
+    together = features.in_front("normalized-linear", coefficients)
+    assert torch.allclose(together[-1:], features.in_front("normalized-linear", coefficients[-1:]), atol=1e-6)
+    assert together.shape == coefficients.shape
+
+
+def test_reviews_are_the_mean_of_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.randn(50, 100, generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(features, "glove", lambda data_dir: table)
+    one, turned, same = features.in_front("review-linear", torch.tensor([[0, 4, 5, 9], [9, 5, 4, 0], [4, 5, 9, 9]]))
+    assert torch.allclose(one, turned, atol=1e-6) and not torch.allclose(one, same, atol=0.1)
+    assert one.norm() == pytest.approx(3.0, rel=1e-5)
+
+
+def test_networks_without_a_front_get_the_features() -> None:
+    assert features.in_front("cnn-head", IMAGES) is IMAGES

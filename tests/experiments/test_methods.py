@@ -9,31 +9,48 @@ import dpfy
 from dpfy.optim import ADADP
 from experiments.cell import Cell
 from experiments.configs import adaptive_review
-from experiments.methods import make_optimizer, plan_options
-from experiments.parts import load_task
+from experiments.methods import make_optimizer, make_plan
+from experiments.parts import load_task, make_network
 from experiments.training import Deadline, Training
 
 CELL = Cell("tiny", "digits", epsilon=3.0, network="digits-mlp", rate=0.3, steps=6, clip=1.0, learning_rate=0.5,
             momentum=0.0, found="by hand")
 
 
-@pytest.mark.parametrize("method", ["dp-sgd:1", "time", "exponential:fast", "quantile:2", "adam", "adadp:x"])
+@pytest.mark.parametrize("method", ["dp-sgd:1", "time", "exponential:fast", "quantile:2", "adam", "adadp:x", "dpis",
+                                    "dpis:0.5:2:1", "decay", "tempered-sigmoid:1", "tempered-sigmoid:1.5:3:0.75"])
 def test_methods_that_are_none_are_refused(method):
+    """The last one is a method, and the network has no activation that it could change."""
     with pytest.raises(dpfy.InvalidArgument):
-        plan_options(replace(CELL, method=method))
+        replace(CELL, method=method)
 
 
 def test_a_method_is_in_the_plan_or_the_optimizer():
-    plan = dpfy.dpsgd(records=100, rate=0.5, steps=8, noise_multiplier=1.0,
-                      **plan_options(replace(CELL, method="exponential:0.5")))
-    assert plan.noise_at(1) > plan.noise_at(3) == pytest.approx(2.718281828**-0.5)
-    quantile, = plan_options(replace(CELL, method="quantile:0.7"))["controllers"]
+    for method in ("exponential:0.5", "decay:0.5"):
+        plan = replace(make_plan(replace(CELL, rate=0.5, steps=8, method=method), 100), noise_multiplier=1.0)
+        assert plan.noise_at(1) > plan.noise_at(3) == pytest.approx(2.718281828**-0.5)
+    quantile, = make_plan(replace(CELL, method="quantile:0.7"), 100).controllers
     assert quantile.quantile == 0.7
     weight = [torch.nn.Parameter(torch.zeros(1))]
     assert isinstance(make_optimizer(replace(CELL, method="adadp"), weight), ADADP)
     assert type(make_optimizer(CELL, weight)) is torch.optim.SGD
     with pytest.raises(dpfy.InvalidArgument, match="momentum"):
         replace(CELL, method="adadp", momentum=0.9)
+
+
+def test_importance_sampling_has_the_expected_batch_of_the_cell():
+    plan = replace(make_plan(replace(CELL, method="dpis:0.6:2"), 1000), noise_multiplier=1.0)
+    assert plan.divisor == pytest.approx(300) and plan.steps == 6
+    assert plan.event_at(1).policy.rate == pytest.approx(0.3 / 0.6) and plan.noise_at(1) == pytest.approx(1 / 0.6)
+    assert plan.sampling.slack == 2
+
+
+def test_tempered_sigmoids_take_the_place_of_tanh():
+    cell = replace(CELL, network="mnist-cnn")
+    plain, tempered = (make_network(replace(cell, method=method), (1, 28, 28), seed=0)
+                       for method in ("dp-sgd", "tempered-sigmoid:1.5:3:0.75"))
+    assert [str(each) for each in tempered if "Tempered" in str(each)] == ["TemperedSigmoid(1.5, 3.0, 0.75)"] * 3
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), tempered.parameters(), strict=True))
 
 
 def test_cells_of_the_review_share_all_but_their_method():
@@ -43,7 +60,7 @@ def test_cells_of_the_review_share_all_but_their_method():
     assert all(cell.epsilon <= 1.0 and len(cell.seeds) == 3 for cell in adaptive_review.CELLS)
 
 
-@pytest.mark.parametrize("method", ["adadp", "time:0.3", "quantile:0.5"])
+@pytest.mark.parametrize("method", ["adadp", "time:0.3", "quantile:0.5", "dpis:0.7:1"])
 def test_a_run_that_is_interrupted_halfway_ends_at_its_budget(method, tmp_path):
     cell = replace(CELL, method=method)
     task = load_task(cell, None, validate=False)
