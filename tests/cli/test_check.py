@@ -56,6 +56,8 @@ def test_a_model_that_can_be_trained_is_probed_and_its_costs_are_shown(run):
     code, out, _ = run("checked_models:good", "--example", EXAMPLE)
     assert code == 0 and "layer, group, instance or RMS normalization" in out and "first-order optimizer" in out
     assert "The probe passed" in out and "engine 'bookkeeping'" in out and "It can be trained as it is." in out
+    assert "It has no buffers." in out and "one record at a time: bookkeeping agrees to" in out
+    assert "A private step of 256 records takes" in out and "times a plain one" in out and "MB at its peak" in out
     code, out, _ = run("checked_models:good")
     assert code == 0 and "Give --example" in out and "engine" not in out
 
@@ -67,8 +69,10 @@ def test_a_model_that_mixes_records_fails_the_probe(run):
 
 
 def test_json_has_all_of_it(run):
-    code, out, _ = run("checked_models:good", "--example", "float32[1, 6, 6], int64[]", "--json")
+    code, out, _ = run("checked_models:good", "--example", "float32[1, 6, 6], int64[]", "--batch-size", "32", "--json")
     found = json.loads(out)
+    assert found["expected"]["batch_size"] == 32 and found["expected"]["plain_seconds"] > 0
+    assert [each["agrees"] for each in found["probe"]["parity"]] == [True] * 3
     assert code == 0 and found["trainable"] and found["probe"]["passed"]
     assert {"component": "first-order optimizer", "places": ["SGD"], "verdict": "fine"}.items() <= \
         found["components"][1].items()

@@ -1,6 +1,7 @@
 """Looking a model over: what is found in a tuple, and which loss the probe is given."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 import dpfy
 from dpfy.training.check import check
+from dpfy.training.engines import ENGINES, VmapEngine
+from dpfy.training.expected import expected
 
 FIELDS = [("float32", (4,)), ("int64", ())]
 
@@ -64,3 +67,59 @@ def test_several_optimizers_and_json():
 def test_what_is_no_model_is_refused(made):
     with pytest.raises(dpfy.InvalidArgument, match=r"torch\.nn\.Module"):
         check(made)
+
+
+def test_engines_are_compared_with_one_record_at_a_time():
+    """Fails if gradients are compared after clipping, whose bounds of norms differ by 1e-5, or not at all."""
+    found = check((net(), F.cross_entropy), FIELDS).probed
+    assert [each.engine for each in found.parity] == ["bookkeeping", "ghost", "vmap"] and not found.buffers
+    assert all(each.agrees and each.error < 1e-6 and "agrees" in str(each) for each in found.parity)
+
+
+class Exchanging(VmapEngine):
+    """An engine that takes one record for another; the sum of all gradients stays what it was."""
+
+    def bounded_sums(self, loss_fn, chunk, clipping):
+        weigh = clipping.weigh
+        return super().bounded_sums(loss_fn, chunk, replace(clipping, weigh=lambda norms: weigh(norms).flip(0)))
+
+
+def test_an_engine_that_differs_is_named_with_the_place(monkeypatch):
+    monkeypatch.setitem(ENGINES, "vmap", Exchanging)
+    *_, wrong = check((net(), F.cross_entropy), FIELDS).probed.parity
+    assert not wrong.agrees and wrong.error > 1e-3
+    assert "differs by" in str(wrong) and wrong.parameter in ("0.weight", "2.weight", "0.bias", "2.bias")
+
+
+class Deciding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale if bool((x > -1).all()) else self.inner(-x)
+
+
+def test_engines_that_cannot_be_used_say_why_and_buffers_are_named():
+    found = check((Deciding(), F.cross_entropy), FIELDS).probed
+    assert found.passed and found.buffers == ("scale",) and found.explanation.engine == "loop"
+    assert [each.error for each in found.parity] == [None] * 3
+    assert "values of the input" in str(found.parity[0]) and "cannot serve this model" in str(found.parity[2])
+
+
+def test_what_a_step_takes_is_measured_and_leaves_the_model_alone():
+    """Fails if plain steps move parameters, leave gradients, or count other numbers of records than private ones."""
+    model, seen = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 2)), []
+
+    def loss(x, y):
+        seen.append(len(x))
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = expected(model, (torch.rand(4, 4), torch.arange(4) % 2), loss, batch_size=100)
+    assert found.resources.batch_size == 100 and found.plain_seconds > 0 and found.slowdown > 0
+    assert sum(seen[-4 * -(-100 // found.resources.records_at_once):]) == 400
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert "times a plain one" in str(found) and found.to_json()["slowdown"] == found.slowdown

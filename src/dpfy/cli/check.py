@@ -1,6 +1,7 @@
 """``dpfy check``: what private training means for the parts of a model, before there is any record."""
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,8 @@ from dpfy.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dpfy.training.check import Checked
+    from dpfy.training.check import Checked, Probed
+    from dpfy.training.expected import Expected
 
 _PLACES = 3  # that are named before the rest is counted
 _FIELD = re.compile(r"(\w+)\[([\d,\s]*)\]\s*(?:,\s*|$)")
@@ -27,11 +29,13 @@ def check(
     example: Annotated[str | None, typer.Option(help="Type and shape of each field of one record, such as "
                                                      "'float32[3,32,32],int64[]': runs the probe.",
                                                 show_default=False)] = None,
+    batch_size: Annotated[int, typer.Option(help="Of the steps that are timed, on made-up records.")] = 256,
     as_json: JsonOption = False,
 ) -> None:
     """Explain every part of a model that private training is about, and what to do; exit with 1 if it must be changed.
 
-    With --example the model is probed on made-up records: whether it keeps them apart, by which engine, at what cost.
+    With --example the model is probed on made-up records: whether it keeps them apart, by which engine,
+    how far that is from one record at a time, and what a step takes, in memory and beside one without privacy.
 
     A loss is a function of the fields, as for run.backward; one of torch's is given the model's output and the last.
 
@@ -47,10 +51,14 @@ def check(
     made = make_object(factory)
 
     from dpfy.cli._output import print_json
-    from dpfy.training.check import check as check_parts  # torch is loaded only when it is needed
+    from dpfy.training.check import check as check_parts, measure  # torch is loaded only when it is needed
 
     found = check_parts(made, fields)
-    print_json(found.to_json()) if as_json else _describe(found, asked=fields is not None)
+    measured = measure(made, fields, batch_size) if fields is not None and found.trainable else None
+    if as_json:
+        print_json({**found.to_json(), "expected": measured and measured.to_json()})
+    else:
+        _describe(found, measured, asked=fields is not None)
     if not found.trainable:
         raise typer.Exit(1)
 
@@ -65,7 +73,7 @@ def parse_fields(example: str) -> list[tuple[str, tuple[int, ...]]]:
     return fields
 
 
-def _describe(found: "Checked", asked: bool) -> None:
+def _describe(found: "Checked", measured: "Expected | None", asked: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -75,13 +83,27 @@ def _describe(found: "Checked", asked: bool) -> None:
     if found.probed is not None:
         console.print(f"The probe {'passed' if found.probed.passed else 'failed'}: "
                       f"{escape(found.probed.reason.rstrip('.'))}.", soft_wrap=True)
-        console.print(escape(str(found.probed.explanation or "")), soft_wrap=True)
+        for line in _probe_lines(found.probed):
+            console.print(escape(line), soft_wrap=True)
     elif asked:
         console.print("The probe waits until nothing has to be changed.")
     else:
         console.print("Give --example to probe the model on made-up records.")
+    if measured is not None:
+        console.print(f"{measured}.", soft_wrap=True)
     console.print("[green]It can be trained as it is.[/green]" if found.trainable
                   else "[red]It cannot be trained as it is.[/red]")
+
+
+def _probe_lines(probed: "Probed") -> Iterator[str]:
+    """What the probe found, in words."""
+    if probed.explanation is None:
+        return
+    names, rest = ", ".join(probed.buffers[:_PLACES]), len(probed.buffers) - _PLACES
+    yield (f"Buffers ({names}{f' and {rest} more' if rest > 0 else ''}) are not written to; what they hold counts as "
+           "public." if probed.buffers else "It has no buffers.")
+    yield "Engines, beside one record at a time: " + "; ".join(map(str, probed.parity)) + "."
+    yield str(probed.explanation)
 
 
 def _table(found: "Checked") -> "Table":

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -12,9 +12,14 @@ from dpfy.errors import InvalidArgument
 from dpfy.training.chunk import Chunk
 from dpfy.training.components import Finding, examine
 from dpfy.training.engines import ENGINES
-from dpfy.training.explain import Explanation, explain
+from dpfy.training.engines.base import LossFn
+from dpfy.training.explain import Explanation, explain, sum_of_outputs
 from dpfy.training.gate import trainable
+from dpfy.training.parity import Parity, parity
 from dpfy.training.synthetic import synthetic
+
+if TYPE_CHECKING:
+    from dpfy.training.expected import Expected
 
 _RECORDS = 4
 
@@ -24,11 +29,17 @@ Fields = Sequence[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Probed:
-    """Whether a model keeps made-up records apart, how that is known or why not, and what a step would cost."""
+    """Whether a model keeps made-up records apart, how that is known or why not, and what a step would cost.
+
+    ``parity`` says how far engines are from one record at a time, ``buffers`` what the model has beside parameters: the
+    probe has seen that no step writes to them.
+    """
 
     passed: bool
     reason: str
     explanation: Explanation | None = None
+    parity: tuple[Parity, ...] = ()
+    buffers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,26 +73,57 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
     >>> found.trainable, found.probed.explanation.engine
     (True, 'bookkeeping')
     """
-    model, *rest = made if isinstance(made, tuple) and made else (made,)
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"Expected a torch.nn.Module, or a tuple that begins with one; got a "
-                              f"{type(model).__name__}.")
-    others = [part for each in rest for part in (each if isinstance(each, list | tuple) else [each])]
-    found = Checked(tuple(examine(model, *others)), None)
-    return found if fields is None or not found.trainable else Checked(found.findings, _probed(model, others, fields))
+    parts = Parts.of(made)
+    found = Checked(tuple(examine(parts.model, *parts.others)), None)
+    return found if fields is None or not found.trainable else Checked(found.findings, _probed(parts, fields))
 
 
-def _probed(model: nn.Module, others: Sequence[Any], fields: Fields) -> Probed:
-    batch = made_up(fields)
-    optimizers = tuple(part for part in others if isinstance(part, torch.optim.Optimizer))
-    loss = next((part for part in others if callable(part) and part not in optimizers), None)
+def measure(made: Any, fields: Fields, batch_size: int) -> "Expected":
+    """Measure what a step of a model takes on made-up records; ``made`` is as for :func:`check`."""
+    from dpfy.training.expected import expected  # it builds on this module
+
+    parts = Parts.of(made)
+    return expected(parts.model, made_up(fields), parts.loss, batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model and what goes with it."""
+
+    model: nn.Module
+    others: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, made: Any) -> Self:
+        """Return the parts of a model, or of a tuple that begins with one."""
+        model, *rest = made if isinstance(made, tuple) and made else (made,)
+        if not isinstance(model, nn.Module):
+            raise InvalidArgument(f"Expected a torch.nn.Module, or a tuple that begins with one; got a "
+                                  f"{type(model).__name__}.")
+        return cls(model, tuple(part for each in rest for part in (each if isinstance(each, list | tuple) else [each])))
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers among them."""
+        return tuple(part for part in self.others if isinstance(part, torch.optim.Optimizer))
+
+    @property
+    def loss(self) -> LossFn:
+        """The loss among them as a function of the fields, or what stands in for one."""
+        given = next((part for part in self.others if callable(part) and part not in self.optimizers), None)
+        return sum_of_outputs(self.model) if given is None else of_fields(self.model, given)
+
+
+def _probed(parts: Parts, fields: Fields) -> Probed:
+    model, batch, loss = parts.model, made_up(fields), parts.loss
     try:
-        if optimizers:
-            trainable(model, optimizers)
-        found = explain(model, batch, None if loss is None else of_fields(model, loss))
+        if parts.optimizers:
+            trainable(model, parts.optimizers)
+        found = explain(model, batch, loss)
+        compared = parity(model, batch, loss)
     except Exception as error:  # of the user's own code, on made-up input: the text quotes no record
         return Probed(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
-    return Probed(True, ENGINES[found.engine].isolation, found)
+    return Probed(True, ENGINES[found.engine].isolation, found, compared, tuple(dict(model.named_buffers())))
 
 
 def made_up(fields: Fields) -> tuple[Any, ...]:
