@@ -14,7 +14,7 @@ from dpfy.training.config import TrainConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpfy.tuning import TuningResult
+    from dpfy.tuning import TuneConfig, TuningResult
     from dpfy.tuning.search import Tell
 
 
@@ -30,7 +30,8 @@ def tune(
                                                 show_default=False)] = None,
     trials: Annotated[float, typer.Option(help="How many trials: in expectation, or exactly under composition.")] = 10,
     accounting: Annotated[str, typer.Option(help="select (a secret number of trials, of which only the best is "
-                                                 "released) or compose (all of them are paid for).")] = "select",
+                                                 "released), compose (all of them are paid for) or public (all data "
+                                                 "are public: nothing is charged).")] = "select",
     law: Annotated[str, typer.Option(help="Of the secret number: geometric, logarithmic or poisson.")] = "geometric",
     score: Annotated[str, typer.Option(help="What makes a trial the best: public (accuracy on public data) or private "
                                             "(noisy accuracy that the trial releases).")] = "public",
@@ -47,6 +48,12 @@ def tune(
     out: Annotated[str | None, typer.Option(help="The folder of all runs.", show_default=False)] = None,
     resume: Annotated[Path | None, typer.Option(help="The folder of an interrupted search to go on with; under "
                                                      "composition only.", show_default=False)] = None,
+    share: Annotated[bool, typer.Option("--share", help="Declare the search and pay for all of its trials, for workers "
+                                                        "to take; under composition, or on public data.")] = False,
+    work: Annotated[Path | None, typer.Option(help="The folder of a shared search: take trials until none is left, "
+                                                   "beside any number of other workers.", show_default=False)] = None,
+    finish: Annotated[Path | None, typer.Option(help="The folder of a shared search whose workers are done: release "
+                                                     "the best trial.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for settings within one budget, and release the best trial's model.
@@ -61,6 +68,12 @@ def tune(
     dpfy tune config.toml --search clip=0.1,0.5,1 --search momentum=0:0.95 --epsilon 8 --accounting compose
 
     dpfy tune --resume runs/tune-digits-20260101-120000
+
+    dpfy tune --search clip=0.1,0.5,1 --epsilon 8 --trials 12 --accounting compose --name wide --share
+
+    dpfy tune --work runs/wide
+
+    dpfy tune --finish runs/wide
     """
     from rich.console import Console
 
@@ -69,24 +82,51 @@ def tune(
              "name": name, "out": out}
     options: dict[str, Any] = {"epsilon": epsilon, "trials": trials, "accounting": accounting, "law": law,
                                "score": score, "proposals": proposals, "storage": storage}
-    if resume is not None and (config is not None or search or epsilon is not None or any(given.values())):
-        raise InvalidArgument("--resume goes on with the search as it was declared; leave the other options out.")
+    _check_alone({"--resume": resume, "--work": work, "--finish": finish}, share or epsilon is not None or any(
+        (config, search, *(value for option, value in given.items() if option != "data_dir" or resume))))
     from dpfy import tuning  # torch is loaded only when it is needed
 
-    if resume is not None:
+    if work is not None:
+        with _progress(console, counted=True) as tell:
+            done = tuning.work_on_tuning(work, data_dir=data_dir, tell=tell)
+        _say({"folder": str(work), "trials_done": done}, as_json, console,
+             f"{done} trials were done here, and none is left. When all workers are done: dpfy tune --finish {work}")
+    elif finish is not None:
+        _conclude(tuning.finish_tuning(finish, data_dir=data_dir), as_json, console)
+    elif resume is not None:
         with _progress(console, counted=True) as tell:
             found = tuning.resume_tuning(resume, tell=tell)
+        _conclude(found, as_json, console)
     else:
         base = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
-        declared = tuning.TuneConfig(base, tuning.Space.parse(search or []), **options)
-        with _progress(console, counted=accounting == "compose") as tell:
-            found = tuning.tune(declared, tell=tell)
-    if as_json:
-        from dpfy.cli._output import print_json
+        _begin(tuning.TuneConfig(base, tuning.Space.parse(search or []), **options), share, as_json, console)
 
-        print_json(found.to_json())
-    else:
-        _conclude(found, console)
+
+def _check_alone(folders: dict[str, Path | None], others: bool) -> None:
+    """Refuse options that would change a search which was declared."""
+    chosen = [flag for flag, folder in folders.items() if folder is not None]
+    if len(chosen) > 1 or (chosen and others):
+        raise InvalidArgument(f"{chosen[0]} goes on with the search as it was declared; leave the other options out.")
+
+
+def _begin(declared: "TuneConfig", share: bool, as_json: bool, console: "Console") -> None:
+    from dpfy import tuning
+
+    if share:
+        folder = tuning.share_tuning(declared)
+        _say({"folder": str(folder)}, as_json, console,
+             f"The search is declared in {folder}. On every machine: dpfy tune --work {folder}; after that: dpfy tune "
+             f"--finish {folder}")
+        return
+    with _progress(console, counted=declared.accounting != "select") as tell:
+        found = tuning.tune(declared, tell=tell)
+    _conclude(found, as_json, console)
+
+
+def _say(values: dict[str, Any], as_json: bool, console: "Console", words: str) -> None:
+    from dpfy.cli._output import print_json
+
+    print_json(values) if as_json else console.print(words, soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -101,9 +141,12 @@ def _progress(console: "Console", counted: bool) -> "Iterator[Tell]":
         yield lambda done, trials: progress.update(task, completed=done, total=trials, visible=True)
 
 
-def _conclude(found: "TuningResult", console: "Console") -> None:
-    from dpfy.cli._output import round_up
+def _conclude(found: "TuningResult", as_json: bool, console: "Console") -> None:
+    from dpfy.cli._output import print_json, round_up
 
+    if as_json:
+        print_json(found.to_json())
+        return
     if found.settings is None:
         console.print("There was no trial, as a Poisson law allows: nothing was trained.")
     else:
@@ -114,7 +157,13 @@ def _conclude(found: "TuningResult", console: "Console") -> None:
                       "it is not repeated.", markup=False)
     if found.accuracy is not None:
         console.print(f"accuracy on public data: [bold]{found.accuracy:.1%}[/bold]")
-    console.print(f"[bold]({round_up(found.with_tuning):.4f}, {found.delta:g})-differential privacy[/bold], the search "
-                  f"included; the final run only, had its settings been fixed in advance: "
-                  f"({round_up(found.final_run):.4f}, {found.delta:g})", soft_wrap=True)
-    console.print(f"report: {found.folder}/report.html", markup=False, soft_wrap=True)
+    if found.with_tuning == 0:
+        console.print("[bold]Nothing was charged[/bold]: the search looked at public data only. A run on private "
+                      f"records with these settings: ({round_up(found.final_run):.4f}, {found.delta:g})",
+                      soft_wrap=True)
+    else:
+        console.print(f"[bold]({round_up(found.with_tuning):.4f}, {found.delta:g})-differential privacy[/bold], the "
+                      "search included; the final run only, had its settings been fixed in advance: "
+                      f"({round_up(found.final_run):.4f}, {found.delta:g})", soft_wrap=True)
+    page = "report.md" if found.with_tuning == 0 else "report.html"
+    console.print(f"report: {found.folder}/{page}", markup=False, soft_wrap=True)

@@ -2,7 +2,8 @@
 
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import TuningResult
-from dpfy.tuning.search import resume_tuning, tune
+from dpfy.tuning.search import finish_tuning, resume_tuning, share_tuning, tune, work_on_tuning
 from dpfy.tuning.space import Choice, Space, Uniform
 
-__all__ = ["Choice", "Space", "TuneConfig", "TuningResult", "Uniform", "resume_tuning", "tune"]
+__all__ = ["Choice", "Space", "TuneConfig", "TuningResult", "Uniform", "finish_tuning", "resume_tuning",
+           "share_tuning", "tune", "work_on_tuning"]

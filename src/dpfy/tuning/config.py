@@ -10,7 +10,7 @@ from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
 from dpfy.training.config import TrainConfig
 from dpfy.tuning.space import Space
 
-ACCOUNTING = ("select", "compose")
+ACCOUNTING = ("select", "compose", "public")
 LAWS = ("geometric", "logarithmic", "poisson")
 PROPOSALS = ("random", "bayesian")
 SCORES = ("public", "private")
@@ -22,10 +22,11 @@ class TuneConfig:
 
     ``epsilon``, at the ``delta`` of ``base``, is the budget of the whole search, the released model included.
     ``accounting="select"`` runs a secret number of trials, drawn from ``law`` with mean ``trials``, and releases the
-    best one's model; ``"compose"`` pays for all of ``trials`` and may show them. ``score`` says what makes a trial the
-    best: its accuracy on public data, or the noisy accuracy on private samples that it releases itself, in its last
-    epoch.
-    ``proposals="bayesian"``, under composition, follows Optuna, which may keep its study in ``storage``.
+    best one's model; ``"compose"`` pays for all of ``trials`` and may show them; ``"public"`` says that all of the data
+    are public, so that nothing is charged, and ``epsilon`` is that of the run for which settings are sought. ``score``
+    says what makes a trial the best: its accuracy on public data, or the noisy accuracy on private samples that it
+    releases itself, in its last epoch.
+    ``proposals="bayesian"``, unless it is a selection, follows Optuna, which may keep its study in ``storage``.
 
     >>> config = TuneConfig(TrainConfig(), Space.parse(["clip=0.5,1"]), epsilon=3.0)
     >>> TuneConfig.from_json(config.to_json()) == config
@@ -51,12 +52,15 @@ class TuneConfig:
         _validate.choice("law", self.law, LAWS)
         _validate.choice("proposals", self.proposals, PROPOSALS)
         _validate.choice("score", self.score, SCORES)
-        if self.accounting == "compose":
+        if self.accounting != "select":
             whole = isinstance(self.trials, float) and self.trials.is_integer()
             _validate.count("trials", int(self.trials) if whole else self.trials)
         else:
             self.trials_law  # noqa: B018 (it checks the mean)
             self._check_selection()
+        if self.accounting == "public" and self.score != "public":
+            raise InvalidArgument("Expected score='public' with accounting='public': nothing in such a search is "
+                                  "private.")
         self._check_base()
 
     def _check_selection(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +22,17 @@ from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.space import Scalar
 from dpfy.tuning.trial import Outcome
 
-SEARCH, TRIALS, RESULT = "search.json", "trials.json", "tuning.json"
+SEARCH, TRIALS, RESULT, CLAIMS = "search.json", "trials.json", "tuning.json", "claims"
 
 
 @dataclass(frozen=True)
 class TuningResult:
     """What a search released; ``final_run`` and ``with_tuning`` are ε at ``delta``.
 
-    ``with_tuning`` covers the trials and the choice, and is the one to claim. ``final_run`` would hold had the settings
-    been fixed in advance. ``settings`` is None if there was no trial, ``failure`` names why the best one has no model.
-    ``trials`` are those of a composition; of a selection nothing is known but the best.
+    ``with_tuning`` covers the trials and the choice, and is the one to claim; a search on public data costs nothing.
+    ``final_run`` would hold had the settings been fixed in advance. ``settings`` is None if there was no trial,
+    ``failure`` names why the best one has no model. ``trials`` are those of a search that shows them; of a selection
+    nothing is known but the best.
     """
 
     folder: Path
@@ -44,10 +46,12 @@ class TuningResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values, with what each guarantee covers; an infinite ε is null."""
-        covers = [
-            {"covers": "the search and the released model", "epsilon": _finite(self.with_tuning), "delta": self.delta},
-            {"covers": "the final run only, as if its settings had been fixed in advance",
-             "epsilon": _finite(self.final_run), "delta": self.delta}]
+        words = (("the search, which looked at public data only: nothing is charged for it",
+                  "a run on private records with these settings") if self.with_tuning == 0 else
+                 ("the search and the released model",
+                  "the final run only, as if its settings had been fixed in advance"))
+        covers = [{"covers": what, "epsilon": _finite(epsilon), "delta": self.delta}
+                  for what, epsilon in zip(words, (self.with_tuning, self.final_run), strict=True)]
         return {"settings": self.settings, "failure": self.failure, "accuracy_on_public_data": self.accuracy,
                 "guarantees": covers, "trials": None if self.trials is None else list(self.trials)}
 
@@ -60,12 +64,14 @@ class Folder:
         self.ledger = path / LEDGER
 
     @classmethod
-    def create(cls, path: Path, config: TuneConfig, noise_multiplier: float) -> "Folder":
+    def create(cls, path: Path, config: TuneConfig, noise_multiplier: float, shared: bool = False) -> "Folder":
         """Make the folder with the declared search in it, or refuse one that exists."""
         if path.exists():
             raise InvalidArgument(f"{path} exists. Choose another name, or go on with `dpfy tune --resume {path}`.")
         staged = path.with_name(f"{path.name}.new")
         staged.mkdir(parents=True, exist_ok=True)
+        if shared:
+            (staged / CLAIMS).mkdir(exist_ok=True)
         _write(staged / SEARCH, {"search": config.to_json(), "noise_multiplier": noise_multiplier})
         staged.rename(path)
         return cls(path)
@@ -81,38 +87,64 @@ class Folder:
             raise CheckpointError(f"{self.path} holds no search that could be resumed ({SEARCH} is missing or "
                                   "damaged).") from None
 
-    def trials(self) -> list[dict[str, Any]]:
-        """Return the finished trials of a composition; one that failed scores -inf."""
-        try:
-            found = json.loads((self.path / TRIALS).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return []
-        return [{**trial, "score": -math.inf if trial["score"] is None else trial["score"]} for trial in found]
+    @property
+    def shared(self) -> bool:
+        """Whether workers take the trials."""
+        return (self.path / CLAIMS).is_dir()
 
-    def keep(self, outcome: Outcome, number: int, best: bool) -> None:
-        """Make a finished trial of a composition durable, and its model if it is the best so far."""
-        file = f"trial-{number}.safetensors" if best and outcome.model is not None else None
-        if file is not None and outcome.model is not None:
-            save_model(outcome.model, str(self.path / file))
-        trials = [{**trial, "score": _finite(trial["score"]), "model": None if best else trial["model"]}
-                  for trial in self.trials()]
-        _write(self.path / TRIALS, [*trials, {
-            "trial": number, "settings": outcome.settings, "score": _finite(outcome.score),
-            "failure": outcome.failure, "model": file, "engine": outcome.engine, "isolation": outcome.isolation}])
-        for other in self.path.glob("trial-*.safetensors"):
-            if best and other.name != file:
-                other.unlink()
+    @property
+    def begun(self) -> int:
+        """How many trials workers have begun."""
+        return len(os.listdir(self.path / CLAIMS))
+
+    def claim(self, trials: int) -> int | None:
+        """Take a trial that nobody has begun, durably; None if there is none left.
+
+        A file that must not exist before is made by one process only, also on a shared file system.
+        """
+        for number in range(1, trials + 1):
+            try:
+                file = os.open(self.path / CLAIMS / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
+                continue
+            directory = os.open(self.path / CLAIMS, os.O_RDONLY)
+            try:
+                os.fsync(file)
+                os.fsync(directory)
+            finally:
+                os.close(file)
+                os.close(directory)
+            return number
+        return None
+
+    def trials(self) -> list[dict[str, Any]]:
+        """Return the finished trials of a search that shows them; one that failed scores -inf."""
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in self.path.glob("trial-*.json")]
+        return [{**trial, "score": -math.inf if trial["score"] is None else trial["score"]}
+                for trial in sorted(found, key=lambda trial: int(trial["trial"]))]
+
+    def keep(self, outcome: Outcome, number: int) -> None:
+        """Make a finished trial durable, with its model, and let go of the models of worse ones."""
+        model = self.path / f"trial-{number}.safetensors"
+        if outcome.model is not None:
+            save_model(outcome.model, str(model))
+        _write(self.path / f"trial-{number}.json", {
+            "trial": number, "settings": outcome.settings, "score": _finite(outcome.score), "failure": outcome.failure,
+            "engine": outcome.engine, "isolation": outcome.isolation})
+        best = _best(self.trials())
+        for other in self.trials():  # none is removed but for one that is there, whoever else does the same
+            if other["trial"] != best["trial"]:
+                (self.path / f"trial-{other['trial']}.safetensors").unlink(missing_ok=True)
 
     def best(self, rebuilt: Callable[[], Trainer]) -> Outcome | None:
         """Return the best of the trials that are kept, with its model."""
         trials = self.trials()
         if not trials:
             return None
-        found = max(trials, key=lambda trial: trial["score"])  # the first of equals, as while running
-        model = None
-        if found["model"] is not None:
+        found, model = _best(trials), None
+        if (kept := self.path / f"trial-{found['trial']}.safetensors").exists():
             model = rebuilt().model
-            load_model(model, str(self.path / found["model"]))
+            load_model(model, str(kept))
         return Outcome(found["settings"], found["score"], model, found["engine"], found["isolation"], found["failure"])
 
     def release(self, best: Outcome | None, config: TuneConfig, base: TrainConfig, draft: Trainer, plan: Plan,
@@ -124,22 +156,48 @@ class Folder:
             save_model(model, str(self.path / MODEL))
             accuracy = None if draft.data.test is None else accuracy_of(model, draft.data.test)
         final_run = account(Composed.of(plan.envelope), relation=plan.relation).claim(delta)
-        chosen = best.settings if best else {}
-        statement = report(self.ledger, delta, _facts(self.path.name, config, base.with_flags(chosen), best, draft,
-                                                      final_run, delta))
-        interval = statement.costs.headline.interval
+        chosen = base.with_flags(best.settings if best else {})
         trials = None if config.accounting == "select" else tuple(
             {**trial, "score": _finite(trial["score"])} for trial in self.trials())
+        with_tuning = self._report(config, chosen, best, draft, final_run, delta)
         result = TuningResult(
             self.path, settings=best.settings if best else None, failure=best.failure if best else None,
-            accuracy=accuracy, final_run=final_run, with_tuning=math.inf if interval is None else interval.upper,
-            delta=delta, trials=trials)
-        statement.write(self.path)
-        _write(self.path / "settings.json", base.with_flags(chosen).to_mapping())
+            accuracy=accuracy, final_run=final_run, with_tuning=with_tuning, delta=delta, trials=trials)
+        _write(self.path / "settings.json", chosen.to_mapping())
+        if trials is not None:
+            _write(self.path / TRIALS, list(trials))
         _write(self.path / RESULT, result.to_json())
-        for file in self.path.glob("trial-*.safetensors"):
+        for file in self.path.glob("trial-*"):
             file.unlink()
         return result
+
+    def _report(self, config: TuneConfig, chosen: TrainConfig, best: Outcome | None, draft: Trainer, final_run: float,
+                delta: float) -> float:
+        """Write the report and return the ε of the search."""
+        if config.accounting == "public":
+            (self.path / "report.md").write_text(_PUBLIC.format(
+                name=self.path.name, data=draft.data.description, searched=_searched(config), epsilon=_shown(final_run),
+                delta=delta), encoding="utf-8")
+            return 0.0
+        statement = report(self.ledger, delta, _facts(self.path.name, config, chosen, best, draft, final_run, delta))
+        statement.write(self.path)
+        interval = statement.costs.headline.interval
+        return math.inf if interval is None else interval.upper
+
+
+_PUBLIC = """# Search on public data: {name}
+
+Nothing was charged: all trials looked at public data only ({data}), as was declared. There is no ledger, and the
+model of the best trial carries no guarantee, because it needs none.
+
+Searched: {searched}. The settings in settings.json are for a run on private records that is
+({epsilon}, {delta:g})-differentially private. Such a run may say that its settings were chosen on public data.
+"""
+
+
+def _best(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trial with the highest score, the first of equals, as while running."""
+    return max(trials, key=lambda trial: (trial["score"], -trial["trial"]))
 
 
 def _facts(name: str, config: TuneConfig, chosen: TrainConfig, best: Outcome | None, draft: Trainer, final_run: float,
@@ -158,14 +216,21 @@ def _facts(name: str, config: TuneConfig, chosen: TrainConfig, best: Outcome | N
 
 
 def _selection(config: TuneConfig, final_run: float, delta: float) -> str:
-    searched = ", ".join(config.space.settings)
     if config.accounting == "select":
         how = (f"the best of a secret number of independent trials, drawn from a {config.law} law of mean "
                f"{config.trials:g}")
     else:
         how = f"the best of {config.trials:g} trials ({config.proposals} proposals), all of which are counted"
-    return (f"counted in this ledger: {searched} are those of {how}; the score is {config.score}. The final run only, "
-            f"had its settings been fixed in advance, would be ({math.ceil(final_run * 1e4) / 1e4:.4f}, {delta:g})-DP")
+    return (f"counted in this ledger: {_searched(config)} are those of {how}; the score is {config.score}. The final "
+            f"run only, had its settings been fixed in advance, would be ({_shown(final_run)}, {delta:g})-DP")
+
+
+def _searched(config: TuneConfig) -> str:
+    return ", ".join(config.space.settings)
+
+
+def _shown(epsilon: float) -> str:
+    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}"
 
 
 def _finite(value: float) -> float | None:

@@ -1,6 +1,6 @@
 """A search from its budget to the released model: trials in scopes of one ledger, and what may be said of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,10 +10,10 @@ from torch import nn
 
 from dpfy._version import __version__
 from dpfy.accounting import EnvelopeGuard, calibrate_envelope
-from dpfy.errors import InvalidArgument, TrainingInterrupted
+from dpfy.errors import InvalidArgument, LedgerMismatch, TrainingInterrupted
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Envelope, Repeated
-from dpfy.ledger.scopes import Selection, composition
+from dpfy.ledger.scopes import Scope, Selection, composition
 from dpfy.ledger.selection import Selected
 from dpfy.ledger.wrapping import Composed
 from dpfy.mechanisms.noise.randomness import SecureStream
@@ -47,11 +47,7 @@ def tune(config: TuneConfig, *, model: Callable[[], nn.Module] | None = None, tr
     Reference: Papernot & Steinke 2022; ``docs/proofs/private-selection.md``, Theorem 1; ``docs/proofs/scopes.md``.
     """
     search = _Search(config, Objects(model, train, test, unit_of), insecure_test_key)
-    search.check()
-    noise_multiplier = calibrate_envelope(search.envelope, epsilon=search.budget.epsilon, delta=search.budget.delta,
-                                          relation=search.draft.plan.relation)
-    name = config.base.name or f"tune-{config.base.data.replace(':', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = Folder.create(Path(config.base.out) / name, config, noise_multiplier)
+    folder, noise_multiplier = search.declared()
     return search.run(folder, noise_multiplier, tell)
 
 
@@ -61,15 +57,80 @@ def resume_tuning(folder: str | Path, *, model: Callable[[], nn.Module] | None =
 
     A selection cannot be resumed: what was seen of it is not known, and every trial was charged.
     """
-    found = Folder(Path(folder))
-    config, noise_multiplier = found.search()
-    if config.accounting == "select":
+    found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), shared=False)
+    if search.config.accounting == "select":
         raise InvalidArgument("A selection that was interrupted cannot go on: its trials may have been seen, so each "
                               "is charged as if it had been released. Begin a new search with a budget of its own; "
                               "accounting='compose' can be resumed.")
-    search = _Search(config, Objects(model, train, test, unit_of), None)
     search.check()
     return search.run(found, noise_multiplier, tell)
+
+
+def share_tuning(config: TuneConfig, *, model: Callable[[], nn.Module] | None = None, train: Any = None,
+                 test: Any = None, unit_of: Any = None) -> Path:
+    """Declare a search and pay for all of its trials, which workers take; return its folder.
+
+    *Formal guarantee*: that of :func:`tune` under composition, for all workers together. The ledger has every trial,
+    durably, before the first can be taken.
+
+    *Assumes* that workers share the folder, on a file system on which a file that must not exist is made only once, and
+    that nobody restores an earlier copy of it.
+
+    Reference: ``docs/proofs/scopes.md``, Claim 4; Vadhan & Zhang 2023 (concurrent composition).
+    """
+    if config.accounting == "select":
+        raise InvalidArgument("Expected accounting='compose' or 'public' for workers: how many trials a selection has "
+                              "is secret, and workers would see it.")
+    if config.proposals == "bayesian" and config.storage is None:
+        raise InvalidArgument("Bayesian proposals of several workers need storage=, a database of Optuna's from which "
+                              "they learn of each other. Give one, or use proposals='random'.")
+    search = _Search(config, Objects(model, train, test, unit_of), None)
+    folder, noise_multiplier = search.declared(shared=True)
+    if config.accounting == "compose":
+        with search.ledger(folder, noise_multiplier) as ledger:
+            (run,) = search.envelope(noise_multiplier)
+            for _ in range(run.times):
+                ledger.reserve(run.event)
+    return folder.path
+
+
+def work_on_tuning(folder: str | Path, *, data_dir: str | None = None, model: Callable[[], nn.Module] | None = None,
+                   train: Any = None, test: Any = None, unit_of: Any = None,
+                   tell: Tell = lambda done, trials: None) -> int:
+    """Take trials of a shared search until none is left; return how many were done here.
+
+    As many processes as one likes may do so at once, on as many machines. A trial that a lost worker had begun is not
+    taken again: it stays paid for.
+    """
+    found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), True, data_dir)
+    search.check()
+    return search.work(found, noise_multiplier, search.claimed(found, noise_multiplier), lambda: found.begun, tell)
+
+
+def finish_tuning(folder: str | Path, *, data_dir: str | None = None, model: Callable[[], nn.Module] | None = None,
+                  train: Any = None, test: Any = None, unit_of: Any = None) -> TuningResult:
+    """Release the best of the trials that workers have finished; the search has then ended, and no trial is left."""
+    found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), True, data_dir)
+    if not found.trials():
+        raise InvalidArgument(f"No trial of the search in {folder} is finished, so there is nothing to release. Start "
+                              f"workers with `dpfy tune --work {folder}`.")
+    while found.claim(int(search.config.trials)) is not None:  # a worker that came later would find none
+        continue
+    return search.release(found, search.best(found, noise_multiplier), noise_multiplier)
+
+
+def _opened(folder: str | Path, objects: Objects, shared: bool, data_dir: str | None = None,
+            ) -> tuple[Folder, "_Search", float]:
+    """The search that a folder holds."""
+    found = Folder(Path(folder))
+    config, noise_multiplier = found.search()
+    if found.shared != shared:
+        raise InvalidArgument(f"The search in {folder} is shared: go on with `dpfy tune --work {folder}`, and end it "
+                              f"with `dpfy tune --finish {folder}`." if found.shared else
+                              f"The search in {folder} is not shared by workers. Begin one with --share.")
+    if data_dir is not None:
+        config = replace(config, base=replace(config.base, data_dir=data_dir))
+    return found, _Search(config, objects, None), noise_multiplier
 
 
 @dataclass
@@ -105,32 +166,90 @@ class _Search:
         if self.config.proposals == "bayesian":
             Bayesian(self.config.space, 0, None, "check")
 
+    def declared(self, shared: bool = False) -> tuple[Folder, float]:
+        """Check the search, calibrate its noise and make its folder."""
+        self.check()
+        noise_multiplier = calibrate_envelope(self.envelope, epsilon=self.budget.epsilon, delta=self.budget.delta,
+                                              relation=self.draft.plan.relation)
+        base = self.config.base
+        name = base.name or f"tune-{base.data.replace(':', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
+        return Folder.create(Path(base.out) / name, self.config, noise_multiplier, shared), noise_multiplier
+
     def plan(self, noise_multiplier: float) -> Plan:
         """The plan of a trial."""
         return replace(self.draft.plan, noise_multiplier=noise_multiplier)
 
     def envelope(self, noise_multiplier: float) -> Envelope:
-        """The events of the whole search."""
+        """The events of the whole search; of one on public data, those of the run that it is for."""
         run = Composed.of(self.plan(noise_multiplier).envelope)
         if self.config.accounting == "select":
             return (Repeated(Selected(run, self.config.trials_law), 1),)
-        return (Repeated(run, int(self.config.trials)),)
+        return (Repeated(run, int(self.config.trials) if self.config.accounting == "compose" else 1),)
 
-    def run(self, folder: Folder, noise_multiplier: float, tell: Tell) -> TuningResult:
-        """Run what is left of the trials and release the best."""
+    def ledger(self, folder: Folder, noise_multiplier: float) -> Ledger:
+        """The ledger of the search, open for writing."""
         envelope, plan = self.envelope(noise_multiplier), self.plan(noise_multiplier)
         guard = EnvelopeGuard(envelope, self.budget, plan.relation)
         declared = {**plan.to_json(), "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
                     "tuning": {name: value for name, value in self.config.to_json().items() if name != "base"}}
         header = Header(unit=plan.unit, relation=plan.relation, plan=declared, envelope=envelope,
                         key_source=self.stream.key_source, guard=guard.describe(), library=__version__)
-        trials = self._select if self.config.accounting == "select" else self._compose
-        with Ledger.open(folder.ledger, guard, header, anchor=self.config.base.anchor) as ledger:
-            best = trials(ledger, envelope[0], noise_multiplier, folder, tell)
-        return folder.release(best, self.config, self.base, self.draft, plan, self.budget.delta)
+        return Ledger.open(folder.ledger, guard, header, anchor=self.config.base.anchor)
 
-    def _select(self, ledger: Ledger, event: Repeated, noise_multiplier: float, folder: Folder, tell: Tell,
-                ) -> Outcome | None:
+    def run(self, folder: Folder, noise_multiplier: float, tell: Tell) -> TuningResult:
+        """Run what is left of the trials in this process and release the best."""
+        if self.config.accounting == "public":
+            self.work(folder, noise_multiplier, self._free(folder), lambda: len(folder.trials()), tell)
+            return self.release(folder, self.best(folder, noise_multiplier), noise_multiplier)
+        (event,) = self.envelope(noise_multiplier)
+        with self.ledger(folder, noise_multiplier) as ledger:
+            if self.config.accounting == "select":
+                best = self._select(ledger, event, noise_multiplier)
+            else:
+                self.work(folder, noise_multiplier, _paid(ledger, event), lambda: ledger.count, tell)
+                best = self.best(folder, noise_multiplier)
+        return self.release(folder, best, noise_multiplier)
+
+    def best(self, folder: Folder, noise_multiplier: float) -> Outcome | None:
+        """The best of the trials that are kept."""
+        return folder.best(lambda: Trial(self.base, self.objects, noise_multiplier))
+
+    def release(self, folder: Folder, best: Outcome | None, noise_multiplier: float) -> TuningResult:
+        """Release a trial, with what the whole search costs."""
+        return folder.release(best, self.config, self.base, self.draft, self.plan(noise_multiplier), self.budget.delta)
+
+    def work(self, folder: Folder, noise_multiplier: float, tickets: Iterator[tuple[int, Ledger]],
+             begun: Callable[[], int], tell: Tell) -> int:
+        """Carry out trials and return how many; each is paid for, so it may be kept, shown and learnt from."""
+        proposals, trials, done = self._proposals(folder), int(self.config.trials), 0
+        tell(begun(), trials)
+        try:
+            for number, ledger in tickets:
+                found = self._try(proposals, noise_multiplier, ledger)
+                proposals.learn(found.settings, found.score)
+                folder.keep(found, number)
+                done += 1
+                tell(begun(), trials)
+        except KeyboardInterrupt:
+            raise TrainingInterrupted("Interrupted; finished trials are kept, and the one under way stays paid for. Go "
+                                      f"on with: dpfy tune --{'work' if folder.shared else 'resume'} {folder.path}"
+                                      ) from None
+        return done
+
+    def claimed(self, folder: Folder, noise_multiplier: float) -> Iterator[tuple[int, Ledger]]:
+        """The trials of a shared search that are left for this process, each with a ledger that admits it only."""
+        (event,) = self.envelope(noise_multiplier)
+        public = self.config.accounting == "public"
+        outer = Ledger.in_memory() if public else _fully_paid(folder, event, self.config.base.anchor)
+        while (number := folder.claim(int(self.config.trials))) is not None:
+            yield number, Scope(outer, event.event)
+
+    def _free(self, folder: Folder) -> Iterator[tuple[int, Ledger]]:
+        """The trials of a search on public data."""
+        for number in range(len(folder.trials()) + 1, int(self.config.trials) + 1):
+            yield number, Ledger.in_memory()
+
+    def _select(self, ledger: Ledger, event: Repeated, noise_multiplier: float) -> Outcome | None:
         """Nothing is written or said between the first trial and the last."""
         assert isinstance(event.event, Selected)
         law, proposals = event.event.trials, AtRandom(self.config.space, self.stream)
@@ -147,30 +266,10 @@ class _Search:
                                       "the budget: a selection has to end by itself.") from None
         return best
 
-    def _compose(self, ledger: Ledger, run: Repeated, noise_multiplier: float, folder: Folder, tell: Tell,
-                 ) -> Outcome | None:
-        """Every trial is paid for, so each may be kept, shown and learnt from."""
-        assert isinstance(run.event, Composed)
-        proposals = self._proposals(folder)
-        best = folder.best(lambda: Trial(self.base, self.objects, noise_multiplier))
-        tell(ledger.count, run.times)
-        try:
-            while ledger.count < run.times:
-                found = self._try(proposals, noise_multiplier, composition(ledger, run.event))
-                proposals.learn(found.settings, found.score)
-                better = best is None or found.score > best.score
-                folder.keep(found, ledger.count, better)
-                best = found if better else best
-                tell(ledger.count, run.times)
-        except KeyboardInterrupt:
-            raise TrainingInterrupted("Interrupted; finished trials are kept, and the one under way stays paid for. Go "
-                                      f"on with: dpfy tune --resume {folder.path}") from None
-        return best
-
     def _proposals(self, folder: Folder) -> Proposals:
         if self.config.proposals == "random":
             return AtRandom(self.config.space, self.stream)
-        seed = int(self.stream.words(1)[0] >> 32)
+        seed = int(self.stream.words(1)[0] >> 32)  # another one for each worker
         proposals = Bayesian(self.config.space, seed, self.config.storage, folder.path.name)
         for trial in folder.trials():
             proposals.learn(trial["settings"], trial["score"])
@@ -178,3 +277,20 @@ class _Search:
 
     def _try(self, proposals: Proposals, noise_multiplier: float, ledger: Ledger) -> Outcome:
         return try_settings(self.base, proposals.propose(), noise_multiplier, self.config.score, self.objects, ledger)
+
+
+def _paid(ledger: Ledger, run: Repeated) -> Iterator[tuple[int, Ledger]]:
+    """The trials that are left, each paid for when it begins."""
+    assert isinstance(run.event, Composed)
+    while ledger.count < run.times:
+        scope = composition(ledger, run.event)
+        yield ledger.count, scope
+
+
+def _fully_paid(folder: Folder, run: Repeated, anchor: str | None) -> Ledger:
+    """The ledger of a shared search, for reading, once every trial is in it."""
+    ledger = Ledger.read(folder.ledger, anchor)
+    if ledger.uses != (run,):
+        raise LedgerMismatch(f"{folder.ledger} does not hold the trials of this search: settings, data or library make "
+                             "other ones here, or not all of them were paid for. Nothing was read.")
+    return ledger
