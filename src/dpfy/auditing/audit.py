@@ -162,7 +162,8 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(trainer.model(x), y, reduction="none")
 
-    data, planted = trainer.data.train, canaries
+    data: Any = trainer.data.train
+    planted: int | Sequence[Any] = canaries
     if _validate.choice("kind", kind, ("gradient", *KINDS)) != "gradient":
         _check(trainer.plan, canaries, options.get("guesses"))
         shape = shape_of(data[0])

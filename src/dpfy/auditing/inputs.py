@@ -63,7 +63,8 @@ def mislabelled(loss_fn: LossFn, shape: Sequence[int], classes: int, count: int,
     >>> y == int(model(x).argmin())
     True
     """
-    patterns = default_collate([x for x, _ in MadeUp(shape, classes, count, seed)])
+    made = MadeUp(shape, classes, count, seed)
+    patterns = torch.stack([made[place][0] for place in range(count)])
     with torch.no_grad():
         losses = torch.stack([per_example(loss_fn(patterns, torch.full((count,), label)), count)
                               for label in range(classes)])
@@ -124,8 +125,8 @@ class InputCanaries(Canaries):
 
     def among(self, data: Any) -> "ConcatDataset[Any]":
         """Return the records and the canaries that are in."""
-        chosen = [self._records[place] for place in self.present.nonzero().flatten().tolist()]
-        return ConcatDataset([data, chosen]) if chosen else ConcatDataset([data])
+        chosen: Any = [self._records[place] for place in self.present.nonzero().flatten().tolist()]
+        return ConcatDataset([data, chosen])
 
     def see(self, released: Released) -> None:
         """Multiply what was released with what each canary would have contributed, tensor by tensor."""
