@@ -32,11 +32,27 @@ def test_a_composition_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert code == 2 and "has ended" in err
 
 
+def test_workers_from_the_command_line(tmp_path, capsys, monkeypatch):
+    """Fails if a flag reaches another command than it names, or if a search on public data claims to cost something."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "tune", *SHORT, "--search", "clip=0.5,1", "--epsilon", "4", "--trials", "2",
+                       "--accounting", "public", "--name", "a", "--share")
+    assert code == 0 and "dpfy tune --work runs/a" in " ".join(out.split())
+    code, out, err = run(capsys, "tune", "--work", "runs/a", "--json")
+    assert code == 0 and json.loads(out) == {"folder": "runs/a", "trials_done": 2} and "2 of 2 trials" in err
+    code, out, _ = run(capsys, "tune", "--finish", "runs/a")
+    words = " ".join(out.split())
+    assert code == 0 and "Nothing was charged" in words and "report: runs/a/report.md" in words
+
+
 @pytest.mark.parametrize(("arguments", "says"), [
     (["--search", "clip=0.5,1"], "needs a budget"), (["--epsilon", "3"], "at least one setting"),
     (["--search", "clip=0.5,1", "--epsilon", "3", "--proposals", "bayesian"], "independent"),
     (["--search", "batch_size=100,200", "--epsilon", "3"], "cost more than another"),
     (["--resume", "nowhere"], "nowhere"), (["--resume", "nowhere", "--epsilon", "1"], "leave the other options out"),
+    (["--work", "nowhere", "--share"], "leave the other options out"), (["--work", "nowhere"], "nowhere"),
+    (["--work", "nowhere", "--finish", "nowhere"], "leave the other options out"), (["--finish", "nowhere"], "nowhere"),
+    (["--search", "clip=0.5,1", "--epsilon", "3", "--share"], "workers would see it"),
 ])
 def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, capsys, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
