@@ -17,6 +17,7 @@ from dpfy.mechanisms.one_shot import (
     ExponentialMechanism,
     Gaussian,
     Laplace,
+    LaplaceVector,
     PermuteAndFlip,
     RandomizedResponse,
     ReportNoisyMax,
@@ -105,6 +106,28 @@ def test_the_noise_makes_up_for_rounding():
     assert frequent((np.abs(drawn) < 5 * math.log(2)).sum(), 0.5)
 
 
+def test_a_vector_has_independent_laplace_noise_of_its_scale():
+    mechanism = LaplaceVector(3.0, 2.5)
+    answers = mechanism.release(np.full((DRAWS // 4, 4), 7.3), stream(5)).numpy()
+    assert answers.shape == (DRAWS // 4, 4) and np.all(answers % lattice_step(2.5) == 0)
+    drawn = answers - 7.3
+    assert frequent((np.abs(drawn) < 2.0).sum(), 1 - math.exp(-2.0 / 2.5))
+    for factor in (2 / 3, 3 / 2):
+        assert not frequent((np.abs(drawn) < 2.0).sum(), 1 - math.exp(-2.0 / (2.5 * factor)))
+    both = (drawn[:, 0] > 0) & (drawn[:, 1] > 0)
+    assert frequent(both.sum(), 0.25, DRAWS // 4)  # one noise for all numbers would have ½
+    empty = mechanism.release([], stream())
+    assert empty.shape == (0,) and mechanism.release([math.nan, math.inf], stream()).isfinite().all()
+
+
+def test_the_noise_of_a_vector_makes_up_for_rounding_of_every_number():
+    """Eight numbers may move by a step each when they are rounded, beside a quarter step in all."""
+    step = lattice_step(1.0)
+    drawn = np.concatenate([LaplaceVector(step / 4, 1.0).release(np.zeros(8), source).numpy()
+                            for source in (stream(6),) for _ in range(DRAWS // 8)])
+    assert frequent((np.abs(drawn) < 33 * math.log(2)).sum(), 0.5, len(drawn))
+
+
 def test_gaussian_noise_has_its_scale():
     mechanism = Gaussian(2.0, stddev=3.0)
     drawn = mechanism.release(np.full(4000, 1.5), stream(4)).numpy() - 1.5
@@ -174,8 +197,8 @@ def test_a_search_ends_with_the_first_number_above():
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("make", [
-    Laplace.with_epsilon, ExponentialMechanism.with_epsilon, PermuteAndFlip.with_epsilon, ReportNoisyMax.with_epsilon,
-    RandomizedResponse.with_epsilon, lambda epsilon: RandomizedResponse.with_epsilon(epsilon, 5),
+    Laplace.with_epsilon, LaplaceVector.with_epsilon, ExponentialMechanism.with_epsilon, PermuteAndFlip.with_epsilon,
+    ReportNoisyMax.with_epsilon, RandomizedResponse.with_epsilon, lambda epsilon: RandomizedResponse.with_epsilon(epsilon, 5),
     lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0),
     lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0, monotone=True),
     lambda epsilon: ReportNoisyMax.with_epsilon(epsilon, 4.0, monotone=True)])
@@ -224,7 +247,7 @@ def test_gaussian_filters_refuse_what_is_not_gaussian():
 
 
 @pytest.mark.parametrize("make", [
-    lambda: Laplace(0.0, 1.0), lambda: Laplace(1.0, 0.0), lambda: Gaussian(1.0, math.nan),
+    lambda: Laplace(0.0, 1.0), lambda: LaplaceVector(1.0, 0.0), lambda: Gaussian(1.0, math.nan),
     lambda: DiscreteGaussian(1.0, 1.0, 0), lambda: SparseVector(math.inf, 1.0, 1.0, 1.0),
     lambda: RandomizedResponse(0.2, 3), lambda: RandomizedResponse(0.9, 1), lambda: PermuteAndFlip.with_epsilon(0.0)])
 def test_what_has_no_meaning_is_refused(make):

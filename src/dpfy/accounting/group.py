@@ -28,7 +28,7 @@ from dpfy.accounting.guarantee import account
 from dpfy.accounting.pairs import Pair
 from dpfy.accounting.sources import read_source
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import Importance, Sampled
+from dpfy.ledger.events import Event, Importance, Sampled
 from dpfy.types import Relation
 
 Array = NDArray[np.float64]
@@ -84,7 +84,7 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
     guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
     table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
     best = group_claim(guarantee, size, delta)
-    if any(isinstance(run.event, Sampled) and isinstance(run.event.policy, Importance) for run in facts.events):
+    if any(_by_norm(run.event) for run in facts.events):
         return best  # the coins of a group's records move those of others: no mixture is proved to dominate them
     rest = delta - table.numerical_delta
     if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
@@ -97,6 +97,14 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
             break
         previous = epsilon
     return best
+
+
+def _by_norm(event: Event) -> bool:
+    """Whether records are drawn by their norms in an event, or in one that it holds."""
+    if isinstance(event, Sampled):
+        return isinstance(event.policy, Importance)
+    held = (each for value in vars(event).values() for each in (value if isinstance(value, tuple) else (value,)))
+    return any(_by_norm(each) for each in held if isinstance(each, Event))
 
 
 def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float]:

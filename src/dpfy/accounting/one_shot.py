@@ -5,12 +5,18 @@ The proofs, and what each bound rests on, are in ``docs/proofs/one-shot.md``.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from dpfy.accounting import one_step
 from dpfy.accounting.gaussian import amplified
-from dpfy.accounting.outcomes import DiscreteGaussian, Law, Range, Table, Zcdp, response
+from dpfy.accounting.outcomes import DiscreteGaussian, Law, Range, Table, response
 from dpfy.accounting.pairs import Pair, Pairs, of_law
+from dpfy.accounting.vectors import DiscreteGaussianVector
 from dpfy.ledger.events import LaplaceSum, Poisson, Policy, Query
 from dpfy.ledger.one_shot import (
     AboveThreshold,
@@ -25,6 +31,8 @@ from dpfy.types import Relation
 QUERIES: tuple[type[Query], ...] = (ExponentialChoice, NoisyMax, AboveThreshold, RandomizedAnswer,
                                     DiscreteGaussianSum)
 _UP = 1 + 1e-12
+_POINTS = 600  # of a profile
+_RARE, _LARGEST = 1e-18, 300.0  # where it ends: e^ε must stay a number
 _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missing=1.0)
 
 
@@ -110,20 +118,49 @@ def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
 
 
 def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
-    """One number moves by at most the bound, rounded down, and by twice that if a record is replaced; of several
-    numbers at once only zCDP is known."""
+    """Whole numbers move by a whole squared length, at most the square of the bound, and of the bound twice if a record
+    is replaced."""
     assert isinstance(query, DiscreteGaussianSum)
-    shift = records * (query.l2_bound if query.coordinates > 1 else math.floor(query.l2_bound))
-    if shift == 0 or query.stddev == 0:
-        return of_law(_EVERYTHING if shift else _NOTHING, policy.rate)
-    if query.coordinates > 1:
-        return of_law(Zcdp((shift / query.stddev) ** 2 / 2 * _UP), policy.rate)
-    return of_law(DiscreteGaussian(int(shift), query.stddev), policy.rate)
+    squared = math.floor(Fraction(query.l2_bound) ** 2 * records**2 * Fraction(_UP))  # √3 as a float is less than that
+    if squared == 0 or query.stddev == 0:
+        return of_law(_EVERYTHING if squared else _NOTHING, policy.rate)
+    if query.coordinates == 1 or squared == 1:
+        return of_law(DiscreteGaussian(math.isqrt(squared), query.stddev), policy.rate)
+    return of_law(DiscreteGaussianVector(squared, query.stddev, query.coordinates), policy.rate)
 
 
 def _discrete_replaced(policy: Policy, query: Query) -> Pair:
     """Two samples are the same unless the record is drawn, so that all records are the worst; less is not claimed."""
     return _discrete(Poisson(1.0) if policy.rate > 0 else policy, query, records=2)
+
+
+@dataclass(frozen=True)
+class _Exchanged(Table):
+    """A table, and the ρ of the query on all records: in zCDP a sample is not rewarded."""
+
+    rho: float = math.inf
+
+    @property
+    def zcdp(self) -> float:
+        return min(self.rho, super().zcdp)
+
+
+@lru_cache(maxsize=256)
+def exchanged(pair: Pair, share: float) -> Pair:
+    """The pair of a query on a sample of a fixed size, of which a record is in a ``share``, from the ``pair`` of the
+    query on all records one of which is replaced.
+
+    Another record has its place in the sample, so δ′(ε′) = share·δ(ε) with e^ε′ = 1 + share·(e^ε − 1), both ways.
+    """
+    if share == 1 or not 0 < pair.noise_multiplier < math.inf:
+        return replace(pair, rate=share) if pair.noise_multiplier == 0 else pair
+    last = min(one_step.epsilon(pair, _RARE).upper, one_step.pure_epsilon(pair), _LARGEST)
+    atoms = pair.law.atoms() if pair.law is not None else np.empty(0)
+    epsilons = np.unique(np.concatenate((np.linspace(0.0, last, _POINTS), atoms[(atoms > 0) & (atoms < last)])))
+    deltas = np.array([one_step.delta(pair, float(at)).upper for at in epsilons]) * share * _UP
+    table = Table.from_profile(np.log1p(share * np.expm1(epsilons)) * _UP, deltas)
+    rho = pair.mu**2 / 2 if pair.law is None else pair.law.zcdp
+    return of_law(_Exchanged(table.loss, table.mass, table.infinite, table.missing, rho=rho))
 
 
 def _twice(rate: float, loss: float) -> float:
@@ -137,8 +174,9 @@ _RANGE = ("losses for two neighbours span at most 2Δ/b, monotone Δ/b: Durfee &
 _MAX = "ε = 2Δ/b, monotone Δ/b: Dwork & Roth 2014, Claim 3.9, and Ding et al. 2021 for exponential noise"
 _THRESHOLD = "ε = Δ/b₁ + 2Δ/b₂, monotone Δ/b₁ + Δ/b₂: Lyu, Su & Li 2017, Theorems 4 and 5, for one answer above"
 _ANSWER = "the pair of randomised response between the answers"
-_DISCRETE = ("one number: the pair at the largest shift, since the noise is log-concave; several: zCDP, Canonne, "
-             "Kamath & Steinke 2020, Theorem 14")
+_DISCRETE = ("one number: the pair at the largest shift, since the noise is log-concave; several: the least of zCDP, "
+             "Canonne, Kamath & Steinke 2020, Theorem 14, of a Gaussian that is rounded at random, and of all ways to "
+             "divide a short length")
 _TWICE = "one record less and another one more: losses add up; then "
 
 _EVERY: tuple[tuple[type[Query], Callable[[float], Law], str], ...] = (

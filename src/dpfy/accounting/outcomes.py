@@ -1,4 +1,4 @@
-"""Laws of a privacy loss that no Gaussian and no Laplace noise has: tables of outputs, bounded ranges, bare curves.
+"""Laws of a privacy loss that no Gaussian and no Laplace noise has: tables, discrete Gaussians, bounded ranges.
 
 A law stands for two distributions (P, Q) by how their loss log P/Q is spread: (P, Q) dominates a mechanism on the data
 with a record against the data without it, and (Q, P) the reverse, as for every pair. Accountants ask a law for masses
@@ -350,41 +350,3 @@ class Range(Law):
         exact = np.where(orders * self.epsilon < 600, (logs * (1 + 1e-12) + 4e-15 * (1 + self.epsilon)) / (orders - 1),
                          math.inf)
         return np.minimum(np.minimum(exact, orders * self.zcdp), self.epsilon)
-
-
-@dataclass(frozen=True)
-class Zcdp(Law):
-    """ρ-zCDP and nothing more: Rényi divergences of at most order·ρ, and the δ(ε) to which the best of them convert."""
-
-    rho: float
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(2 * self.rho)
-
-    @property
-    def attained(self) -> Law | float | None:
-        """Nothing is known to cost as much."""
-        return response(0.0)
-
-    @property
-    def zcdp(self) -> float:
-        return self.rho
-
-    def span(self, log_tail: float) -> tuple[float, float]:
-        return self._table.span(log_tail)
-
-    def masses(self, cuts: Array) -> Masses:
-        return self._table.masses(cuts)
-
-    def divergence(self, orders: Array, rate: float) -> Array | None:
-        return orders * self.rho
-
-    @cached_property
-    def _table(self) -> Table:
-        """Canonne, Kamath & Steinke 2020, Proposition 12, at many orders."""
-        orders = 1 + np.geomspace(1e-3, 1e4, 400) / max(self.spread, 1e-3)
-        epsilons = np.linspace(0.0, self.rho + 40 * self.spread, 4000)
-        logs = (orders - 1) * (orders * self.rho - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(orders)
-        deltas = np.exp(np.minimum(logs.min(axis=1), 0.0)) * (1 + 1e-12)
-        return Table.from_profile(epsilons, np.minimum(deltas, math.sqrt(-math.expm1(-self.rho))))

@@ -135,6 +135,16 @@ def _jitter(policy: Policy) -> Pairs:
     return ((Pair(1.0, math.nextafter(1 / policy.jitter, 0.0)), 1),)
 
 
+def _among_all(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pair]:
+    """The pair of a query in an epoch, in whose batches a record takes part once."""
+    return lambda policy, query: pair(Poisson(1.0), query)
+
+
+def _exchanged_query(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pair]:
+    """The pair of a query on a sample of a fixed size, from that on all records."""
+    return lambda policy, query: one_shot.exchanged(pair(Poisson(1.0), query), _exchanged(policy, 1.0).rate)
+
+
 def _truncation(policy: Policy) -> float:
     """Pr[Binomial(records, rate) > capacity], rounded up by more than the beta function errs."""
     assert isinstance(policy, TruncatedPoisson)
@@ -155,12 +165,16 @@ _TRUNCATED = ("with the probability that any sample was cut, times 1 + e^ε, as 
               "were not: Chua et al. 2024 (Scalable DP-SGD); then ")
 _ONCE = "every record takes part once in an epoch, in batches that do not depend on the records: one Gaussian sum"
 
+_ONE_ANSWER = "every record takes part once in an epoch, in batches that do not depend on the records: one answer; "
+
 _BALLS = ("one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or one Gaussian sum "
           "where that is less")
 
 _ACCEPTED = ("acceptance is in proportion to a norm, and every divergence grows with its probability; one Gaussian sum "
              "for the coins of others: docs/proofs/dpis.md; then ")
 
+_LAPLACE: dict[tuple[type[Query], str], one_shot.OneShot] = {
+    (LaplaceSum, Relation.ZERO_OUT): one_shot.OneShot(_laplace_absent, _REMOVED, exact=True)}
 _EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
 _EPOCH_PAIRS: tuple[tuple[Relation, Callable[[Policy, Any], Pair], Neighbours], ...] = (
     (Relation.ZERO_OUT, _once_absent, "absent"), (Relation.REPLACE_ONE, _once_opposed, "opposed"))
@@ -194,6 +208,17 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
                                                    attained=shot.attained or _alone(shot.pair))
        for (query, relation), shot in one_shot.ONE_SHOT.items() for method in ("pld", "rdp")
        for words in (_ZEROED if relation == Relation.ZERO_OUT else "",)},
+    **{(method, policy, query, relation): Rule(_among_all(shot.pair), _ONE_ANSWER + shot.reference,
+                                               exact=policy is Cyclic and shot.exact)
+       for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items() if relation != Relation.ADD_OR_REMOVE_ONE
+       for method in ("pld", "rdp") for policy in _EPOCHS},
+    **{("pld", TruncatedPoisson, query, relation): Rule(
+        shot.pair, _TRUNCATED + shot.reference, _truncation, shot.exact, attained=shot.attained or _alone(shot.pair))
+       for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items() if relation != Relation.ADD_OR_REMOVE_ONE},
+    **{("pld", FixedSize, query, relation): Rule(_exchanged_query(shot.pair), words + _EXCHANGED + "; on all records, "
+                                                 + shot.reference, exact=False)
+       for (query, of), shot in one_shot.ONE_SHOT.items() if of == Relation.REPLACE_ONE
+       for relation, words in ((Relation.REPLACE_ONE, ""), (Relation.ZERO_OUT, _REPLACED_BY_ZERO))},
 }
 """(method, sampler, kind of query, relation) → rule."""
 

@@ -277,7 +277,7 @@ class SumQuery(Query, tag="sum"):
 
 @dataclass(frozen=True)
 class LaplaceSum(Query, tag="laplace"):
-    """One number that one record moves by at most ``l1_bound``, with Laplace noise of ``scale``."""
+    """Numbers that one record moves by at most ``l1_bound`` in all, with Laplace noise of ``scale`` on each."""
 
     l1_bound: float
     scale: float

@@ -115,6 +115,49 @@ class Laplace:
 
 
 @dataclass(frozen=True)
+class LaplaceVector:
+    """Several numbers with Laplace noise.
+
+    *Formal guarantee*: real Laplace numbers of ``scale`` for every ``l1_bound``, rounded to a lattice that is fixed
+    before the values are seen; (l1_bound/scale)-differentially private, and what :class:`Laplace` costs, however many
+    numbers there are and whichever of them one record moves.
+
+    *Assumes* that one record moves the numbers, as computed, by at most ``l1_bound`` in all, and that their shape is
+    public. Values that are not finite count as 0.
+
+    Reference: Dwork, McSherry, Nissim & Smith 2006, Proposition 1; ``docs/proofs/one-shot.md``, Lemma 6.
+
+    >>> LaplaceVector.with_epsilon(0.5, l1_bound=2.0).release([[3.0, 4.0]], SecureStream(insecure_test_key=3)).shape
+    torch.Size([1, 2])
+    """
+
+    l1_bound: float
+    scale: float
+    name: str = "counts"
+
+    def __post_init__(self) -> None:
+        _positive(self, "l1_bound", "scale")
+
+    @classmethod
+    def with_epsilon(cls, epsilon: float, l1_bound: float = 1.0, name: str = "counts") -> Self:
+        """Return the mechanism that is ε-differentially private."""
+        return cls(l1_bound, l1_bound / _validate.epsilon(epsilon) * _UP, name)
+
+    @property
+    def event(self) -> Sampled:
+        """What one answer costs."""
+        return _once(LaplaceSum(self.l1_bound, self.scale, self.name))
+
+    def release(self, values: Sequence[Any] | torch.Tensor, stream: SecureStream) -> torch.Tensor:
+        """Answer once, with fresh noise from ``stream``."""
+        numbers = torch.as_tensor(values, dtype=torch.float64).detach()
+        lattice = _Lattice(self.l1_bound, self.scale, max(numbers.numel(), 1))
+        noisy = [float((lattice.steps(value) + lattice.laplace(self.scale, stream)) * lattice.step)
+                 for value in numbers.flatten().tolist()]
+        return torch.tensor(noisy, dtype=torch.float64).reshape(numbers.shape)
+
+
+@dataclass(frozen=True)
 class Gaussian:
     """Numbers with Gaussian noise.
 
@@ -423,12 +466,13 @@ class RandomizedResponse:
 class _Lattice:
     """Numbers in steps of a power of two that depends on declared scales alone.
 
-    Rounding moves a difference of two values by up to a step, which the noise makes up for.
+    Rounding moves a difference of two values by up to a step, and one of several numbers by as many, which the noise
+    makes up for.
     """
 
-    def __init__(self, sensitivity: float, finest: float) -> None:
+    def __init__(self, sensitivity: float, finest: float, numbers: int = 1) -> None:
         self.step = Fraction(lattice_step(finest))
-        self._stretch = 1 + self.step / Fraction(sensitivity)
+        self._stretch = 1 + numbers * self.step / Fraction(sensitivity)
 
     def steps(self, value: float) -> int:
         return round(Fraction(value) / self.step) if math.isfinite(value) else 0
