@@ -198,7 +198,8 @@ def test_a_search_ends_with_the_first_number_above():
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("make", [
     Laplace.with_epsilon, LaplaceVector.with_epsilon, ExponentialMechanism.with_epsilon, PermuteAndFlip.with_epsilon,
-    ReportNoisyMax.with_epsilon, RandomizedResponse.with_epsilon, lambda epsilon: RandomizedResponse.with_epsilon(epsilon, 5),
+    ReportNoisyMax.with_epsilon, RandomizedResponse.with_epsilon,
+    lambda epsilon: RandomizedResponse.with_epsilon(epsilon, 5),
     lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0),
     lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0, monotone=True),
     lambda epsilon: ReportNoisyMax.with_epsilon(epsilon, 4.0, monotone=True)])
