@@ -13,7 +13,7 @@ from dpfy.mechanisms.query import ClippedSum, Query
 
 MARGIN = 2.0**-3
 """How far every coin of a record stays below 1, so that a last bit of its norm hardly moves it."""
-COMPANIONS = 32
+COMPANIONS = 64
 """The most records that share their arithmetic with another one."""
 LEAST_FLOOR = 2.0**-4
 """Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
@@ -35,12 +35,12 @@ def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
 
     ``rounding`` is by how much more the arithmetic of their sum may move it, relative to the norm of contributions.
 
-    >>> 1 < room_for_bits(1.0) < 1.01
+    >>> 1 < room_for_bits(1.0) < 1.02
     True
     """
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
-    part = (2 * MOVED * COMPANIONS + rounding) / (noise_multiplier * _BITS)
+    part = (MOVED * COMPANIONS + rounding) / (noise_multiplier * _BITS)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")
