@@ -11,6 +11,7 @@ from dpfy.accounting import account
 from dpfy.accounting.group import group_epsilon
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
+from dpfy.ledger.wrapping import Composed, Parallel
 from dpfy.mechanisms.importance import COMPANIONS, JITTER, LARGEST_RATE, MARGIN, room_for_bits
 from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.sampling import importance
@@ -108,10 +109,25 @@ def test_the_jitter_pays_for_all_coins_and_bits():
     coin = stats.norm.ppf(0.5 + 2.0**-19 / MARGIN)
     for noise in (0.5, 1.0, 4.0):
         part = math.sqrt(1 - room_for_bits(noise) ** -2)
-        bits = COMPANIONS * 2 * 2.0**-19 / (noise * part)
+        bits = COMPANIONS * 2.0**-19 / (noise * part)
         assert 3 * COMPANIONS * coin**2 + bits**2 <= JITTER**2
     with pytest.raises(InvalidArgument, match="last bits"):
         room_for_bits(0.05)
+
+
+def test_last_bits_of_a_gradient_move_what_it_adds_by_as_little():
+    """At and around the floor, in the direction that moves it most: a norm that moved as well would count twice."""
+    generator = np.random.default_rng(4)
+    sampler = sampler_of(n=2)
+    sampler.learn(1, np.full(2, CLIP))
+    sampler._coins = np.zeros(2, dtype=np.uint64)
+    for norm in (CLIP / 64, CLIP / 16, 1.001 * CLIP / 16, CLIP, 50 * CLIP):
+        direction, other = (row / np.linalg.norm(row) for row in generator.normal(size=(2, 30)))
+        for step in (direction, other, direction + other):
+            moved = 1e-5 * max(norm, CLIP / 16) * step / np.linalg.norm(step)
+            pair = np.stack([norm * direction, norm * direction + moved])
+            added = sampler.weights(1, np.arange(2), np.linalg.norm(pair, axis=1), BOUND)[:, None] * pair
+            assert np.linalg.norm(added[0] - added[1]) <= 1e-5 * BOUND * (1 + 1e-4)
 
 
 def present(rate_proposed, accepted, coins, moved, shifts, noise, outputs):
@@ -167,7 +183,9 @@ def test_groups_are_claimed_from_the_guarantee_alone():
     """The law of a group's coins is not that of Poisson samples."""
     step = Repeated(Sampled(Importance(0.01, JITTER), (SumQuery(1.0, 1.0),)), 100)
     plain = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 100)
-    assert group_epsilon([step], 3, 1e-5) > 1.2 * group_epsilon([plain], 3, 1e-5)
+    wrapped = Repeated(Parallel((Composed.of([step]),), moves=False), 1)
+    least = 1.2 * group_epsilon([plain], 3, 1e-5)
+    assert group_epsilon([step], 3, 1e-5) > least and group_epsilon([wrapped], 3, 1e-5) > least
 
 
 def test_schedules_survive_json_and_change_with_their_steps():
