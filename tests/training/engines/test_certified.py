@@ -329,6 +329,16 @@ def test_no_record_pushes_a_long_sum_into_coarser_rounding(kind, records):
     assert float(moved.abs().max()) <= len(others) * 2.0**-17.5  # below the allowance; 2^-16 in one sum of 1024
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("records", [1, 128, 129, 256, 300])
+def test_a_sum_of_written_out_gradients_has_every_record_once_and_with_its_own_weight(records, blocks):
+    generator = torch.Generator().manual_seed(1)
+    gradients = torch.randn(blocks, records, 7, generator=generator)
+    weights = torch.rand(records, dtype=torch.float64, generator=generator)
+    found = added(Kept(gradients, lambda summed: summed.view(blocks, 7)), weights, (blocks, 7))
+    torch.testing.assert_close(found, torch.einsum("n,bnd->bd", weights, gradients.double()), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(3, 3), (10, 1024), (1024, 10), (1, 5000), (64, 64), (80, 100), (300, 17)])
 def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, threads):

@@ -1,11 +1,12 @@
 """Real Gaussians, each known to within a cell: the abscissas of random points below the bell curve.
 
-A cell is so small that all its reals round to the same lattice point; proof in docs/proofs/lattice-noise.md. All arrays
-are numpy's, which divides no operation among threads and lets other threads run meanwhile.
+A cell is so small that all its reals round to the same lattice point; proof in docs/proofs/lattice-noise.md. No
+operation here is divided among threads, and all of them let other threads run meanwhile.
 """
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, cover
 from dpfy.mechanisms.noise.exact import Expansion, is_below
@@ -32,8 +33,10 @@ def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream) ->
     """
     room = room[:room_for(count)]
     rejected = _draw(room, cover(spread), stream)
-    missing, useless = np.split(rejected, [np.searchsorted(rejected, count)])
-    spare = np.delete(room[count:], useless - count)
+    inside = int(np.searchsorted(rejected, count))
+    missing, useful = rejected[:inside], np.ones(len(room) - count, dtype=np.bool_)
+    useful[rejected[inside:] - count] = False
+    spare = room[count:][useful]
     if len(spare) < len(missing):
         more = len(missing) - len(spare)
         spare = np.concatenate([spare, draw_cells(np.empty(room_for(more)), more, spread, stream)])
@@ -46,14 +49,15 @@ def _draw(out: Floats, bell: Cover, stream: SecureStream) -> Positions:
     words = np.empty((6 * len(out) + 7) // 8, dtype=np.uint64)
     stream.fill(words)
     place, rectangle = words.view(np.int32)[:len(out)], words.view(np.uint16)[2 * len(out):3 * len(out)]
-    np.take(bell.middle, rectangle, out=out, mode="clip")  # the other mode makes a copy
+    torch.index_select(torch.from_numpy(bell.middle), 0, torch.from_numpy(rectangle.astype(np.int32)),
+                       out=torch.from_numpy(out))  # numpy would make indices of 64 bits first
     out += place
     position = np.flatnonzero(rectangle >= bell.certain)
     rectangle = rectangle[position]
     height = stream.words(len(position)).view(np.int64)  # from the middle of the rectangle, as all places here
     rejected = _above(out[position], bell.level[rectangle - np.uint16(bell.certain)], height, bell, stream)
-    for index in np.flatnonzero((rectangle == RECTANGLES - 1) & (height < _TAIL)):
-        if (middle := _draw_tail(bell, stream)) is not None:
+    for index in np.flatnonzero(rectangle == RECTANGLES - 1):
+        if height[index] < _TAIL and (middle := _draw_tail(bell, stream)) is not None:
             out[position[index]] = middle
             rejected[index] = False
     return position[rejected]
