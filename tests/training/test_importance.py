@@ -15,13 +15,14 @@ from torch.utils.data import TensorDataset
 import dpfy
 from dpfy.accounting import RenyiFilter, odometer
 from dpfy.errors import BudgetExhausted, InvalidArgument
+from dpfy.ledger import Header
 from dpfy.ledger.events import Importance, Poisson
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.importance import COMPANIONS, MOVED
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.training.blocks import Blocks
-from dpfy.training.norm_sums import noised, norm_sum
+from dpfy.training.norm_sums import noised, norm_sum, paid_beside
 from dpfy.training.state import read_state
 
 N, WIDTH = 60, 5
@@ -346,7 +347,7 @@ def test_what_was_released_is_kept_over_a_resume_and_nothing_is_charged_for_norm
     again = dpfy.resume(tmp_path / "saved", model, torch.optim.SGD(model.parameters(), lr=0.1), Records(),
                         insecure_test_key=6)
     assert again._steering.state_dict()["norm_sum"] == kept and kept["since"] == 6
-    assert again.steps_taken == 12 and again.ledger.count == 1 + 3 + 12
+    assert again.steps_taken == 12 and again.ledger.count == 1 + 3 + 12 and again.lost_steps == 5
     train(again)
     now = again._steering.state_dict()["norm_sum"]
     assert (now["since"], now["size"]) == (13, kept["size"])  # the third sum was lost: another one is released
@@ -366,6 +367,20 @@ def test_a_resume_within_an_epoch_charges_nothing_for_its_norms(tmp_path):
     assert again.ledger.count == 1 + 5 and again._importance._learned_at == 3
     train(again)
     assert again.ledger.count == 2 + 10 and again._importance._learned_at == 6
+
+
+def test_sums_of_norms_of_earlier_plans_are_no_steps_of_this_one():
+    plan = dpfy.dpis(records=N, batch_size=12, epochs=2, noise_multiplier=1.0, norm_sum="released").under(RULE)
+    later = replace(plan, steps=7)
+    with dpfy.Ledger.in_memory(plan.guard(), Header(plan=plan.to_json(), filter=RULE.to_json())) as ledger:
+        for event, times in ((plan.beside[0].event, 2), (plan.event, 1)):
+            for _ in range(times):
+                ledger.reserve(event)
+        assert (ledger.plan_count, paid_beside(plan, ledger)) == (3, 2)
+        ledger.register(plan.guard(), Header(plan=later.to_json(), filter=RULE.to_json()))
+        assert (ledger.plan_count, paid_beside(later, ledger)) == (0, 0)
+        ledger.reserve(plan.event)
+        assert (ledger.plan_count, paid_beside(later, ledger)) == (1, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1])

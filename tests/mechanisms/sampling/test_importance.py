@@ -143,14 +143,16 @@ def present(rate_proposed, accepted, coins, moved, shifts, noise, outputs):
     return np.concatenate(density)
 
 
-@pytest.mark.parametrize(("rate", "accepted", "noise"), [(0.4, 0.5, 0.8), (0.8, 0.3, 1.5), (0.05, 0.87, 0.6)])
-def test_no_test_tells_one_record_apart_better_than_the_event_allows(rate, accepted, noise):
+@pytest.mark.parametrize(("rate", "accepted", "noise", "null"), [
+    (0.4, 0.5, 0.8, 0.0), (0.8, 0.3, 1.5, 0.0), (0.05, 0.87, 0.6, 0.0), (0.4, 0.5, 0.8, 0.3)])
+def test_no_test_tells_one_record_apart_better_than_the_event_allows(rate, accepted, noise, null):
     """Two companions whose coins and contributions move when the record is proposed, by far more than is allowed for:
-    one and two steps, both directions, by quadrature. Without the Gaussian of the jitter it would fail."""
+    one and two steps, both directions, by quadrature. Without the Gaussian of the jitter it would fail. Where a record
+    is set to zero, a null one is proposed instead, and moves companions on its own."""
     outputs = np.linspace(-8 * noise, 3 + 8 * noise, 301)
     coins, moved, bend, part = (0.3, 0.6), (0.36, 0.52), 0.04, 0.3
     one = present(rate, accepted, coins, moved, bend, noise, outputs)
-    none = present(0.0, 0.0, coins, coins, 0.0, noise, outputs)
+    none = present(null, 0.0, coins, (0.34, 0.54), bend / 2, noise, outputs)
     one, none = one / one.sum(), none / none.sum()
     h = max(abs(a - b) / (2 * min(a, 1 - a)) for a, b in zip(coins, moved, strict=True))
     bits = 2 * bend / (noise * part)
