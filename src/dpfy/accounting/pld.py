@@ -13,6 +13,7 @@ from dpfy.accounting.composition import composed, curve
 from dpfy.accounting.outcomes import Law, Range
 from dpfy.accounting.pairs import Bound, Pair, Pairs, coarsened, of_law, unsampled
 from dpfy.accounting.questions import Bracket, DeltaAt, EpsilonAt, Location
+from dpfy.accounting.ranges import Ranges, countable
 
 ACCURACY = 1e-3  # relative, in ε
 _FIRST_RUNG, _RUNG = 0.5, 1.5  # values of ε, in standard deviations of the loss, from which others are answered
@@ -45,14 +46,17 @@ def delta_lower(pairs: Pairs, epsilon: float, accuracy: float = ACCURACY) -> flo
 @lru_cache(maxsize=64)
 def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     """Bound ε(δ) from both sides."""
-    found, attained = _epsilon_bracket(pairs, delta, accuracy), _attained(pairs)
+    attained, in_a_row = _attained(pairs), _choices_in_a_row(pairs)
+    found = _epsilon_bracket(in_a_row, delta, accuracy)
     if attained is None:
         return found
     whole = unsampled(pairs)
     others = [(rdp.epsilon_upper(whole, delta).value if _has_renyi_curve(whole) else math.inf, "by Rényi divergences")]
     if whole != pairs:
         others.append((_epsilon_bracket(whole, delta, accuracy).upper, "as if batches were known"))
-    return _of_class(found, others, _epsilon_bracket(attained, delta, accuracy))
+    known = _epsilon_bracket(attained, delta, accuracy).lower
+    only = in_a_row[0][0].law if len(in_a_row) == 1 else None
+    return _of_class(found, others, max(known, only.epsilon_below(delta)) if isinstance(only, Ranges) else known)
 
 
 def _epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
@@ -73,14 +77,17 @@ def _epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
 @lru_cache(maxsize=64)
 def delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     """Bound δ(ε) from both sides."""
-    found, attained = _delta_bracket(pairs, epsilon, accuracy), _attained(pairs)
+    attained, in_a_row = _attained(pairs), _choices_in_a_row(pairs)
+    found = _delta_bracket(in_a_row, epsilon, accuracy)
     if attained is None:
         return found
     whole = unsampled(pairs)
     others = [(rdp.delta_upper(whole, epsilon).value if _has_renyi_curve(whole) else 1.0, "by Rényi divergences")]
     if whole != pairs:
         others.append((_delta_bracket(whole, epsilon, accuracy).upper, "as if batches were known"))
-    return _of_class(found, others, _delta_bracket(attained, epsilon, accuracy))
+    known = _delta_bracket(attained, epsilon, accuracy).lower
+    only = in_a_row[0][0].law if len(in_a_row) == 1 else None
+    return _of_class(found, others, max(known, only.delta_below(epsilon)) if isinstance(only, Ranges) else known)
 
 
 def _delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
@@ -144,10 +151,21 @@ def _of_mechanism(pair: Pair) -> Pair:
     return of_law(attained, pair.rate) if isinstance(attained, Law) else Pair(pair.rate, attained)
 
 
-def _of_class(found: Bracket, others: list[tuple[float, str]], attained: Bracket) -> Bracket:
+def _choices_in_a_row(pairs: Pairs) -> Pairs:
+    """The run with one law for all exponential mechanisms of the same range: the most that an adaptive choice of them
+    costs, which composes with others also if they alternate (Vadhan & Zhang 2023, on concurrent composition)."""
+    def merged(pair: Pair, times: int) -> tuple[Pair, int]:
+        law = pair.law
+        if isinstance(law, Range) and pair.rate == 1 and countable(law.epsilon, times):
+            return of_law(Ranges(law.epsilon, times)), 1
+        return pair, times
+    return tuple(sorted(merged(pair, times) for pair, times in pairs))
+
+
+def _of_class(found: Bracket, others: list[tuple[float, str]], lower: float) -> Bracket:
     """The best of several upper bounds: a law is of all mechanisms of a class at once, which is not always best."""
     upper, note = min((found.upper, found.note), *others)
-    return Bracket(min(attained.lower, upper), upper, note)
+    return Bracket(min(lower, upper), upper, note)
 
 
 def _uncomposed_epsilon(pairs: Pairs, delta: float) -> Bracket:
