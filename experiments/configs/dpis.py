@@ -39,12 +39,14 @@ _FEW, _MANY = {"rate": 0.1, "steps": 150}, {"rate": 0.12, "steps": 250}
 _SMALL = 0.02  # where noise is low enough for importance sampling to matter
 _DIGITS: dict[float, dict[str, Any]] = {
     0.5: {"rate": 0.1, "steps": 100, "learning_rate": 40.0}, 1.0: _FEW | {"learning_rate": 50.0},
-    2.0: _MANY | {"learning_rate": 60.0}, 3.0: _MANY | {"learning_rate": 90.0}, 4.0: _MANY | {"learning_rate": 90.0},
+    2.0: _MANY | {"learning_rate": 60.0}, 3.0: _MANY | {"learning_rate": 65.0}, 4.0: _MANY | {"learning_rate": 65.0},
 }
 _PHOTOGRAPHS: dict[float, dict[str, Any]] = {
     epsilon: {"rate": 0.08, "steps": 120, "learning_rate": rate, "seeds": (0,)}
     for epsilon, rate in ((0.5, 25.0), (1.0, 40.0), (2.0, 60.0), (3.0, 80.0), (4.0, 80.0))
 }
+_COMPETITORS = (1.0, 3.0)  # the ε at which other methods are compared
+_TEMPERED = {"network": "cnn-head", "rate": 0.04, "steps": 150, "clip": 0.1, "learning_rate": 4.0, "seeds": (0,)}
 _CLOTHES: dict[float, dict[str, Any]] = {
     0.5: _FEW | {"learning_rate": 35.0}, 1.0: _FEW | {"learning_rate": 65.0}, 2.0: _FEW | {"learning_rate": 100.0},
     3.0: _MANY | {"learning_rate": 100.0}, 4.0: _MANY | {"learning_rate": 100.0},
@@ -56,11 +58,25 @@ def _cell(data: str, name: str, epsilon: float, method: str, **settings: Any) ->
                 reference=_REFERENCE, found=_FOUND[data], schedule="linear", **_SHARED[data] | settings)
 
 
+def _quickly(settings: dict[str, Any]) -> dict[str, Any]:
+    return settings | {"rate": _SMALL, "steps": 150, "seeds": (0,)}
+
+
 CELLS = (
     *(_cell("mnist", "dpsgd", epsilon, "dp-sgd", **settings) for epsilon, settings in _DIGITS.items()),
+    *(_cell("mnist", "dpis", epsilon, "dpis:0.15:4", **_quickly(settings)) for epsilon, settings in _DIGITS.items()),
+    *(_cell("mnist", "same", epsilon, "dp-sgd", **_quickly(settings)) for epsilon, settings in _DIGITS.items()),
     *(_cell("fashion-mnist", "dpsgd", epsilon, "dp-sgd", **settings) for epsilon, settings in _CLOTHES.items()),
+    *(_cell("fashion-mnist", "dpis", epsilon, "dpis:0.35", **_quickly(settings))
+      for epsilon, settings in _CLOTHES.items()),
+    *(_cell("fashion-mnist", "same", epsilon, "dp-sgd", **_quickly(settings))
+      for epsilon, settings in _CLOTHES.items()),
+    *(_cell(data, "decay", epsilon, "decay:0.03", **settings[epsilon] | {"seeds": (0,)})
+      for data, settings in (("mnist", _DIGITS), ("fashion-mnist", _CLOTHES)) for epsilon in _COMPETITORS),
+    *(_cell(data, "tempered-sigmoid", epsilon, "tempered-sigmoid:1.58:3:0.71", **_TEMPERED)
+      for data in ("mnist", "fashion-mnist") for epsilon in _COMPETITORS),
     *(_cell("cifar-10", "dpsgd", epsilon, "dp-sgd", **settings) for epsilon, settings in _PHOTOGRAPHS.items()),
     *(_cell("imdb", "dpsgd", epsilon, "dp-sgd", rate=0.2) for epsilon in _TARGETS["imdb"]),
-    *(_cell("imdb", "dpis", epsilon, "dpis:0.8:1.5", rate=_SMALL, seeds=(0,)) for epsilon in _TARGETS["imdb"]),
+    *(_cell("imdb", "dpis", epsilon, "dpis:0.8:16", rate=_SMALL, seeds=(0,)) for epsilon in _TARGETS["imdb"]),
     *(_cell("imdb", "same", epsilon, "dp-sgd", rate=_SMALL, seeds=(0,)) for epsilon in _TARGETS["imdb"]),
 )
