@@ -26,7 +26,7 @@ from dpfy.auditing.bounds import (
     trials_refute,
 )
 from dpfy.auditing.canaries import Canaries, GradientCanaries, coins
-from dpfy.auditing.inputs import ATTACKS, KINDS, InputCanaries, MadeUp, make, shape_of
+from dpfy.auditing.inputs import ATTACKS, KINDS, InputCanaries, make, shape_of
 from dpfy.auditing.membership import as_trials
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
@@ -97,7 +97,7 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
     ``canaries`` is a number of gradient canaries, or a list of made-up records: those of
     :func:`~dpfy.auditing.mislabelled` and :func:`~dpfy.auditing.crafted`, or your own. Such *input* canaries are scored
     by the gradients that were released or, with ``attack="black-box"``, by what the last model's losses show. They
-    share parameters with ``data``, so that what is returned depends on it: it must be ``public``, or made up.
+    share parameters with ``data``, so that what is returned depends on it: it must be ``public``, made up or empty.
 
     *Formal guarantee*: with probability at least ``confidence`` each lower bound is below what the pipeline really has,
     for adding or removing a record.
@@ -153,8 +153,8 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
                    **options: Any) -> Audit:
     """Audit what ``dpfy train`` would run with these settings; ``options`` are those of :func:`audit_run`.
 
-    ``kind`` is gradient, mislabelled or crafted. The latter two are planted among as many made-up records as there are
-    declared ones, of which only the shape is looked at, unless the data are ``public``.
+    ``kind`` is gradient, mislabelled or crafted. The latter two run alone, unless the data are ``public``: others would
+    only hide them. Of private ones nothing is looked at but the shape.
     """
     trainer = Trainer(settings)
     assert trainer.plan.budget is not None
@@ -169,7 +169,7 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
         shape = shape_of(data[0])
         with torch.no_grad():
             classes = trainer.model(torch.zeros(1, *shape)).shape[-1]
-        data = data if public else MadeUp(shape, classes, trainer.data.records)
+        data = data if public else []
         planted = make(kind, trainer.model, loss, shape, classes, canaries, trainer.plan.clip)
         public = True
     return audit_run(trainer.model, trainer.optimizer, data, trainer.plan, loss, trainer.plan.budget.delta,

@@ -30,8 +30,8 @@ def audit(
                                            "mislabelled (random patterns) or crafted.")] = "gradient",
     attack: Annotated[str, typer.Option(help="By what records are guessed: white-box (every released gradient) or "
                                              "black-box (losses of the last model).")] = "white-box",
-    public: Annotated[bool, typer.Option("--public", help="The data are public: plant records among them, not among "
-                                                          "made-up ones.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="The data are public: plant records among them; else these "
+                                                          "run alone.")] = False,
     guesses: Annotated[int | None, typer.Option(help="About how many of them is guessed; an eighth if left out.",
                                                 show_default=False)] = None,
     confidence: Annotated[float, typer.Option(help="With which the lower bounds hold.")] = 0.95,
@@ -44,9 +44,8 @@ def audit(
 ) -> None:
     """Attack a private run of your settings with canaries; exit with 1 if they betray more than its ledger allows.
 
-    The audited run is one of its own. Canaries that are records run among made-up ones of the same number and shape,
-    because what they show depends on the records beside them. With --self-test: exit with 1 unless every planted
-    mistake, and nothing else, is flagged.
+    The audited run is one of its own. Canaries that are records run alone, because what they show would depend on the
+    records beside them. With --self-test: exit with 1 unless every planted mistake, and nothing else, is flagged.
 
     Examples:
 
