@@ -1,6 +1,8 @@
 """Time and memory of private training steps beside plain torch: ``python -m benchmarks.engines``.
 
-A complete run writes benchmarks/results.json and the tables of the README. Linux only: memory is read from /proc.
+A complete run writes benchmarks/results.json and the tables of the README. It may go in parts: with ``--workload mlp
+--output benchmarks/results.json`` the figures of one workload take the place of those that are there, and all others
+stay. Linux only: memory is read from /proc.
 """
 
 import argparse
