@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from dpfy.accounting import account
@@ -43,8 +44,46 @@ def test_what_arithmetic_and_cuts_add_to_delta_is_not_lost():
         assert wrapped.failure == pytest.approx(plain.failure) != 0
     one = Selected(Composed((step,), (50,)), FEW)
     assert account(one, relation="zero_out").delta(3.0).upper > plain.failure + plain.numerical_delta
-    with pytest.raises(UnsupportedEvent, match="pld"):
-        account(Selected(gaussian(1.0, numerical_delta=1e-9), FEW), "rdp")
+
+
+def telling(truth, chance):
+    """One of two answers, or with a small chance one that gives the data set away; the last two are the best."""
+    return [[(1 - chance) * (1 - truth), (1 - chance) * truth, chance, 0.0],
+            [(1 - chance) * truth, (1 - chance) * (1 - truth), 0.0, chance]]
+
+
+def best_of(law, weights):
+    """The law of the best of K runs, outputs in rising order of scores: Σ_k Pr[K = k]·(F_j^k − F_{j−1}^k)."""
+    total = np.concatenate(([0.0], np.cumsum(law)))
+    return np.diff(sum(weight * total**count for count, weight in weights.items()))
+
+
+def numbers_of(trials, most=400):
+    shape = trials.shape
+    terms = {k: math.exp(math.lgamma(k + shape) - math.lgamma(k + 1) + k * math.log1p(-trials.success))
+             for k in range(1, most)}
+    return {k: term / math.fsum(terms.values()) for k, term in terms.items()}
+
+
+def test_what_arithmetic_adds_to_delta_is_selected_too():
+    """Fails if the chance of a telling answer is counted once, not for the best of all runs, by either method."""
+    chance, truth, trials = 1e-4, 0.6, NegativeBinomialTrials.with_mean(8.0, shape=0.5)
+    run = Sampled(Poisson(1.0), (RandomizedAnswer(truth),), numerical_delta=chance)
+    laws = [best_of(law, numbers_of(trials)) for law in telling(truth, chance)]
+    again = [best_of(law, numbers_of(trials)) for law in laws]
+    for method in ("pld", "rdp"):
+        for event, (p, q) in ((Selected(run, trials), laws), (Selected(Selected(run, trials), trials), again)):
+            found = account(event, method)
+            for epsilon in (0.5, 3.0):
+                exact = float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+                assert 3 * chance < exact <= found.delta(epsilon).upper < 1
+
+
+def test_less_of_it_costs_less():
+    """Without any, the rule is that of Theorem 2; a δ that is no more than it leaves nothing to claim."""
+    claims = [claim(Selected(gaussian(4.0, numerical_delta=chance), FEW), "rdp") for chance in (0.0, 1e-12, 1e-9, 1e-6)]
+    assert claims == sorted(claims) and claims[0] < claims[2] < 1.01 * claims[0] and claims[3] == math.inf
+    assert claim(Selected(Sampled(Poisson(0.1), (), numerical_delta=1e-9), PoissonTrials(3.0)), "rdp") < math.inf
 
 
 @pytest.mark.parametrize("method", ["pld", "rdp"])

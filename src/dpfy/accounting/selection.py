@@ -127,22 +127,23 @@ def weight(trials: Trials, missed: Array) -> Array:
 
 
 def renyi_curve(trials: Trials, orders: Array, curve: Array, delta: Callable[[float], float],
-                other: tuple[float, float] | None = None) -> Array:
+                other: tuple[float, float] | None = None, spare: float = 0.0) -> Array:
     """Return the Rényi curve of repeat-and-select from the ``curve`` of one run at ``orders``.
 
     ``other`` is the order and the divergence of one run by which its place in the order of scores is bounded; the best
     of the curve if not given. ``delta`` bounds δ(ε) of one run, by whatever method; Poisson numbers of runs need it at
-    e^ε = 1 + 1/(order − 1).
+    e^ε = 1 + 1/(order − 1). ``spare`` is by how much δ(ε) of a run may exceed that of a run with this curve, at every
+    ε; then the curve is that of what is left after a mass of mean·spare has been taken away.
 
     Reference: Papernot & Steinke 2022, Theorems 2 and 6, the latter with the chance that there is no run at all:
-    ``docs/proofs/private-selection.md``, Theorems 2 and 3.
+    ``docs/proofs/private-selection.md``, Theorems 2 to 4.
     """
     if isinstance(trials, NegativeBinomialTrials):
         at, value = (np.asarray(part) for part in (other or (orders, curve)))
-        others = (1 - 1 / at) * value - math.log(trials.success) / at
+        others = (1 - 1 / at) * value - math.log(trials.success) / at + math.log1p(spare / trials.success)
         return np.asarray(curve + (1 + trials.shape) * others.min() + math.log(trials.mean) / (orders - 1))
     if isinstance(trials, PoissonTrials):
-        spread = np.array([delta(math.log1p(1 / (order - 1))) for order in orders])
+        spread = np.array([delta(math.log1p(1 / (order - 1))) + spare for order in orders])
         one = math.log(trials.rate) + (orders - 1) * (curve + trials.rate * spread)
         return np.asarray(np.logaddexp(-trials.rate, one) / (orders - 1))
     raise UnsupportedEvent(f"No rule for a number of runs that is drawn from {trials.tag!r}.")
