@@ -178,6 +178,16 @@ def test_what_goes_wrong_with_the_ledger_is_no_outcome(tmp_path, quick, monkeypa
         tune(config(tmp_path), model=line, **DATA)
 
 
+def test_trials_take_the_noise_of_the_search_and_calibrate_none(tmp_path, quick, monkeypatch):
+    """Fails if each trial computes a noise of its own, which takes seconds and is thrown away."""
+    quick(3)
+    calls, calibrate = [], dpfy.Plan.calibrate
+    monkeypatch.setattr(dpfy.Plan, "calibrate", lambda *given, **named: calls.append(1) or calibrate(*given, **named))
+    found = tune(config(tmp_path), model=line, **DATA)
+    assert len(calls) == 1  # before the search, which settles delta
+    assert found.failure is None and (found.folder / "model.safetensors").exists()
+
+
 def test_a_trial_with_less_noise_than_declared_is_refused(tmp_path, quick, monkeypatch):
     quick(1)
     tried = searching.try_settings

@@ -173,8 +173,11 @@ class Trainer:
                 "rows_per_user": config.rows_per_user}
 
     def _make_plan(self) -> Plan:
-        plan = self._by_norm() if self.config.sampling == "importance" else self._by_chance()
-        return plan.calibrate(epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
+        return self._uncalibrated().calibrate(
+            epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
+
+    def _uncalibrated(self) -> Plan:
+        return self._by_norm() if self.config.sampling == "importance" else self._by_chance()
 
     def _by_chance(self) -> Plan:
         """A plan in which all records are drawn alike."""

@@ -52,7 +52,9 @@ class Trial(Trainer):
         super().__init__(config, **objects.fresh())
 
     def _make_plan(self) -> Plan:
-        return replace(super()._make_plan(), noise_multiplier=self._noise_multiplier, budget=None)
+        # What is checked before the search is calibrated like a run, which settles δ; a trial has its noise.
+        plan = super()._make_plan() if self._noise_multiplier is None else self._uncalibrated()
+        return replace(plan, noise_multiplier=self._noise_multiplier, budget=None)
 
     def outcome(self, ledger: Ledger, settings: dict[str, Scalar], score: str) -> Outcome:
         """Take all steps and score what they released."""
