@@ -11,6 +11,7 @@ from dpfy.mechanisms.query import ClippedSum, NormsBelow, Query, Statistic
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.training import run as runs
 from dpfy.training.chunk import Chunk
+from dpfy.training.data import Records, visit
 from dpfy.training.engines import ENGINES
 from dpfy.training.pieces import Pieces
 
@@ -35,9 +36,9 @@ def loss_of(model):
     return loss
 
 
-def made_up(size, seed):
+def made_up(size, seed, width=WIDTH, classes=CLASSES):
     generator = torch.Generator().manual_seed(seed)
-    return Chunk((torch.rand(size, WIDTH, generator=generator), torch.randint(CLASSES, (size,), generator=generator)),
+    return Chunk((torch.rand(size, width, generator=generator), torch.randint(classes, (size,), generator=generator)),
                  size)
 
 
@@ -89,3 +90,38 @@ def test_the_noise_of_a_step_with_statistics_is_scaled_for_what_they_move(engine
     assert without.rounding == pytest.approx(ENGINES[engine].rounding, abs=1e-12)  # and float64 additions of blocks
     assert with_it.rounding == pytest.approx((0.9 * without.rounding**2 + 0.1 * ROUNDING**2) ** 0.5)
     assert with_it.companions >= 20
+
+
+def jumping():
+    """A network with a derivative that jumps, and a record that it maps to where it does, up to last bits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+    weight = model[0].weight.detach().double()
+    record = torch.randn(1000).double()
+    record -= weight.T @ torch.linalg.solve(weight @ weight.T, weight @ record)
+    return model, record.float()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_record_that_raises_moves_no_bit_of_others(name):
+    """Had the others been computed one by one, kernels of another size would turn their signs round: by 20 bounds."""
+    model, record = jumping()
+    parameters = dict(model.named_parameters())
+    engine = ENGINES[name](model, parameters)
+
+    def loss(x, y):
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    engine.prepare(loss, lambda size, seed: made_up(size, seed, width=1000, classes=2))
+    clipping = Pieces(Query.of([ClippedSum(1.0)]), parameters, ()).clipping(2.0**-40)
+
+    def total(labels):
+        data = TensorDataset(record.repeat(len(labels), 1), torch.tensor(labels))
+        gradients = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters.values()]
+        visit(Records(data, None, 0), [torch.arange(len(labels))],
+              lambda chunk: engine.bounded_sums(loss, chunk, clipping), lambda sums: sums.add_to(gradients))
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    undisturbed = total([0] * 40)
+    assert undisturbed.norm() > 0
+    assert torch.equal(total([0] * 20 + [5] + [0] * 20), undisturbed)  # there is no class 5

@@ -130,28 +130,42 @@ class Records:
 
 def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chunk], Any],
           take: Callable[[Any], None]) -> None:
-    """Compute chunks of records and take the results; where one raises, record by record, without those that do."""
+    """Compute chunks of records and take the results; where one raises, without the records that raise alone."""
     visit_loaded(sample, parts, lambda loaded: compute(loaded.chunk), take)
 
 
 def visit_loaded(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[LoadedChunk], Any],
                  take: Callable[[Any], None]) -> None:
     """Do the same where it matters which records are in a chunk."""
-    def done(loaded: LoadedChunk) -> bool:
-        try:
-            found = compute(loaded)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # whatever a record makes the user's code raise, SystemExit included
-            return False
-        take(found)
-        return True
-
     for loaded in sample.chunks(parts):
-        if not done(loaded):
-            for index in loaded.indices:
-                if (record := sample.alone(index)) is not None:
-                    done(LoadedChunk(record, (index,)))
+        if not _done(loaded, compute, take):
+            _without_culprits(sample, loaded, compute, take)
+
+
+def _without_culprits(sample: Records, loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any],
+                      take: Callable[[Any], None]) -> None:
+    """Compute the chunk that there would have been without the records that raise: to the same bits."""
+    alone = {index: LoadedChunk(record, (index,)) for index in loaded.indices
+             if (record := sample.alone(index)) is not None}
+    others = [index for index, record in alone.items() if _done(record, compute, lambda found: None)]
+    if not others:
+        return
+    for rest in sample.chunks([torch.tensor(others)]):
+        if len(others) == len(loaded.indices) or not _done(rest, compute, take):  # what raises in company alone
+            for index in rest.indices:
+                _done(alone[index], compute, take)
+
+
+def _done(loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any], take: Callable[[Any], None]) -> bool:
+    """Whether a chunk could be computed and was taken."""
+    try:
+        found = compute(loaded)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # whatever a record makes the user's code raise, SystemExit included
+        return False
+    take(found)
+    return True
 
 
 def shape_of(value: Any) -> Any:
