@@ -189,3 +189,13 @@ def test_a_search_on_public_data_charges_nothing_and_says_so(tmp_path):
     assert json.loads((found.folder / "settings.json").read_text())["clip"] == found.settings["clip"]
     with pytest.raises(InvalidArgument, match="score='public'"):
         config(tmp_path, accounting="public", score="private")
+
+
+def test_bayesian_workers_learn_through_the_storage(tmp_path, quick):
+    """Fails if a worker keeps what its trials scored to itself."""
+    optuna = pytest.importorskip("optuna")
+    storage = f"sqlite:///{tmp_path}/study.db"
+    folder = share_tuning(config(tmp_path, trials=2, proposals="bayesian", storage=storage), **DATA)
+    assert work_on_tuning(folder, **DATA) == 2
+    found = optuna.load_study(study_name="a", storage=storage)
+    assert [trial.value for trial in found.trials] == [trial["score"] for trial in Folder(folder).trials()]
