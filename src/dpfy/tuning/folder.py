@@ -168,7 +168,7 @@ class Folder:
             _write(self.path / TRIALS, list(trials))
         _write(self.path / RESULT, result.to_json())
         for file in self.path.glob("trial-*"):
-            file.unlink()
+            file.unlink(missing_ok=True)  # of a worker that came too late
         return result
 
     def _report(self, config: TuneConfig, chosen: TrainConfig, best: Outcome | None, draft: Trainer, final_run: float,
