@@ -12,6 +12,7 @@ from torch import nn
 
 from dpfy.data.text import glove
 from dpfy.models import Normalize, review_classifier, scattering_features
+from experiments.networks import Folded
 from experiments.strokes import whitening
 
 FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -32,6 +33,7 @@ def normalization(shape: tuple[int, ...]) -> nn.Sequential:
 FRONTS: dict[str, Callable[[tuple[int, ...], str | Path | None], nn.Module]] = {
     "normalized-linear": lambda shape, data_dir: normalization(shape),
     "whitened-linear": lambda shape, data_dir: nn.Sequential(whitening(_GROUPS), Normalize(norm=_NORM)),
+    "folded-linear": lambda shape, data_dir: nn.Sequential(Folded(), normalization(shape)),
     "review-linear": lambda shape, data_dir: nn.Sequential(  # the mean of frozen word vectors
         review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)),
 }
