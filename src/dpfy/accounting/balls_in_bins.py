@@ -2,40 +2,44 @@
 
 The pair is the mean of N(e_t, z²) over the batches t against N(0, z²) (Chua et al. 2025), whose likelihood ratio is the
 mean S of independent lognormal numbers of mean 1 under the latter. Both profiles are expectations of convex functions
-of S, so numbers that are moved to the two ends of their cells of a lattice, keeping their mean, can only raise them;
-and sums on a lattice are powers of a Fourier transform. Nothing is simulated: the bounds are certain. The proof is in
+of S, so numbers that are moved to points on both sides of them, keeping their mean, can only raise them. Sums are made
+by doubling, on points that are close together where most of a sum is and in proportion to it far out. All terms are
+positive, so every mass keeps its digits, however small. Nothing is simulated: the bounds are certain. The proof is in
 ``docs/proofs/accounting-policies.md``, section 4.
 """
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr, ndtri
 
 from dpfy.accounting.outcomes import Array, Law, Masses, Table
-from dpfy.accounting.pairs import Pair, of_law
+from dpfy.accounting.pairs import Neighbours, Pair, of_law
 
-_TAIL = 1e-13  # of what one number exceeds its last cell by, in the mean
-_PER_STDDEV = 50  # lattice steps
-_MOST = 1 << 20  # lattice steps in all; beyond, they are coarser
-_UNIT = 2.0**-53
-_POINTS = 8192  # losses in the end
-_RARE = 1e-15  # masses beyond the first and the last of them
-_LEAST_NOISE = 0.6  # below it, a lattice of few million steps is too coarse
+_LEAST_NOISE, _MOST_NOISE = 0.05, 1e6  # e^(10/z) is a float, and so is the distance of points about 1
+_TAIL = 1e-25  # of what one number exceeds the last point by, in the mean
+_CENTRE, _BOTTOM = 640, 90  # points: δ to a few thousandths
+_FIRST = 1e-9  # of the mean: the first point above 0
+_LOST = 2e-12  # relative: more than the ten thousand positive terms that a mass is made of lose, for each number
+_UP = 1 + 1e-11
+_ROWS = 8  # parts in which sums are made, to stay in the cache
+_SPLITS = 600  # values of ε at which a record is replaced in two steps
+_RARE = 1e-18  # δ beyond which no profile is looked at
 
 
-def epoch(bins: int, noise_multiplier: float) -> Pair:
-    """Return the pair of an epoch whose record is set to zero or not; one Gaussian sum where no more is known.
+def epoch(bins: int, noise_multiplier: float, neighbours: Neighbours = "absent") -> Pair:
+    """Return the pair of an epoch whose record is set to zero or not, or is one or the other of two; one Gaussian sum
+    where no more is known.
 
     >>> epoch(1, 1.0)
     Pair(rate=1.0, noise_multiplier=1.0, neighbours='absent', noise='gaussian', law=None)
     """
-    if bins == 1 or not _LEAST_NOISE <= noise_multiplier < math.inf:
-        return Pair(1.0, noise_multiplier)
-    return of_law(BallsInBinsLaw(bins, noise_multiplier))
+    if bins == 1 or not _LEAST_NOISE <= noise_multiplier <= _MOST_NOISE:
+        return Pair(1.0, noise_multiplier, neighbours)
+    return of_law((BallsInBinsLaw if neighbours == "absent" else ReplacedLaw)(bins, noise_multiplier))
 
 
 @dataclass(frozen=True)
@@ -66,67 +70,119 @@ class BallsInBinsLaw(Law):
         return self.noise_multiplier**-2 / 2
 
     def span(self, log_tail: float) -> tuple[float, float]:
-        return _epoch(self.bins, self.noise_multiplier).span(log_tail)
+        return self._table.span(log_tail)
 
     def masses(self, cuts: Array) -> Masses:
-        return _epoch(self.bins, self.noise_multiplier).masses(cuts)
+        return self._table.masses(cuts)
+
+    @property
+    def _table(self) -> Table:
+        return _epoch(self.bins, self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class ReplacedLaw(BallsInBinsLaw):
+    """One epoch in which a record is replaced: set to zero, then to the other."""
+
+    symmetric = True
+
+    @property
+    def attained(self) -> Law | float | None:
+        """The sum of all batches, which two opposed records move by twice the bound."""
+        return self.noise_multiplier * math.sqrt(self.bins) / 2 * (1 + 1e-15)
+
+    @property
+    def whole(self) -> float | None:
+        return self.noise_multiplier / 2
+
+    @property
+    def zcdp(self) -> float:
+        """That of one Gaussian sum."""
+        return 2 * self.noise_multiplier**-2
+
+    @cached_property
+    def _table(self) -> Table:
+        """δ(ε) ≤ δ₁(ε₁) + e^ε₁·δ₂(ε − ε₁) for every ε₁, with the profiles of removing and of adding."""
+        table = _epoch(self.bins, self.noise_multiplier)
+        loss = np.array(table.loss)
+        p, q = np.array(table.mass), np.array(table.mass) * np.exp(-loss)
+        last = min(max(float(loss[np.cumsum(p[::-1])[::-1] > _RARE].max(initial=0.0)), 1e-6), 300.0)
+        at = np.linspace(0.0, last, _SPLITS)
+        there = np.maximum(-np.expm1(at[:, None] - loss), 0.0) @ p + table.infinite
+        back = np.maximum(-np.expm1(np.minimum(at[:, None] + loss, 0.0)), 0.0) @ q + table.missing
+        found = there[:, None] + np.exp(at)[:, None] * back  # [ε₁, ε − ε₁]
+        sums = np.add.outer(np.arange(_SPLITS), np.arange(_SPLITS))
+        deltas = np.ones(2 * _SPLITS - 1)
+        np.minimum.at(deltas, sums.ravel(), found.ravel())
+        return Table.from_profile(np.linspace(0.0, 2 * last, 2 * _SPLITS - 1), deltas * _UP)
+
+
+class _Sum(NamedTuple):
+    """A sum of so many ``numbers``: points from 0 on, their masses, and by how much in the mean it exceeds the last."""
+
+    numbers: int
+    points: Array
+    mass: Array
+    cut: float
 
 
 @lru_cache(maxsize=16)
 def _epoch(bins: int, noise_multiplier: float) -> Table:
-    """The law of log S; below 1 from the masses of Q and above from those of P, which keep their digits."""
-    tau = 1 / noise_multiplier
-    stddev = math.sqrt(math.expm1(tau**2))
+    """The law of log S: binary digits of the number of batches say which doubled sums are added up."""
+    tau, left = 1 / noise_multiplier, bins
+    total, power = None, _one(tau)
+    while True:
+        if left & 1:
+            total = _added(total, power, tau) if total else power
+        left >>= 1
+        if not left:
+            break
+        power = _added(power, power, tau)
+    assert total is not None
+    mean = total.points[1:] / bins
+    up = _UP + _LOST * bins
+    p = total.mass[1:] * mean * up
+    kept = p > 1e-290
+    missing = float(total.mass[0] + total.mass[1:][~kept].sum()) * up
+    return Table(tuple(np.log(mean[kept]).tolist()), tuple(p[kept].tolist()), total.cut / bins * up + 1e-280,
+                 missing + 1e-280, symmetric=False)
+
+
+def _points(count: int, tau: float) -> Array:
+    """Close together around the mean, in proportion to the distance from it further out, and to themselves near 0."""
     longest = math.exp(tau * (tau / 2 - float(ndtri(_TAIL))))
-    reach = bins + 3 * longest + 40 * math.sqrt(bins) * stddev
-    step = max(stddev / _PER_STDDEV, reach / _MOST)
-    mass, tail = _lognormal(tau, step, math.ceil(longest / step))
-    size = next_fast_len(max(math.ceil(reach / step), 2 * len(mass)), real=True)
-    sizes: Array = step * np.arange(len(mass), dtype=np.float64)
-    transform, biased = rfft(mass, size), rfft(mass * sizes, size)
-    power = transform ** (bins - 1)
-    q, p = irfft(power * transform, size), irfft(power * biased, size)
-    # A transform of length n errs by 8·u·log₂ n of the norm of its input (Higham 2002); no modulus exceeds the sum.
-    lost = 8 * _UNIT * math.log2(size) * math.sqrt(size) * (
-        (bins + 4) * float(np.linalg.norm(mass)) + 2 * float(np.linalg.norm(mass * sizes)))
-    charge = 2 * lost + _beyond(mass, sizes, bins, step * (size - 1))  # once more for masses that do not sum to 1
-    mean = step / bins * np.arange(size)
-    low = mean < 1
-    p, q = np.maximum(np.where(low, q * mean, p), 0.0), np.maximum(np.where(low, q, p / np.maximum(mean, 1.0)), 0.0)
-    return _coarser(np.log(mean[1:]), p[1:], q[1:], tail + charge, float(q[0]) + charge)
+    scale = 0.5 * min(math.sqrt(count * math.expm1(min(tau**2, 600.0))), count)
+    low, high = math.asinh(0.95 * count / scale), math.asinh((count + 3 * longest) / scale)
+    centre = count + scale * np.sinh(np.linspace(-low, high, _CENTRE))
+    return np.concatenate(([0.0], np.geomspace(_FIRST * count, centre[0], _BOTTOM)[:-1], centre))
 
 
-def _coarser(loss: Array, p: Array, q: Array, infinite: float, missing: float) -> Table:
-    """Losses at fewer points: what is between two goes to both such that P and Q keep their masses, tails to ∞."""
-    first, last = int(np.argmax(np.cumsum(q) > _RARE)), len(p) - 1 - int(np.argmax(np.cumsum(p[::-1]) > _RARE))
-    ends = np.unique(np.searchsorted(loss, np.linspace(loss[first], loss[last], _POINTS)))
-    cuts, bounds = loss[ends], np.append(ends, ends[-1] + 1)
-    inside, other = (np.add.reduceat(part, bounds[:-1])[:-1] for part in (p, q))  # from one point to before the next
-    right = np.clip((inside - np.exp(cuts[:-1]) * other) / -np.expm1(-np.diff(cuts)), 0.0, inside)
-    mass = np.append(inside - right, p[ends[-1]])
-    mass[1:] += right
-    infinite, missing = infinite + float(p[ends[-1] + 1:].sum()), missing + float(q[:ends[0]].sum())
-    mass[0] += float(p[:ends[0]].sum())
-    return Table(tuple(cuts.tolist()), tuple(mass.tolist()), infinite, missing, symmetric=False)
-
-
-def _lognormal(tau: float, step: float, count: int) -> tuple[Array, float]:
-    """A lognormal number of mean 1 on a lattice, keeping its mean, and by how much it exceeds the last point."""
+def _one(tau: float) -> _Sum:
+    """One lognormal number."""
+    points = _points(1, tau)
     with np.errstate(divide="ignore"):
-        places = np.log(step * np.arange(count + 1)) / tau
-    above, weighted = ndtr(-places - tau / 2), ndtr(-places + tau / 2)  # of the number, and of its size
-    inside, moment = -np.diff(above), -np.diff(weighted)
-    right = np.clip((moment - step * np.arange(count) * inside) / step, 0.0, inside)
-    mass = np.append(inside - right, above[-1])
+        places = np.log(points) / tau
+    inside, moment = (np.where(places[1:] < side, np.diff(ndtr(places - side)), -np.diff(ndtr(side - places)))
+                      for side in (-tau / 2, tau / 2))  # of the number, and of its size
+    right = np.clip((moment - points[:-1] * inside) / np.diff(points), 0.0, inside)
+    mass = np.append(inside - right, ndtr(-places[-1] - tau / 2))
     mass[1:] += right
-    return mass, float(weighted[-1])
+    return _Sum(1, points, mass, float(ndtr(-places[-1] + tau / 2)))
 
 
-def _beyond(mass: Array, sizes: Array, bins: int, reach: float) -> float:
-    """E S of sums beyond the lattice's reach, by Chernoff's bound; such sums would come round to its beginning."""
-    best = 1.0
-    for tilt in np.geomspace(1.0, 300.0, 30) / sizes[-1]:
-        weights = mass * np.exp(tilt * sizes)
-        total, biased = float(weights.sum()), float(weights @ sizes)
-        best = min(best, math.exp(min((bins - 1) * math.log(total) + math.log(biased) - tilt * reach, 0.0)))
-    return best
+def _added(one: _Sum, other: _Sum, tau: float) -> _Sum:
+    """The sum of two, on points of its own; of a sum with itself, every two points once."""
+    points = _points(one.numbers + other.numbers, tau)
+    mass, cut = np.zeros(len(points)), one.cut + other.cut
+    for rows in np.array_split(np.arange(len(one.points)), _ROWS):
+        first = int(rows[0]) if one is other else 0
+        weights = np.multiply.outer(one.mass[rows], other.mass[first:])
+        if one is other:
+            weights[:, len(rows):] *= 2
+        sums, weights = np.add.outer(one.points[rows], other.points[first:]).ravel(), weights.ravel()
+        cut += float(weights @ np.maximum(sums - points[-1], 0.0))
+        left = np.minimum(np.searchsorted(points, sums, side="right") - 1, len(points) - 2)
+        share = np.minimum((sums - points[left]) / (points[left + 1] - points[left]), 1.0)
+        mass += np.bincount(left, weights * (1 - share), len(points))
+        mass += np.bincount(left + 1, weights * share, len(points))
+    return _Sum(one.numbers + other.numbers, points, mass, cut)

@@ -101,6 +101,11 @@ def _balls_in_bins(policy: Policy, noise_multiplier: float) -> Pair:
     return epoch(policy.bins, noise_multiplier)
 
 
+def _balls_in_bins_opposed(policy: Policy, noise_multiplier: float) -> Pair:
+    assert isinstance(policy, BallsInBins)
+    return epoch(policy.bins, noise_multiplier, "opposed")
+
+
 def _alone(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pairs]:
     """What a pair by itself says is attained."""
     return lambda policy, noise: ((pair(policy, noise), 1),)
@@ -170,6 +175,8 @@ _ONE_ANSWER = "every record takes part once in an epoch, in batches that do not 
 _BALLS = ("one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or one Gaussian sum "
           "where that is less")
 
+_SET_TO_ZERO = "one record is set to zero, and that to the other, which is a group of two; then "
+
 _ACCEPTED = ("acceptance is in proportion to a norm, and every divergence grows with its probability; one Gaussian sum "
              "for the coins of others: docs/proofs/dpis.md; then ")
 
@@ -198,6 +205,8 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
        for method in ("pld", "rdp") for policy in _EPOCHS for relation, pair, neighbours in _EPOCH_PAIRS},
     ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(_balls_in_bins, _BALLS, exact=False,
                                                             attained=_all_batches("absent")),
+    ("pld", BallsInBins, SumQuery, Relation.REPLACE_ONE): Rule(_balls_in_bins_opposed, _SET_TO_ZERO + _BALLS,
+                                                               exact=False, attained=_all_batches("opposed")),
     **{(method, Importance, SumQuery, relation): Rule(_absent, _ACCEPTED + words, exact=False, beside=_jitter,
                                                       attained=_alone(_absent))
        for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
