@@ -1,5 +1,7 @@
 """Canaries that are records: they find what they should, leave the honest run alone, and touch no private record."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from dpfy.auditing import MadeUp, audit_run, crafted, mislabelled
 from dpfy.auditing.audit import audit_settings
 from dpfy.auditing.inputs import gradients_of, vectorised_gradients
 from dpfy.auditing.mutants import MUTANTS, _replaced
+from dpfy.cli.app import main
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.training.chunk import Chunk
@@ -154,3 +157,15 @@ def test_patterns_that_cannot_be_made_up_are_told():
     for record in ((torch.zeros(3, dtype=torch.int64), 1), torch.zeros(3), ("text", 1)):
         with pytest.raises(InvalidArgument, match="Give audit_run your own"):
             shape_of(record)
+
+
+def test_kind_and_attack_reach_the_run_from_the_command_line(tmp_path, capfd):
+    """Fails if a flag is dropped on the way, or if the page shows bounds that such canaries do not have."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["audit", "--kind", "mislabelled", "--attack", "black-box", "--epochs", "1", "--canaries", "60", "--out",
+              str(tmp_path)])
+    out = capfd.readouterr().out
+    assert not stopped.value.code and "attack: input canaries, black box" in out and "trials" not in out
+    page = (tmp_path / "audit.html").read_text()
+    assert page.count("<svg") == 2 and "Clopper" not in page
+    assert json.loads((tmp_path / "audit.json").read_text())["canaries"] == 60
