@@ -95,4 +95,4 @@ def _tempered(scale: float, temperature: float, offset: float) -> dict[str, floa
     return {"scale": scale, "temperature": temperature, "offset": offset}
 
 
-_OWN: dict[str, Callable[..., dict[str, float]]] = {"dpis": _dpis, "tempered-sigmoid": _tempered}
+_OWN: dict[str, Callable[..., dict[str, Any]]] = {"dpis": _dpis, "tempered-sigmoid": _tempered}

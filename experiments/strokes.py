@@ -46,6 +46,9 @@ class Whitened(nn.Module):
     True
     """
 
+    mix: torch.Tensor
+    mean: torch.Tensor
+
     def __init__(self, examples: torch.Tensor) -> None:
         super().__init__()
         rows = _unit(examples).transpose(0, 1).flatten(1)

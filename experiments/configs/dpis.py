@@ -58,9 +58,10 @@ _SETTINGS: dict[str, dict[float, dict[str, Any]]] = {
                  for epsilon, learning_rate in ((0.5, 25.0), (1.0, 40.0), (2.0, 60.0), (3.0, 80.0), (4.0, 80.0))},
     "imdb": {epsilon: {"rate": 0.2, "steps": 150, "learning_rate": 5.0} for epsilon in _TARGETS["imdb"]},
 }
-_SMALL = {"rate": 0.02, "steps": 150, "seeds": (0,)}  # where noise is low enough for importance sampling to matter
+_SMALL: dict[str, Any] = {"rate": 0.02, "steps": 150, "seeds": (0,)}  # noise is low enough for ratios to matter
 _IMPORTANCE = {"mnist": "dpis:0.15", "fashion-mnist": "dpis:0.35", "imdb": "dpis:0.8:16"}
-_TEMPERED = {"network": "cnn-head", "rate": 0.04, "steps": 150, "clip": 0.1, "learning_rate": 4.0, "seeds": (0,)}
+_TEMPERED: dict[str, Any] = {"network": "cnn-head", "rate": 0.04, "steps": 150, "clip": 0.1, "learning_rate": 4.0,
+                             "seeds": (0,)}
 
 
 def _cell(data: str, name: str, epsilon: float, method: str, found: str = "", **changes: Any) -> Cell:
