@@ -110,8 +110,8 @@ class Guarantee:
         True
         """
         _validate.delta(delta)
-        lower, upper = self._epsilon_lower(delta), self._epsilon_upper(delta).value
-        return Interval(float(min(lower, upper)), float(upper))
+        upper = self._epsilon_upper(delta).value
+        return Interval(float(min(self._epsilon_lower(delta), upper)) if upper > 0 else 0.0, float(upper))
 
     def delta(self, epsilon: float) -> Interval:
         """Return the bracket of δ at ``epsilon``; numerical δ is included."""
