@@ -246,7 +246,8 @@ class ImportanceSchedule(Policy, tag="importance_schedule"):
         object.__setattr__(self, "ratios", tuple(_validate.positive("ratio", ratio) for ratio in self.ratios))
         if self.batch_size > min(self.ratios) * self.population:
             raise InvalidArgument(f"Expected ratios of at least batch_size/records = "
-                                  f"{self.batch_size / self.population:.4g}, got {min(self.ratios)!r}.")
+                                  f"{self.batch_size / self.population:.4g}, got {min(self.ratios)!r}. Take smaller "
+                                  "batches, or larger ratios.")
 
     @property
     def rate(self) -> float:  # type: ignore[override]

@@ -56,6 +56,8 @@ def completed(config: TrainConfig) -> TrainConfig:
             clip=config.clip, learning_rate=config.learning_rate, optimizer="sgd" if descends else "adam"))
     if adapts == "adadp":
         defaults["momentum"] = 0.0
+    if config.sampling == "importance":  # for each record in a sample, about three more are computed on
+        defaults["batch_size"] = max(1, defaults["batch_size"] // 4)
     if config.tail is not None:
         defaults["ema"] = 0.0
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
