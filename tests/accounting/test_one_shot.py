@@ -301,10 +301,15 @@ def test_several_numbers_cost_little_more_than_one():
     long = account(run(DiscreteGaussianSum(10.0, 30.0, 500), 3)).claim(DELTA)
     continuous = account(run(SumQuery(10.0, 30.0), 3)).claim(DELTA)
     assert continuous < long < 1.01 * continuous
-    law = of_law(DiscreteGaussianVector(4, 3.0, 5))
+    wide = account(run(DiscreteGaussianSum(1e4, 3e4, 50), 3)).claim(DELTA)  # more outputs than a table holds
+    assert wide == pytest.approx(continuous, rel=1e-2)
+    law = of_law(DiscreteGaussianVector(4, 3.0, 5, 2))
     assert renyi_divergence(law, 5.0) == pytest.approx(5 * 4 / 18)
     rounded = account(run(DiscreteGaussianSum(math.sqrt(3), 3.0, 5))).canonical.pairs[0][0].law
     assert rounded.squared == 3  # although the float is less than the root
+    number, vector = (account(run(DiscreteGaussianSum(1.9, 3.0, count)), relation="replace_one") for count in (1, 3))
+    number, vector = (found.canonical.pairs[0][0].law for found in (number, vector))
+    assert number.shift == vector.alone == 2 and vector.squared == 12  # whole numbers: 1, and (1, 1, 1)
 
 
 def laplace_delta(shifts, epsilon, cells=401):

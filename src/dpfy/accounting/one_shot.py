@@ -118,15 +118,16 @@ def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
 
 
 def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
-    """Whole numbers move by a whole squared length, at most the square of the bound, and of the bound twice if a record
-    is replaced."""
+    """One record has whole numbers of a whole squared length, at most the square of the bound; two that replace each
+    other are twice as far apart at most."""
     assert isinstance(query, DiscreteGaussianSum)
-    squared = math.floor(Fraction(query.l2_bound) ** 2 * records**2 * Fraction(_UP))  # √3 as a float is less than that
+    squared = math.floor(Fraction(query.l2_bound) ** 2 * Fraction(_UP))  # √3 as a float is less than that
+    alone = records * math.isqrt(squared)
     if squared == 0 or query.stddev == 0:
         return of_law(_EVERYTHING if squared else _NOTHING, policy.rate)
-    if query.coordinates == 1 or squared == 1:
-        return of_law(DiscreteGaussian(math.isqrt(squared), query.stddev), policy.rate)
-    return of_law(DiscreteGaussianVector(squared, query.stddev, query.coordinates), policy.rate)
+    if query.coordinates == 1 or records**2 * squared == 1:
+        return of_law(DiscreteGaussian(alone, query.stddev), policy.rate)
+    return of_law(DiscreteGaussianVector(records**2 * squared, query.stddev, query.coordinates, alone), policy.rate)
 
 
 def _discrete_replaced(policy: Policy, query: Query) -> Pair:

@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 from scipy.special import log_ndtr
 
-from dpfy.accounting.outcomes import Array, DiscreteGaussian, Law, Masses, Table
+from dpfy.accounting.outcomes import Array, DiscreteGaussian, Law, Masses, Table, response
 
 _POINTS = 3000
 _DEEPEST = 16.0  # standard deviations of the loss, beyond which all of it is infinite
@@ -21,16 +21,21 @@ _ROUNDED = 1e-9  # relative: more than cancellation and sums can lose
 _LEAST = 1e-280
 _LONGEST = 12  # squared, of which all divisions are looked at
 _MAX_ATOMS = 50_000
+_WIDEST = 4000.0  # lattice steps of a standard deviation, and of a shift
 _SMOOTH = np.linspace(0.5, 2.0, 16)  # standard deviations of the rounding
 
 
 @dataclass(frozen=True)
 class DiscreteGaussianVector(Law):
-    """N_ℤ(s, σ²) against N_ℤ(0, σ²) on ``coordinates`` numbers, for all whole s with |s|² ≤ ``squared``."""
+    """N_ℤ(s, σ²) against N_ℤ(0, σ²) on ``coordinates`` numbers, for all whole s with |s|² ≤ ``squared``.
+
+    Some records move one number ``alone``, by that much.
+    """
 
     squared: int
     stddev: float
     coordinates: int
+    alone: int
 
     @property
     def spread(self) -> float:
@@ -38,8 +43,8 @@ class DiscreteGaussianVector(Law):
 
     @property
     def attained(self) -> Law | float | None:
-        """All of the length in one number."""
-        return DiscreteGaussian(math.isqrt(self.squared), self.stddev)
+        """All of the length in one number; nothing, where that has too many outputs to be a table."""
+        return DiscreteGaussian(self.alone, self.stddev) if self.stddev + self.alone < _WIDEST else response(0.0)
 
     @property
     def zcdp(self) -> float:
