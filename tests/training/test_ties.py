@@ -125,3 +125,32 @@ def test_a_record_that_raises_moves_no_bit_of_others(name):
     undisturbed = total([0] * 40)
     assert undisturbed.norm() > 0
     assert torch.equal(total([0] * 20 + [5] + [0] * 20), undisturbed)  # there is no class 5
+
+
+class Labelled(torch.utils.data.Dataset):
+    """Records of two classes, of which some claim to be of another."""
+
+    def __init__(self, bad):
+        self.bad = bad
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((WIDTH,), index / 24), torch.tensor(CLASSES if index in self.bad else 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_chunks_that_raise_leave_those_behind_them_to_the_loader(workers):
+    """Loading once more while chunks are still coming would reset the workers and lose the rest, aloud."""
+    model = nn.Linear(WIDTH, CLASSES)
+    parts = torch.arange(24).split(6)
+    seen = []
+
+    def compute(chunk):
+        x, y = chunk.arguments
+        F.cross_entropy(model(x), y, reduction="none")
+        return len(x)
+
+    visit(Records(Labelled({0, 13}), None, workers), parts, compute, seen.append)
+    assert sorted(seen) == [5, 5, 6, 6]

@@ -137,21 +137,22 @@ def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chu
 def visit_loaded(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[LoadedChunk], Any],
                  take: Callable[[Any], None]) -> None:
     """Do the same where it matters which records are in a chunk."""
-    for loaded in sample.chunks(parts):
-        if not _done(loaded, compute, take):
-            _without_culprits(sample, loaded, compute, take)
+    # Afterwards: loading workers serve one pass at a time, and a second one would end the first.
+    raised = [loaded.indices for loaded in sample.chunks(parts) if not _done(loaded, compute, take)]
+    for indices in raised:
+        _without_culprits(sample, indices, compute, take)
 
 
-def _without_culprits(sample: Records, loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any],
+def _without_culprits(sample: Records, indices: tuple[int, ...], compute: Callable[[LoadedChunk], Any],
                       take: Callable[[Any], None]) -> None:
     """Compute the chunk that there would have been without the records that raise: to the same bits."""
-    alone = {index: LoadedChunk(record, (index,)) for index in loaded.indices
+    alone = {index: LoadedChunk(record, (index,)) for index in indices
              if (record := sample.alone(index)) is not None}
     others = [index for index, record in alone.items() if _done(record, compute, lambda found: None)]
     if not others:
         return
     for rest in sample.chunks([torch.tensor(others)]):
-        if len(others) == len(loaded.indices) or not _done(rest, compute, take):  # what raises in company alone
+        if len(others) == len(indices) or not _done(rest, compute, take):  # what raises in company alone
             for index in rest.indices:
                 _done(alone[index], compute, take)
 
