@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import dpfy
 import dpfy.tuning.folder
 import dpfy.tuning.search as searching
 from dpfy.accounting import EnvelopeGuard
-from dpfy.errors import InvalidArgument, LedgerMismatch
+from dpfy.errors import CheckpointError, InvalidArgument, LedgerMismatch
 from dpfy.tuning import Choice, Space, TuneConfig, finish_tuning, resume_tuning, share_tuning, tune, work_on_tuning
 from dpfy.tuning.folder import Folder
 from dpfy.tuning.trial import Outcome
@@ -121,6 +122,61 @@ def test_what_a_lost_worker_had_begun_is_not_taken_again(tmp_path, quick, monkey
     assert [trial["trial"] for trial in finish_tuning(folder, **DATA).trials] == [2, 3]
 
 
+def test_a_search_whose_trials_were_all_lost_says_so(tmp_path, quick):
+    """Fails if one is sent to start workers that would find nothing."""
+    folder = share_tuning(config(tmp_path, trials=1), **DATA)
+    assert Folder(folder).claim(1) == 1
+    with pytest.raises(InvalidArgument, match="All of them were begun"):
+        finish_tuning(folder, **DATA)
+
+
+def test_an_older_ledger_is_not_reported_at_the_end(tmp_path, quick):
+    """Fails if trials that were run are left out of what is claimed."""
+    folder = share_tuning(config(tmp_path, trials=2), **DATA)
+    fewer = share_tuning(config(tmp_path, trials=1, base={"name": "b"}), **DATA)
+    assert work_on_tuning(folder, **DATA) == 2
+    for name in ("ledger.dpl", "ledger.dpl.head"):
+        (fewer / name).replace(folder / name)
+    with pytest.raises(LedgerMismatch, match="not all of them were paid for"):
+        finish_tuning(folder, **DATA)
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_what_a_lost_declaration_left_does_not_make_a_search_shared(tmp_path, quick):
+    """Fails if workers can take trials beside those that the only process runs: twice what was paid for."""
+    (tmp_path / "a.new" / "claims").mkdir(parents=True)
+    (tmp_path / "a.new" / "trial-1.json").write_text("{}")
+    folder = Folder.create(tmp_path / "a", config(tmp_path), 3.0)
+    assert not folder.shared and [path.name for path in folder.path.iterdir()] == ["search.json"]
+
+
+def test_the_end_takes_a_better_trial_that_comes_at_the_last_moment(tmp_path, monkeypatch):
+    """Fails if the best trial is released without the model that a worker has just let go of."""
+    folder, better = Folder(tmp_path), nn.Linear(2, 1)
+    folder.keep(Outcome({"clip": 1.0}, 0.5, nn.Linear(2, 1)), 1)
+    come = iter([True])
+
+    class Rebuilt:
+        def __init__(self):
+            if next(come, False):
+                folder.keep(Outcome({"clip": 2.0}, 0.9, better), 2)
+            self.model = nn.Linear(2, 1)
+
+    found = folder.best(Rebuilt)
+    assert found.settings == {"clip": 2.0} and found.model.weight.equal(better.weight)
+    (tmp_path / "trial-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="trial 2"):
+        folder.best(Rebuilt)
+
+
+def test_a_worker_that_comes_after_the_end_leaves_nothing(tmp_path, monkeypatch):
+    """Fails if files that vanish while they are listed stop a worker, or if its own stay."""
+    (tmp_path / "tuning.json").write_text("{}")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern, found=Path.glob: [*found(self, pattern), self / "trial-9.json"])
+    Folder(tmp_path).keep(Outcome({"clip": 1.0}, 0.5, nn.Linear(2, 1)), 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["tuning.json"]
+
+
 def test_nobody_takes_a_trial_after_the_end_or_before_it_is_paid_for(tmp_path, quick, monkeypatch):
     folder = share_tuning(config(tmp_path), **DATA)
     taken = iter([1])
@@ -199,3 +255,15 @@ def test_bayesian_workers_learn_through_the_storage(tmp_path, quick):
     assert work_on_tuning(folder, **DATA) == 2
     found = optuna.load_study(study_name="a", storage=storage)
     assert [trial.value for trial in found.trials] == [trial["score"] for trial in Folder(folder).trials()]
+
+
+@pytest.mark.parametrize(("name", "address", "says"), [
+    ("taken", "sqlite:///{}/study.db", "of another search"), ("b", "nonsense", "address of a database")])
+def test_a_storage_that_cannot_serve_is_refused_before_anything_is_paid_for(tmp_path, quick, name, address, says):
+    """Fails if workers find out, or if proposals learn from trials that the ledger does not have."""
+    optuna = pytest.importorskip("optuna")
+    optuna.create_study(study_name="taken", storage=f"sqlite:///{tmp_path}/study.db")
+    with pytest.raises(InvalidArgument, match=says):
+        share_tuning(config(tmp_path, base={"name": name}, proposals="bayesian", storage=address.format(tmp_path)),
+                     **DATA)
+    assert not (tmp_path / name).exists()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_model, save_model
 
 from dpfy.accounting import account
 from dpfy.errors import CheckpointError, InvalidArgument
+from dpfy.ledger import Ledger
 from dpfy.ledger.wrapping import Composed
 from dpfy.plan import Plan
 from dpfy.reporting import RunFacts, report
@@ -69,9 +71,11 @@ class Folder:
         if path.exists():
             raise InvalidArgument(f"{path} exists. Choose another name, or go on with `dpfy tune --resume {path}`.")
         staged = path.with_name(f"{path.name}.new")
-        staged.mkdir(parents=True, exist_ok=True)
+        if staged.exists():  # what a lost process left: its claims would make workers take trials that run elsewhere
+            shutil.rmtree(staged)
+        staged.mkdir(parents=True)
         if shared:
-            (staged / CLAIMS).mkdir(exist_ok=True)
+            (staged / CLAIMS).mkdir()
         _write(staged / SEARCH, {"search": config.to_json(), "noise_multiplier": noise_multiplier})
         staged.rename(path)
         return cls(path)
@@ -119,7 +123,7 @@ class Folder:
 
     def trials(self) -> list[dict[str, Any]]:
         """Return the finished trials of a search that shows them; one that failed scores -inf."""
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in self.path.glob("trial-*.json")]
+        found = [json.loads(text) for path in self.path.glob("trial-*.json") if (text := _read(path)) is not None]
         return [{**trial, "score": -math.inf if trial["score"] is None else trial["score"]}
                 for trial in sorted(found, key=lambda trial: int(trial["trial"]))]
 
@@ -131,21 +135,32 @@ class Folder:
         _write(self.path / f"trial-{number}.json", {
             "trial": number, "settings": outcome.settings, "score": _finite(outcome.score), "failure": outcome.failure,
             "engine": outcome.engine, "isolation": outcome.isolation})
-        best = _best(self.trials())
-        for other in self.trials():  # none is removed but for one that is there, whoever else does the same
-            if other["trial"] != best["trial"]:
+        trials = self.trials()
+        for other in trials:  # none is removed but for one that is there, whoever else does the same
+            if other["trial"] != _best(trials)["trial"]:
                 (self.path / f"trial-{other['trial']}.safetensors").unlink(missing_ok=True)
+        if (self.path / RESULT).exists():  # the search ended meanwhile
+            for file in self.path.glob(f"trial-{number}.*"):
+                file.unlink(missing_ok=True)
 
     def best(self, rebuilt: Callable[[], Trainer]) -> Outcome | None:
         """Return the best of the trials that are kept, with its model."""
-        trials = self.trials()
-        if not trials:
-            return None
-        found, model = _best(trials), None
-        if (kept := self.path / f"trial-{found['trial']}.safetensors").exists():
-            model = rebuilt().model
-            load_model(model, str(kept))
-        return Outcome(found["settings"], found["score"], model, found["engine"], found["isolation"], found["failure"])
+        missing = None
+        while trials := self.trials():
+            found, model = _best(trials), None
+            if found["failure"] is None:
+                model = rebuilt().model
+                try:
+                    load_model(model, str(self.path / f"trial-{found['trial']}.safetensors"))
+                except FileNotFoundError:
+                    if missing == found["trial"]:
+                        raise CheckpointError(f"The model of trial {missing}, the best one, is not in {self.path}. "
+                                              "Restore its file.") from None
+                    missing = found["trial"]  # a worker has just kept a better one, and let go of this
+                    continue
+            return Outcome(found["settings"], found["score"], model, found["engine"], found["isolation"],
+                           found["failure"])
+        return None
 
     def release(self, best: Outcome | None, config: TuneConfig, base: TrainConfig, draft: Trainer, plan: Plan,
                 delta: float) -> TuningResult:
@@ -179,7 +194,8 @@ class Folder:
                 name=self.path.name, data=draft.data.description, searched=_searched(config), epsilon=_shown(final_run),
                 delta=delta), encoding="utf-8")
             return 0.0
-        statement = report(self.ledger, delta, _facts(self.path.name, config, chosen, best, draft, final_run, delta))
+        statement = report(Ledger.read(self.ledger, config.base.anchor), delta,
+                           _facts(self.path.name, config, chosen, best, draft, final_run, delta))
         statement.write(self.path)
         interval = statement.costs.headline.interval
         return math.inf if interval is None else interval.upper
@@ -237,8 +253,19 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _read(path: Path) -> str | None:
+    """The text of a file, or None if it was removed since it was listed."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
 def _write(path: Path, value: Any) -> None:
-    """Replace a file at once."""
+    """Replace a file at once, with one that a loss of power leaves whole."""
     draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)

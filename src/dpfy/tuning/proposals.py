@@ -76,6 +76,19 @@ class Bayesian:
         return kinds.FloatDistribution(each.low, each.high, log=each.log)
 
 
+def check_storage(storage: str, name: str) -> None:
+    """Refuse a database that Optuna cannot open, or with a study of this name: no ledger of ours has its trials."""
+    optuna = _optuna()
+    try:
+        names = optuna.get_all_study_names(storage)
+    except Exception as error:  # of Optuna's, or of what it talks to the database with
+        raise InvalidArgument(f"Optuna cannot use storage={storage!r} ({type(error).__name__}). Expected the address "
+                              "of a database, such as 'sqlite:///study.db'.") from None
+    if name in names:
+        raise InvalidArgument(f"storage={storage!r} has a study {name!r} of another search, whose trials this one does "
+                              "not count. Choose another name.")
+
+
 def _optuna() -> Any:
     try:
         import optuna  # type: ignore[import-not-found, unused-ignore]

@@ -22,7 +22,7 @@ from dpfy.plan import Plan
 from dpfy.training.distributed import Ranks
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import Folder, TuningResult
-from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals
+from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage
 from dpfy.tuning.trial import Objects, Outcome, Trial, try_settings
 from dpfy.types import Budget
 
@@ -111,10 +111,13 @@ def finish_tuning(folder: str | Path, *, data_dir: str | None = None, model: Cal
                   train: Any = None, test: Any = None, unit_of: Any = None) -> TuningResult:
     """Release the best of the trials that workers have finished; the search has then ended, and no trial is left."""
     found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), True, data_dir)
+    search.paid(found, noise_multiplier)
+    trials = int(search.config.trials)
     if not found.trials():
-        raise InvalidArgument(f"No trial of the search in {folder} is finished, so there is nothing to release. Start "
-                              f"workers with `dpfy tune --work {folder}`.")
-    while found.claim(int(search.config.trials)) is not None:  # a worker that came later would find none
+        raise InvalidArgument(f"No trial of the search in {folder} is finished, so there is nothing to release. " + (
+            f"Start workers with `dpfy tune --work {folder}`." if found.begun < trials else
+            "All of them were begun, and stay paid for: wait for workers that run; if none does, begin a new search."))
+    while found.claim(trials) is not None:  # a worker that came later would find none
         continue
     return search.release(found, search.best(found, noise_multiplier), noise_multiplier)
 
@@ -173,6 +176,8 @@ class _Search:
                                               relation=self.draft.plan.relation)
         base = self.config.base
         name = base.name or f"tune-{base.data.replace(':', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
+        if self.config.proposals == "bayesian" and self.config.storage is not None:
+            check_storage(self.config.storage, name)
         return Folder.create(Path(base.out) / name, self.config, noise_multiplier, shared), noise_multiplier
 
     def plan(self, noise_multiplier: float) -> Plan:
@@ -226,8 +231,8 @@ class _Search:
         try:
             for number, ledger in tickets:
                 found = self._try(proposals, noise_multiplier, ledger)
-                proposals.learn(found.settings, found.score)
                 folder.keep(found, number)
+                proposals.learn(found.settings, found.score)  # in a storage that may fail: the trial is kept
                 done += 1
                 tell(begun(), trials)
         except KeyboardInterrupt:
@@ -239,10 +244,19 @@ class _Search:
     def claimed(self, folder: Folder, noise_multiplier: float) -> Iterator[tuple[int, Ledger]]:
         """The trials of a shared search that are left for this process, each with a ledger that admits it only."""
         (event,) = self.envelope(noise_multiplier)
-        public = self.config.accounting == "public"
-        outer = Ledger.in_memory() if public else _fully_paid(folder, event, self.config.base.anchor)
+        outer = self.paid(folder, noise_multiplier)
         while (number := folder.claim(int(self.config.trials))) is not None:
             yield number, Scope(outer, event.event)
+
+    def paid(self, folder: Folder, noise_multiplier: float) -> Ledger:
+        """The ledger of a shared search, for reading, or a refusal of one without all of its trials."""
+        if self.config.accounting == "public":
+            return Ledger.in_memory()
+        ledger = Ledger.read(folder.ledger, self.config.base.anchor)
+        if ledger.uses != self.envelope(noise_multiplier):
+            raise LedgerMismatch(f"{folder.ledger} does not hold the trials of this search: settings, data or library "
+                                 "make other ones here, or not all of them were paid for. Nothing was read.")
+        return ledger
 
     def _free(self, folder: Folder) -> Iterator[tuple[int, Ledger]]:
         """The trials of a search on public data."""
@@ -285,12 +299,3 @@ def _paid(ledger: Ledger, run: Repeated) -> Iterator[tuple[int, Ledger]]:
     while ledger.count < run.times:
         scope = composition(ledger, run.event)
         yield ledger.count, scope
-
-
-def _fully_paid(folder: Folder, run: Repeated, anchor: str | None) -> Ledger:
-    """The ledger of a shared search, for reading, once every trial is in it."""
-    ledger = Ledger.read(folder.ledger, anchor)
-    if ledger.uses != (run,):
-        raise LedgerMismatch(f"{folder.ledger} does not hold the trials of this search: settings, data or library make "
-                             "other ones here, or not all of them were paid for. Nothing was read.")
-    return ledger
