@@ -51,6 +51,7 @@ def test_workers_from_the_command_line(tmp_path, capsys, monkeypatch):
     (["--search", "batch_size=100,200", "--epsilon", "3"], "cost more than another"),
     (["--resume", "nowhere"], "nowhere"), (["--resume", "nowhere", "--epsilon", "1"], "leave the other options out"),
     (["--work", "nowhere", "--share"], "leave the other options out"), (["--work", "nowhere"], "nowhere"),
+    (["--work", "nowhere", "--trials", "50"], "leave the other options out"),
     (["--work", "nowhere", "--finish", "nowhere"], "leave the other options out"), (["--finish", "nowhere"], "nowhere"),
     (["--search", "clip=0.5,1", "--epsilon", "3", "--share"], "workers would see it"),
 ])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def tune(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="A file of settings, as for dpfy train.",
                                                   show_default=False)] = None,
     search: Annotated[list[str] | None, typer.Option(
@@ -82,8 +83,7 @@ def tune(
              "name": name, "out": out}
     options: dict[str, Any] = {"epsilon": epsilon, "trials": trials, "accounting": accounting, "law": law,
                                "score": score, "proposals": proposals, "storage": storage}
-    _check_alone({"--resume": resume, "--work": work, "--finish": finish}, share or epsilon is not None or any(
-        (config, search, *(value for option, value in given.items() if option != "data_dir" or resume))))
+    _check_alone(context)
     from dpfy import tuning  # torch is loaded only when it is needed
 
     if work is not None:
@@ -102,11 +102,13 @@ def tune(
         _begin(tuning.TuneConfig(base, tuning.Space.parse(search or []), **options), share, as_json, console)
 
 
-def _check_alone(folders: dict[str, Path | None], others: bool) -> None:
-    """Refuse options that would change a search which was declared."""
-    chosen = [flag for flag, folder in folders.items() if folder is not None]
-    if len(chosen) > 1 or (chosen and others):
-        raise InvalidArgument(f"{chosen[0]} goes on with the search as it was declared; leave the other options out.")
+def _check_alone(context: typer.Context) -> None:
+    """Refuse options that would change a search which was declared; where data are is each worker's business."""
+    given = [name for name in context.params
+             if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"]
+    chosen = next((name for name in ("resume", "work", "finish") if name in given), None)
+    if chosen is not None and set(given) - {chosen, "as_json", *(["data_dir"] if chosen != "resume" else [])}:
+        raise InvalidArgument(f"--{chosen} goes on with the search as it was declared; leave the other options out.")
 
 
 def _begin(declared: "TuneConfig", share: bool, as_json: bool, console: "Console") -> None:
