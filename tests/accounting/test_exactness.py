@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from dpfy.accounting import account, supported
@@ -24,7 +25,8 @@ def test_nobody_is_told_that_no_analysis_can_claim_less_where_the_rule_is_not_ex
     assert not any(row.exact for row in supported() if row.policy in ("fixed_size", "shuffled"))
     for policy in (FixedSize(1, 10), Shuffled(1, 10)):
         said = sentence(claims(account(gauss(policy), relation=ZERO), delta=1e-3))
-        assert "no analysis can claim less" not in said
+        assert "no analysis can claim less" not in said and "a known attack rules out less than" in said
+    assert "no analysis can claim less than" in sentence(claims(account(gauss(Poisson(1.0))), delta=1e-3))
     lower, upper = account(gauss(FixedSize(1, 10)), relation=ZERO).delta(0.2)
     assert 0.009 < lower <= 0.026 < 0.047 < upper
 
@@ -49,14 +51,23 @@ def test_lower_ends_are_those_of_an_attack(event, relation, attack):
 
 @pytest.mark.parametrize(("relation", "gap"), [(ZERO, 0.5), (REPLACE, 1.0)])
 def test_noisy_max_is_bounded_by_two_candidates(relation, gap):
-    """Permute-and-flip: the candidate that is behind by ``gap`` scales is chosen if it is first, and flips heads."""
-    behind = 0.5 * math.exp(-gap)
+    """Laplace noise, the milder of the two that the event may stand for: fails if a lower end is that of
+    permute-and-flip, where the one behind wins with probability ½e^−gap, less often."""
+    behind = 0.5 * math.exp(-gap) * (1 + gap / 2)
+    draws = np.random.default_rng(5).laplace(size=(2, 400_000))
+    assert np.mean(draws[0] - draws[1] > gap) == pytest.approx(behind, abs=5.5 * 0.5 / 400_000**0.5)  # 1 in 2e7
     for epsilon in (0.0, 0.2, 0.6):
         lower, upper = account(Sampled(Poisson(1.0), (NoisyMax(0.5, 1.0),)), relation=relation).delta(epsilon)
         exact = max(1 - behind - math.exp(epsilon) * behind, 0.0)
         assert lower == pytest.approx(exact, rel=1e-6) and exact < upper
     sampled = account(Sampled(Poisson(0.3), (NoisyMax(0.5, 1.0),)), relation=relation).delta(0.0)
     assert (sampled.lower > 0) == (relation == ZERO) and sampled.lower < sampled.upper
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 0.1, 1e9])
+def test_lower_ends_of_noisy_max_are_numbers_at_any_scale(scale):
+    lower, upper = account(Sampled(Poisson(1.0), (NoisyMax(1.0, scale),))).epsilon(DELTA)
+    assert 0 <= lower <= upper and (lower == math.inf) == (scale == 0)
 
 
 def test_where_no_attack_is_known_nothing_is_said():

@@ -1,16 +1,20 @@
 """Events that hold others cost what their parts say: in a row, on disjoint parts, the best of several."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpfy.accounting import account
+from dpfy.accounting.canonical import canonical
+from dpfy.accounting.wrapped import SelectionCurve
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import FixedSize, NonPrivate, Poisson, Repeated, Sampled, SumQuery, TruncatedPoisson
 from dpfy.ledger.one_shot import RandomizedAnswer
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Selected
 from dpfy.ledger.wrapping import Composed, Parallel
+from dpfy.types import Relation
 
 STEP = Sampled(Poisson(0.02), (SumQuery(1.0, 1.5),))
 RUN = Composed((STEP,), (50,))
@@ -127,6 +131,17 @@ def test_parts_of_public_sizes_cannot_gain_a_record():
     assert claim(Parallel((part, part), moves=False), relation="replace_one") == claim(part, relation="replace_one")
     with pytest.raises(UnsupportedEvent, match="add_or_remove_one"):
         claim(Parallel((part, part)), relation="replace_one")
+
+
+@pytest.mark.parametrize("trials", [FEW, PoissonTrials(3.0)])
+def test_the_mass_of_a_selection_moves_places_in_a_selection_of_it(trials):
+    """Theorem 4 needs the mass that the inner selection takes away: fails if only that of arithmetic is handed on."""
+    inner = Selected(gaussian(4.0, numerical_delta=1e-3), trials)
+    (pair, _), = canonical((Repeated(Selected(inner, trials), 1),), "rdp", Relation.ADD_OR_REMOVE_ONE).pairs
+    assert isinstance(pair.law, SelectionCurve)
+    assert pair.law.spare == pytest.approx(1e-3 * trials.mean)
+    orders = np.array([2.0, 8.0, 32.0])
+    assert np.all(pair.law.divergence(orders, 1.0) > replace(pair.law, spare=0.0).divergence(orders, 1.0) + 1e-6)
 
 
 @pytest.mark.parametrize("method", ["pld", "rdp"])

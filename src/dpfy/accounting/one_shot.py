@@ -78,14 +78,16 @@ def _replaced(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]
 
 
 def _two_candidates(times: int) -> Callable[[Policy, Query], Pairs]:
-    """Permute-and-flip between two candidates, of which one is as far ahead as the other one is afterwards: the worse
-    of them is chosen with probability ½e^−gap. Of a sample in which a record is replaced, nothing is known."""
+    """Noisy max between two candidates, of which one is as far ahead as the other one is afterwards: with Laplace noise
+    the worse of them is chosen with probability ½e^−gap·(1 + gap/2), with exponential noise less often, and the event
+    does not say which ran. Of a sample in which a record is replaced, nothing is known."""
     def pairs(policy: Policy, query: Query) -> Pairs:
         assert isinstance(query, NoisyMax)
         gap = times * query.largest_loss / 2
         if times > 1 and policy.rate < 1:
             return ()
-        return ((of_law(response(math.log1p(2 * math.expm1(gap)) / _UP) if gap < 300 else pure(gap), policy.rate), 1),)
+        odds = math.log1p((2 * math.expm1(gap) - gap) / (1 + gap / 2)) if gap < 300 else gap - math.log1p(gap / 2)
+        return ((of_law(response(odds / _UP) if gap < math.inf else _EVERYTHING, policy.rate), 1),)
     return pairs
 
 

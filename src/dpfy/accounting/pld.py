@@ -153,7 +153,7 @@ def _of_mechanism(pair: Pair) -> Pair:
 
 def _choices_in_a_row(pairs: Pairs) -> Pairs:
     """The run with one law for all exponential mechanisms of the same range: the most that an adaptive choice of them
-    costs, which composes with others also if they alternate (Vadhan & Zhang 2023, on concurrent composition)."""
+    costs, also if others come between them (``docs/proofs/one-shot.md``, Lemma 8)."""
     def merged(pair: Pair, times: int) -> tuple[Pair, int]:
         law = pair.law
         if isinstance(law, Range) and pair.rate == 1 and countable(law.epsilon, times):

@@ -177,7 +177,8 @@ def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool 
         norms = np.array([math.hypot(*column) for column in event.strategy.columns])
     longest = np.array([norms[start:start + band].max() for start in range(0, steps, band)]) * (1 + _ROUNDED)
     if attained:
-        longest = max((norms[part::band] for part in range(min(band, steps))), key=lambda met: float(met @ met))
+        parts = (norms[part::band] * (1 - _ROUNDED) for part in range(min(band, steps)))
+        longest = max(parts, key=lambda met: float(met @ met))
     values, counts = np.unique(longest, return_counts=True)
     return tuple(sorted((Pair(event.rate, event.noise_multiplier / float(value), neighbours), int(times))
                         for value, times in zip(values, counts, strict=True) if value > 0))

@@ -65,7 +65,7 @@ class SelectionCurve(Law):
 
     pairs: Pairs
     trials: Trials
-    spare: float = 0.0  # what arithmetic adds to δ of one run
+    spare: float = 0.0  # the mass of one run that has no curve
 
     @property
     def spread(self) -> float:
@@ -148,13 +148,12 @@ def _selected_rdp(relation: str, event: Selected) -> Pairs:
     run = _one(event.run, "rdp", relation)
     if run.non_private or run.unprotected > 0:
         return _EVERYTHING
-    known = run.pairs or run.numerical_delta > 0
-    return ((of_law(SelectionCurve(run.pairs, event.trials, run.numerical_delta)), 1),) if known else ()
+    spare = run.numerical_delta + run.failure  # a run that is a selection has such a mass itself
+    return ((of_law(SelectionCurve(run.pairs, event.trials, spare)), 1),) if run.pairs or spare > 0 else ()
 
 
 def _selected_apart(method: str, relation: str, event: Selected) -> float:
-    """The mass that is taken away from the best run before it has a Rényi curve, or that any run is not as analysed;
-    a table has it already."""
+    """The mass that is taken away from the best run before it has a Rényi curve; a table has it already."""
     if method == "pld":
         return 0.0
     run = _one(event.run, method, relation)

@@ -38,8 +38,9 @@ def sentence(values: dict[str, Any]) -> str:
     if math.isinf(values["epsilon"]):
         return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
     floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000
-    who = "no analysis" if values["exact"] else "nobody by the same rules"
-    low = f", and {who} can claim less than {floor:.4f}" if floor else ""
+    # Where rules are not exact, the lower end is that of an attack on some data sets, which need not be the best one.
+    why = "no analysis can claim" if values["exact"] else "a known attack rules out"
+    low = f", and {why} less than {floor:.4f}" if floor else ""
     note = f" ({values['note']})" if values["note"] else ""
     how = f"{values['method'].upper()}{note}" if values["method"] in tuple(Method) else values["note"]
     return (f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy for {relation}, "
