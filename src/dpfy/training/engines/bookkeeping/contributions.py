@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache, reduce
 
 import torch
 
-_RUN = 1024  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
+_RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
 _ROWS = 128  # records of a product, or of a sum of written-out gradients, in the gradients' own precision
 _PRODUCTS = 8  # that are added up before the sum is continued in float64
 _TELLING = 2**12  # entries of a product, all of which another order of summation hardly leaves as they are
@@ -58,8 +58,8 @@ class Contribution(ABC):
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
     """Return an upper bound of each row's squared norm, in float64, never below the truth.
 
-    Runs of 1024 squares are added in the numbers' own precision, which is far quicker than converting each of them: at
-    most 1026 roundings u, for which 1152 are charged; squares that underflow count as the smallest normal number.
+    Runs of 256 squares are added in the numbers' own precision, which is far quicker than converting each of them: at
+    most 258 roundings u, for which 384 are charged; squares that underflow count as the smallest normal number.
     """
     flat = _in_working_precision(rows.flatten(1))
     info = torch.finfo(flat.dtype)
