@@ -126,6 +126,8 @@ def test_private_records_are_not_beside_canaries_that_are_records(monkeypatch):
     data, plan = Private(), dpfy.dpsgd(rate=0.5, records=100, steps=2, noise_multiplier=8.0)
     with pytest.raises(InvalidArgument, match="public or made-up"):
         audit_run(model, torch.optim.SGD(model.parameters(), lr=0.5), data, plan, loss, 1e-5, canaries=planted)
+    with pytest.raises(InvalidArgument, match="Expected confidence"):  # before the run, not after it
+        audit_run(model, torch.optim.SGD(model.parameters(), lr=0.5), data, plan, loss, 1e-5, confidence=1.5)
     assert not data.read
     config = dpfy.TrainConfig(data="own", records=300, batch_size=150, epochs=1, learning_rate=0.1, clip=1.0,
                               epsilon=3.0, delta=1e-3)
@@ -148,6 +150,38 @@ def test_kinds_and_attacks_that_do_not_exist_are_refused():
         audit_settings(dpfy.TrainConfig(epochs=1), kind="blank")
     with pytest.raises(InvalidArgument, match="at least 50 canaries"):
         audit_settings(dpfy.TrainConfig(epochs=1), kind="crafted", canaries=10)
+
+
+@pytest.mark.parametrize(("settings", "kind", "says"), [
+    ({"clipping": "quantile"}, "gradient", "no ledger would say so"),
+    ({"noise_schedule": "norm"}, "gradient", "norm_noise"),
+    ({"algorithm": "line_search"}, "crafted", "algorithm='dpsgd'"), ({"groups": "layer"}, "gradient", "groups='flat'"),
+    ({"private_metrics": True}, "gradient", "private_metrics"),
+])
+def test_settings_of_which_an_audit_would_show_too_much_are_refused(settings, kind, says, monkeypatch):
+    """Fails if a bound that follows private records steers what canaries show, or if other steps are audited."""
+    config = dpfy.TrainConfig(data="own", records=300, batch_size=150, epochs=1, learning_rate=0.1, clip=1.0,
+                              epsilon=3.0, delta=1e-3, **settings)
+    trainer = dpfy.Trainer(config, model=setup()[0], train=Private())
+    monkeypatch.setattr("dpfy.auditing.audit.Trainer", lambda settings: trainer)
+    with pytest.raises(InvalidArgument, match=says):
+        audit_settings(config, kind=kind, canaries=60)
+
+
+def test_canaries_that_share_a_bound_which_follows_them_are_no_trials():
+    fixed = dpfy.dpsgd(rate=0.5, records=100, steps=2, noise_multiplier=8.0)
+    follows = replace(fixed, controllers=(QuantileClipping(),))
+    canaries = GradientCanaries(coins(60, key=1))
+    assert canaries.threshold(fixed) == 1 / 100 and canaries.threshold(follows) is None
+
+
+def test_a_plan_under_a_filter_is_audited_with_canaries_alone(monkeypatch):
+    config = dpfy.TrainConfig(data="own", records=300, batch_size=30, epochs=0.5, learning_rate=0.1, clip=1.0,
+                              epsilon=3.0, delta=1e-3, sampling="importance", norm_sum="released")
+    trainer = dpfy.Trainer(config, model=setup()[0], train=Private())
+    monkeypatch.setattr("dpfy.auditing.audit.Trainer", lambda settings: trainer)
+    found = audit_settings(config, kind="mislabelled", canaries=60)
+    assert not found.refuted and 0 < found.epsilon_claimed <= 3.0 and found.delta == 1e-3
 
 
 def test_patterns_that_cannot_be_made_up_are_told():

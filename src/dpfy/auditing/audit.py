@@ -25,7 +25,7 @@ from dpfy.auditing.bounds import (
     one_run_mu,
     trials_refute,
 )
-from dpfy.auditing.canaries import Canaries, GradientCanaries, coins
+from dpfy.auditing.canaries import Canaries, GradientCanaries, coins, following
 from dpfy.auditing.inputs import ATTACKS, KINDS, InputCanaries, make, shape_of
 from dpfy.auditing.membership import as_trials
 from dpfy.errors import InvalidArgument
@@ -90,7 +90,8 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
     """Train as planned with canaries among the records, and try to tell which of them were in.
 
     The run is a run of its own with a ledger in memory, so nothing that it learns about ``data`` may stay: the model
-    and the optimizer are put back to where they were, and what is returned depends on canaries and noise alone.
+    and the optimizer are put back to where they were, and what is returned depends on canaries and noise alone. Plans
+    that follow what they release would break that, and are refused unless ``data`` is ``public``.
     ``guesses`` are made about the canaries with the highest and the lowest scores; their number is fixed beforehand, an
     eighth of the canaries by default. ``tell`` is called after every step.
 
@@ -102,6 +103,8 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
     *Formal guarantee*: with probability at least ``confidence`` each lower bound is below what the pipeline really has,
     for adding or removing a record.
     """
+    _validate.delta(delta)
+    _validate.real("confidence", confidence, 0, 1, open_low=True, open_high=True)
     watched, made = _watched(model, loss_fn, plan, canaries, guesses, key, attack, public)
     ledger, loss = Ledger.in_memory(), watched.loss(model, loss_fn)
     optimizers = (*as_optimizers(optimizer), *watched.optimizers)
@@ -134,6 +137,10 @@ def _watched(model: nn.Module, loss_fn: Callable[..., Any], plan: Plan, canaries
     if attack != "white-box":
         raise InvalidArgument(f"Expected attack='white-box' with gradient canaries, got {attack!r}: no loss of the "
                               "model shows them. Use input canaries.")
+    if (names := following(plan)) and not public:
+        raise InvalidArgument(f"This plan follows what it releases ({', '.join(names)}), so what canaries show "
+                              "would depend on the records beside them, and no ledger would say so. Use canaries that "
+                              "are records and run alone (mislabelled or crafted), or public=True for public records.")
     return GradientCanaries(coins(canaries, key)), made
 
 
@@ -157,14 +164,14 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
     only hide them. Of private ones nothing is looked at but the shape.
     """
     trainer = Trainer(settings)
-    assert trainer.plan.budget is not None
+    _check_settings(trainer, _validate.choice("kind", kind, ("gradient", *KINDS)))
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(trainer.model(x), y, reduction="none")
 
     data: Any = trainer.data.train
     planted: int | Sequence[Any] = canaries
-    if _validate.choice("kind", kind, ("gradient", *KINDS)) != "gradient":
+    if kind != "gradient":
         _check(trainer.plan, canaries, options.get("guesses"))
         shape = shape_of(data[0])
         with torch.no_grad():
@@ -172,8 +179,22 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
         data = data if public else []
         planted = make(kind, trainer.model, loss, shape, classes, canaries, trainer.plan.clip)
         public = True
-    return audit_run(trainer.model, trainer.optimizer, data, trainer.plan, loss, trainer.plan.budget.delta,
+    return audit_run(trainer.model, trainer.optimizer, data, trainer.plan, loss, trainer._delta,
                      engine=trainer.config.engine, canaries=planted, public=public, **options)
+
+
+def _check_settings(trainer: Trainer, kind: str) -> None:
+    """Refuse settings of which something else would be audited."""
+    if trainer.config.algorithm != "dpsgd":
+        raise InvalidArgument(f"Expected algorithm='dpsgd' in an audit, got {trainer.config.algorithm!r}: canaries are "
+                              "watched in the gradients of ordinary steps, and this one compares losses too.")
+    if trainer._statistics() or trainer.data.owners is not None:
+        raise InvalidArgument("An audit plants records and watches gradients. Leave private_metrics, private BatchNorm "
+                              "and users out of its settings.")
+    if kind == "gradient" and trainer.config.groups != "flat":
+        raise InvalidArgument(f"Expected groups='flat' with gradient canaries, got {trainer.config.groups!r}: their "
+                              "parameter is in none of the groups. Use canaries that are records (mislabelled or "
+                              "crafted).")
 
 
 def _check(plan: Plan, canaries: int, guesses: int | None) -> int:

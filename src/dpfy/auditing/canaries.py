@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dpfy import _validate
+from dpfy.mechanisms.controllers import ClipSchedule
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.plan import Plan
 from dpfy.training.losses import Losses
@@ -27,6 +28,11 @@ def coins(count: int, key: int | None = None) -> torch.Tensor:
     words = SecureStream(None if key is None else key + 1, purpose="sampling").words(8)  # not the run's own
     generator = np.random.Generator(np.random.PCG64(words.tolist()))
     return torch.from_numpy(generator.integers(0, 2, _validate.count("canaries", count)).astype(bool))
+
+
+def following(plan: Plan) -> list[str]:
+    """Return what in a plan follows released values, by name."""
+    return [each.tag for each in plan.controllers if not isinstance(each, ClipSchedule)]
 
 
 class Canaries(ABC):
@@ -110,9 +116,9 @@ class GradientCanaries(Canaries):
         """Return the sums."""
         return self._scores
 
-    def threshold(self, plan: Plan) -> float:
-        """Return half of what a canary adds in expectation."""
-        return plan.steps * plan.rate * plan.clip / plan.divisor / 2
+    def threshold(self, plan: Plan) -> float | None:
+        """Return half of what a canary adds in expectation; bounds that follow all canaries make them dependent."""
+        return None if following(plan) else plan.steps * plan.rate * plan.clip / plan.divisor / 2
 
 
 class WatchedData:
