@@ -21,6 +21,9 @@ class Mixing(nn.Module):
     def forward(self, x):
         return x - x.mean(0)
 
+def alone():
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+
 def mixing():
     return nn.Sequential(nn.Linear(4, 3), Mixing(), nn.Linear(3, 2))
 
@@ -50,6 +53,12 @@ def test_a_model_that_must_be_changed_is_explained(run):
     code, out, _ = run("checked_models:bad", "--example", EXAMPLE)
     assert code == 1 and "batch normalization" in out and "needs a change" in out and "dpfy.fix(model)" in out
     assert "1, 2.0, 3.0 and 2 more" in out and "The probe waits" in out and "cannot be trained as it is" in out
+
+
+def test_a_model_without_a_loss_is_not_given_the_labels(run):
+    """Fails if a model alone is called unfit because it takes no labels."""
+    code, out, _ = run("checked_models:alone", "--example", EXAMPLE, "--batch-size", "8")
+    assert code == 0 and "The probe passed" in out and "A private step of 8 records takes" in out
 
 
 def test_a_model_that_can_be_trained_is_probed_and_its_costs_are_shown(run):

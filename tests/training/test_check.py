@@ -45,9 +45,9 @@ def test_without_fields_nothing_is_probed_and_with_findings_the_probe_waits():
 @pytest.mark.parametrize(("made", "fields", "reason"), [
     (nn.Sequential(nn.Linear(4, 3), Mixing()), FIELDS[:1], r"IsolationError: The module '1' \(Mixing\)"),
     ((net(), lambda x, y: x.sum()), FIELDS, "LossError: .* reduction='none'"),
-    (net(), FIELDS, "LossError: loss_fn fails on synthetic input"),
+    (net(), [*FIELDS, FIELDS[1]], "LossError: loss_fn fails on synthetic input"),
     ((net(), torch.optim.SGD(net().parameters(), lr=0.1)), FIELDS[:1], "InvalidArgument: The optimizer holds"),
-], ids=["mixes", "scalar loss", "labels without a loss", "another model's optimizer"])
+], ids=["mixes", "scalar loss", "fields that nothing takes", "another model's optimizer"])
 def test_what_the_probe_refuses_is_told(made, fields, reason):
     found = check(made, fields)
     assert not found.trainable and re.search(reason, found.probed.reason)

@@ -38,6 +38,8 @@ def check(
     how far that is from one record at a time, and what a step takes, in memory and beside one without privacy.
 
     A loss is a function of the fields, as for run.backward; one of torch's is given the model's output and the last.
+    Without one the sum of the outputs stands in for it; a last field that the model does not take, a label, is left
+    out.
 
     Examples:
 

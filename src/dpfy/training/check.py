@@ -67,7 +67,7 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
 
     With ``fields`` the probe runs on made-up records. The loss is a function of the fields, as for
     :meth:`dpfy.Run.backward`; one of torch's is given the model's output and the last field. Without a loss the sum of
-    the outputs stands in for it.
+    the outputs stands in for it, and a last field that the model does not take is left out, as labels are.
 
     >>> found = check(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), [("float32", (4,))])
     >>> found.trainable, found.probed.explanation.engine
@@ -83,7 +83,7 @@ def measure(made: Any, fields: Fields, batch_size: int) -> "Expected":
     from dpfy.training.expected import expected  # it builds on this module
 
     parts = Parts.of(made)
-    return expected(parts.model, made_up(fields), parts.loss, batch_size=batch_size)
+    return expected(parts.model, made_up(fields), parts.loss(len(fields)), batch_size=batch_size)
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,17 @@ class Parts:
         """The optimizers among them."""
         return tuple(part for part in self.others if isinstance(part, torch.optim.Optimizer))
 
-    @property
-    def loss(self) -> LossFn:
-        """The loss among them as a function of the fields, or what stands in for one."""
+    def loss(self, fields: int) -> LossFn:
+        """Return the loss among them as a function of so many fields, or what stands in for one."""
         given = next((part for part in self.others if callable(part) and part not in self.optimizers), None)
-        return sum_of_outputs(self.model) if given is None else of_fields(self.model, given)
+        if given is not None:
+            return of_fields(self.model, given)
+        outputs = sum_of_outputs(self.model)
+        return outputs if fields == 1 or _takes(self.model, fields) else lambda *values: outputs(*values[:-1])
 
 
 def _probed(parts: Parts, fields: Fields) -> Probed:
-    model, batch, loss = parts.model, made_up(fields), parts.loss
+    model, batch, loss = parts.model, made_up(fields), parts.loss(len(fields))
     try:
         if parts.optimizers:
             trainable(model, parts.optimizers)
@@ -124,6 +126,15 @@ def _probed(parts: Parts, fields: Fields) -> Probed:
     except Exception as error:  # of the user's own code, on made-up input: the text quotes no record
         return Probed(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Probed(True, ENGINES[found.engine].isolation, found, compared, tuple(dict(model.named_buffers())))
+
+
+def _takes(model: nn.Module, count: int) -> bool:
+    """Whether a model can be called with so many values."""
+    try:
+        inspect.signature(model.forward).bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def made_up(fields: Fields) -> tuple[Any, ...]:
