@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from mpmath import mp, mpf, ncdf
 from scipy.integrate import quad
 from scipy.special import ndtr
 
 from dpfy.accounting import GaussianFilter, ZcdpFilter, account
-from dpfy.accounting.balls_in_bins import BallsInBinsLaw, epoch
+from dpfy.accounting.balls_in_bins import BallsInBinsLaw, _epoch, _points, epoch
 from dpfy.accounting.pairs import Pair
 from dpfy.ledger.events import BallsInBins, Poisson, Repeated, Sampled, SumQuery
 
@@ -154,3 +155,25 @@ def test_filters_that_reward_no_sampling_charge_one_gaussian_sum():
         guard = rule.guard(ZERO)
         guard.record(step, 1)
         assert guard.used == pytest.approx(part, rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e5])
+def test_rounding_is_outward_where_numbers_differ_from_one_in_their_last_digits(noise):
+    """One number moved to the same points in 40 digits: fails if the means that floats lose near 1 are not charged."""
+    with mp.workdps(40):
+        tau, points = 1 / mpf(noise), [mpf(point) for point in _points(1, 1 / noise).tolist()]
+        places = [mp.log(point) / tau if point else -mp.inf for point in points]
+        inside, moment = ([ncdf(right - side) - ncdf(left - side) for left, right in itertools.pairwise(places)]
+                          for side in (-tau / 2, tau / 2))
+        mass = [mpf(0)] * (len(points) - 1) + [ncdf(-places[-1] - tau / 2)]
+        for cell, (left, right) in enumerate(itertools.pairwise(points)):
+            share = (moment[cell] - left * inside[cell]) / (right - left)
+            mass[cell], mass[cell + 1] = mass[cell] + inside[cell] - share, mass[cell + 1] + share
+        table = _epoch(1, noise)
+        found = [(mp.exp(loss), mpf(p)) for loss, p in zip(table.loss, table.mass, strict=True)]
+        for at in points[100:-40:25]:
+            ahead = sum(part * (point - at) for part, point in zip(mass, points, strict=True) if point > at)
+            behind = sum(part * (at - point) for part, point in zip(mass, points, strict=True) if point < at)
+            assert ahead < 1e-25 or ahead <= sum(p * (1 - at / ratio) for ratio, p in found if ratio > at)
+            assert behind < 1e-25 or behind <= table.missing * at + sum(p * (at / ratio - 1) for ratio, p in found
+                                                                      if ratio < at)

@@ -23,7 +23,9 @@ _LEAST_NOISE, _MOST_NOISE = 0.05, 1e6  # e^(10/z) is a float, and so is the dist
 _TAIL = 1e-25  # of what one number exceeds the last point by, in the mean
 _CENTRE, _BOTTOM = 640, 90  # points: δ to a few thousandths
 _FIRST = 1e-9  # of the mean: the first point above 0
-_LOST = 2e-12  # relative: more than the ten thousand positive terms that a mass is made of lose, for each number
+# Relative: more than the ten thousand positive terms that a mass is made of lose, for each number; and, as numbers that
+# differ from 1 by about 1/z are rounded to a float near 1, than means are off by, in standard deviations of the sum.
+_LOST = 2e-12
 _UP = 1 + 1e-11
 _ROWS = 8  # parts in which sums are made, to stay in the cache
 _SPLITS = 600  # values of ε at which a record is replaced in two steps
@@ -140,7 +142,7 @@ def _epoch(bins: int, noise_multiplier: float) -> Table:
         power = _added(power, power, tau)
     assert total is not None
     mean = total.points[1:] / bins
-    up = _UP + _LOST * bins
+    up = _UP + _LOST * (bins + math.sqrt(bins) * noise_multiplier)
     p = total.mass[1:] * mean * up
     kept = p > 1e-290
     missing = float(total.mass[0] + total.mass[1:][~kept].sum()) * up
