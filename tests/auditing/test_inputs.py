@@ -1,6 +1,7 @@
 """Canaries that are records: they find what they should, leave the honest run alone, and touch no private record."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from torch import nn
 import dpfy
 from dpfy.auditing import MadeUp, audit_run, crafted, mislabelled
 from dpfy.auditing.audit import audit_settings
+from dpfy.auditing.canaries import GradientCanaries, coins
 from dpfy.auditing.inputs import gradients_of, vectorised_gradients
 from dpfy.auditing.mutants import MUTANTS, _replaced
 from dpfy.cli.app import main
 from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.controllers import QuantileClipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.training.chunk import Chunk
 
