@@ -47,9 +47,9 @@ class Audit:
 
     ``epsilon_one_run`` (Steinke, Nasr & Jagielski 2023) and ``mu_one_run`` (Mahloujifar, Melis & Chaudhuri 2024) assume
     nothing but fair coins; ``epsilon_trials`` and ``mu_trials`` take the canaries for independent trials, which input
-    canaries, and those under bounds that follow what is released, are not: theirs are 0, and ``trials`` is None. All are lower bounds at ``confidence``; ``epsilon_claimed``
-    is the upper bound. ``refuted`` says that canaries betray more than the ledger allows, which a correct pipeline does
-    with probability below 1e-6.
+    canaries, and those under bounds that follow what is released, are not: theirs are 0, and ``trials`` is None. All
+    are lower bounds at ``confidence``; ``epsilon_claimed`` is the upper bound. ``refuted`` says that canaries betray
+    more than the ledger allows, which a correct pipeline does with probability below 1e-6.
     """
 
     setting: str
