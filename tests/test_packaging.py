@@ -75,7 +75,7 @@ def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
     assert required <= {"torch", "numpy", "scipy", "cryptography", "typer", "rich", "matplotlib", "safetensors",
                         "scikit-learn"}  # a new one is a decision: docs/decisions/dependencies.md
     # One that is imported and not installed breaks elsewhere; one that is installed and not imported is a burden.
-    optional = {"pyyaml", "pillow", "dp-accounting", "optuna"}  # each behind an error that names the extra or the package
+    optional = {"pyyaml", "pillow", "dp-accounting", "optuna"}  # each behind an error that names the extra or package
     assert imported_distributions() - optional <= required <= imported_distributions()
 
 
