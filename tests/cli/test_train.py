@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from dpfy.cli.app import main
@@ -89,4 +90,6 @@ def test_the_help_loads_no_torch():
 
 def test_the_released_model_can_be_loaded(tmp_path, capsys):
     run(capsys, "train", *SHORT, "--out", str(tmp_path), "--name", "a")
-    default_model(load("digits")).load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))
+    model, released = default_model(load("digits")), load_file(tmp_path / "a" / "model.safetensors")
+    assert not any(torch.equal(value, released[name]) for name, value in model.state_dict().items())
+    model.load_state_dict(released)

@@ -201,7 +201,7 @@ def test_the_probe_never_looks_at_values(started):
     """A first record with an extreme value must not change what the probe says."""
     model = nn.Linear(4, 2)
     poisoned = torch.cat([torch.full((1, 4), float("nan")), ROWS])
-    first_release(started, model, poisoned)
+    assert first_release(started, model, poisoned)[1].isfinite().all()
 
 
 def test_one_oddly_shaped_record_does_not_decide_the_public_shape(started):

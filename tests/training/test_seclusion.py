@@ -263,8 +263,10 @@ def test_a_new_run_of_the_same_model_takes_over(started):
     first = started(ROWS)
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=1, noise_multiplier=1.0)
     second = dpfy.privatize(first.model, first.opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory())
+    before = [parameter.detach().clone() for parameter in first.model.parameters()]
     second.backward(first.model, next(iter(second)))
-    first.opt.step()
+    first.opt.step()  # a gate of the first run would refuse it
+    assert not any(map(torch.equal, before, first.model.parameters()))
     second.close()
 
 

@@ -330,7 +330,7 @@ class Trainer:
             hyperparameters={name: value for name, value in self.config.to_mapping().items() if name != "data_dir"},
             public_data=public, metric="accuracy on public data", history=history,
         )
-        ledger = Ledger.read(self.folder / LEDGER)
+        ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
         report(ledger, self._delta, facts).write(self.folder)
         spent = run.spent(self._delta)
         registered = account(ledger).envelope
