@@ -11,7 +11,7 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.noise.lattice import round_to_lattice
 from dpfy.testing import ENGINE_CASES, check_engine
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed
+from dpfy.training.engines import ENGINES, Engine, ExactBookkeepingEngine, LoopEngine, Summed
 
 GRID = 2.0**-40
 REFUSED = {  # "auto" then takes the next engine
@@ -29,6 +29,11 @@ def test_every_engine_conforms(engine, case, dtype, grouped):
     refusal = REFUSED.get((engine.name, case.name, dtype))
     with pytest.raises(refusal) if refusal else contextlib.nullcontext():
         check_engine(engine, case, dtype, grouped=grouped)
+
+
+@pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
+def test_book_keeping_for_importance_sampling_conforms(case):
+    check_engine(ExactBookkeepingEngine, case, torch.float32)
 
 
 def test_the_oracle_sums_clipped_gradients_of_plain_autograd():

@@ -22,6 +22,7 @@ from dpfy.mechanisms.importance import COMPANIONS, MOVED
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.training.blocks import Blocks
+from dpfy.training.importance import expected_proposals
 from dpfy.training.norm_sums import noised, norm_sum, paid_beside
 from dpfy.training.state import read_state
 
@@ -79,7 +80,7 @@ def gradients(model, data):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "loop"])
 def test_the_sum_is_that_of_accepted_records_each_at_the_bound(tmp_path, monkeypatch, engine):
     """A coin or a guess of the wrong record, in a chunk that is taken apart or not, would move the sum."""
     monkeypatch.setattr(GaussianSum, "release", lambda self, total, noise: total)
@@ -185,7 +186,36 @@ def test_groups_statistics_users_and_other_controllers_are_refused():
 
 def test_engines_that_bound_norms_are_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="very gradient"):
-        bound_run(tmp_path, engine="bookkeeping")
+        bound_run(tmp_path, engine="ghost")
+
+
+class Whole(nn.Module):
+    """A model that is one use of a parameter which no rule knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, WIDTH))
+
+    def forward(self, x):
+        return torch.einsum("nd,cd->nc", x, self.weight)
+
+
+@pytest.mark.parametrize(("model", "engine"), [(nn.Linear(WIDTH, 2), "bookkeeping"), (Whole(), "vmap")])
+def test_engines_are_chosen_as_for_dpsgd_and_all_are_charged_for_sums_in_float64(tmp_path, model, engine):
+    plan = dpfy.dpis(records=N, batch_size=12, epochs=2, noise_multiplier=1.0)
+    run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), Records(), plan, tmp_path / "run.dpl")
+    released = run.release(loss_of(model), next(iter(run)))
+    assert run.engine == engine
+    assert all(1.0 / 12 < stddev < 1.01 / 12 for stddev in released.stddevs.values())
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.4, 1.0])
+def test_blocks_are_planned_for_those_who_are_proposed(tmp_path, ratio):
+    """If all norms are what the ratio says, the expected number is the sum of their chances."""
+    sampler = bound_run(tmp_path, ratio=ratio, batch_size=6)._importance
+    sampler.learn(1, np.full(N, ratio))
+    chances = sampler._proposed(1, sampler._guesses)
+    assert expected_proposals(sampler, 1) == pytest.approx(chances.sum())
 
 
 def test_coarse_numbers_and_too_little_noise_are_refused_before_anything_is_paid_for(tmp_path):

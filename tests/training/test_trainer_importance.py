@@ -106,7 +106,7 @@ def test_objects_that_importance_sampling_has_no_proof_for_are_refused():
     ({"rows_per_user": 3}, "protects records"), ({"private_metrics": True}, "not accepted"),
     ({"algorithm": "line_search"}, "no rule"), ({"capacity": 60}, "truncated_poisson"),
     ({"noise_schedule": "validation:0.9"}, "fixed in advance"),
-    ({"batchnorm": "private"}, "statistics"), ({"engine": "bookkeeping"}, "very gradient"),
+    ({"batchnorm": "private"}, "statistics"), ({"engine": "ghost"}, "very gradient"),
     ({"ratio_schedule": "time:0.1"}, "begins with"), ({"ratio": 0.5, "ratio_schedule": "zigzag"}, "a schedule"),
     ({"ratio": 0.0}, "ratio"), ({"slack": "3"}, "slack"), ({"norm_sum": "told"}, "norm_sum"),
     ({"norm_sum": "released:a"}, "NOISE:CAUTIOUS"), ({"sampling": "poisson", "ratio": 0.5}, "'importance'"),

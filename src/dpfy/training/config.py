@@ -164,10 +164,9 @@ class TrainConfig:
         if self.batchnorm == "private":
             raise InvalidArgument("Expected batchnorm='group' or 'public' with importance sampling, got 'private': "
                                   "records that are proposed and not accepted would be counted in its statistics.")
-        if self.engine not in ("auto", "vmap", "loop"):
-            raise InvalidArgument(f"Expected engine='auto', 'vmap' or 'loop' with importance sampling, got "
-                                  f"{self.engine!r}: records are accepted by the norm of the very gradient that is "
-                                  "summed.")
+        if self.engine == "ghost":
+            raise InvalidArgument("Expected engine='auto', 'bookkeeping', 'vmap' or 'loop' with importance sampling, "
+                                  "got 'ghost': records are accepted by the norm of the very gradient that is summed.")
         if self.ratio_schedule and self.ratio is None:
             raise InvalidArgument(f"Expected a ratio= that ratio_schedule={self.ratio_schedule!r} begins with.")
         importance_options(self.ratio, self.ratio_schedule, self.slack, self.floor, self.norm_sum)

@@ -12,13 +12,13 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance import COMPANIONS, room_for_bits
+from dpfy.mechanisms.importance import COMPANIONS, MARGIN, room_for_bits
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.plan import Plan
 from dpfy.training.blocks import Blocks
 from dpfy.training.data import Records, visit_loaded
-from dpfy.training.engines import ENGINES, Engine
+from dpfy.training.engines import EXACT, Engine
 from dpfy.training.engines.base import BoundedSums, LossFn
 
 
@@ -27,8 +27,8 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
     """Return the sampler of a plan with importance sampling, and None for any other."""
     if not isinstance(plan.sampling, ImportanceSchedule):
         return None
-    if engine != "auto" and not ENGINES[engine].provides_gradients:
-        names = " or ".join(repr(each.name) for each in ENGINES.values() if each.provides_gradients)
+    if engine not in ("auto", *EXACT):
+        names = " or ".join(map(repr, EXACT))
         raise InvalidArgument(f"Importance sampling accepts records by the norm of the very gradient that is summed; "
                               f"engine {engine!r} bounds norms from above instead. Use {names}.")
     if ranks > 1:
@@ -42,6 +42,15 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
         noise = plan.noise_at(1 + place * plan.sampling.length)
         with_room_for_bits(GaussianSum(ratio * plan.clip, noise, dimension, COMPANIONS))
     return ImportanceSampler(plan.sampling, plan.clip, stream)
+
+
+def expected_proposals(sampler: ImportanceSampler, step: int) -> float:
+    """Return about how many records are proposed for a step if norms are what its ratio says: for sizes of blocks.
+
+    The mean of min(slack·norm, 1) is at most that of the mean norm.
+    """
+    policy = sampler.policy
+    return policy.batch_size * min(policy.slack, 1 / policy.ratio_at(step)) / (1 - MARGIN)
 
 
 class Weighing:

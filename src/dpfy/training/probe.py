@@ -6,7 +6,7 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.query import Statistic
 from dpfy.training.attributes import attributes_of
 from dpfy.training.chunk import Chunk
-from dpfy.training.engines import ENGINES, PREFERENCE, Engine, LoopEngine, Summed
+from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed
 from dpfy.training.engines.base import LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example, shown_of_each, statistics_of
 from dpfy.training.seclusion import fix_seed
@@ -45,7 +45,7 @@ class Probe:
     example: Chunk
     declared: bool
     statistics: tuple[Statistic, ...] = ()
-    needs_gradients: bool = False
+    engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
 
     def choose(self, engine: str) -> Engine:
         """Return the engine to use, after every check has passed."""
@@ -189,8 +189,7 @@ class Probe:
 
     def _agreeing_engine(self, wanted: str) -> Engine:
         """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
-        names = [name for name in PREFERENCE if ENGINES[name].provides_gradients or not self.needs_gradients] \
-            if wanted == "auto" else [wanted]
+        names = [*self.engines] if wanted == "auto" else [wanted]
         with _without_dropout(self.model):
             random = self._is_random()
             if not random:
@@ -198,7 +197,7 @@ class Probe:
             expected = self._oracle_sums()
             reason = ""
             for name in names:
-                engine = ENGINES[name](self.model, self.parameters)
+                engine = self.engines[name](self.model, self.parameters)
                 if wanted == "auto" and not engine.isolates and self._refuses_tracing():
                     continue
                 if random and self.statistics and not engine.isolates:

@@ -38,10 +38,10 @@ from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records, visit, visit_loaded
 from dpfy.training.distributed import Ranks, check_same_records
-from dpfy.training.engines import Engine
+from dpfy.training.engines import ENGINES, EXACT, WRITING, Engine
 from dpfy.training.engines.base import BoundedSums, LossFn
 from dpfy.training.gate import Gate, is_finite
-from dpfy.training.importance import Weighing, importance_for, propose, with_room_for_bits
+from dpfy.training.importance import Weighing, expected_proposals, importance_for, propose, with_room_for_bits
 from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
 from dpfy.training.norm_sums import due_before, paid_beside, release_norms
@@ -203,7 +203,7 @@ class Run:
         total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
-            blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), self._ranks.size)
+            blocks = self._blocks(engine, step, self._ranks.size)
             mechanism = self._mechanism(engine, step, setting, pieces)
             if self._ranks.first:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
@@ -271,7 +271,7 @@ class Run:
         if engine is None or query.slots is not None:  # a slot shares its arithmetic with no other
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
-            blocks = Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine))
+            blocks = self._blocks(engine, step)
             additions = blocks.count**2 * 2.0**-50  # in float64, of blocks: felt by companions where blocks are many
             companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding + additions)
         norm_rounding = pieces.norm_rounding(self.plan.divisor)
@@ -298,6 +298,11 @@ class Run:
         limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once,
                                       self._importance and COMPANIONS) if limit]
         return max(1, min(limits) // self._records.rows_per_unit) if limits else None
+
+    def _blocks(self, engine: Engine | None, step: int, ranks: int = 1) -> Blocks:
+        """How the records that a step computes on are divided, from public constants."""
+        expected = self.plan.expected_batch if self._importance is None else expected_proposals(self._importance, step)
+        return Blocks.planned(expected, self._largest_chunk(engine), ranks)
 
     def _check_ready(self, batch: Batch) -> None:
         if self._closed:
@@ -381,7 +386,14 @@ class Run:
             if self._records.collate_fn is not None:
                 check_collation(self._records.collate_fn, record)
         return Probe(self.model, trained, loss_fn, looked_at, looked_at is self._declared_example,
-                     self.plan.query.statistics, self._steering.needs_gradients or self._importance is not None)
+                     self.plan.query.statistics, self._engine_choice)
+
+    @property
+    def _engine_choice(self) -> Mapping[str, type[Engine]]:
+        """The engines that can do what the plan asks for."""
+        if self._importance is not None:
+            return EXACT
+        return WRITING if self._steering.needs_gradients else ENGINES
 
     # What was spent, and the gate
 

@@ -9,7 +9,7 @@ from torch import nn
 from dpfy.errors import CheckpointError, InvalidArgument
 from dpfy.mechanisms.controllers import Outcome, Setting, State
 from dpfy.plan import Plan
-from dpfy.training.engines import ENGINES
+from dpfy.training.engines import WRITING
 
 
 class Steering:
@@ -21,8 +21,8 @@ class Steering:
     def __init__(self, plan: Plan, parameters: Mapping[str, nn.Parameter], engine: str) -> None:
         self._plan = plan
         self._states = [controller.start(plan.query, parameters) for controller in plan.controllers]
-        if self.needs_gradients and engine != "auto" and not ENGINES[engine].provides_gradients:
-            names = " or ".join(repr(each.name) for each in ENGINES.values() if each.provides_gradients)
+        if self.needs_gradients and engine not in ("auto", *WRITING):
+            names = " or ".join(map(repr, WRITING))
             raise InvalidArgument(f"The plan bounds gradients in coordinates of their own (adaclip); engine {engine!r} "
                                   f"provides norms only. Use {names}.")
 

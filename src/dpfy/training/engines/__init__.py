@@ -4,16 +4,19 @@ All are judged against :class:`~dpfy.training.engines.loop.LoopEngine`, which di
 """
 
 from dpfy.training.engines.base import BoundedSums, Engine, Examples, Summed, Unsupported
-from dpfy.training.engines.bookkeeping import BookkeepingEngine, GhostEngine
+from dpfy.training.engines.bookkeeping import BookkeepingEngine, ExactBookkeepingEngine, GhostEngine
 from dpfy.training.engines.loop import LoopEngine
 from dpfy.training.engines.vmap import VmapEngine
 
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine for engine in (BookkeepingEngine, GhostEngine, VmapEngine, LoopEngine)}
-"""Every engine by its name."""
+"""Every engine by its name; ``engine="auto"`` tries them in this order, and the oracle works for every model."""
 
-PREFERENCE = tuple(ENGINES)
-"""What ``engine="auto"`` tries, fastest first; the oracle works for every model."""
+EXACT: dict[str, type[Engine]] = {engine.name: engine for engine in (ExactBookkeepingEngine, VmapEngine, LoopEngine)}
+"""Those that weigh by the norm of the very vector that they add, for importance sampling."""
 
-__all__ = ["ENGINES", "PREFERENCE", "BookkeepingEngine", "BoundedSums", "Engine", "Examples", "GhostEngine",
-           "LoopEngine", "Summed", "Unsupported", "VmapEngine"]
+WRITING: dict[str, type[Engine]] = {name: engine for name, engine in ENGINES.items() if engine.provides_gradients}
+"""Those that write out every gradient, for coordinates of their own."""
+
+__all__ = ["ENGINES", "EXACT", "WRITING", "BookkeepingEngine", "BoundedSums", "Engine", "ExactBookkeepingEngine",
+           "Examples", "GhostEngine", "LoopEngine", "Summed", "Unsupported", "VmapEngine"]

@@ -278,12 +278,12 @@ class Rows(Contribution):
 
     def norms(self) -> Norms:
         """Return the norms of the rows after equal tokens of a record were added up."""
-        rows, owners, _, _ = self._distinct
+        rows, owners, _, _ = self.distinct
         squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
         return Norms(squared.index_add_(0, owners, squared_norms(rows)) * (1 + self.tokens.shape[1] * 2.0**-52))
 
     @cached_property
-    def _distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the summed rows, and of each its record, its token, and its number by place in ``tokens``."""
         numbers = torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary + self.tokens
         keys, places = torch.unique(numbers.flatten(), return_inverse=True)
@@ -293,12 +293,12 @@ class Rows(Contribution):
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the rows that occur; the others stay as they are and get noise like all."""
-        rows, owners, tokens, _ = self._distinct
+        rows, owners, tokens, _ = self.distinct
         total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
 
     def instantiate(self) -> Kept:
         """Write out dense gradients; only ever needed where a table is tied to something that is not a Linear."""
-        rows, owners, tokens, _ = self._distinct
+        rows, owners, tokens, _ = self.distinct
         dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
         return Kept.of(dense.index_put_((owners, tokens), rows, accumulate=True))
 
@@ -316,7 +316,7 @@ class Rows(Contribution):
 
         r_t is the very row that is added, rounding included, at the first place of its token and zero at the others.
         """
-        rows, _, _, places = self._distinct
+        rows, _, _, places = self.distinct
         numbers = torch.arange(len(places), device=places.device)
         first = torch.full_like(numbers[:len(rows)], len(places)).scatter_reduce_(0, places, numbers, "amin")
         placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(0, first, rows.double())

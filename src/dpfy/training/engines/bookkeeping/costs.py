@@ -3,10 +3,12 @@
 from dpfy.training.engines.bookkeeping.contributions import Contribution, InBlocks, Outer
 
 _KEPT_NUMBERS = 2**21  # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
-_BLOCK_NUMBERS = 2**22  # written out at once when they are not kept
 _PASS = 36  # multiplications that take as long as the passes over a number that is kept
 _GRAM = 5  # multiplications in float64, its conversions included, of an entry of a Gram matrix and a feature
 _GRAM_ENTRY = 400  # of an entry by itself
+
+BLOCK_NUMBERS = 2**22
+"""How many are written out at once when they are not kept."""
 
 
 def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
@@ -49,5 +51,5 @@ def _in_form(outer: Outer, keep: bool) -> Contribution:
         case "keep":
             return outer.instantiate()
         case "blocks":
-            return InBlocks(outer.inputs, outer.outputs, max(1, _BLOCK_NUMBERS // (inputs * outputs)))
+            return InBlocks(outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs)))
     return outer

@@ -6,6 +6,7 @@ image laid out in rows, the window of a tap is the same memory from another offs
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -98,7 +99,7 @@ def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.
 def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """Return Σ_t small[t] ⊗ image[t·stride + tap·dilation − padding] as [taps, items, channels²/groups]."""
     items, groups = len(image), geometry.groups
-    taps = [_phase_and_shift(tap, geometry) for tap in product(*map(range, geometry.kernel))]
+    taps = _taps(geometry)
     written = image.new_empty(len(taps), items * groups, small.shape[1] // groups, image.shape[1] // groups)
     at_once = max(1, _BLOCK // (math.prod(image.shape[1:]) + math.prod(small.shape[1:])))
     for start in range(0, items, at_once):
@@ -107,6 +108,12 @@ def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -
         for number, (phase, shift) in enumerate(taps):
             torch.bmm(rows.small, rows.window(phase, shift).mT, out=target[number])
     return written.view(len(taps), items, -1)
+
+
+@lru_cache(maxsize=1024)
+def _taps(geometry: Geometry) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the phase and the shift of every tap of the kernel."""
+    return [_phase_and_shift(tap, geometry) for tap in product(*map(range, geometry.kernel))]
 
 
 def _phase_and_shift(tap: tuple[int, ...], geometry: Geometry) -> tuple[tuple[int, ...], tuple[int, ...]]:
