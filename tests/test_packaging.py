@@ -35,7 +35,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_module_and_the_typing_marker(unpacked: Path) -> None:
     # A package left out of the build, or a private file swept into it, shows as a difference.
     source = {p.relative_to(ROOT / "src") for p in (ROOT / "src" / "dpfy").rglob("*")
-              if p.suffix in {".js", ".json", ".py"}}
+              if p.suffix in {".c", ".js", ".json", ".py"}}
     shipped = {p.relative_to(unpacked) for p in unpacked.rglob("*") if p.is_file() and ".dist-info" not in str(p)}
     assert shipped == source | {Path("dpfy/py.typed")}
 

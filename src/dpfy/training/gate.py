@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpfy.errors import InvalidArgument, UnreleasedGradient
+from dpfy.mechanisms.noise.kernels import IN_NUMPY, kernels_for
 
 
 class Gate:
@@ -127,11 +127,13 @@ _INTEGERS = {1: torch.int8, 2: torch.int16}  # wider numbers as halves of 32 bit
 
 def _bits(gradient: torch.Tensor) -> int:
     """The sum of all bit patterns, which is exact and so does not depend on the number of threads."""
-    whole = gradient.detach().reshape(-1)
+    whole = gradient.detach().contiguous().view(-1)
     patterns = whole.view(_INTEGERS.get(whole.element_size(), torch.int32))
-    if patterns.is_cpu:  # numpy widens while it adds, where torch makes a wide copy first: four times as long
-        return int(np.add.reduce(patterns.numpy(), dtype=np.int64))
-    return int(patterns.sum(dtype=torch.int64))
+    if not patterns.is_cpu:
+        return int(patterns.sum(dtype=torch.int64))
+    numbers = patterns.numpy()  # which widens while it adds, where torch makes a wide copy first: four times as long
+    kernels = kernels_for(len(numbers)) if numbers.itemsize == 4 else IN_NUMPY
+    return kernels.total(numbers)
 
 
 def _extremes(values: torch.Tensor) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +16,6 @@ from dpfy.mechanisms.statistics import bounded_sum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossFn, Seen
 
-_BLOCK = 2**16  # numbers that stay in the cache between two operations
 _LARGEST_NORM = 4.0  # of a sum, in clip bounds times the divisor: public, so that its rounding is known
 _REHEARSED = 2.0**-40  # the lattice of a rehearsal, whose sums nobody sees
 
@@ -129,10 +129,12 @@ def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everythin
 
 def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter,
             coordinates: Coordinates | None) -> torch.Tensor:
-    """Return a released sum times a public factor as a gradient of the parameter, through the cache."""
+    """Return a released sum times a public factor as a gradient of the parameter."""
     if coordinates is not None:
         return (part * factor * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)
     gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
-    for target, block in zip(gradient.view(-1).split(_BLOCK), part.view(-1).split(_BLOCK), strict=True):
-        target.copy_(block * factor)
-    return gradient
+    if gradient.is_cpu and gradient.dtype == torch.float32:
+        with np.errstate(all="ignore"):  # numpy rounds while it multiplies, where torch makes a vector of doubles
+            np.multiply(part.numpy(), factor, out=gradient.numpy(), dtype=np.float64, casting="same_kind")
+        return gradient
+    return gradient.copy_(part * factor)

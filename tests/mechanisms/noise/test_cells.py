@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -8,14 +9,15 @@ from streams import ScriptedStream
 
 from dpfy.mechanisms.noise import SecureStream, cells
 from dpfy.mechanisms.noise.cover import RECTANGLES, cover
+from dpfy.mechanisms.noise.kernels import IN_NUMPY
 
 SPREAD = 32 * 1.7
 
 
-def draw(count, key=1, spread=SPREAD):
+def draw(count, kernels=IN_NUMPY, key=1, spread=SPREAD):
     """Return reals in columns."""
     room, stream = np.empty(cells.room_for(count)), SecureStream(insecure_test_key=key)
-    return cells.draw_cells(room, count, spread, stream) * 2.0**-32
+    return cells.draw_cells(room, count, spread, stream, kernels) * 2.0**-32
 
 
 def slope_score(drawn, spread=SPREAD):
@@ -42,13 +44,13 @@ def test_numpy_errs_by_less_than_2_to_the_minus_40():
 
 
 @pytest.mark.parametrize("spread", [32.0, SPREAD, math.nextafter(64.0, 0.0)])
-def test_more_digits_give_the_same_verdicts(monkeypatch, spread):
-    fast = draw(20_000, spread=spread)
+def test_more_digits_give_the_same_verdicts(monkeypatch, kernels, spread):
+    fast = draw(20_000, kernels, spread=spread)
     monkeypatch.setattr(cells, "_MARGIN", 1e9)  # every uncertain point is judged in more digits
-    assert (fast == draw(20_000, spread=spread)).all()
+    assert (fast == draw(20_000, kernels, spread=spread)).all()
 
 
-def test_points_at_the_curve_are_judged_in_more_digits():
+def test_points_at_the_curve_are_judged_in_more_digits(kernels):
     bell, generator = cover(SPREAD), np.random.default_rng(3)
     middle, level, height, expected = [], [], [], []
     for cell in map(int, generator.integers(-3 * 2**37, 3 * 2**37, 60)):
@@ -61,7 +63,10 @@ def test_points_at_the_curve_are_judged_in_more_digits():
         middle.append(cell + 0.5)
         expected.append(off > 0)
     stream = ScriptedStream([0] * 4000)
-    assert cells._above(np.array(middle), np.array(level), np.array(height), bell, stream).tolist() == expected
+    position = np.arange(len(middle))
+    rectangle = (position + bell.certain).astype(np.uint16)  # which are at these levels, for once
+    assert cells._above(position, np.array(middle), rectangle, np.array(height), replace(bell, level=np.array(level)),
+                        stream, kernels).tolist() == expected
     naive = (np.array(level) + np.array(height) * 2.0**-64) * bell.height > np.exp(
         -0.5 * np.square(np.array(middle) / (SPREAD * 2.0**32)))
     assert naive.tolist() != expected
@@ -72,7 +77,7 @@ def test_points_at_the_curve_are_judged_in_more_digits():
 
 def test_points_above_the_curve_are_rejected(monkeypatch):
     assert abs(slope_score(draw(1 << 22))) < 5.5
-    monkeypatch.setattr(cells, "_above", lambda middle, *_: np.zeros(len(middle), dtype=bool))
+    monkeypatch.setattr(cells, "_above", lambda position, *_: np.zeros(len(position), dtype=bool))
     assert abs(slope_score(draw(1 << 22))) > 8
 
 
@@ -81,17 +86,17 @@ def test_what_was_rejected_is_replaced_when_there_is_nothing_to_spare(monkeypatc
     assert abs(slope_score(draw(1 << 22))) < 5.5
 
 
-def test_as_many_are_rejected_as_lie_above_the_curve():
+def test_as_many_are_rejected_as_lie_above_the_curve(kernels):
     bell, count = cover(SPREAD), 1 << 20
-    rejected = cells._draw(np.empty(count), bell, SecureStream(insecure_test_key=5))
+    rejected = cells._draw(np.empty(count), bell, SecureStream(insecure_test_key=5), kernels)
     rate = 1 - math.sqrt(2 * math.pi) * SPREAD / bell.height / RECTANGLES
     assert stats.binomtest(len(rejected), count, rate).pvalue > 1e-6
     assert stats.binomtest(len(rejected), count, 1.1 * rate).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("spread", [32.0, SPREAD, 63.0])
-def test_the_histogram_is_gaussian(spread):
-    drawn = draw(1 << 20, key=4, spread=spread)
+def test_the_histogram_is_gaussian(kernels, spread):
+    drawn = draw(1 << 20, kernels, key=4, spread=spread)
     edges = np.concatenate([[-np.inf], np.linspace(-4, 4, 301) * spread, [np.inf]])
     expected = len(drawn) * np.diff(stats.norm.cdf(edges, scale=spread))
     assert stats.chisquare(np.histogram(drawn, edges)[0], expected).pvalue > 1e-6
@@ -141,9 +146,9 @@ def test_the_tail_has_the_law_and_the_share_of_a_gaussian_beyond_the_columns():
     assert stats.kstest(np.abs(found), lambda z: 1 - stats.norm.sf(z) / beyond).pvalue > 1e-6
 
 
-def test_the_last_rectangle_leads_to_the_tail(monkeypatch):
+def test_the_last_rectangle_leads_to_the_tail(monkeypatch, kernels):
     monkeypatch.setattr(cells, "_draw_tail", lambda *_: 123.5)
     for height, expected in ((2**63, True), (2**63 + 2**56 - 1, True), (2**63 + 2**56, False), (0, False)):
         room, words = np.zeros(1), [(RECTANGLES - 1) << 32, height]  # four bytes of a place, two of a rectangle
-        rejected = cells._draw(room, cover(SPREAD), ScriptedStream(words))
+        rejected = cells._draw(room, cover(SPREAD), ScriptedStream(words), kernels)
         assert (room[0] == 123.5, len(rejected) == 0) == (expected, expected)

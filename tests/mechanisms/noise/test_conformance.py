@@ -8,7 +8,7 @@ from dpfy.testing import check_noise
 
 
 @pytest.mark.parametrize("name", NOISES)
-def test_every_noise_conforms(name):
+def test_every_noise_conforms(kernels, name):
     check_noise(NOISES[name])
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, desk, gaussian, lattice_step
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, desk, lattice_step
+from dpfy.mechanisms.noise.kernels import InNumpy
 from dpfy.testing import check_noise
 
 STDDEV = 1.7
@@ -105,10 +106,10 @@ def test_a_fork_leaves_the_order_to_the_parent(finished):
 def test_an_exception_reaches_the_caller_and_the_next_noise_is_fresh(monkeypatch):
     source, twin, real = noise(), noise(), desk.draw_cells
 
-    def fail(room, count, spread, stream):
+    def fail(room, count, *others):
         if count < 500:
             raise MemoryError("no room")
-        return real(room, count, spread, stream)
+        return real(room, count, *others)
 
     monkeypatch.setattr(desk, "draw_cells", fail)
     source.prefetch(1200, STDDEV, GRID)
@@ -122,7 +123,7 @@ def test_an_exception_reaches_the_caller_and_the_next_noise_is_fresh(monkeypatch
 
 def test_noise_whose_addition_failed_is_never_taken_again(monkeypatch):
     source, twin = noise(), noise()
-    monkeypatch.setattr(gaussian, "add_on_lattice", lambda *_: 1 / 0)
+    monkeypatch.setattr(InNumpy, "add", lambda *_: 1 / 0)
     source.prefetch(1200, STDDEV, GRID)
     try:
         take(source)
@@ -134,7 +135,7 @@ def test_noise_whose_addition_failed_is_never_taken_again(monkeypatch):
 
 
 def test_a_failure_on_any_thread_reaches_the_caller_and_ends_all(monkeypatch):
-    source, twin, failed, real = noise(), noise(), threading.Event(), gaussian.add_on_lattice
+    source, twin, failed, real = noise(), noise(), threading.Event(), InNumpy.add
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
     def add(*arguments):
@@ -144,10 +145,10 @@ def test_a_failure_on_any_thread_reaches_the_caller_and_ends_all(monkeypatch):
         assert failed.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(gaussian, "add_on_lattice", add)
+    monkeypatch.setattr(InNumpy, "add", add)
     with pytest.raises(ZeroDivisionError):
         take(source, count=5000)
-    monkeypatch.setattr(gaussian, "add_on_lattice", real)
+    monkeypatch.setattr(InNumpy, "add", real)
     lost, drawn = take(twin, count=5000), take(source, count=5000)
     assert torch.equal(drawn, take(twin, count=5000)) and not set(lost.tolist()) & set(drawn.tolist())
 

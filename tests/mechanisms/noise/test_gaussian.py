@@ -49,7 +49,7 @@ def test_columns_are_fine_and_exact(scale):
 
 # --- the law ------------------------------------------------------------------------------------------------------
 
-def test_small_scales_have_the_law_of_a_rounded_gaussian():
+def test_small_scales_have_the_law_of_a_rounded_gaussian(kernels):
     drawn, scale = sample(300_000, key=8, scale=1.3).numpy(), 1.3
     edges = np.arange(-5, 6) - 0.5
     expected = len(drawn) * np.diff(stats.norm.cdf(np.concatenate([[-np.inf], edges, [np.inf]]), scale=scale))

@@ -5,18 +5,15 @@ operation here is divided among threads, and all of them let other threads run m
 """
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, cover
 from dpfy.mechanisms.noise.exact import Expansion, is_below
+from dpfy.mechanisms.noise.kernels import IN_NUMPY, Flags, Heights, Kernels, Positions, Rectangles
 from dpfy.mechanisms.noise.randomness import SecureStream
 
 _MARGIN = 2.0**-32  # of the curve: points closer to it than this are judged in more digits
 _TAIL = -(1 << 63) + (1 << 56)  # heights below this one in the last rectangle stand for the tail: one in 256
 _STRIP_BITS = 5  # log2 of the columns in a strip of the tail: half a standard deviation or more
-
-Positions = npt.NDArray[np.intp]
 
 
 def room_for(count: int) -> int:
@@ -24,7 +21,7 @@ def room_for(count: int) -> int:
     return count + count // 48 + 64
 
 
-def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream) -> Floats:
+def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream, kernels: Kernels = IN_NUMPY) -> Floats:
     """Return the middles of the cells of ``count`` independent reals from N(0, spread²), at the start of ``room``.
 
     ``spread`` is in columns of 2^32 cells, and the result is in cells. One point of sixty is above the curve, and a
@@ -32,46 +29,42 @@ def draw_cells(room: Floats, count: int, spread: float, stream: SecureStream) ->
     happens to one vector in 10^15 at most, there is a second round.
     """
     room = room[:room_for(count)]
-    rejected = _draw(room, cover(spread), stream)
+    rejected = _draw(room, cover(spread), stream, kernels)
     inside = int(np.searchsorted(rejected, count))
     missing, useful = rejected[:inside], np.ones(len(room) - count, dtype=np.bool_)
     useful[rejected[inside:] - count] = False
     spare = room[count:][useful]
     if len(spare) < len(missing):
         more = len(missing) - len(spare)
-        spare = np.concatenate([spare, draw_cells(np.empty(room_for(more)), more, spread, stream)])
+        spare = np.concatenate([spare, draw_cells(np.empty(room_for(more)), more, spread, stream, kernels)])
     room[missing] = spare[:len(missing)]
     return room[:count]
 
 
-def _draw(out: Floats, bell: Cover, stream: SecureStream) -> Positions:
+def _draw(out: Floats, bell: Cover, stream: SecureStream, kernels: Kernels) -> Positions:
     """Fill ``out`` from random rectangles and return where the point is above the curve."""
     words = np.empty((6 * len(out) + 7) // 8, dtype=np.uint64)
     stream.fill(words)
     place, rectangle = words.view(np.int32)[:len(out)], words.view(np.uint16)[2 * len(out):3 * len(out)]
-    torch.index_select(torch.from_numpy(bell.middle), 0, torch.from_numpy(rectangle.astype(np.int32)),
-                       out=torch.from_numpy(out))  # numpy would make indices of 64 bits first
-    out += place
-    position = np.flatnonzero(rectangle >= bell.certain)
-    rectangle = rectangle[position]
+    position = kernels.propose(place, rectangle, bell, out)
     height = stream.words(len(position)).view(np.int64)  # from the middle of the rectangle, as all places here
-    rejected = _above(out[position], bell.level[rectangle - np.uint16(bell.certain)], height, bell, stream)
-    for index in np.flatnonzero(rectangle == RECTANGLES - 1):
+    rejected = _above(position, out, rectangle, height, bell, stream, kernels)
+    for index in np.flatnonzero(rectangle[position] == RECTANGLES - 1):
         if height[index] < _TAIL and (middle := _draw_tail(bell, stream)) is not None:
             out[position[index]] = middle
             rejected[index] = False
     return position[rejected]
 
 
-def _above(middle: Floats, level: Floats, height: npt.NDArray[np.int64], bell: Cover, stream: SecureStream,
-           ) -> npt.NDArray[np.bool_]:
-    """Return which of the points lie above the curve."""
-    y = (level + height * 2.0**-64) * bell.height
-    curve = np.exp(-0.5 * np.square(middle / (bell.spread * 2.0**CELL_BITS)))
-    above = y > curve
-    for index in np.flatnonzero(np.abs(y - curve) <= _MARGIN * curve):
-        above[index] = not is_below(Expansion(int(middle[index] - 0.5), CELL_BITS),
-                                    Expansion(int(level[index] * 2**64) + int(height[index]), 64),
+def _above(position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover, stream: SecureStream,
+           kernels: Kernels) -> Flags:
+    """Return which of the points at ``position`` lie above the curve."""
+    above, close = kernels.judge(position, out, rectangle, height, bell, _MARGIN)
+    for index in close:
+        place = position[index]
+        level = bell.level[rectangle[place] - bell.certain]
+        above[index] = not is_below(Expansion(int(out[place] - 0.5), CELL_BITS),
+                                    Expansion(int(level * 2**64) + int(height[index]), 64),
                                     bell.spread, bell.height, stream)
     return above
 

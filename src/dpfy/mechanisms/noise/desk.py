@@ -12,6 +12,7 @@ import torch
 
 from dpfy.mechanisms.noise.cells import draw_cells, room_for
 from dpfy.mechanisms.noise.cover import Floats
+from dpfy.mechanisms.noise.kernels import kernels_for
 from dpfy.mechanisms.noise.randomness import SecureStream, this_process
 
 SEGMENT = 1 << 18  # values that are drawn in one go, from a stream of their own, and are used before the next ones
@@ -60,8 +61,9 @@ class Desk:
         """Begin to draw what :meth:`deliver` will be asked for, if torch leaves a core to do so."""
         self._abandon_order()
         if count > _SERIAL and torch.get_num_threads() < _cores():
+            kernels = kernels_for(count)
             self._ordered = _Order(count, spread, [
-                self._threads.submit(draw_cells, self._room(index, size), size, spread, own)
+                self._threads.submit(draw_cells, self._room(index, size), size, spread, own, kernels)
                 for index, (_, size, own) in enumerate(_segments(count, stream))])
 
     def deliver(self, count: int, spread: float, stream: SecureStream, take: Take) -> None:
@@ -76,12 +78,12 @@ class Desk:
             return order.deliver(take)
         if order is not None:
             order.abandon()
-        waiting = deque(_segments(count, stream))
+        waiting, kernels = deque(_segments(count, stream)), kernels_for(count)
 
         def work(room: Floats) -> None:
             while (segment := _next(waiting)) is not None:
                 start, size, own = segment
-                take(start, draw_cells(room, size, spread, own))
+                take(start, draw_cells(room, size, spread, own, kernels))
 
         threads = max(1, min(len(waiting), torch.get_num_threads() - 1))
         first, *others = (self._room(index, min(count, SEGMENT)) for index in range(threads))

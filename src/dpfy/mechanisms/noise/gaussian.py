@@ -8,6 +8,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.noise.cover import CELL_BITS, Floats
 from dpfy.mechanisms.noise.desk import Desk
+from dpfy.mechanisms.noise.kernels import kernels_for
 from dpfy.mechanisms.noise.lattice import add_on_lattice, round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose, this_process
 
@@ -68,11 +69,12 @@ class LatticeGaussian:
             return values
         spread, unit = _columns(stddev, grid)
         flat, desk = raw.reshape(-1), self._desk
+        kernels = kernels_for(len(flat))
 
         def add(start: int, drawn: Floats) -> None:
             part = flat[start:start + len(drawn)]
-            if part.is_cpu:  # in numpy, which leaves this thread alone, where torch would divide the work once more
-                add_on_lattice(part.numpy(), drawn, unit, grid)
+            if part.is_cpu:  # on this thread alone, where torch would divide the work once more
+                kernels.add(part.numpy(), drawn, unit, grid)
             else:
                 add_on_lattice(part, torch.from_numpy(drawn).to(part.device), unit, grid)
 

@@ -46,7 +46,7 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
     tensor([ 0.2500, -0.7500], dtype=torch.float64)
     """
-    far = _far(grid)
+    far = far_from_zero(grid)
     return values.add_(far).sub_(far)
 
 
@@ -58,7 +58,7 @@ def add_on_lattice(values: Vector, noise: Vector, unit: float, grid: float) -> V
     >>> add_on_lattice(torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64), 1.0, 0.25)
     tensor([0.5000], dtype=torch.float64)
     """
-    far = _far(grid)
+    far = far_from_zero(grid)
     noise *= unit
     values += far
     values += noise
@@ -66,7 +66,8 @@ def add_on_lattice(values: Vector, noise: Vector, unit: float, grid: float) -> V
     return values
 
 
-def _far(grid: float) -> float:
+def far_from_zero(grid: float) -> float:
+    """Return the number near which neighbouring doubles are one step apart."""
     return 1.5 * 2.0**52 * _power_of_two(grid)
 
 

@@ -1,0 +1,166 @@
+"""The loops over the numbers of a step: in numpy, and in C for long vectors where there is a compiler.
+
+Both compute the same doubles from the same words; numpy walks over memory once for each operation, and C once for all.
+Their ``exp`` may differ in the last bits. Either errs by less than 2⁻⁴⁰ of its value, and what is closer to the curve
+than 2⁻³² of it is judged in more digits: the verdicts are the same.
+"""
+
+import ctypes
+import os
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, cover
+from dpfy.mechanisms.noise.lattice import add_on_lattice, far_from_zero
+
+Flags = npt.NDArray[np.bool_]
+Heights = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.intp]
+Rectangles = npt.NDArray[np.uint16]
+
+LARGE = 1 << 18  # values for which calling a compiler pays within some hundred vectors
+_SOURCE = Path(__file__).with_name("kernels.c")
+_OPTIONS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared")  # no operation is fused or reordered
+_TESTED = 4096  # values on which a compiler shows that it understood
+
+
+class Kernels(Protocol):
+    """What is done with every number; none of it is divided among threads, or keeps others from running."""
+
+    def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
+        """Fill ``out`` with points, given by their rectangles and places, and return where it is uncertain."""
+
+    def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
+              margin: float) -> tuple[Flags, Positions]:
+        """Return which of the points at ``position`` are above the curve, and which are within ``margin`` of it."""
+
+    def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
+        """Add ``unit · noise`` on the lattice, in place; ``noise`` may be overwritten."""
+
+    def total(self, numbers: Integers) -> int:
+        """Return the sum."""
+
+
+class InNumpy:
+    """One call for each operation: available everywhere, and what the other has to agree with."""
+
+    def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
+        """See :class:`Kernels`."""
+        torch.index_select(torch.from_numpy(bell.middle), 0, torch.from_numpy(rectangle.astype(np.int32)),
+                           out=torch.from_numpy(out))  # numpy would make indices of 64 bits first
+        out += place
+        return np.flatnonzero(rectangle >= bell.certain)
+
+    def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
+              margin: float) -> tuple[Flags, Positions]:
+        """See :class:`Kernels`."""
+        y = (bell.level[rectangle[position] - np.uint16(bell.certain)] + height * 2.0**-64) * bell.height
+        curve = np.exp(-0.5 * np.square(out[position] / (bell.spread * 2.0**CELL_BITS)))
+        return y > curve, np.flatnonzero(np.abs(y - curve) <= margin * curve)
+
+    def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
+        """See :class:`Kernels`."""
+        add_on_lattice(values, noise, unit, grid)
+
+    def total(self, numbers: Integers) -> int:
+        """See :class:`Kernels`."""
+        return int(numbers.sum(dtype=np.int64))
+
+
+class InC:
+    """One pass for each step: ``kernels.c``, compiled here."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        floats, positions, integers = _pointer(np.float64), _pointer(np.intp), _pointer(np.int32)
+        size, integer, real, rectangles = ctypes.c_ssize_t, ctypes.c_int32, ctypes.c_double, _pointer(np.uint16)
+        self._propose = _function(library.propose, size, size, integers, rectangles, floats, integer, floats, positions)
+        self._judge = _function(library.judge, size, size, positions, floats, rectangles, _pointer(np.int64), floats,
+                                integer, real, real, real, _pointer(np.bool_), positions)
+        self._add = _function(library.add_on_lattice, None, size, floats, floats, real, real)
+        self._total = _function(library.total, ctypes.c_int64, size, integers)
+
+    def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
+        """See :class:`Kernels`."""
+        position = np.empty(len(out), dtype=np.intp)
+        found = self._propose(len(out), place, rectangle, bell.middle, bell.certain, out, position)
+        return position[:found]
+
+    def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
+              margin: float) -> tuple[Flags, Positions]:
+        """See :class:`Kernels`."""
+        above, close = np.empty(len(position), dtype=np.bool_), np.empty(len(position), dtype=np.intp)
+        found = self._judge(len(position), position, out, rectangle, height, bell.level, bell.certain,
+                            bell.spread * 2.0**CELL_BITS, bell.height, margin, above, close)
+        return above, close[:found]
+
+    def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
+        """See :class:`Kernels`."""
+        if values.flags.c_contiguous:
+            self._add(len(values), values, noise, unit, far_from_zero(grid))
+        else:
+            add_on_lattice(values, noise, unit, grid)
+
+    def total(self, numbers: Integers) -> int:
+        """See :class:`Kernels`."""
+        return int(self._total(len(numbers), numbers))
+
+
+IN_NUMPY = InNumpy()
+
+
+def kernels_for(count: int) -> Kernels:
+    """Return the kernels for a vector of ``count`` values; it changes the time that it takes and nothing else."""
+    return IN_NUMPY if count < LARGE else compiled() or IN_NUMPY
+
+
+@cache
+def compiled() -> Kernels | None:
+    """Return what the compiler ``cc``, or the one that the variable ``CC`` names, makes of ``kernels.c``, if it works.
+
+    It is made anew in every process, in a tenth of a second: no file is left that somebody else could replace.
+    """
+    try:
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        with TemporaryDirectory(prefix="dpfy-") as folder:
+            target = str(Path(folder, "kernels.so"))
+            subprocess.run([*compiler, *_OPTIONS, str(_SOURCE), "-o", target, "-lm"], check=True, timeout=60,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            kernels = InC(ctypes.CDLL(target))  # it stays in memory when the file is gone
+    except (OSError, ValueError, AttributeError, subprocess.SubprocessError):
+        return None
+    return kernels if _agree(kernels, IN_NUMPY) else None
+
+
+def _agree(kernels: Kernels, others: Kernels) -> bool:
+    """Whether both give the same results: a compiler may have been told to reorder sums, which undoes the lattice."""
+    words = np.arange(_TESTED, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # evenly spread
+    bell, height, place = cover(48.7), words.view(np.int64), (words >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    rectangle = (words >> np.uint64(52)).astype(np.uint16) | np.uint16(RECTANGLES - 4096)  # the last ones
+
+    def results(these: Kernels) -> list[npt.NDArray[Any]]:
+        out, values = np.empty(_TESTED), place / 3
+        position = these.propose(place, rectangle, bell, out)
+        verdicts = these.judge(position, out, rectangle, height[:len(position)], bell, 2.0**-8)
+        points = out.copy()
+        these.add(values, out, 2.0**-33, 0.5)
+        return [points, position, *verdicts, values, np.array(these.total(place))]
+
+    return all(map(np.array_equal, results(kernels), results(others)))
+
+
+def _pointer(dtype: npt.DTypeLike) -> Any:
+    return np.ctypeslib.ndpointer(dtype, ndim=1, flags="C_CONTIGUOUS")
+
+
+def _function(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function

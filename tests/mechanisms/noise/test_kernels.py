@@ -1,0 +1,149 @@
+"""Noise is the same to the last bit, whether numpy draws it or C; and nobody needs a compiler."""
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, cells, kernels, lattice_step
+from dpfy.mechanisms.noise.cover import RECTANGLES, cover
+from dpfy.mechanisms.noise.kernels import IN_NUMPY
+
+SPREAD = 32 * 1.7
+
+
+@pytest.fixture
+def in_c():
+    return kernels.compiled() or pytest.skip("there is no C compiler")
+
+
+def noisy(monkeypatch, large, count, stddev, key):
+    """Return values between lattice points with the noise of vectors that are large from ``large`` on."""
+    monkeypatch.setattr(kernels, "LARGE", large)
+    values = torch.linspace(-3 * stddev, 5e6 * stddev, count, dtype=torch.float64)
+    return LatticeGaussian(SecureStream(insecure_test_key=key)).add_noise(values, stddev, lattice_step(stddev))
+
+
+# --- the same bits ------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 1 << 14, (1 << 18) + 1])
+@pytest.mark.parametrize("stddev", [1.0, 1.37, 1.9999999, 1e-30])
+def test_c_draws_the_noise_that_numpy_draws(monkeypatch, in_c, count, stddev):
+    for key in range(1 if count > 1 << 18 else 5):
+        expected = noisy(monkeypatch, 1 << 62, count, stddev, key)
+        assert torch.equal(noisy(monkeypatch, 0, count, stddev, key), expected)
+
+
+@pytest.mark.parametrize("spread", [32.0, SPREAD, 63.9])
+def test_cells_are_the_same_where_points_are_rejected_or_judged_in_more_digits(monkeypatch, in_c, spread):
+    monkeypatch.setattr(cells, "_MARGIN", 2.0**-4)  # some hundred of them
+    judged, real = [], cells.is_below
+    monkeypatch.setattr(cells, "is_below", lambda *arguments: judged.append(1) or real(*arguments))
+    drawn = [cells.draw_cells(np.empty(cells.room_for(30_000)), 30_000, spread, SecureStream(insecure_test_key=9), each)
+             for each in (IN_NUMPY, in_c)]
+    assert np.array_equal(*drawn) and len(judged) > 100 and len(judged) % 2 == 0
+
+
+def test_every_rectangle_place_and_height_gives_the_same(in_c):
+    bell, generator = cover(SPREAD), np.random.default_rng(1)
+    rectangle = np.arange(RECTANGLES, dtype=np.uint16)
+    place = generator.integers(-2**31, 2**31, RECTANGLES, dtype=np.int32)
+    place[::7], place[::11] = -2**31, 2**31 - 1
+    points, found = zip(*((out := np.empty(RECTANGLES), each.propose(place, rectangle, bell, out))
+                          for each in (IN_NUMPY, in_c)), strict=True)
+    assert np.array_equal(*points) and np.array_equal(*found) and len(found[0]) == len(bell.level)
+    height = generator.integers(-2**63, 2**63, len(bell.level), dtype=np.int64)
+    height[::5], height[::7] = -2**63, 2**63 - 1
+    for margin in (2.0**-32, 2.0**-8, 1e9):
+        verdicts = [each.judge(found[0], points[0], rectangle, height, bell, margin) for each in (IN_NUMPY, in_c)]
+        assert all(map(np.array_equal, *verdicts))
+    assert 0 < verdicts[0][0].mean() < 1 and len(verdicts[0][1]) == len(bell.level)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e3, 2.0**50, -2.0**51, 2.0**60])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_sums_on_the_lattice_are_the_same(in_c, far, stride):
+    generator = np.random.default_rng(2)
+    values, middles = generator.normal(size=5000 * stride) + far, np.floor(generator.normal(size=5000) * 2.0**37) + 0.5
+    numpy, c = values.copy(), values.copy()
+    IN_NUMPY.add(numpy[::stride], middles.copy(), 2.0**-20, 0.25)
+    in_c.add(c[::stride], middles.copy(), 2.0**-20, 0.25)
+    assert np.array_equal(numpy, c) and not np.array_equal(numpy, values)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])
+def test_totals_are_the_same_and_do_not_overflow(in_c, count):
+    numbers = np.full(count, -2**31, dtype=np.int32)
+    assert in_c.total(numbers) == IN_NUMPY.total(numbers) == -2**31 * count
+
+
+def test_arrays_of_another_kind_are_refused(in_c):
+    with pytest.raises(Exception, match="array must have data type float64"):
+        in_c.add(np.zeros(3, dtype=np.float32), np.zeros(3), 1.0, 1.0)
+
+
+def test_c_errs_by_less_than_2_to_the_minus_40(in_c):
+    # A point at relative distance 2^-40 from the curve is on the side on which 200-bit arithmetic has it.
+    bell, generator, position = cover(SPREAD), np.random.default_rng(0), np.arange(1500)
+    middle = np.floor(generator.uniform(-6, 6, len(position)) * SPREAD * 2.0**32) + 0.5
+    rectangle = (position + bell.certain).astype(np.uint16)
+    for side in (-1, 1):
+        with mpmath.workprec(200):
+            level = np.array([float(mpmath.exp(-((mpmath.mpf(x) / 2**32 / mpmath.mpf(SPREAD)) ** 2) / 2)
+                                    * (1 + side * mpmath.mpf(2) ** -40) / mpmath.mpf(bell.height)) for x in middle])
+        height = np.zeros(len(position), dtype=np.int64)
+        above, _ = in_c.judge(position, middle, rectangle, height, replace(bell, level=level), 2.0**-32)
+        assert above.all() if side > 0 else not above.any()
+
+
+# --- without a compiler -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("compiler", [
+    "", "no-such-compiler", "false",
+    "true",  # succeeds and makes nothing
+    "an unfinished 'quotation", "cc -ffast-math",
+    "cc -fassociative-math -fno-signed-zeros -fno-trapping-math",  # sums leave the lattice, and nobody says so
+])
+def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(kernels, "compiled", kernels.compiled.__wrapped__)
+    expected = noisy(monkeypatch, 1 << 62, 1000, 1.0, key=1)
+    assert torch.equal(noisy(monkeypatch, 0, 1000, 1.0, key=1), expected)
+    assert kernels.kernels_for(1000) is IN_NUMPY
+
+
+@pytest.mark.parametrize("failure", [OSError("no processes"), subprocess.TimeoutExpired("cc", 60)])
+def test_noise_is_drawn_in_numpy_where_compiling_fails(monkeypatch, failure):
+    def fail(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(kernels.subprocess, "run", fail)
+    assert kernels.compiled.__wrapped__() is None
+
+
+def test_noise_is_drawn_in_numpy_where_nothing_can_be_written_or_loaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels.ctypes, "CDLL", lambda path: (_ for _ in ()).throw(OSError("noexec")))
+    assert kernels.compiled.__wrapped__() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert kernels.compiled.__wrapped__() is None
+
+
+def test_nothing_is_compiled_for_short_vectors(monkeypatch):
+    monkeypatch.setattr(kernels, "compiled", lambda: pytest.fail("a compiler was called"))
+    assert kernels.kernels_for(kernels.LARGE - 1) is IN_NUMPY
+    LatticeGaussian(SecureStream()).integers(1000, 1.0)
+
+
+def test_long_vectors_are_compiled_for_and_no_file_is_left(monkeypatch, in_c, tmp_path):
+    assert kernels.kernels_for(kernels.LARGE) is in_c
+    script = ("from dpfy.mechanisms.noise import kernels; import os\n"
+              "print(type(kernels.compiled()).__name__, os.listdir(os.environ['TMPDIR']))")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert (found.stdout, found.stderr) == ("InC []\n", "")
