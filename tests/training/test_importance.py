@@ -22,7 +22,7 @@ from dpfy.mechanisms.importance import COMPANIONS, MOVED
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.training.blocks import Blocks
-from dpfy.training.importance import expected_proposals
+from dpfy.training.importance import expected_proposals, with_room_for_bits
 from dpfy.training.norm_sums import noised, norm_sum, paid_beside
 from dpfy.training.state import read_state
 
@@ -236,6 +236,18 @@ def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path
                          max_physical_batch=3)
     run.release(loss_of(model), next(iter(run)))
     assert set(sizes) == {3}
+
+
+@pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 96), (9.0, 128)])
+def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch, noise, companions):
+    """Noise of 2.5 times as much over contributions of 0.4 clip bounds; what is paid for is what is computed with."""
+    sizes, planned, paid = [], Blocks.planned, []
+    monkeypatch.setattr(Blocks, "planned", lambda *given: sizes.append(given[1]) or planned(*given))
+    run = bound_run(tmp_path, records=10**4, batch_size=2000, noise_multiplier=noise)
+    monkeypatch.setattr("dpfy.training.run.with_room_for_bits",
+                        lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
+    run.release(loss_of(run.model), next(iter(run)))
+    assert sizes == [companions, companions, 64] and paid == [companions]  # the step, its price, and norms
 
 
 def test_an_envelope_has_the_rates_of_all_ratios_whatever_schedule_the_noise_has():

@@ -14,7 +14,9 @@ from dpfy.mechanisms.query import ClippedSum, Query
 MARGIN = 2.0**-3
 """How far every coin of a record stays below 1, so that a last bit of its norm hardly moves it."""
 COMPANIONS = 64
-"""The most records that share their arithmetic with another one."""
+"""The most records that share their arithmetic with another when norms are learned, or in a step of little noise."""
+MOST_COMPANIONS = 128
+"""The most that do so in any step."""
 LEAST_FLOOR = 2.0**-4
 """Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
 JITTER = 2.0**-10
@@ -26,8 +28,19 @@ MOVED = 2.0**-19
 LEAST_NOISE = 0.5
 """Over the norm of contributions: less is not chosen from outputs, and hides last bits of 10⁸ parameters."""
 
-_COIN = 3 * COMPANIONS * (MOVED / MARGIN) ** 2 * 2 * math.pi  # μ² of proposals and acceptances: docs/proofs/dpis.md
-_BITS = math.sqrt(0.99 * JITTER**2 - _COIN)  # what is left of the jitter for the last bits of the sum
+_COIN = (2 * COMPANIONS + MOST_COMPANIONS) * (MOVED * (1 - MARGIN) / MARGIN) ** 2 * 2 * math.pi
+# That is the μ² of all proposals and acceptances (docs/proofs/dpis.md); the rest is for the last bits of the sum.
+_BITS = math.sqrt(0.99 * JITTER**2 - _COIN)
+_PER_NOISE = 32.0  # companions: more are quicker, and so many cost half a percent of noise
+
+
+def companions_for(noise_multiplier: float) -> int:
+    """Return how many records may share their arithmetic in a step, given its noise over the norm of contributions.
+
+    >>> [companions_for(noise) for noise in (1.0, 3.0, 10.0)]
+    [64, 96, 128]
+    """
+    return int(min(max(COMPANIONS, _PER_NOISE * noise_multiplier), MOST_COMPANIONS))
 
 
 def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
@@ -40,7 +53,7 @@ def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
     """
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
-    part = (MOVED * COMPANIONS + rounding) / (noise_multiplier * _BITS)
+    part = (MOVED * companions_for(noise_multiplier) + rounding) / (noise_multiplier * _BITS)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")

@@ -12,7 +12,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance import COMPANIONS, MARGIN, room_for_bits
+from dpfy.mechanisms.importance import COMPANIONS, MARGIN, companions_for, room_for_bits
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.plan import Plan
@@ -40,7 +40,7 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
     dimension = sum(p.numel() for p in parameters.values())
     for place, ratio in enumerate(plan.sampling.ratios):  # rather than in a step that was paid for
         noise = plan.noise_at(1 + place * plan.sampling.length)
-        with_room_for_bits(GaussianSum(ratio * plan.clip, noise, dimension, COMPANIONS))
+        with_room_for_bits(GaussianSum(ratio * plan.clip, noise, dimension, companions_for(noise)))
     return ImportanceSampler(plan.sampling, plan.clip, stream)
 
 
@@ -71,7 +71,7 @@ class Weighing:
 
 
 def propose(sampler: ImportanceSampler, stream: SecureStream, step: int, records: Records, engine: Engine,
-            loss_fn: LossFn, clipping: Clipping, largest: int) -> bytes:
+            loss_fn: LossFn, clipping: Clipping, largest: int | None) -> bytes:
     """Return the indices of the records that are proposed for a step, and the lots they drew, as bytes.
 
     Once in an epoch all norms are computed before. They stay with the sampler, and are computed anew after a resume.
@@ -83,11 +83,11 @@ def propose(sampler: ImportanceSampler, stream: SecureStream, step: int, records
 
 
 def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipping, population: int,
-              stream: SecureStream, largest: int) -> np.ndarray:
+              stream: SecureStream, largest: int | None) -> np.ndarray:
     """Return the norms of all records, zero of those that have none; records draw blocks as those of a step do."""
     norms = torch.zeros(len(records), dtype=torch.float64)
     indices, lots = torch.arange(len(records)), _lots(stream, len(records))
-    blocks = Blocks.planned(population, largest)
+    blocks = Blocks.planned(population, min(largest or COMPANIONS, COMPANIONS))
     measuring = replace(clipping, weigh=torch.zeros_like)
     places = blocks.of(lots)
     order = places.argsort(stable=True)

@@ -116,7 +116,7 @@ def _norms(run: "Run", loss_fn: LossFn, declared: int) -> np.ndarray:
             return np.zeros(len(run._records))
         clipping = Pieces(run.plan.query, run._trained(), ()).clipping(grid=1.0)
         return all_norms(run._records, engine, loss_fn, clipping, declared, run._streams.sampling,
-                         run._largest_chunk(engine) or COMPANIONS)
+                         run._largest_chunk(engine))
 
 
 def _state(run: "Run", controller: NormSum) -> dict[str, Any]:

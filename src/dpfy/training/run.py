@@ -26,7 +26,7 @@ from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import Setting
 from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance import COMPANIONS
+from dpfy.mechanisms.importance import MOST_COMPANIONS, companions_for
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import Query
 from dpfy.mechanisms.sampling import sampler_for
@@ -203,7 +203,7 @@ class Run:
         total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
-            blocks = self._blocks(engine, step, self._ranks.size)
+            blocks = self._blocks(engine, step, setting, self._ranks.size)
             mechanism = self._mechanism(engine, step, setting, pieces)
             if self._ranks.first:
                 self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
@@ -213,7 +213,7 @@ class Run:
                         if setting.draw is not None:
                             self._importance.follow(setting.draw)
                         drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
-                                        pieces.clipping(mechanism.grid), self._largest_chunk(engine) or COMPANIONS)
+                                        pieces.clipping(mechanism.grid), self._largest_chunk(engine))
                     self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
         self._ranks.sum_to_first(total)
         if self._ranks.first:
@@ -271,13 +271,13 @@ class Run:
         if engine is None or query.slots is not None:  # a slot shares its arithmetic with no other
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
-            blocks = self._blocks(engine, step)
+            blocks = self._blocks(engine, step, setting)
             additions = blocks.count**2 * 2.0**-50  # in float64, of blocks: felt by companions where blocks are many
             companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding + additions)
         norm_rounding = pieces.norm_rounding(self.plan.divisor)
         reach, roundings = query.reach(step), 1 if query.least_sample is None and not norm_rounding else 2
-        noise_multiplier = self.plan.noise_at(step) * setting.noise / reach
-        mechanism = GaussianSum(reach + norm_rounding, noise_multiplier, dimension, companions, rounding, roundings)
+        mechanism = GaussianSum(reach + norm_rounding, self._noise_multiplier(step, setting), dimension, companions,
+                                rounding, roundings)
         return mechanism if self._importance is None else with_room_for_bits(mechanism)
 
     def _event(self, step: int, setting: Setting) -> Event:
@@ -293,16 +293,22 @@ class Run:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
         return event
 
-    def _largest_chunk(self, engine: Engine | None) -> int | None:
+    def _largest_chunk(self, engine: Engine | None, companions: int = MOST_COMPANIONS) -> int | None:
         """How many units may be in memory at once, by the user's and the engine's limits of rows."""
         limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once,
-                                      self._importance and COMPANIONS) if limit]
+                                      self._importance and companions) if limit]
         return max(1, min(limits) // self._records.rows_per_unit) if limits else None
 
-    def _blocks(self, engine: Engine | None, step: int, ranks: int = 1) -> Blocks:
-        """How the records that a step computes on are divided, from public constants."""
-        expected = self.plan.expected_batch if self._importance is None else expected_proposals(self._importance, step)
-        return Blocks.planned(expected, self._largest_chunk(engine), ranks)
+    def _blocks(self, engine: Engine | None, step: int, setting: Setting, ranks: int = 1) -> Blocks:
+        """How the records that a step computes on are divided, from public and released numbers."""
+        if self._importance is None:
+            return Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), ranks)
+        largest = self._largest_chunk(engine, companions_for(self._noise_multiplier(step, setting)))
+        return Blocks.planned(expected_proposals(self._importance, step), largest, ranks)
+
+    def _noise_multiplier(self, step: int, setting: Setting) -> float:
+        """The noise of a step over what one record may add to all of its sums."""
+        return self.plan.noise_at(step) * setting.noise / setting.query.reach(step)
 
     def _check_ready(self, batch: Batch) -> None:
         if self._closed:

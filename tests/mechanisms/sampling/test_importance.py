@@ -12,7 +12,15 @@ from dpfy.accounting.group import group_epsilon
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
 from dpfy.ledger.wrapping import Composed, Parallel
-from dpfy.mechanisms.importance import COMPANIONS, JITTER, LARGEST_RATE, MARGIN, room_for_bits
+from dpfy.mechanisms.importance import (
+    COMPANIONS,
+    JITTER,
+    LARGEST_RATE,
+    MARGIN,
+    MOST_COMPANIONS,
+    companions_for,
+    room_for_bits,
+)
 from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.sampling import importance
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
@@ -106,11 +114,14 @@ def test_norms_are_learned_once_an_epoch():
 
 
 def test_the_jitter_pays_for_all_coins_and_bits():
-    coin = stats.norm.ppf(0.5 + 2.0**-19 / MARGIN)
-    for noise in (0.5, 1.0, 4.0):
-        part = math.sqrt(1 - room_for_bits(noise) ** -2)
-        bits = COMPANIONS * 2.0**-19 / (noise * part)
-        assert 3 * COMPANIONS * coin**2 + bits**2 <= JITTER**2
+    """Of the companions in a step, and of those when norms were learned: their proposals and their acceptances."""
+    coin = stats.norm.ppf(0.5 + 2.0**-19 * (1 - MARGIN) / MARGIN)
+    for noise in (0.5, 1.0, 2.0, 2.5, 4.0, 20.0):
+        part, companions = math.sqrt(1 - room_for_bits(noise) ** -2), companions_for(noise)
+        bits = companions * 2.0**-19 / (noise * part)
+        assert 64 == COMPANIONS <= companions <= MOST_COMPANIONS == 128
+        assert (2 * COMPANIONS + companions) * coin**2 + bits**2 <= JITTER**2
+        assert companions == 64 or room_for_bits(noise) < 1.005
     with pytest.raises(InvalidArgument, match="last bits"):
         room_for_bits(0.05)
 
