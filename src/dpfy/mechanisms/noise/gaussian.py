@@ -21,8 +21,8 @@ class LatticeGaussian:
     and the numerical δ is zero. As s is on the lattice this is round_g(s + n), that is, post-processing of the real
     Gaussian mechanism.
 
-    *Assumes* that the stream is uniform, and that numpy's float64 ``exp`` errs by less than 2⁻⁴⁰ of its value (the
-    tests compare it with 200-bit arithmetic).
+    *Assumes* that the stream is uniform, and that the float64 ``exp`` of numpy and of the C library errs by less than
+    2⁻⁴⁰ of its value (the tests compare them with 200-bit arithmetic).
 
     >>> noise = LatticeGaussian(SecureStream(insecure_test_key=1))
     >>> step = 2.0**-28
