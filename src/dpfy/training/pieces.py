@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import nn
 
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import Coordinates
+from dpfy.mechanisms.noise.kernels import kernels_for
 from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic, SumNorm
 from dpfy.mechanisms.statistics import bounded_sum
 from dpfy.training.chunk import Chunk
@@ -133,8 +133,7 @@ def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter,
     if coordinates is not None:
         return (part * factor * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)
     gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
-    if gradient.is_cpu and gradient.dtype == torch.float32:
-        with np.errstate(all="ignore"):  # numpy rounds while it multiplies, where torch makes a vector of doubles
-            np.multiply(part.numpy(), factor, out=gradient.numpy(), dtype=np.float64, casting="same_kind")
+    if gradient.is_cpu and gradient.dtype == torch.float32:  # in one walk, where torch makes a vector of doubles
+        kernels_for(part.numel()).scale(part.view(-1).numpy(), factor, gradient.view(-1).numpy())
         return gradient
     return gradient.copy_(part * factor)

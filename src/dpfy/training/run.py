@@ -7,7 +7,7 @@ Everything left of ``Released`` is sensitive: it is never logged, printed, saved
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -197,16 +197,19 @@ class Run:
             release_norms(self, loss_fn, step)
         setting = self._steering.setting(step)
         event, query = self._event(step, setting), setting.query
+        pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
+        if (known := self._engines.get(self._engine_key(loss_fn))) is not None:
+            self._prefetch(self._mechanism(known, step, setting, pieces), pieces)  # while the disk is at work
         drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, query))
         batch._released, self._taken = True, step
-        pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
         total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = self._blocks(engine, step, setting, self._ranks.size)
             mechanism = self._mechanism(engine, step, setting, pieces)
-            if self._ranks.first:
-                self._noise.prefetch(total.numel(), mechanism.stddev, mechanism.grid)  # while the engine is at work
+            if known is None:
+                self._prefetch(mechanism, pieces)  # while the engine is at work
+            self._noise.hold()
             with self._ranks.together():
                 if engine is not None:
                     if self._importance is not None:  # whom to compute depends on what the engine finds
@@ -225,6 +228,11 @@ class Run:
                             by_name(query.leaves), pieces.stddevs(mechanism.stddev / self.plan.divisor))
         self._steering.observe(released)
         return released
+
+    def _prefetch(self, mechanism: GaussianSum, pieces: Pieces) -> None:
+        """Begin to draw the noise of a step: it depends on public constants only, and is used in it or never."""
+        if self._ranks.first:
+            self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
 
     @property
     def _drawn_words(self) -> int:
@@ -358,10 +366,13 @@ class Run:
             return clipping
         return replace(clipping, weigh=Weighing(self._importance, self._taken, bound, indices))
 
+    def _engine_key(self, loss_fn: LossFn) -> Hashable:
+        """What decides which engine suits."""
+        return identity(loss_fn), switches_of(self.model), tuple(self._trained())
+
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
         """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
-        trained = self._trained()
-        key = (identity(loss_fn), switches_of(self.model), tuple(trained))
+        trained, key = self._trained(), self._engine_key(loss_fn)
         if key not in self._engines:
             check_same_records(self._ranks, self._records)
             with self._ranks.together():

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_a_fork_leaves_the_order_to_the_parent(finished):
     source = noise()
     source.prefetch(1200, STDDEV, GRID)
     if finished:
-        desk.wait(source._desk._ordered.segments)
+        desk.wait([future for _, future in source._desk._ordered.segments])
     child = np.frombuffer(in_child(lambda: take(source).numpy().tobytes()), dtype=np.float64)
     parent = take(source)
     assert torch.equal(parent, take(noise()))
@@ -185,8 +186,9 @@ def test_the_interpreter_ends_with_an_order_open():
 
 
 def test_a_run_draws_ahead_releases_the_same_and_leaves_no_thread(monkeypatch):
-    released, before = [], threads()
-    for cores in (1, 2):
+    released, before, real = [], threads(), LatticeGaussian.prefetch
+    for cores in (0, 1, 2):  # nothing is drawn ahead, or what is begun before a hold, or everything
+        monkeypatch.setattr(LatticeGaussian, "prefetch", real if cores else lambda *_: None)
         monkeypatch.setattr(desk, "_cores", lambda cores=cores: cores)
         model = nn.Linear(30, 40)
         opt = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -198,19 +200,67 @@ def test_a_run_draws_ahead_releases_the_same_and_leaves_no_thread(monkeypatch):
                 found = run.release(lambda x, model=model: model(x).sum(1), batch).gradients
                 released.append(torch.cat([gradient.view(-1) for gradient in found.values()]))
                 started = set(threads()) - set(before)
-                assert len(started) == cores - 1
+                assert len(started) == min(cores, 1)
         assert not any(thread.is_alive() for thread in started)
-    for plain, ahead in zip(released[:3], released[3:], strict=True):
-        assert torch.equal(plain, ahead)
+    for plain, held, ahead in zip(released[:3], released[3:6], released[6:], strict=True):
+        assert torch.equal(plain, held) and torch.equal(plain, ahead)
     assert not torch.equal(released[0], released[1])
 
 
-@pytest.mark.parametrize("cores, count, stddev", [(1, 1200, STDDEV), (2, 0, STDDEV), (2, 1200, 0.0)])
+@pytest.mark.parametrize("cores, count, stddev", [(1, 500, STDDEV), (2, 0, STDDEV), (2, 1200, 0.0)])
 def test_nothing_is_ordered_without_a_core_or_a_need(monkeypatch, cores, count, stddev):
     monkeypatch.setattr(desk, "_cores", lambda: cores)
     source = noise()
     source.prefetch(count, stddev, GRID)
     assert source._desk._ordered is None and source._desk._pool is None
+
+
+class Waiting(Future):
+    """What no thread begins."""
+
+    def cancel(self):
+        return self.cancelled() or (super().cancel() and not self.set_running_or_notify_cancel())
+
+
+class Few:
+    """Threads that begin, and finish, some of what they are given and leave the rest."""
+
+    def __init__(self, begun):
+        self.left = begun
+
+    def submit(self, function, *arguments):
+        self.left -= 1
+        if self.left < 0:
+            return Waiting()
+        done = Future()
+        done.set_result(function(*arguments))
+        return done
+
+
+@pytest.mark.parametrize("begun", [0, 1, 4, 6])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_was_not_begun_before_a_hold_is_drawn_on_delivery(monkeypatch, begun, threads):
+    monkeypatch.setattr(desk, "_cores", lambda: threads)  # which torch uses, all of them
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    source, twin, drawn, real = noise(), noise(), [], desk.draw_cells
+    monkeypatch.setattr(desk, "draw_cells", lambda *arguments: drawn.append(1) or real(*arguments))
+    source._desk._pool = Few(begun)
+    source.prefetch(2600, STDDEV, GRID)
+    source.hold()
+    held = [future.cancelled() for _, future in source._desk._ordered.segments]
+    assert held == [False] * begun + [True] * (6 - begun)
+    source._desk._pool = None
+    assert torch.equal(take(source, count=2600), take(twin, count=2600)) and len(drawn) == 12
+    assert torch.equal(take(source, count=2600), take(twin, count=2600))
+
+
+def test_a_hold_does_not_matter_where_there_is_a_core_to_spare():
+    source = noise()
+    source.hold()
+    source._desk._pool = Few(1)
+    source.prefetch(1200, STDDEV, GRID)
+    source.hold()
+    assert not any(future.cancelled() for _, future in source._desk._ordered.segments)
 
 
 def test_rooms_are_used_again():

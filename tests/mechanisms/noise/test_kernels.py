@@ -76,6 +76,17 @@ def test_sums_on_the_lattice_are_the_same(in_c, far, stride):
     assert np.array_equal(numpy, c) and not np.array_equal(numpy, values)
 
 
+def test_products_are_rounded_to_float32_in_the_same_way(in_c):
+    values = np.concatenate([np.random.default_rng(3).normal(size=5000) * 10.0 ** np.arange(-50, 50).repeat(50),
+                             [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300]])
+    for factor in (1.0, 1 / 3, -1e-30, 1e30):
+        numpy, c = np.empty(len(values), dtype=np.float32), np.empty(len(values), dtype=np.float32)
+        IN_NUMPY.scale(values, factor, numpy)
+        in_c.scale(values, factor, c)
+        assert np.array_equal(numpy, c, equal_nan=True)
+        assert np.array_equal(numpy, (torch.from_numpy(values) * factor).float().numpy(), equal_nan=True)
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])
 def test_totals_are_the_same_and_do_not_overflow(in_c, count):
     numbers = np.full(count, -2**31, dtype=np.int32)

@@ -22,6 +22,9 @@ class Noise(Protocol):
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
         """Begin to draw the noise that the next ``add_noise`` will take, if that pays; it changes no result."""
 
+    def hold(self) -> None:
+        """Pause what ``prefetch`` began, if the cores are needed for something else from now on."""
+
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add the next noise of the stream to float64 ``values`` in place, on the lattice of step ``grid``."""
 

@@ -1,4 +1,4 @@
-"""Where the noise of one process is drawn: segment by segment, on threads, ahead of time if there is a core for it."""
+"""Where the noise of one process is drawn: segment by segment, on threads, ahead of time while a core is free."""
 
 import os
 import threading
@@ -30,21 +30,27 @@ class _Order:
 
     count: int
     spread: float
-    segments: list["Future[Floats]"]
+    segments: list[tuple[_Segment, "Future[Floats]"]]
 
-    def deliver(self, take: Take) -> None:
-        """Hand the segments over as they are finished."""
+    def hold(self) -> list[_Segment]:
+        """Let nobody begin another segment, and return those that nobody has begun."""
+        return [segment for segment, future in self.segments if future.cancel()]
+
+    def deliver(self, take: Take) -> list[_Segment]:
+        """Hand over what was begun, and return what was not."""
         try:
-            for number, segment in enumerate(self.segments):
-                take(number * SEGMENT, segment.result())
+            left = self.hold()
+            for (start, *_), future in self.segments:
+                if not future.cancelled():
+                    take(start, future.result())
+            return left
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Return when nobody writes into the rooms of this order any more."""
-        for segment in self.segments:
-            segment.cancel()
-        wait(self.segments)
+        self.hold()
+        wait([future for _, future in self.segments])
 
 
 class Desk:
@@ -58,27 +64,34 @@ class Desk:
         self._ordered: _Order | None = None
 
     def order(self, count: int, spread: float, stream: SecureStream) -> None:
-        """Begin to draw what :meth:`deliver` will be asked for, if torch leaves a core to do so."""
+        """Begin to draw what :meth:`deliver` will be asked for, if torch leaves a core to do so or it is much."""
         self._abandon_order()
-        if count > _SERIAL and torch.get_num_threads() < _cores():
+        if count > (_SERIAL if _has_core_to_spare() else SEGMENT):
             kernels = kernels_for(count)
             self._ordered = _Order(count, spread, [
-                self._threads.submit(draw_cells, self._room(index, size), size, spread, own, kernels)
-                for index, (_, size, own) in enumerate(_segments(count, stream))])
+                (segment, self._threads.submit(draw_cells, self._room(index, size), size, spread, own, kernels))
+                for index, segment in enumerate(_segments(count, stream)) for _, size, own in [segment]])
+
+    def hold(self) -> None:
+        """Leave the cores to torch if it uses all of them: what was not begun is drawn on delivery."""
+        if self._ordered is not None and not _has_core_to_spare():
+            self._ordered.hold()
 
     def deliver(self, count: int, spread: float, stream: SecureStream, take: Take) -> None:
         """Draw a vector of ``count`` fresh values and let ``take`` have its segments.
 
-        What was ordered is taken on this thread. Otherwise this one and others draw and take at once, one fewer than
-        torch uses: its own threads look out for work at full speed for some milliseconds after an operation. Who gets
-        less of a core takes fewer segments.
+        What was ordered and begun is taken on this thread. Then this one and others draw and take at once, one fewer
+        than torch uses: its own threads look out for work at full speed for some milliseconds after an operation. Who
+        gets less of a core takes fewer segments.
         """
         order, self._ordered = self._ordered, None  # from here on nobody can take it a second time
         if order is not None and (order.count, order.spread) == (count, spread):
-            return order.deliver(take)
-        if order is not None:
-            order.abandon()
-        waiting, kernels = deque(_segments(count, stream)), kernels_for(count)
+            waiting = deque(order.deliver(take))
+        else:
+            if order is not None:
+                order.abandon()
+            waiting = deque(_segments(count, stream))
+        kernels = kernels_for(count)
 
         def work(room: Floats) -> None:
             while (segment := _next(waiting)) is not None:
@@ -135,6 +148,11 @@ def _next(waiting: deque[_Segment]) -> _Segment | None:
         return waiting.popleft()
     except IndexError:
         return None
+
+
+def _has_core_to_spare() -> bool:
+    """Whether torch uses fewer threads than there are cores."""
+    return torch.get_num_threads() < _cores()
 
 
 def _cores() -> int:

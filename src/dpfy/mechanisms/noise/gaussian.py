@@ -44,7 +44,7 @@ class LatticeGaussian:
         return self._stream.key_source
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next ``add_noise`` on another thread, where torch leaves a core to do so.
+        """Begin to draw the noise of the next ``add_noise`` on another thread: until ``hold`` if torch uses all cores.
 
         It is the noise that ``add_noise`` would draw, and is used there or never: for another number of values or
         another ``stddev / grid`` fresh noise is drawn. A fork leaves it to the parent.
@@ -53,6 +53,11 @@ class LatticeGaussian:
             spread, _ = _columns(stddev, grid)
             with self._desk.lock:
                 self._desk.order(_validate.count("count", count, minimum=0), spread, self._stream)
+
+    def hold(self) -> None:
+        """Leave the cores to torch, if it uses all of them."""
+        with self._desk.lock:
+            self._desk.hold()
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.

@@ -11,11 +11,11 @@
 
 /* Put points into their rectangles, and return how many of these are uncertain; position begins with where they are. */
 ptrdiff_t propose(ptrdiff_t count, const int32_t *restrict place, const uint16_t *restrict rectangle,
-                  const double *restrict middle, int32_t certain, double *restrict out, ptrdiff_t *restrict position)
+                  const int16_t *restrict column, int32_t certain, double *restrict out, ptrdiff_t *restrict position)
 {
     ptrdiff_t found = 0;
     for (ptrdiff_t i = 0; i < count; i++) {
-        out[i] = middle[rectangle[i]] + place[i];
+        out[i] = (double)(column[rectangle[i]] * ((int64_t)1 << 32) + place[i]) + (0x1p31 + 0.5);  /* all exact */
         position[found] = i;  /* overwritten if it is certain: cheaper than a branch that is hard to predict */
         found += rectangle[i] >= certain;
     }
@@ -45,6 +45,13 @@ void add_on_lattice(ptrdiff_t count, double *restrict values, const double *rest
 {
     for (ptrdiff_t i = 0; i < count; i++)
         values[i] = ((values[i] + far) + noise[i] * unit) - far;
+}
+
+/* Multiply values by a factor and round the products to 24 bits. */
+void scale(ptrdiff_t count, const double *restrict values, double factor, float *restrict out)
+{
+    for (ptrdiff_t i = 0; i < count; i++)
+        out[i] = (float)(values[i] * factor);
 }
 
 /* Add up numbers of 32 bits in 64. */

@@ -26,6 +26,7 @@ Heights = npt.NDArray[np.int64]
 Integers = npt.NDArray[np.int32]
 Positions = npt.NDArray[np.intp]
 Rectangles = npt.NDArray[np.uint16]
+Singles = npt.NDArray[np.float32]
 
 LARGE = 1 << 18  # values for which calling a compiler pays within some hundred vectors
 _SOURCE = Path(__file__).with_name("kernels.c")
@@ -45,6 +46,9 @@ class Kernels(Protocol):
 
     def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
         """Add ``unit · noise`` on the lattice, in place; ``noise`` may be overwritten."""
+
+    def scale(self, values: Floats, factor: float, out: Singles) -> None:
+        """Round ``factor · values`` to float32."""
 
     def total(self, numbers: Integers) -> int:
         """Return the sum."""
@@ -71,6 +75,11 @@ class InNumpy:
         """See :class:`Kernels`."""
         add_on_lattice(values, noise, unit, grid)
 
+    def scale(self, values: Floats, factor: float, out: Singles) -> None:
+        """See :class:`Kernels`."""
+        with np.errstate(all="ignore"):  # what is too large becomes infinite, as everywhere in training
+            np.multiply(values, factor, out=out, dtype=np.float64, casting="same_kind")
+
     def total(self, numbers: Integers) -> int:
         """See :class:`Kernels`."""
         return int(numbers.sum(dtype=np.int64))
@@ -82,16 +91,18 @@ class InC:
     def __init__(self, library: ctypes.CDLL) -> None:
         floats, positions, integers = _pointer(np.float64), _pointer(np.intp), _pointer(np.int32)
         size, integer, real, rectangles = ctypes.c_ssize_t, ctypes.c_int32, ctypes.c_double, _pointer(np.uint16)
-        self._propose = _function(library.propose, size, size, integers, rectangles, floats, integer, floats, positions)
+        self._propose = _function(library.propose, size, size, integers, rectangles, _pointer(np.int16), integer,
+                                  floats, positions)
         self._judge = _function(library.judge, size, size, positions, floats, rectangles, _pointer(np.int64), floats,
                                 integer, real, real, real, _pointer(np.bool_), positions)
         self._add = _function(library.add_on_lattice, None, size, floats, floats, real, real)
+        self._scale = _function(library.scale, None, size, floats, real, _pointer(np.float32))
         self._total = _function(library.total, ctypes.c_int64, size, integers)
 
     def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
         """See :class:`Kernels`."""
         position = np.empty(len(out), dtype=np.intp)
-        found = self._propose(len(out), place, rectangle, bell.middle, bell.certain, out, position)
+        found = self._propose(len(out), place, rectangle, bell.column, bell.certain, out, position)
         return position[:found]
 
     def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
@@ -108,6 +119,10 @@ class InC:
             self._add(len(values), values, noise, unit, far_from_zero(grid))
         else:
             add_on_lattice(values, noise, unit, grid)
+
+    def scale(self, values: Floats, factor: float, out: Singles) -> None:
+        """See :class:`Kernels`."""
+        self._scale(len(values), values, factor, out)
 
     def total(self, numbers: Integers) -> int:
         """See :class:`Kernels`."""
@@ -152,7 +167,8 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
         verdicts = these.judge(position, out, rectangle, height[:len(position)], bell, 2.0**-8)
         points = out.copy()
         these.add(values, out, 2.0**-33, 0.5)
-        return [points, position, *verdicts, values, np.array(these.total(place))]
+        these.scale(values, 0.3, scaled := np.empty(_TESTED, dtype=np.float32))
+        return [points, position, *verdicts, values, scaled, np.array(these.total(place))]
 
     return all(map(np.array_equal, results(kernels), results(others)))
 
