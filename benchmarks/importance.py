@@ -1,9 +1,9 @@
 """What an epoch of importance sampling costs beside one of DP-SGD with the same batch size.
 
-The kinds take turns in one process; ratios are of medians and, in brackets, of the fastest turns. At most 1.15·(slack +
-1) times the time of DP-SGD is wanted, and 1.15 times the memory, for which each kind has a process of its own. Clip
-bounds are twice and four times the mean norm: records with smaller norms are proposed more often in vain, and with the
-latter nearly all are proposed slack times as often as they are accepted.
+The kinds take turns step by step in one process; ratios are of medians of epochs and, in brackets, of the fastest.
+At most 1.15·(slack + 1) times the time of DP-SGD is wanted, and 1.15 times the memory, for which each kind has a
+process of its own. Clip bounds are twice and four times the mean norm: records with smaller norms are proposed more
+often in vain, and with the latter nearly all are proposed slack times as often as they are accepted.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import torch
@@ -52,7 +52,7 @@ def norms_of(model: nn.Module, data: TensorDataset) -> torch.Tensor:
 
 
 def prepared(workload: Workload, kind: str, folder: Path) -> Callable[[], object]:
-    """Return what trains for one epoch."""
+    """Return what trains for one step."""
     model, data = workload.model(), replace(workload, batch=_BATCHES * workload.batch).data()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # norms stay about what they are
     plan = planned(KINDS[kind], norms_of(model, data), workload.batch)
@@ -62,25 +62,24 @@ def prepared(workload: Workload, kind: str, folder: Path) -> Callable[[], object
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    def epoch() -> None:
-        for batch in islice(batches, _BATCHES):
-            optimizer.zero_grad()
-            run.backward(loss_fn, batch)
-            optimizer.step()
+    def step() -> None:
+        optimizer.zero_grad()
+        run.backward(loss_fn, next(batches))
+        optimizer.step()
 
-    return epoch
+    return step
 
 
 def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of every epoch by kind."""
     with tempfile.TemporaryDirectory(dir="runs") as folder:
-        epochs = {kind: prepared(workload, kind, Path(folder)) for kind in KINDS}
-        times: dict[str, list[float]] = {kind: [] for kind in epochs}
-        for turn in range(rounds + 1):  # one to warm up
-            for kind in list(epochs)[:: -1 if turn % 2 else 1]:
+        steps = {kind: prepared(workload, kind, Path(folder)) for kind in KINDS}
+        times: dict[str, list[float]] = {kind: [0.0] * (rounds + 1) for kind in steps}
+        for turn, number in product(range(rounds + 1), range(_BATCHES)):  # the first epoch to warm up
+            for kind in list(steps)[:: -1 if number % 2 else 1]:
                 start = time.perf_counter()
-                epochs[kind]()
-                times[kind].append(time.perf_counter() - start)
+                steps[kind]()
+                times[kind][turn] += time.perf_counter() - start
     return {kind: values[1:] for kind, values in times.items()}
 
 
@@ -103,7 +102,9 @@ def main() -> None:
     Path("runs").mkdir(exist_ok=True)
     if options.peak:
         with tempfile.TemporaryDirectory(dir="runs") as folder:
-            prepared(workload, options.peak, Path(folder))()
+            step = prepared(workload, options.peak, Path(folder))
+            for _ in range(_BATCHES):
+                step()
         print(high_water())
         return
     times, peaks = measure(workload, options.rounds), {kind: peak(workload, kind) for kind in KINDS}

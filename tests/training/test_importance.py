@@ -238,7 +238,7 @@ def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path
     assert set(sizes) == {3}
 
 
-@pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 96), (9.0, 128)])
+@pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 120), (9.0, 192)])
 def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch, noise, companions):
     """Noise of 2.5 times as much over contributions of 0.4 clip bounds; what is paid for is what is computed with."""
     sizes, planned, paid = [], Blocks.planned, []
@@ -247,7 +247,7 @@ def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch,
     monkeypatch.setattr("dpfy.training.run.with_room_for_bits",
                         lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
     run.release(loss_of(run.model), next(iter(run)))
-    assert sizes == [companions, companions, 64] and paid == [companions]  # the step, its price, and norms
+    assert sizes == [companions, companions, 96] and paid == [companions]  # the step, its price, and norms
 
 
 def test_an_envelope_has_the_rates_of_all_ratios_whatever_schedule_the_noise_has():

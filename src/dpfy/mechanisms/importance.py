@@ -13,10 +13,10 @@ from dpfy.mechanisms.query import ClippedSum, Query
 
 MARGIN = 2.0**-3
 """How far every coin of a record stays below 1, so that a last bit of its norm hardly moves it."""
-COMPANIONS = 64
-"""The most records that share their arithmetic with another when norms are learned, or in a step of little noise."""
-MOST_COMPANIONS = 128
-"""The most that do so in any step."""
+COMPANIONS = 96
+"""The most records that share their arithmetic with another one when norms are learned."""
+MOST_COMPANIONS = 192
+"""The most that do so in a step, where noise hides their last bits; see :func:`companions_for`."""
 LEAST_FLOOR = 2.0**-4
 """Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
 JITTER = 2.0**-10
@@ -28,19 +28,17 @@ MOVED = 2.0**-19
 LEAST_NOISE = 0.5
 """Over the norm of contributions: less is not chosen from outputs, and hides last bits of 10⁸ parameters."""
 
-_COIN = (2 * COMPANIONS + MOST_COMPANIONS) * (MOVED * (1 - MARGIN) / MARGIN) ** 2 * 2 * math.pi
-# That is the μ² of all proposals and acceptances (docs/proofs/dpis.md); the rest is for the last bits of the sum.
-_BITS = math.sqrt(0.99 * JITTER**2 - _COIN)
-_PER_NOISE = 32.0  # companions: more are quicker, and so many cost half a percent of noise
+_COIN = (MOVED * (1 - MARGIN) / MARGIN) ** 2 * 2 * math.pi  # μ² of a proposal or an acceptance: docs/proofs/dpis.md
+_FEWEST, _PER_NOISE = 64, 40.0  # companions in a step: more are quicker, and cost more noise
 
 
 def companions_for(noise_multiplier: float) -> int:
     """Return how many records may share their arithmetic in a step, given its noise over the norm of contributions.
 
     >>> [companions_for(noise) for noise in (1.0, 3.0, 10.0)]
-    [64, 96, 128]
+    [64, 120, 192]
     """
-    return int(min(max(COMPANIONS, _PER_NOISE * noise_multiplier), MOST_COMPANIONS))
+    return int(min(max(_FEWEST, _PER_NOISE * noise_multiplier), MOST_COMPANIONS))
 
 
 def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
@@ -53,7 +51,9 @@ def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
     """
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
-    part = (MOVED * companions_for(noise_multiplier) + rounding) / (noise_multiplier * _BITS)
+    companions = companions_for(noise_multiplier)
+    bits = math.sqrt(0.99 * JITTER**2 - (2 * COMPANIONS + companions) * _COIN)  # what coins leave for the sum
+    part = (MOVED * companions + rounding) / (noise_multiplier * bits)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")

@@ -81,7 +81,7 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
     cancel would carry the last bits of Gram matrices into the leading ones of a norm.
     """
     if isinstance(part, Kept):
-        return torch.linalg.vector_norm(part.gradients, dim=(0, 2), dtype=torch.float64).square()
+        return torch.linalg.vector_norm(part.gradients, dim=2, dtype=torch.float64).square().sum(0)
     if isinstance(part, Rows):
         rows, owners, _, _ = part.distinct
         squared = torch.zeros(len(part.tokens), dtype=torch.float64, device=rows.device)
