@@ -1,5 +1,7 @@
 """Noise is the same to the last bit, whether numpy draws it or C; and nobody needs a compiler."""
 
+import ctypes
+import gc
 import subprocess
 import sys
 import tempfile
@@ -94,8 +96,22 @@ def test_totals_are_the_same_and_do_not_overflow(in_c, count):
 
 
 def test_arrays_of_another_kind_are_refused(in_c):
-    with pytest.raises(Exception, match="array must have data type float64"):
-        in_c.add(np.zeros(3, dtype=np.float32), np.zeros(3), 1.0, 1.0)
+    for values in (np.zeros(3, dtype=np.float32), np.zeros((1, 3))):
+        with pytest.raises(ctypes.ArgumentError, match="Expected a vector of float64 without gaps"):
+            in_c.add(values, np.zeros(3), 1.0, 1.0)
+    with pytest.raises(ctypes.ArgumentError, match="without gaps"):
+        in_c.total(np.zeros(6, dtype=np.int32)[::2])
+
+
+def test_calls_leave_no_cyclic_garbage(in_c):
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(100):
+            in_c.add(np.zeros(3), np.zeros(3), 1.0, 1.0)
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
 
 
 def test_c_errs_by_less_than_2_to_the_minus_40(in_c):

@@ -115,7 +115,7 @@ class InC:
 
     def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
         """See :class:`Kernels`."""
-        if values.flags.c_contiguous:
+        if values.flags.carray:
             self._add(len(values), values, noise, unit, far_from_zero(grid))
         else:
             add_on_lattice(values, noise, unit, grid)
@@ -174,7 +174,16 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
 
 
 def _pointer(dtype: npt.DTypeLike) -> Any:
-    return np.ctypeslib.ndpointer(dtype, ndim=1, flags="C_CONTIGUOUS")
+    """Return the type of an argument: a vector of this type without gaps; numpy's own leaves cyclic garbage behind."""
+    class Pointer:
+        @staticmethod
+        def from_param(vector: npt.NDArray[Any]) -> ctypes.c_void_p:
+            if vector.dtype != dtype or vector.ndim != 1 or not vector.flags.carray:
+                raise TypeError(f"Expected a vector of {np.dtype(dtype)} without gaps, got {vector.ndim} dimensions of "
+                                f"{vector.dtype}.")
+            return ctypes.c_void_p(vector.__array_interface__["data"][0])
+
+    return Pointer
 
 
 def _function(function: Any, result: Any, *arguments: Any) -> Any:
