@@ -266,7 +266,11 @@ class Run:
         if self._buffer is None or len(self._buffer) < size:
             device = next(iter(pieces.parameters.values())).device
             self._buffer = torch.empty(size, dtype=torch.float64, device=device)
-        return self._buffer[:size].zero_()
+        total = self._buffer[:size]
+        if total.is_cpu:  # on this thread: torch would divide it, and wait for the core that draws noise meanwhile
+            total.numpy().fill(0.0)
+            return total
+        return total.zero_()
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""

@@ -58,7 +58,7 @@ def fix_seed(seed: int) -> None:
 def _reseed(stream: SecureStream) -> None:
     """Fill the whole states of the three generators; their seeds alone would have too few values."""
     words = (stream.words(3 * _MERSENNE_WORDS) >> np.uint64(32)).reshape(3, _MERSENNE_WORDS)
-    random.setstate((3, (*(int(word) for word in words[0]), _MERSENNE_WORDS), None))
+    random.setstate((3, (*words[0].tolist(), _MERSENNE_WORDS), None))
     np.random.set_state(("MT19937", words[1].astype(np.uint32), _MERSENNE_WORDS, 0, 0.0))
     state = torch.get_rng_state()
     state.view(torch.int64)[_TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
