@@ -22,7 +22,10 @@ from dpfy.mechanisms.importance import COMPANIONS, MOVED
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.training.blocks import Blocks
-from dpfy.training.importance import expected_proposals, with_room_for_bits
+from dpfy.training.engines import ExactBookkeepingEngine
+from dpfy.training.engines.base import Unsupported
+from dpfy.training.engines.bookkeeping.exact import Written
+from dpfy.training.importance import Weighing, expected_proposals, with_room_for_bits
 from dpfy.training.norm_sums import noised, norm_sum, paid_beside
 from dpfy.training.state import read_state
 
@@ -80,10 +83,27 @@ def gradients(model, data):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "loop"])
-def test_the_sum_is_that_of_accepted_records_each_at_the_bound(tmp_path, monkeypatch, engine):
-    """A coin or a guess of the wrong record, in a chunk that is taken apart or not, would move the sum."""
+def refuse_odd_chunks(monkeypatch):
+    """Make book-keeping give up every other chunk, after it went through it; return the sizes of these."""
+    real, refused = ExactBookkeepingEngine._pass, []
+
+    def passed(self, loss_fn, chunk, sink):
+        tape = real(self, loss_fn, chunk, sink)
+        if isinstance(sink, Written) and chunk.size % 2:
+            refused.append(chunk.size)
+            raise Unsupported("an odd number")
+        return tape
+
+    monkeypatch.setattr(ExactBookkeepingEngine, "_pass", passed)
+    return refused
+
+
+@pytest.mark.parametrize(("engine", "odd"), [("bookkeeping", False), ("bookkeeping", True), ("vmap", False),
+                                             ("loop", False)])
+def test_the_sum_is_that_of_accepted_records_each_at_the_bound(tmp_path, monkeypatch, engine, odd):
+    """A coin or a guess of the wrong record, in a chunk that is taken apart, given up or not, would move the sum."""
     monkeypatch.setattr(GaussianSum, "release", lambda self, total, noise: total)
+    refused = refuse_odd_chunks(monkeypatch) if odd else [1] * 4
     data = Records()
     run = bound_run(tmp_path, data, engine)
     expected = gradients(run.model, data)
@@ -101,6 +121,7 @@ def test_the_sum_is_that_of_accepted_records_each_at_the_bound(tmp_path, monkeyp
         assert torch.allclose(found.double(), total, atol=1e-5)
         taken += int((weights > 0).sum())
     assert 100 < taken < 300  # of ten steps with at most 30 in expectation
+    assert len(refused) > 3
 
 
 def test_the_ledger_has_the_steps_of_the_schedule(tmp_path):
@@ -250,6 +271,27 @@ def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch,
     assert sizes == [companions, companions, 96] and paid == [companions]  # the step, its price, and norms
 
 
+def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):
+    """Far more are proposed, and twice as many there, than public numbers let expect: blocks are divided."""
+    steps, norms, paid, real = [], [], [], ExactBookkeepingEngine.bounded_sums
+
+    def bounded_sums(self, loss_fn, chunk, clipping):
+        if clipping.weigh is torch.zeros_like:
+            norms.append(chunk.size)
+        elif isinstance(clipping.weigh, Weighing):
+            steps.append(chunk.size)
+        return real(self, loss_fn, chunk, clipping)
+
+    monkeypatch.setattr(ExactBookkeepingEngine, "bounded_sums", bounded_sums)
+    monkeypatch.setattr("dpfy.training.run.with_room_for_bits",
+                        lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
+    data = TensorDataset(torch.full((800, WIDTH), 100.0), torch.arange(800) % 2)
+    run = bound_run(tmp_path, data, records=400, batch_size=25, ratio=0.1, slack=1.0, noise_multiplier=0.1)
+    run.release(loss_of(run.model), next(iter(run)))
+    assert sum(norms) == 800 and max(norms) <= COMPANIONS
+    assert sum(steps) > 5 * paid[0] and max(steps) <= paid[0] == paid[-1] <= 64
+
+
 def test_an_envelope_has_the_rates_of_all_ratios_whatever_schedule_the_noise_has():
     plan = replace(dpfy.dpis(records=N, batch_size=12, epochs=2, ratio=lambda epoch: 1 / (2 + epoch),
                              noise_multiplier=1.0), noise_schedule=None)
@@ -283,6 +325,21 @@ def test_the_noise_of_a_sum_is_for_a_record_and_all_of_its_companions():
 
     assert noised(0.0, 40.0, Unit()) / 40 >= 1
     assert noised(0.0, 40.0, Unit(), COMPANIONS) / 40 >= 1 + COMPANIONS * (MOVED + 2.0**-24)
+
+
+@pytest.mark.parametrize(("settings", "sums"), [({}, 1), ({"clip_factor": 0.8}, 2)])
+def test_every_released_sum_of_norms_is_noised_for_companions_too(tmp_path, monkeypatch, settings, sums):
+    sensitivities, real = [], GaussianSum.release
+
+    def release(self, total, noise):
+        if total.numel() == 1:
+            sensitivities.append(self.sensitivity)
+        return real(self, total, noise)
+
+    monkeypatch.setattr(GaussianSum, "release", release)
+    run = bound_run(tmp_path, norm_sum="released", norm_noise=0.5, **settings)
+    run.release(loss_of(run.model), next(iter(run)))
+    assert len(sensitivities) == sums and min(sensitivities) >= 1 + 96 * (2.0**-19 + 2.0**-24)
 
 
 def test_sums_of_norms_have_the_noise_of_their_event():
