@@ -4,7 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_a_fork_leaves_the_order_to_the_parent(finished):
     source = noise()
     source.prefetch(1200, STDDEV, GRID)
     if finished:
-        desk.wait([future for _, future in source._desk._ordered.segments])
+        wait([future for _, future in source._desk._ordered.segments])
     child = np.frombuffer(in_child(lambda: take(source).numpy().tobytes()), dtype=np.float64)
     parent = take(source)
     assert torch.equal(parent, take(noise()))
@@ -152,6 +152,88 @@ def test_a_failure_on_any_thread_reaches_the_caller_and_ends_all(monkeypatch):
     monkeypatch.setattr(InNumpy, "add", real)
     lost, drawn = take(twin, count=5000), take(source, count=5000)
     assert torch.equal(drawn, take(twin, count=5000)) and not set(lost.tolist()) & set(drawn.tolist())
+
+
+class Interrupted:
+    """Threads that draw or add nothing before they are shut down; the one who asks is interrupted after a while."""
+
+    def __init__(self, monkeypatch, step, submitted, on=desk):
+        """Let ``on.step`` wait, on other threads, and submitting raise when so much was submitted."""
+        self.futures, self.rooms, self.begun = [], [], 0
+        self.gate, self.entered = threading.Event(), threading.Event()
+        submit, shutdown, real = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown, getattr(on, step)
+
+        def submitting(pool, function, *arguments):
+            self.futures.append(submit(pool, function, *arguments))
+            self.rooms += [each for each in arguments if isinstance(each, np.ndarray)]
+            if len(self.futures) == submitted:
+                assert self.entered.wait(60)
+                raise KeyboardInterrupt
+            return self.futures[-1]
+
+        def waiting(*arguments):
+            self.begun += 1
+            if threading.current_thread() is not threading.main_thread():
+                self.entered.set()
+                assert self.gate.wait(60)
+            return real(*arguments)
+
+        monkeypatch.setattr(on, step, waiting)
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", submitting)
+        monkeypatch.setattr(ThreadPoolExecutor, "shutdown", lambda *arguments, **options: (
+            self.gate.set(), shutdown(*arguments, **options)))
+
+    def touches(self, rooms):
+        return any(np.shares_memory(one, other) for one in self.rooms for other in rooms)
+
+
+def test_an_interrupted_order_is_none_and_writes_into_no_room_that_is_used_again(monkeypatch):
+    """Fails if what was submitted and not noted down goes on, or if values are left without noise."""
+    source, twin = noise(), noise()
+    source.prefetch(1200, STDDEV, GRID)
+    assert torch.equal(take(source), take(twin))  # the rooms of this order are the desk's
+    with monkeypatch.context() as patch:
+        interrupted = Interrupted(patch, "draw_cells", submitted=2)
+        with pytest.raises(KeyboardInterrupt):
+            source.prefetch(1200, STDDEV, GRID)
+        assert source._desk._ordered is None and interrupted.gate.is_set()
+        assert [future.done() for future in interrupted.futures] == [True, True] and interrupted.begun == 1
+    take(twin)
+    source.prefetch(1200, STDDEV, GRID)
+    assert not interrupted.touches(source._desk._ordered.rooms)
+    assert torch.equal(take(source), take(twin))
+
+
+def test_after_an_interrupted_delivery_nobody_adds_noise_any_more(monkeypatch):
+    """Fails if a helper that was not noted down may still add, or if those that were go on to the end."""
+    source, twin, values = noise(), noise(), torch.zeros(5000, dtype=torch.float64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with monkeypatch.context() as patch:
+        interrupted = Interrupted(patch, "add", submitted=1, on=InNumpy)
+        with pytest.raises(KeyboardInterrupt):
+            source.add_noise(values, STDDEV, GRID)
+        left = values.clone()
+        interrupted.gate.set()
+        wait(interrupted.futures)
+        assert torch.equal(values, left) and interrupted.begun == 1  # of ten segments
+    take(twin, count=5000)
+    assert torch.equal(take(source, count=5000), take(twin, count=5000))
+    assert not interrupted.touches(source._desk._rooms)
+
+
+def test_an_order_that_is_replaced_while_it_is_drawn_keeps_its_rooms(monkeypatch):
+    source, twin = noise(), noise()
+    with monkeypatch.context() as patch:
+        first = Interrupted(patch, "draw_cells", submitted=-1)
+        source.prefetch(1200, STDDEV, GRID)
+        assert first.entered.wait(60)
+        rooms, first.rooms = first.rooms, []
+        source.prefetch(1200, STDDEV, GRID)
+        assert not first.touches(rooms)
+        first.gate.set()
+        take(twin)
+        assert torch.equal(take(source), take(twin))
+    assert rooms and not any(np.shares_memory(one, other) for one in rooms for other in source._desk._rooms)
 
 
 def test_closing_ends_the_thread_and_the_noise_goes_on():

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 
 import mpmath
@@ -133,8 +134,8 @@ def test_c_errs_by_less_than_2_to_the_minus_40(in_c):
 @pytest.mark.parametrize("compiler", [
     "", "no-such-compiler", "false",
     "true",  # succeeds and makes nothing
-    "an unfinished 'quotation", "cc -ffast-math",
-    "cc -fassociative-math -fno-signed-zeros -fno-trapping-math",  # sums leave the lattice, and nobody says so
+    "an unfinished 'quotation",
+    "cc -D__FAST_MATH__",  # says that its arithmetic is another one
 ])
 def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
@@ -142,6 +143,37 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
     expected = noisy(monkeypatch, 1 << 62, 1000, 1.0, key=1)
     assert torch.equal(noisy(monkeypatch, 0, 1000, 1.0, key=1), expected)
     assert kernels.kernels_for(1000) is IN_NUMPY
+
+
+@pytest.mark.parametrize("flags", [
+    "-ffast-math", "-Ofast", "-funsafe-math-optimizations",
+    "-fassociative-math -fno-signed-zeros -fno-trapping-math"])  # sums would leave the lattice, and nobody would say so
+def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, flags):
+    """Fails if operations are reordered, or if denormal numbers are zero after loading on this thread."""
+    monkeypatch.setenv("CC", f"cc {flags}")
+    found = []
+
+    def load():
+        found.append(type(kernels.compiled.__wrapped__()).__name__)
+        found.append(float(np.float64(2.0**-1060) * np.array([0.5])[0]))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    assert found == ["InC", 2.0**-1061]
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 + 0x1p-30)"),
+    ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 - 0x1p-30)"),
+    ("((values[i] + far) + noise[i] * unit) - far", "values[i] + noise[i] * unit"),  # sums leave the lattice
+])
+def test_a_library_that_errs_is_not_used(monkeypatch, in_c, tmp_path, right, wrong):
+    source = kernels._SOURCE.read_text()
+    assert right in source
+    (tmp_path / "kernels.c").write_text(source.replace(right, wrong))
+    monkeypatch.setattr(kernels, "_SOURCE", tmp_path / "kernels.c")
+    assert kernels.compiled.__wrapped__() is None
 
 
 @pytest.mark.parametrize("failure", [OSError("no processes"), subprocess.TimeoutExpired("cc", 60)])

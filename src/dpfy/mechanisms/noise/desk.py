@@ -4,7 +4,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +26,12 @@ _Segment = tuple[int, int, SecureStream]  # where it begins, its size, its strea
 
 @dataclass(frozen=True)
 class _Order:
-    """Noise that is being drawn on other threads."""
+    """Noise that is being drawn on other threads, in rooms that belong to nobody else."""
 
     count: int
     spread: float
     segments: list[tuple[_Segment, "Future[Floats]"]]
+    rooms: list[Floats]
 
     def hold(self) -> list[_Segment]:
         """Let nobody begin another segment, and return those that nobody has begun."""
@@ -38,23 +39,19 @@ class _Order:
 
     def deliver(self, take: Take) -> list[_Segment]:
         """Hand over what was begun, and return what was not."""
-        try:
-            left = self.hold()
-            for (start, *_), future in self.segments:
-                if not future.cancelled():
-                    take(start, future.result())
-            return left
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Return when nobody writes into the rooms of this order any more."""
-        self.hold()
-        wait([future for _, future in self.segments])
+        left = self.hold()
+        for (start, *_), future in self.segments:
+            if not future.cancelled():
+                take(start, future.result())
+        return left
 
 
 class Desk:
-    """Draws the segments of a vector of noise into rooms that it uses again; it never outlives a fork."""
+    """Draws the segments of a vector of noise into rooms that it uses again; it never outlives a fork.
+
+    Rooms leave the desk while anybody may write into them, and come back when nobody does. So whatever interrupts it,
+    and wherever, noise that is still being drawn goes into rooms that are never handed out again.
+    """
 
     def __init__(self) -> None:
         self.process = this_process()
@@ -65,12 +62,17 @@ class Desk:
 
     def order(self, count: int, spread: float, stream: SecureStream) -> None:
         """Begin to draw what :meth:`deliver` will be asked for, if torch leaves a core to do so or it is much."""
-        self._abandon_order()
+        self._forget_order()
         if count > (_SERIAL if _has_core_to_spare() else SEGMENT):
-            kernels = kernels_for(count)
-            self._ordered = _Order(count, spread, [
-                (segment, self._threads.submit(draw_cells, self._room(index, size), size, spread, own, kernels))
-                for index, segment in enumerate(_segments(count, stream)) for _, size, own in [segment]])
+            kernels, rooms = kernels_for(count), self._take_rooms()
+            try:
+                segments = [
+                    (segment, self._threads.submit(draw_cells, _room(rooms, index, size), size, spread, own, kernels))
+                    for index, segment in enumerate(_segments(count, stream)) for _, size, own in [segment]]
+            except BaseException:
+                self.close()
+                raise
+            self._ordered = _Order(count, spread, segments, rooms)  # an incomplete one would leave values without noise
 
     def hold(self) -> None:
         """Leave the cores to torch if it uses all of them: what was not begun is drawn on delivery."""
@@ -84,42 +86,49 @@ class Desk:
         than torch uses: its own threads look out for work at full speed for some milliseconds after an operation. Who
         gets less of a core takes fewer segments.
         """
-        order, self._ordered = self._ordered, None  # from here on nobody can take it a second time
-        if order is not None and (order.count, order.spread) == (count, spread):
-            waiting = deque(order.deliver(take))
-        else:
-            if order is not None:
-                order.abandon()
-            waiting = deque(_segments(count, stream))
-        kernels = kernels_for(count)
+        order, waiting, kernels = self._forget_order(), deque[_Segment](), kernels_for(count)
 
         def work(room: Floats) -> None:
             while (segment := _next(waiting)) is not None:
                 start, size, own = segment
                 take(start, draw_cells(room, size, spread, own, kernels))
 
-        threads = max(1, min(len(waiting), torch.get_num_threads() - 1))
-        first, *others = (self._room(index, min(count, SEGMENT)) for index in range(threads))
-        helpers = [self._threads.submit(work, room) for room in others]
         try:
+            if order is not None and (order.count, order.spread) == (count, spread):
+                waiting.extend(order.deliver(take))
+                rooms = order.rooms
+            else:
+                waiting.extend(_segments(count, stream))
+                rooms = self._take_rooms()
+            threads = max(1, min(len(waiting), torch.get_num_threads() - 1))
+            first, *others = (_room(rooms, index, min(count, SEGMENT)) for index in range(threads))
+            helpers = [self._threads.submit(work, room) for room in others]
             work(first)
             for helper in helpers:
                 helper.result()
-        finally:
+        except BaseException:
             waiting.clear()
-            wait(helpers)
+            self.close()  # when it returns nobody takes anything any more, whether it is known here or not
+            raise
+        self._rooms = rooms
 
     def close(self) -> None:
-        """End the threads and free the rooms; another order brings them back."""
-        self._abandon_order()
-        if self._pool is not None:
-            self._pool.shutdown()
-        self._pool, self._rooms = None, []
+        """End the threads, let go of what they have not begun, and free the rooms; another order brings them back."""
+        self._forget_order()
+        pool, self._pool, self._rooms = self._pool, None, []
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
 
-    def _abandon_order(self) -> None:
+    def _forget_order(self) -> _Order | None:
+        """Return what was ordered, which nobody can take a second time; segments not begun are not drawn ahead."""
         order, self._ordered = self._ordered, None
         if order is not None:
-            order.abandon()
+            order.hold()
+        return order
+
+    def _take_rooms(self) -> list[Floats]:
+        rooms, self._rooms = self._rooms, []
+        return rooms
 
     @property
     def _threads(self) -> ThreadPoolExecutor:
@@ -128,13 +137,14 @@ class Desk:
             self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="dpfy noise")
         return self._pool
 
-    def _room(self, index: int, size: int) -> Floats:
-        """Return the room of a segment, made only once: memory that is new to a process costs more than the noise."""
-        if index == len(self._rooms):
-            self._rooms.append(np.empty(0))
-        if len(self._rooms[index]) < room_for(size):
-            self._rooms[index] = np.empty(room_for(size))
-        return self._rooms[index]
+
+def _room(rooms: list[Floats], index: int, size: int) -> Floats:
+    """Return the room of a segment, made only once: memory that is new to a process costs more than the noise."""
+    if index == len(rooms):
+        rooms.append(np.empty(0))
+    if len(rooms[index]) < room_for(size):
+        rooms[index] = np.empty(room_for(size))
+    return rooms[index]
 
 
 def _segments(count: int, stream: SecureStream) -> list[_Segment]:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,8 +31,12 @@ Singles = npt.NDArray[np.float32]
 
 LARGE = 1 << 18  # values for which calling a compiler pays within some hundred vectors
 _SOURCE = Path(__file__).with_name("kernels.c")
-_OPTIONS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared")  # no operation is fused or reordered
+# No operation is fused or reordered, whatever CC says before. Loading code that was linked for unsafe mathematics would
+# even have denormal numbers taken for zero in all that this thread computes.
+_OPTIONS = ("-std=c11", "-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math",
+            "-ffp-contract=off", "-fPIC", "-shared")
 _TESTED = 4096  # values on which a compiler shows that it understood
+_CLOSE = 2.0**-38  # of the curve: points that are so near are told apart by an exp that errs by less
 
 
 class Kernels(Protocol):
@@ -160,6 +165,10 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
     words = np.arange(_TESTED, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # evenly spread
     bell, height, place = cover(48.7), words.view(np.int64), (words >> np.uint64(32)).astype(np.uint32).view(np.int32)
     rectangle = (words >> np.uint64(52)).astype(np.uint16) | np.uint16(RECTANGLES - 4096)  # the last ones
+    few, middle = np.arange(100), np.linspace(-bell.reach, bell.reach, 100) * 2.0**CELL_BITS
+    curve = np.exp(-0.5 * np.square(middle / (bell.spread * 2.0**CELL_BITS)))
+    beside = [replace(bell, level=curve * (1 + side) / bell.height) for side in (_CLOSE, -_CLOSE)]
+    uncertain, at_level = (few + bell.certain).astype(np.uint16), np.zeros(len(few), dtype=np.int64)
 
     def results(these: Kernels) -> list[npt.NDArray[Any]]:
         out, values = np.empty(_TESTED), place / 3
@@ -168,7 +177,8 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
         points = out.copy()
         these.add(values, out, 2.0**-33, 0.5)
         these.scale(values, 0.3, scaled := np.empty(_TESTED, dtype=np.float32))
-        return [points, position, *verdicts, values, scaled, np.array(these.total(place))]
+        sides = [these.judge(few, middle, uncertain, at_level, near, 2.0**-32)[0] for near in beside]
+        return [points, position, *verdicts, *sides, values, scaled, np.array(these.total(place))]
 
     return all(map(np.array_equal, results(kernels), results(others)))
 
