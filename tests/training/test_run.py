@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dpfy
-from dpfy.mechanisms.noise import SecureStream
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.sampling import PoissonSampler
+from dpfy.training.distributed import Ranks
 
 ROWS = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.3, 0.4], [0.0, 0.0, -2.0]])
 CLIPPED = torch.tensor([0.6, 0.8 + 0.3, 0.4 - 1.0])
@@ -438,3 +440,33 @@ def test_records_are_included_independently_at_the_planned_rate(started):
     assert abs(total - steps * size * rate) < 6 * deviation < abs(total - steps * size * rate * 1.15)
     again = (drawn[1:] * drawn[:-1]).sum(0)
     assert ((again - (steps - 1) * rate**2).abs() < 6 * (steps * rate**2 * (1 + 2 * rate)) ** 0.5).all()
+
+
+# Noise that is drawn ahead
+
+
+class Watched(Ranks):
+    """Knows whether what happens here reaches all ranks if it fails."""
+
+    inside = False
+
+    @contextmanager
+    def together(self):
+        type(self).inside = True
+        with super().together():
+            yield
+        type(self).inside = False
+
+
+def test_noise_is_begun_before_a_step_is_paid_for_and_where_all_ranks_learn_of_a_failure(started, monkeypatch):
+    """The first time when the engine is known. A failure elsewhere would leave other ranks waiting for this one."""
+    s, begun = started(ROWS, noise_multiplier=1.0), []
+    s.run._ranks = Watched()
+    monkeypatch.setattr(LatticeGaussian, "prefetch", lambda *_: begun.append((Watched.inside, s.ledger.count)))
+    for _ in range(3):
+        s.release()
+    assert begun == [(True, 1), (True, 1), (True, 2)]
+    monkeypatch.setattr(LatticeGaussian, "prefetch", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        s.release()
+    assert s.ledger.count == 3

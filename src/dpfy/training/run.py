@@ -28,7 +28,6 @@ from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.importance import MOST_COMPANIONS, companions_for
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
-from dpfy.mechanisms.query import Query
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.mechanisms.statistics import shared_rounding
@@ -198,19 +197,18 @@ class Run:
         setting = self._steering.setting(step)
         event, query = self._event(step, setting), setting.query
         pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
-        if (known := self._engines.get(self._engine_key(loss_fn))) is not None:
-            self._prefetch(self._mechanism(known, step, setting, pieces), pieces)  # while the disk is at work
-        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, query))
+        known = self._engines.get(self._engine_key(loss_fn))
+        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, setting, pieces, known))
         batch._released, self._taken = True, step
         total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = self._blocks(engine, step, setting, self._ranks.size)
             mechanism = self._mechanism(engine, step, setting, pieces)
-            if known is None:
-                self._prefetch(mechanism, pieces)  # while the engine is at work
-            self._noise.hold()
             with self._ranks.together():
+                if known is None:
+                    self._prefetch(mechanism, pieces)  # while the engine is at work
+                self._noise.hold()
                 if engine is not None:
                     if self._importance is not None:  # whom to compute depends on what the engine finds
                         if setting.draw is not None:
@@ -239,10 +237,12 @@ class Run:
         """The 64-bit words of a drawn unit: its index, its lot, and what it chooses its rows by."""
         return 2 + self._records.seed_words
 
-    def _reserved_draw(self, event: Event, step: int, query: Query) -> bytes:
+    def _reserved_draw(self, event: Event, step: int, setting: Setting, pieces: Pieces, engine: Engine | None) -> bytes:
         """Make the step durable, then draw its sample."""
+        if engine is not None:
+            self._prefetch(self._mechanism(engine, step, setting, pieces), pieces)  # while the disk is at work
         if self._paid_steps == 0:
-            self.ledger.reserve(event, note={"clip": query.bound})
+            self.ledger.reserve(event, note={"clip": setting.query.bound})
             self._paid_steps = self._sampler.policy.steps_per_event
         self._paid_steps -= 1
         self._taken = step  # whatever happens now, it is paid for
