@@ -133,7 +133,7 @@ def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter,
     if coordinates is not None:
         return (part * factor * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)
     gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
-    if gradient.is_cpu and gradient.dtype == torch.float32:  # in one walk, where torch makes a vector of doubles
+    if part.is_cpu and gradient.is_cpu and gradient.dtype == torch.float32:  # in one walk, where torch has two
         kernels_for(part.numel()).scale(part.view(-1).numpy(), factor, gradient.view(-1).numpy())
         return gradient
     return gradient.copy_(part * factor)

@@ -35,6 +35,7 @@ TOKENS = torch.tensor([[0, 1, 1, 3]] * (N - 1) + [[2, 2, 2, 2]])
 FORMS = {
     "written out": Kept(numbers(3, N, 8), lambda summed: summed.view(6, 4)),
     "one product": Outer(numbers(N, 1, 7), numbers(N, 1, 6)),
+    "a product of far apart": Outer(numbers(N, 1, 7).double() * 1e150, numbers(N, 1, 6).double() * 1e-161),
     "several products": opposed(4),
     "in blocks": InBlocks(*vars(opposed(2)).values(), records_at_once=2),
     "rows": Rows(TOKENS, numbers(N, 4, 7), 6),
@@ -57,6 +58,13 @@ def test_a_norm_is_that_of_the_vector_that_is_added(form, monkeypatch):
         weights[record] = 0.37
         add_chosen(part, weights, total)
         assert float(total.norm()) == pytest.approx(0.37 * float(squared[record].sqrt()), rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_nothing_are_zero_and_of_no_numbers_have_no_norm(dtype):
+    factors = torch.tensor([[0.0, 0.0], [1.0, math.nan], [math.inf, 1.0], [3.0, 4.0]], dtype=dtype).unsqueeze(1)
+    found = squared_lengths(Outer(factors, torch.ones(4, 1, 4, dtype=dtype)))
+    assert found[0] == 0 and not found[1:3].isfinite().any() and found[3] == 100
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "tied"])
@@ -96,11 +104,11 @@ CASES = {"images": (image_net, lambda n: numbers(n, 1, 8, 8)),
          "tokens": (Sequence, lambda n: torch.arange(7 * n).view(n, 7) % 11)}
 
 
-def prepared(case, engine=ExactBookkeepingEngine):
+def prepared(case, engine=ExactBookkeepingEngine, records=33):
     torch.manual_seed(0)
     make, inputs = CASES[case]
     model = make()
-    x, y = inputs(33), torch.arange(33) % 5
+    x, y = inputs(records), torch.arange(records) % 5
 
     def loss_fn(x, y):
         return F.cross_entropy(model(x), y, reduction="none") * (1 + 20 * y)  # norms of very different sizes
@@ -154,10 +162,10 @@ def test_a_contribution_is_as_long_as_the_norm_that_decides_says(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", [1, 4, 31])
+@pytest.mark.parametrize("size", [1, 4, 31, *(pytest.param(size, marks=pytest.mark.slow) for size in (95, 191))])
 def test_one_record_more_moves_others_in_their_last_bits_only(case, size):
     """By what is allowed for, between contexts: without the record, with it at either end, and with a null one."""
-    engine, loss_fn, x, y = prepared(case)
+    engine, loss_fn, x, y = prepared(case, records=max(33, size + 1))
     own = list(range(size))
 
     def vectors(chunk, places):
@@ -167,9 +175,9 @@ def test_one_record_more_moves_others_in_their_last_bits_only(case, size):
 
     before = vectors(Chunk((x[own], y[own]), size), own)
     lengths = before.norm(dim=1).clamp(min=LEAST_FLOOR * float(before.norm(dim=1).min()))
-    for z in (x[32:], torch.zeros_like(x[32:])):
-        for fields, places in (((torch.cat([x[own], z]), torch.cat([y[own], y[32:]])), own),
-                               ((torch.cat([z, x[own]]), torch.cat([y[32:], y[own]])), [1 + place for place in own])):
+    for z in (x[-1:], torch.zeros_like(x[-1:])):
+        for fields, places in (((torch.cat([x[own], z]), torch.cat([y[own], y[-1:]])), own),
+                               ((torch.cat([z, x[own]]), torch.cat([y[-1:], y[own]])), [1 + place for place in own])):
             after = vectors(Chunk(fields, size + 1), places)
             assert float(((after - before).norm(dim=1) / lengths).max()) < MOVED
 

@@ -87,8 +87,18 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
         squared = torch.zeros(len(part.tokens), dtype=torch.float64, device=rows.device)
         return squared.index_add_(0, owners, squared_norms(rows))
     if _is_one_product(part):
-        return squared_norms(part.inputs) * squared_norms(part.outputs)
+        return (_lengths(part.inputs) * _lengths(part.outputs)).square()
     return torch.cat([squared_lengths(block) for _, block in _written(part)])
+
+
+def _lengths(vectors: torch.Tensor) -> torch.Tensor:
+    """Return norms in float64, also where it cannot hold squares: the factor of a tiny vector may be a large one."""
+    rows = vectors.flatten(1)
+    if rows.dtype != torch.float64:
+        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    largest = rows.abs().amax(1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1.0)
+    return torch.linalg.vector_norm(rows / scale, dim=1) * scale[:, 0]
 
 
 def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -> None:
