@@ -12,15 +12,19 @@ from torch import nn
 
 from dpfy.data.text import glove
 from dpfy.models import Normalize, review_classifier, scattering_features
-from experiments.networks import Folded
-from experiments.strokes import whitening
+from experiments.patches import photo_patches, thumbnails, whitened_patches
+from experiments.strokes import strokes, upright
+from experiments.whitening import whitened_scattering
 
 FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "raw": lambda images: images, "scattering": scattering_features,
+    "upright-scattering": lambda images: scattering_features(upright(images)),
+    "photo-patches": lambda images: photo_patches()(images),
 }
 _PROBES = 16  # images whose features tell whether a file belongs to these images and to this code
 _PART = 1000  # records at a time
 
+_STROKES = 2000  # pictures
 _GROUPS, _NORM = 27, 3.0  # of scattering paths; the bias then counts for a tenth of what the features do
 
 
@@ -32,8 +36,11 @@ def normalization(shape: tuple[int, ...]) -> nn.Sequential:
 # By the network, and the shape of one record: layers without parameters, which need not be run again in every step.
 FRONTS: dict[str, Callable[[tuple[int, ...], str | Path | None], nn.Module]] = {
     "normalized-linear": lambda shape, data_dir: normalization(shape),
-    "whitened-linear": lambda shape, data_dir: nn.Sequential(whitening(_GROUPS), Normalize(norm=_NORM)),
-    "folded-linear": lambda shape, data_dir: nn.Sequential(Folded(), normalization(shape)),
+    "photo-scattering-linear": lambda shape, data_dir: nn.Sequential(
+        whitened_scattering(thumbnails(), _GROUPS), Normalize(norm=_NORM)),
+    "photo-linear": lambda shape, data_dir: nn.Sequential(whitened_patches(), Normalize(norm=_NORM)),
+    "stroke-linear": lambda shape, data_dir: nn.Sequential(
+        whitened_scattering(upright(strokes(_STROKES)), _GROUPS), Normalize(norm=_NORM)),
     "review-linear": lambda shape, data_dir: nn.Sequential(  # the mean of frozen word vectors
         review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from experiments.cell import Cell
 
 _SCHEDULES = ("time", "exponential", "step", "polynomial")
-METHODS = ("dp-sgd", "dpis", "decay", "tempered-sigmoid", "quantile", "adadp", *_SCHEDULES)
+METHODS = ("dp-sgd", "dpis", "dpis-released", "decay", "tempered-sigmoid", "quantile", "adadp", *_SCHEDULES)
 
 
 def kind_of(method: str) -> str:
@@ -51,10 +51,19 @@ def method_name(method: str) -> str:
     return kind_of(method).replace("dp-sgd", "dpsgd")
 
 
+def accounting(method: str) -> str:
+    """Return how the steps of a method compose: those that depend on what was released need a filter.
+
+    >>> accounting("dp-sgd"), accounting("dpis-released:0.8:3:0.8")
+    ('pld', 'rdp-filter')
+    """
+    return "rdp-filter" if kind_of(method) == "dpis-released" else "pld"
+
+
 def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
     """Return the plan of a cell for so many records, without its noise."""
     kind = kind_of(cell.method)
-    if kind == "dpis":
+    if kind in ("dpis", "dpis-released"):
         return dpfy.dpis(records=records, batch_size=cell.rate * records, steps=cell.steps, clip=cell.clip,
                          **named("method", cell.method, _OWN))
     options: dict[str, Any] = {}
@@ -91,8 +100,13 @@ def _dpis(ratio: float, slack: float = 3.0) -> dict[str, float]:
     return {"ratio": ratio, "slack": slack}
 
 
+def _dpis_released(ratio: float, slack: float, cautious: float, clip_factor: float | None = None) -> dict[str, Any]:
+    return {"ratio": ratio, "slack": slack, "norm_sum": "released", "cautious": cautious, "clip_factor": clip_factor}
+
+
 def _tempered(scale: float, temperature: float, offset: float) -> dict[str, float]:
     return {"scale": scale, "temperature": temperature, "offset": offset}
 
 
-_OWN: dict[str, Callable[..., dict[str, Any]]] = {"dpis": _dpis, "tempered-sigmoid": _tempered}
+_OWN: dict[str, Callable[..., dict[str, Any]]] = {
+    "dpis": _dpis, "dpis-released": _dpis_released, "tempered-sigmoid": _tempered}

@@ -23,33 +23,6 @@ def softmax_regression(shape: tuple[int, ...], classes: int = 10) -> nn.Sequenti
     return nn.Sequential(nn.Flatten(), linear)
 
 
-class Folded(nn.Module):
-    """The mean of scattering coefficients and those of the mirror image, of which the left half is enough.
-
-    A mirror turns angle a into −a, and left into right. On the grid of the coefficients that is so up to a pixel, and
-    the result is a function of one image all the same.
-
-    >>> Folded()(torch.rand(5, 243, 8, 8)).shape
-    torch.Size([5, 243, 8, 4])
-    """
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return half as many places of each channel, of an even number of columns."""
-        return ((x + x[:, mirrored_paths(x.shape[1])].flip(3)) / 2)[..., :x.shape[3] // 2]
-
-
-def mirrored_paths(channels: int, angles: int = 8) -> list[int]:
-    """Return where the path of a mirrored image comes from, for J = 2: orders 0, 1 and 2 of each colour in turn.
-
-    >>> mirrored_paths(81)[:4], mirrored_paths(81)[17:20]
-    ([0, 7, 6, 5], [71, 70, 69])
-    """
-    turned = [(angles - 2 - angle) % angles for angle in range(angles)]  # angles are counted from π/2 − π/8 downwards
-    paths = [0, *(1 + scale * angles + angle for scale in (0, 1) for angle in turned),
-             *(1 + (2 + a) * angles + b for a in turned for b in turned)]
-    return [color + path for color in range(0, channels, len(paths)) for path in paths]
-
-
 class Modulus(nn.Module):
     """The length of consecutive pairs of channels, such as the responses to an even and an odd wave.
 

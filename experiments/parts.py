@@ -41,8 +41,9 @@ _NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "linear-head": linear_head,
     "linear-head-normalized": lambda shape: linear_head(shape, normalization=normalization(shape)),
     "normalized-linear": softmax_regression,
-    "whitened-linear": softmax_regression,
-    "folded-linear": softmax_regression,
+    "photo-linear": softmax_regression,
+    "photo-scattering-linear": softmax_regression,
+    "stroke-linear": softmax_regression,
     "review-linear": lambda shape: softmax_regression(shape, classes=2),
 }
 # The same, and by the activation that the method wants.

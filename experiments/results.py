@@ -12,11 +12,10 @@ from typing import Any
 from dpfy.ledger import Ledger
 from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
-from experiments.methods import method_name
+from experiments.methods import accounting, method_name
 from experiments.training import LEDGER, Outcome
 
 Entry = dict[str, Any]
-ACCOUNTING = "pld"
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,5 @@ def _entry(cell: Cell, runs: list[dict[str, Any]]) -> Entry:
     config = {**cell.settings(), **details, "found": cell.found, "seeds": [run["seed"] for run in runs], "runs": runs}
     return {"experiment": cell.experiment, "data": cell.data, "method": method_name(cell.method),
             "features": cell.features, "epsilon": max(run["epsilon"] for run in runs), "delta": cell.delta,
-            "accounting": ACCOUNTING,
-            "accuracy": [run["accuracy"] for run in runs], "seconds": sum(run["seconds"] for run in runs),
-            "config": config}
+            "accounting": accounting(cell.method), "accuracy": [run["accuracy"] for run in runs],
+            "seconds": sum(run["seconds"] for run in runs), "config": config}

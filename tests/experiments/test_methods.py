@@ -9,7 +9,7 @@ import dpfy
 from dpfy.optim import ADADP
 from experiments.cell import Cell
 from experiments.configs import adaptive_review
-from experiments.methods import make_optimizer, make_plan
+from experiments.methods import accounting, make_optimizer, make_plan
 from experiments.parts import load_task, make_network
 from experiments.training import Deadline, Training
 
@@ -18,7 +18,8 @@ CELL = Cell("tiny", "digits", epsilon=3.0, network="digits-mlp", rate=0.3, steps
 
 
 @pytest.mark.parametrize("method", ["dp-sgd:1", "time", "exponential:fast", "quantile:2", "adam", "adadp:x", "dpis",
-                                    "dpis:0.5:2:1", "decay", "tempered-sigmoid:1", "tempered-sigmoid:1.5:3:0.75"])
+                                    "dpis:0.5:2:1", "dpis-released:0.5", "decay", "tempered-sigmoid:1",
+                                    "tempered-sigmoid:1.5:3:0.75"])
 def test_methods_that_are_none_are_refused(method):
     """The last one is a method, and the network has no activation that it could change."""
     with pytest.raises(dpfy.InvalidArgument):
@@ -43,6 +44,12 @@ def test_importance_sampling_has_the_expected_batch_of_the_cell():
     assert plan.divisor == pytest.approx(300) and plan.steps == 6
     assert plan.event_at(1).policy.rate == pytest.approx(0.3 / 0.6) and plan.noise_at(1) == pytest.approx(1 / 0.6)
     assert plan.sampling.slack == 2
+
+
+def test_what_follows_released_norms_is_planned_so():
+    controller, = make_plan(replace(CELL, method="dpis-released:0.6:2:0.5:1.5"), 1000).controllers
+    assert (controller.cautious, controller.clip_factor) == (0.5, 1.5)
+    assert accounting("dpis-released:0.6:2:0.5") != accounting("dpis:0.6")
 
 
 def test_tempered_sigmoids_take_the_place_of_tanh():

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dpfy.models import scattering_features
-from experiments.networks import Folded, Modulus, first_filters, wave_cnn
+from experiments.networks import Modulus, first_filters, wave_cnn
 
 SHAPES = [(1, 28, 28), (3, 32, 32)]
 
@@ -43,18 +42,3 @@ def test_the_modulus_is_smooth_where_nothing_is() -> None:
     x = torch.zeros(1, 2, 1, 1, requires_grad=True)
     Modulus()(x).sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
-
-
-def test_folding_makes_an_image_and_its_mirror_nearly_alike() -> None:
-    """Angles that were not turned, or turned the wrong way, would leave both as different as they are."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.nn.functional.interpolate(torch.rand(4, 3, 8, 8, generator=generator), 32, mode="bilinear")
-    left, right = (scattering_features(each) for each in (images, images.flip(3)))
-
-    def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-        a, b = (each / each.square().mean((0, 2, 3), keepdim=True).sqrt() for each in (a, b))  # all paths count
-        return float((a - b).norm() / a.norm())
-
-    assert distance(Folded()(left), Folded()(right)) < 0.5 * distance(left, right)
-    wrong = (left + left.flip(3)) / 2, (right + right.flip(3)) / 2
-    assert distance(Folded()(left), Folded()(right)) < 0.8 * distance(*wrong)  # angles as they are

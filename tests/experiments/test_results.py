@@ -13,6 +13,8 @@ from dpfy.training.checkpoint import FILE as CHECKPOINT
 from experiments import plots, table
 from experiments.cell import Cell
 from experiments.configs import CELLS
+from experiments.features import FEATURES
+from experiments.methods import accounting
 from experiments.results import Place
 from experiments.training import LEDGER, Outcome
 
@@ -163,7 +165,7 @@ def test_every_published_result_has_the_published_form(name: str, entry: dict[st
     config = entry["config"]
     assert (entry["experiment"], config["epsilon"]) in {(cell.experiment, cell.epsilon) for cell in CELLS}
     assert entry["data"] in ("mnist", "fashion-mnist", "cifar-10", "imdb", "adult", "digits")
-    assert entry["features"] in ("raw", "scattering") and entry["accounting"] == "pld"
+    assert entry["features"] in FEATURES and entry["accounting"] == accounting(entry["config"]["method"])
     assert isinstance(entry["method"], str) and 0 < entry["delta"] < 1e-4 and entry["seconds"] > 0
     assert 0 < entry["epsilon"] <= config["epsilon"] and config["records"] is None
     assert len(entry["accuracy"]) == len(set(config["seeds"])) > 0

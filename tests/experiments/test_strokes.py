@@ -1,8 +1,8 @@
-"""Strokes come from a program alone, and whitening by them is a fixed function of one record."""
+"""Strokes come from a program alone; pictures are set upright one by one."""
 
 import torch
 
-from experiments.strokes import Whitened, strokes
+from experiments.strokes import strokes, upright
 
 
 def test_strokes_are_a_constant_with_ink_in_the_middle() -> None:
@@ -13,23 +13,21 @@ def test_strokes_are_a_constant_with_ink_in_the_middle() -> None:
     assert pictures[..., 0].max() == 0 and pictures[..., 12:16, 12:16].mean() > pictures[..., :4, :].mean() + 0.1
 
 
-def test_channels_are_made_equally_strong() -> None:
-    generator = torch.Generator().manual_seed(0)
-    mixing = torch.tensor([[3.0, 0.0, 0.0], [2.9, 0.3, 0.0], [2.9, 0.0, 0.3]])
-    examples = torch.einsum("dc,ncyx->ndyx", mixing, torch.randn(2000, 3, 4, 4, generator=generator))
-
-    def spread(x: torch.Tensor) -> float:
-        rows = x.transpose(0, 1).flatten(1)
-        values = torch.linalg.eigvalsh(rows @ rows.T)
-        return float(values[-1] / values[0])
-
-    assert spread(examples) > 800 and spread(Whitened(examples)(examples)) < 20  # what shrinkage leaves
+def bar(lean: float, column: float) -> torch.Tensor:
+    """A bar from top to bottom, at a column in its middle row, which leans by so many columns in each row."""
+    place = torch.arange(28.0)
+    middle = column + lean * (place - 13.5)
+    return (2.0 - (place[None, :] - middle[:, None]).abs()).clamp(0, 1).view(1, 1, 28, 28)
 
 
-def test_a_record_is_whitened_by_itself() -> None:
-    examples = torch.rand(100, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    whitened, others = Whitened(examples), torch.rand(7, 3, 2, 2, generator=torch.Generator().manual_seed(1))
-    together = whitened(others)
-    assert torch.allclose(together[3:4], whitened(others[3:4]), atol=1e-6)
-    assert torch.allclose(together.flatten(1).norm(dim=1), torch.ones(7))
-    assert torch.allclose(whitened(5 * others), together, atol=1e-5)  # of what is in a picture, not of its contrast
+def test_pictures_are_centred_and_do_not_lean() -> None:
+    """A shear the other way, or none, would leave the bars as different as they are."""
+    straight, leaning = bar(0.0, 13.5), bar(0.3, 16.0)
+    assert (upright(leaning) - straight)[..., 4:24, :].abs().max() < 0.3 < (leaning - straight).abs().max()
+    assert torch.allclose(upright(straight), straight, atol=1e-4)
+
+
+def test_a_picture_is_set_upright_by_itself_and_a_blank_one_stays() -> None:
+    pictures = strokes(5)
+    assert torch.allclose(upright(pictures)[3:4], upright(pictures[3:4]), atol=1e-5)
+    assert upright(torch.zeros(1, 1, 28, 28)).eq(0).all()
