@@ -5,13 +5,14 @@ Proof: docs/proofs/dpis.md.
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum
 from dpfy.mechanisms.query import ClippedSum, Query
 
-MARGIN = 2.0**-3
+MARGIN = 2.0**-5
 """How far every coin of a record stays below 1, so that a last bit of its norm hardly moves it."""
 COMPANIONS = 96
 """The most records that share their arithmetic with another one when norms are learned."""
@@ -28,7 +29,8 @@ MOVED = 2.0**-19
 LEAST_NOISE = 0.5
 """Over the norm of contributions: less is not chosen from outputs, and hides last bits of 10⁸ parameters."""
 
-_COIN = (MOVED * (1 - MARGIN) / MARGIN) ** 2 * 2 * math.pi  # μ² of a proposal or an acceptance: docs/proofs/dpis.md
+_BELL = NormalDist()
+_COIN = (MOVED * (1 - MARGIN) / _BELL.pdf(_BELL.inv_cdf(1 - MARGIN))) ** 2  # μ² of one that moves: docs/proofs/dpis.md
 _FEWEST, _PER_NOISE = 64, 40.0  # companions in a step: more are quicker, and cost more noise
 
 
@@ -52,7 +54,9 @@ def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
     companions = companions_for(noise_multiplier)
-    bits = math.sqrt(0.99 * JITTER**2 - (2 * COMPANIONS + companions) * _COIN)  # what coins leave for the sum
+    twice = min(COMPANIONS, companions)  # may be companions on both occasions: theirs move twice as far
+    coins = (2 * COMPANIONS + companions + 2 * twice) * _COIN
+    bits = math.sqrt(0.99 * JITTER**2 - coins)  # what they leave for the sum
     part = (MOVED * companions + rounding) / (noise_multiplier * bits)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "

@@ -13,11 +13,13 @@ from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
 from dpfy.ledger.wrapping import Composed, Parallel
 from dpfy.mechanisms.importance import (
+    _COIN,
     COMPANIONS,
     JITTER,
     LARGEST_RATE,
     MARGIN,
     MOST_COMPANIONS,
+    MOVED,
     companions_for,
     room_for_bits,
 )
@@ -114,16 +116,39 @@ def test_norms_are_learned_once_an_epoch():
 
 
 def test_the_jitter_pays_for_all_coins_and_bits():
-    """Of the companions in a step, and of those when norms were learned: their proposals and their acceptances."""
-    coin = stats.norm.ppf(0.5 + 2.0**-19 * (1 - MARGIN) / MARGIN)
+    """Of the companions in a step, and of those when norms were learned: their proposals and their acceptances, which
+    move twice as far for who is both. Coins that are likelier are moved more, in standard deviations."""
+    likely = np.linspace(0.01, 1 - MARGIN, 500)
+    once, twice = ((stats.norm.ppf(likely) - stats.norm.ppf(likely / (1 + 2.0**-19) ** k)).max() for k in (1, 2))
     for noise in (0.5, 1.0, 2.0, 2.5, 4.0, 20.0):
         part, companions = math.sqrt(1 - room_for_bits(noise) ** -2), companions_for(noise)
         bits = companions * 2.0**-19 / (noise * part)
         assert 64 <= companions <= MOST_COMPANIONS == 192 == 2 * COMPANIONS
-        assert (2 * COMPANIONS + companions) * coin**2 + bits**2 <= JITTER**2
+        for both in (0, 10, min(COMPANIONS, companions)):
+            coins = (2 * COMPANIONS + companions - 2 * both) * once**2 + both * twice**2
+            assert coins + bits**2 <= JITTER**2
         assert companions == 64 or room_for_bits(noise) < 1.006
     with pytest.raises(InvalidArgument, match="last bits"):
         room_for_bits(0.05)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.5, LARGEST_RATE])
+def test_last_bits_of_norms_move_coins_by_what_is_paid_for(rate):
+    """The coins that the sampler tosses, in standard deviations of a Gaussian that decides them; those of grown norms,
+    whose acceptance is the likeliest, and of norms at the clip bound reach it. If one could become a certainty, there
+    would be no bound."""
+    grid = np.concatenate([CLIP * np.array([1 / 16, 0.2, 0.333, 0.99, 1.0, 1.1]), NORMS])
+    learned, norms = map(np.ravel, np.meshgrid(grid, np.concatenate([grid, 3 * grid, 2.99 * grid])))
+    sampler, least = sampler_of(rate, n=len(norms)), 0.0
+    for sign, moves in itertools.product((1, -1), ((1, 0), (0, 1), (1, -1))):
+        before = map(stats.norm.ppf, probabilities(sampler, learned, norms))
+        factors = [1 + sign * move * MOVED for move in moves]
+        after = map(stats.norm.ppf, probabilities(sampler, factors[0] * learned, factors[1] * norms))
+        proposals, acceptances = (np.abs(a - b).max() for a, b in zip(before, after, strict=True))
+        assert proposals <= 1.001 * abs(moves[0]) * math.sqrt(_COIN)
+        assert acceptances <= 1.001 * sum(map(abs, moves)) * math.sqrt(_COIN)
+        least = max(least, acceptances)
+    assert least > 1.9 * math.sqrt(_COIN)
 
 
 def test_last_bits_of_a_gradient_move_what_it_adds_by_as_little():
@@ -154,20 +179,22 @@ def present(rate_proposed, accepted, coins, moved, shifts, noise, outputs):
     return np.concatenate(density)
 
 
-@pytest.mark.parametrize(("rate", "accepted", "noise", "null"), [
-    (0.4, 0.5, 0.8, 0.0), (0.8, 0.3, 1.5, 0.0), (0.05, 0.87, 0.6, 0.0), (0.4, 0.5, 0.8, 0.3)])
-def test_no_test_tells_one_record_apart_better_than_the_event_allows(rate, accepted, noise, null):
+@pytest.mark.parametrize(("rate", "accepted", "noise", "null", "learned"), [
+    (0.4, 0.5, 0.8, 0.0, 1.0), (0.8, 0.3, 1.5, 0.0, 1.0), (0.05, 0.87, 0.6, 0.0, 1.0), (0.4, 0.5, 0.8, 0.3, 1.0),
+    (0.4, 0.5, 0.8, 0.0, 1.08), (0.4, 0.5, 0.8, 0.3, 0.93)])
+def test_no_test_tells_one_record_apart_better_than_the_event_allows(rate, accepted, noise, null, learned):
     """Two companions whose coins and contributions move when the record is proposed, by far more than is allowed for:
     one and two steps, both directions, by quadrature. Without the Gaussian of the jitter it would fail. Where a record
-    is set to zero, a null one is proposed instead, and moves companions on its own."""
+    is set to zero, a null one is proposed instead, and moves companions on its own; and where norms were ``learned``
+    without it, coins differ as well."""
     outputs = np.linspace(-8 * noise, 3 + 8 * noise, 301)
-    coins, moved, bend, part = (0.3, 0.6), (0.36, 0.52), 0.04, 0.3
+    coins, moved, by_null, bend, part = np.array([0.3, 0.9]), np.array([0.36, 0.84]), np.array([0.34, 0.86]), 0.04, 0.3
     one = present(rate, accepted, coins, moved, bend, noise, outputs)
-    none = present(null, 0.0, coins, (0.34, 0.54), bend / 2, noise, outputs)
+    none = present(null, 0.0, learned * coins, learned * by_null, bend / 2, noise, outputs)
     one, none = one / one.sum(), none / none.sum()
-    h = max(abs(a - b) / (2 * min(a, 1 - a)) for a, b in zip(coins, moved, strict=True))
-    bits = 2 * bend / (noise * part)
-    event = Sampled(Importance(rate * accepted, math.hypot(math.sqrt(2) * stats.norm.ppf(0.5 + h), bits)),
+    contexts = itertools.product((coins, moved), (coins, by_null) if null else (coins,))
+    told = max(np.linalg.norm(stats.norm.ppf(a) - stats.norm.ppf(learned * b)) for a, b in contexts)
+    event = Sampled(Importance(rate * accepted, math.hypot(told, 2 * bend / (noise * part))),
                     (SumQuery(1.0, noise * math.sqrt(1 - part**2)),))
     plain = Sampled(Poisson(rate * accepted), (SumQuery(1.0, noise),))
     exceeded = False
