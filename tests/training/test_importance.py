@@ -18,7 +18,7 @@ from dpfy.errors import BudgetExhausted, InvalidArgument
 from dpfy.ledger import Header
 from dpfy.ledger.events import Importance, Poisson
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance import COMPANIONS, MOVED
+from dpfy.mechanisms.importance import MOST_COMPANIONS, MOVED
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.training.blocks import Blocks
@@ -259,7 +259,7 @@ def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path
     assert set(sizes) == {3}
 
 
-@pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 120), (9.0, 192)])
+@pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 132), (9.0, 192)])
 def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch, noise, companions):
     """Noise of 2.5 times as much over contributions of 0.4 clip bounds; what is paid for is what is computed with."""
     sizes, planned, paid = [], Blocks.planned, []
@@ -268,7 +268,7 @@ def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch,
     monkeypatch.setattr("dpfy.training.run.with_room_for_bits",
                         lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
     run.release(loss_of(run.model), next(iter(run)))
-    assert sizes == [companions, companions, 96] and paid == [companions]  # the step, its price, and norms
+    assert sizes == [companions, companions, 192] and paid == [companions]  # the step, its price, and norms
 
 
 def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):
@@ -288,7 +288,7 @@ def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):
     data = TensorDataset(torch.full((800, WIDTH), 100.0), torch.arange(800) % 2)
     run = bound_run(tmp_path, data, records=400, batch_size=25, ratio=0.1, slack=1.0, noise_multiplier=0.1)
     run.release(loss_of(run.model), next(iter(run)))
-    assert sum(norms) == 800 and max(norms) <= COMPANIONS
+    assert sum(norms) == 800 and max(norms) <= MOST_COMPANIONS
     assert sum(steps) > 4 * paid[0] and max(steps) <= paid[0] == paid[-1] <= 64
 
 
@@ -310,11 +310,11 @@ def test_one_record_moves_a_sum_of_norms_by_one_clip_bound(norms, added, clip, f
     floor = 1 / 16 if floored else 0.0
     before = np.array(norms, dtype=np.float64)
     after, generator = before.copy(), np.random.default_rng(key)
-    for index in generator.permutation(len(norms))[:COMPANIONS]:
+    for index in generator.permutation(len(norms))[:MOST_COMPANIONS]:
         if math.isfinite(before[index]):
             after[index] += generator.choice([-1, 1]) * MOVED * max(before[index], clip / 16)
     added_sum = norm_sum(np.append(after, added), clip, floor, most=1e6) - norm_sum(before, clip, floor, most=1e6)
-    companions = min(COMPANIONS, len(norms)) * (MOVED + 2.0**-24)
+    companions = min(MOST_COMPANIONS, len(norms)) * (MOVED + 2.0**-24)
     assert floor - companions <= added_sum <= 1 + companions
 
 
@@ -324,7 +324,7 @@ def test_the_noise_of_a_sum_is_for_a_record_and_all_of_its_companions():
             return values.add_(stddev)
 
     assert noised(0.0, 40.0, Unit()) / 40 >= 1
-    assert noised(0.0, 40.0, Unit(), COMPANIONS) / 40 >= 1 + COMPANIONS * (MOVED + 2.0**-24)
+    assert noised(0.0, 40.0, Unit(), MOST_COMPANIONS) / 40 >= 1 + MOST_COMPANIONS * (MOVED + 2.0**-24)
 
 
 @pytest.mark.parametrize(("settings", "sums"), [({}, 1), ({"clip_factor": 0.8}, 2)])
@@ -345,7 +345,7 @@ def test_every_released_sum_of_norms_is_noised_for_companions_too(tmp_path, monk
 def test_sums_of_norms_have_the_noise_of_their_event():
     """χ² of 600 draws at 1e-7, and the 2/3 and 3/2 of it that are noticed."""
     noise, stddev, draws = LatticeGaussian(SecureStream(insecure_test_key=2)), 30.0, 600
-    found = sum((noised(17.0, stddev, noise, COMPANIONS) - 17.0) ** 2 for _ in range(draws)) / stddev**2
+    found = sum((noised(17.0, stddev, noise, MOST_COMPANIONS) - 17.0) ** 2 for _ in range(draws)) / stddev**2
     low, high = stats.chi2.ppf([5e-8, 1 - 5e-8], draws)
     assert low < found < high
     assert not low < found * (2 / 3) ** 2 < high and not low < found * (3 / 2) ** 2 < high

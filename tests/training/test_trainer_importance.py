@@ -118,7 +118,7 @@ def test_settings_that_do_not_go_together_are_refused_with_the_reason(settings, 
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"relation": "replace_one"}, "replace each other"), ({"ratio": 0.13}, "ratios of at least"),
+    ({"relation": "replace_one"}, "replace each other"), ({"ratio": 0.15}, "ratios of at least"),
     ({"slack": 0.5}, "slack of at least 1"), ({"floor": 0.01}, "floor in")], ids=str)
 def test_what_only_the_data_set_decides_is_refused_by_the_plan(settings, words):
     with pytest.raises(dpfy.InvalidArgument, match=words):

@@ -12,33 +12,31 @@ from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum
 from dpfy.mechanisms.query import ClippedSum, Query
 
-MARGIN = 2.0**-5
-"""How far every coin of a record stays below 1, so that a last bit of its norm hardly moves it."""
-COMPANIONS = 96
-"""The most records that share their arithmetic with another one when norms are learned."""
+MARGIN = 1 / 24
+"""How far acceptance stays below a certainty, so that last bits of a norm hardly move it; it costs proposals."""
+LIKELIEST_PROPOSAL = 0.8
+"""What no proposal is likelier than, for the same reason; it costs rates that are nearly 1."""
 MOST_COMPANIONS = 192
-"""The most that do so in a step, where noise hides their last bits; see :func:`companions_for`."""
+"""The most records that share their arithmetic with another one when norms are learned, and in any step."""
 LEAST_FLOOR = 2.0**-4
 """Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
 JITTER = 2.0**-10
 """What the coins and last bits of all companions may tell in a step, as the μ of one Gaussian sum."""
-LARGEST_RATE = (1 - MARGIN) ** 2
-"""Of acceptance: above it some coin would have to be a certainty."""
+LARGEST_RATE = LIKELIEST_PROPOSAL * (1 - MARGIN)
+"""Of records that take part: above it some coin would have to be likelier."""
 MOVED = 2.0**-19
 """By how much, relative to its norm or the floor, one record more moves another one's gradient."""
 LEAST_NOISE = 0.5
 """Over the norm of contributions: less is not chosen from outputs, and hides last bits of 10⁸ parameters."""
 
-_BELL = NormalDist()
-_COIN = (MOVED * (1 - MARGIN) / _BELL.pdf(_BELL.inv_cdf(1 - MARGIN))) ** 2  # μ² of one that moves: docs/proofs/dpis.md
-_FEWEST, _PER_NOISE = 64, 40.0  # companions in a step: more are quicker, and cost more noise
+_FEWEST, _PER_NOISE = 64, 44.0  # companions in a step: more are quicker, and cost more noise
 
 
 def companions_for(noise_multiplier: float) -> int:
     """Return how many records may share their arithmetic in a step, given its noise over the norm of contributions.
 
     >>> [companions_for(noise) for noise in (1.0, 3.0, 10.0)]
-    [64, 120, 192]
+    [64, 132, 192]
     """
     return int(min(max(_FEWEST, _PER_NOISE * noise_multiplier), MOST_COMPANIONS))
 
@@ -54,14 +52,24 @@ def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
     companions = companions_for(noise_multiplier)
-    twice = min(COMPANIONS, companions)  # may be companions on both occasions: theirs move twice as far
-    coins = (2 * COMPANIONS + companions + 2 * twice) * _COIN
-    bits = math.sqrt(0.99 * JITTER**2 - coins)  # what they leave for the sum
+    bits = math.sqrt(0.99 * JITTER**2 - _told_by_coins(companions))  # what they leave for the sum
     part = (MOVED * companions + rounding) / (noise_multiplier * bits)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")
     return 1 / math.sqrt(1 - part**2)
+
+
+def _told_by_coins(companions: int) -> float:
+    """The μ² of proposals and acceptances that move, of companions in the step and of those when norms were learned."""
+    accepted = MOST_COMPANIONS + 3 * companions  # whose coin may move on both occasions: twice as far counts four times
+    return MOVED**2 * (MOST_COMPANIONS * _steepness(LIKELIEST_PROPOSAL) ** 2 + accepted * _steepness(1 - MARGIN) ** 2)
+
+
+def _steepness(likeliest: float) -> float:
+    """How many standard deviations a Gaussian that decides a coin is moved by, over the coin's relative change."""
+    bell = NormalDist()
+    return likeliest / bell.pdf(bell.inv_cdf(likeliest))
 
 
 def followed(batch_size: float, norms: float, size: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance import COMPANIONS, MARGIN, companions_for, room_for_bits
+from dpfy.mechanisms.importance import MARGIN, MOST_COMPANIONS, companions_for, room_for_bits
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.plan import Plan
@@ -87,7 +87,7 @@ def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipp
     """Return the norms of all records, zero of those that have none; records draw blocks as those of a step do."""
     norms = torch.zeros(len(records), dtype=torch.float64)
     indices, lots = torch.arange(len(records)), _lots(stream, len(records))
-    blocks = Blocks.planned(population, min(largest or COMPANIONS, COMPANIONS))
+    blocks = Blocks.planned(population, min(largest or MOST_COMPANIONS, MOST_COMPANIONS))
     measuring = replace(clipping, weigh=torch.zeros_like)
     places = blocks.of(lots)
     order = places.argsort(stable=True)

@@ -16,7 +16,7 @@ from dpfy.ledger.events import Event
 from dpfy.mechanisms.controllers import Draw, NormSum
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance import COMPANIONS, MOVED, followed
+from dpfy.mechanisms.importance import MOST_COMPANIONS, MOVED, followed
 from dpfy.mechanisms.noise import Noise
 from dpfy.plan import Plan
 from dpfy.training.engines.base import LossFn
@@ -76,7 +76,7 @@ def release_norms(run: "Run", loss_fn: LossFn, step: int) -> None:
 
     def released(clip: float, floor: float) -> float:
         total = norm_sum(norms, clip, floor, _MOST * declared)
-        return noised(total, controller.stddev, run._noise, COMPANIONS)
+        return noised(total, controller.stddev, run._noise, MOST_COMPANIONS)
 
     if controller.clip_factor is not None:
         planned = run.plan.clip

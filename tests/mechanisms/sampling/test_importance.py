@@ -13,10 +13,9 @@ from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
 from dpfy.ledger.wrapping import Composed, Parallel
 from dpfy.mechanisms.importance import (
-    _COIN,
-    COMPANIONS,
     JITTER,
     LARGEST_RATE,
+    LIKELIEST_PROPOSAL,
     MARGIN,
     MOST_COMPANIONS,
     MOVED,
@@ -54,8 +53,8 @@ def test_the_guess_cancels_from_inclusion_also_where_coins_saturate(rate):
     rate = sampler.policy.at(1).rate
     assert np.allclose(proposed * accepted, rate * counted, rtol=1e-9, atol=0)
     assert (proposed * accepted <= rate).all()
-    assert max(proposed.max(), accepted.max()) <= 1 - MARGIN
-    assert rate < LARGEST_RATE or (proposed == 1 - MARGIN).any()  # saturation was among the cases
+    assert proposed.max() <= LIKELIEST_PROPOSAL and accepted.max() <= 1 - MARGIN
+    assert rate < LARGEST_RATE or (proposed == LIKELIEST_PROPOSAL).any()  # saturation was among the cases
 
 
 def test_nobody_is_proposed_in_vain():
@@ -115,18 +114,23 @@ def test_norms_are_learned_once_an_epoch():
         sampler.draw(7, 11)
 
 
+def moved_by(likeliest, occasions=1):
+    """How far, in standard deviations, last bits move a Gaussian that decides a coin: tried for all probabilities."""
+    p = np.linspace(0.01, likeliest, 500)
+    return (stats.norm.ppf(p) - stats.norm.ppf(p / (1 + MOVED) ** occasions)).max()
+
+
 def test_the_jitter_pays_for_all_coins_and_bits():
     """Of the companions in a step, and of those when norms were learned: their proposals and their acceptances, which
-    move twice as far for who is both. Coins that are likelier are moved more, in standard deviations."""
-    likely = np.linspace(0.01, 1 - MARGIN, 500)
-    once, twice = ((stats.norm.ppf(likely) - stats.norm.ppf(likely / (1 + 2.0**-19) ** k)).max() for k in (1, 2))
+    move twice as far for who is both. Coins that are likelier are moved more."""
+    proposal, once, twice = moved_by(LIKELIEST_PROPOSAL), moved_by(1 - MARGIN), moved_by(1 - MARGIN, 2)
     for noise in (0.5, 1.0, 2.0, 2.5, 4.0, 20.0):
         part, companions = math.sqrt(1 - room_for_bits(noise) ** -2), companions_for(noise)
-        bits = companions * 2.0**-19 / (noise * part)
-        assert 64 <= companions <= MOST_COMPANIONS == 192 == 2 * COMPANIONS
-        for both in (0, 10, min(COMPANIONS, companions)):
-            coins = (2 * COMPANIONS + companions - 2 * both) * once**2 + both * twice**2
-            assert coins + bits**2 <= JITTER**2
+        bits = companions * MOVED / (noise * part)
+        assert 64 <= companions <= MOST_COMPANIONS == 192
+        for both in (0, 10, companions):
+            accepted = (MOST_COMPANIONS + companions - 2 * both) * once**2 + both * twice**2
+            assert MOST_COMPANIONS * proposal**2 + accepted + bits**2 <= JITTER**2
         assert companions == 64 or room_for_bits(noise) < 1.006
     with pytest.raises(InvalidArgument, match="last bits"):
         room_for_bits(0.05)
@@ -134,21 +138,20 @@ def test_the_jitter_pays_for_all_coins_and_bits():
 
 @pytest.mark.parametrize("rate", [0.001, 0.5, LARGEST_RATE])
 def test_last_bits_of_norms_move_coins_by_what_is_paid_for(rate):
-    """The coins that the sampler tosses, in standard deviations of a Gaussian that decides them; those of grown norms,
-    whose acceptance is the likeliest, and of norms at the clip bound reach it. If one could become a certainty, there
-    would be no bound."""
+    """The coins that the sampler tosses. Those of norms that have grown, which are the likeliest to be accepted, and of
+    norms at the clip bound reach what is paid for. If a coin could become a certainty, there would be no bound."""
     grid = np.concatenate([CLIP * np.array([1 / 16, 0.2, 0.333, 0.99, 1.0, 1.1]), NORMS])
     learned, norms = map(np.ravel, np.meshgrid(grid, np.concatenate([grid, 3 * grid, 2.99 * grid])))
-    sampler, least = sampler_of(rate, n=len(norms)), 0.0
+    sampler, most = sampler_of(rate, n=len(norms)), 0.0
     for sign, moves in itertools.product((1, -1), ((1, 0), (0, 1), (1, -1))):
         before = map(stats.norm.ppf, probabilities(sampler, learned, norms))
         factors = [1 + sign * move * MOVED for move in moves]
         after = map(stats.norm.ppf, probabilities(sampler, factors[0] * learned, factors[1] * norms))
         proposals, acceptances = (np.abs(a - b).max() for a, b in zip(before, after, strict=True))
-        assert proposals <= 1.001 * abs(moves[0]) * math.sqrt(_COIN)
-        assert acceptances <= 1.001 * sum(map(abs, moves)) * math.sqrt(_COIN)
-        least = max(least, acceptances)
-    assert least > 1.9 * math.sqrt(_COIN)
+        assert proposals <= 1.001 * abs(moves[0]) * moved_by(LIKELIEST_PROPOSAL)
+        assert acceptances <= 1.001 * moved_by(1 - MARGIN, sum(map(abs, moves)))
+        most = max(most, acceptances)
+    assert most > 1.9 * moved_by(1 - MARGIN)
 
 
 def test_last_bits_of_a_gradient_move_what_it_adds_by_as_little():

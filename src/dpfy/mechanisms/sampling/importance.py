@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.controllers import Draw
-from dpfy.mechanisms.importance import MARGIN
+from dpfy.mechanisms.importance import LIKELIEST_PROPOSAL, MARGIN
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 
 _BELOW = 1 - 2.0**-40  # more than the roundings of a probability
@@ -88,7 +88,7 @@ class ImportanceSampler:
 
     def _proposed(self, step: int, guesses: Array) -> Array:
         """The probability of a proposal; a guess above the clip bound counts as that, as norms do for acceptance."""
-        return np.minimum(self._largest(step) * np.minimum(guesses, 1.0) / (1 - MARGIN), 1 - MARGIN)
+        return np.minimum(self._largest(step) * np.minimum(guesses, 1.0) / (1 - MARGIN), LIKELIEST_PROPOSAL)
 
     def _accepted(self, step: int, guesses: Array, shares: Array) -> Array:
         """The probability of acceptance once proposed: never above 1 − MARGIN, whatever saturates."""
