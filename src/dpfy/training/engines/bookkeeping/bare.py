@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dpfy.training.engines.base import Unsupported
+from dpfy.training.engines.bookkeeping.contributions import Outer
 from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.rules.linear import _Linear, recorded_linear
 from dpfy.training.engines.bookkeeping.rules.opaque import Layouts, per_record
@@ -138,7 +139,7 @@ class RecordedUses(BareUses):
 
         def record(gradient: torch.Tensor) -> None:
             rows = layout.sequences(inputs.detach(), tape.records)
-            tape.outer(weight, layout.sequences(gradient, tape.records), rows)
+            tape.outer(weight, Outer(layout.sequences(gradient, tape.records), rows))
 
         layout.items(inputs, tape.records)
         return _Linear.apply(tape.anchor, inputs, weight.t(), None, record)

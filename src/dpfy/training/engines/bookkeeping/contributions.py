@@ -46,6 +46,10 @@ class Contribution(ABC):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add Σ weight·gradient to the float64 ``total``."""
 
+    def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
+        """Return what ``add_sum`` would add if it is one tensor in the gradients' precision, and None otherwise."""
+        return None
+
     @abstractmethod
     def instantiate(self) -> "Kept":
         """Return the same gradients, written out record by record."""
@@ -151,6 +155,13 @@ class Kept(Contribution):
             some = slice(start, start + _ROWS)
             _add(total, self.shaped(torch.matmul(weights[some], gradients[:, some])))
 
+    def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
+        """Return the sum if there is one product."""
+        if len(weights) > _ROWS:
+            return None
+        gradients = _in_working_precision(self.gradients)
+        return self.shaped(torch.matmul(_rounded(weights, gradients.dtype), gradients))
+
     def instantiate(self) -> "Kept":
         """Return itself."""
         return self
@@ -181,8 +192,13 @@ class Outer(Contribution):
     def norms(self) -> Norms:
         """Return exact products for one time step, and Gram matrices for more."""
         if self.inputs.shape[1] == 1:
-            return Norms(squared_norms(self.inputs) * squared_norms(self.outputs))
+            return Norms(squared_norms(self.inputs) * self.output_norms)
         return self.certified(self.gram(), self.magnitude())
+
+    @cached_property
+    def output_norms(self) -> torch.Tensor:
+        """Upper bounds of the squared norms of output gradients, which are those of a bias for one time step."""
+        return squared_norms(self.outputs)
 
     def gram(self) -> torch.Tensor:
         """Return the squared norms as float64 gives them."""
@@ -205,10 +221,21 @@ class Outer(Contribution):
         if self.inputs.shape[1] != 1:
             self.add_sum_in_float64(weights, total)
             return
+        for summed in self._products(weights):
+            _add(total, summed)
+
+    def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
+        """Return the sum if no more products are added up than in the gradients' own precision."""
+        if self.inputs.shape[1] != 1 or len(weights) > _ROWS * _PRODUCTS:
+            return None
+        return next(self._products(weights))
+
+    def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the sums over as many records as are added up in the gradients' own precision; for one time step."""
         outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
         weights = _rounded(weights, outputs.dtype)
         for part in zip(*(each.split(_ROWS * _PRODUCTS) for each in (weights, outputs, inputs)), strict=True):
-            _add(total, _product(*part))
+            yield _product(*part)
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products over many records and time steps, whose rounding is far below the norm even if terms cancel."""
@@ -234,6 +261,21 @@ class Outer(Contribution):
 
 
 @dataclass(frozen=True)
+class Shift(Kept):
+    """The gradients of a bias where they are a factor of those of its weight: they are measured once for both."""
+
+    outer: Outer
+
+    def norms(self) -> Norms:
+        """Return the norms that the weight needs as well."""
+        return Norms(self.outer.output_norms)
+
+    def folded(self, rows: int) -> Kept:
+        """Add the vectors of a unit up; the sums are measured by themselves."""
+        return Kept(self.gradients, self.shaped).folded(rows)
+
+
+@dataclass(frozen=True)
 class InBlocks(Outer):
     """As :class:`Outer`, but written out for a few records at a time: once for the norms, and again for the sum."""
 
@@ -247,6 +289,10 @@ class InBlocks(Outer):
         """Write the gradients out again, a few records at a time, and add them."""
         for block, weight in zip(self._blocks(), weights.split(self.records_at_once), strict=True):
             block.add_sum(weight, total)
+
+    def summed(self, weights: torch.Tensor) -> None:
+        """Return nothing: there is a product for every few records."""
+        return
 
     def _blocks(self) -> Iterator[Kept]:
         for inputs, outputs in zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once),

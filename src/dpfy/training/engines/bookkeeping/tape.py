@@ -56,9 +56,8 @@ class Tape:
         """Add to the gradients of a parameter, or of some of its rows."""
         self._add(parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows)
 
-    def outer(self, parameter: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, rows: Span = None) -> None:
-        """Add Σ_t outputs_t ⊗ inputs_t for [records, time, features], in the form that is cheapest for a unit."""
-        outer = Outer(inputs, outputs)
+    def outer(self, parameter: torch.Tensor, outer: Outer, rows: Span = None) -> None:
+        """Add an outer product in the form that is cheapest for a unit."""
         self._add(parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows)
 
     def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpfy.training.engines.bookkeeping.contributions import Kept
+from dpfy.training.engines.bookkeeping.contributions import Kept, Outer, Shift
 from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.tape import Span, Tape, region
 
@@ -19,10 +19,13 @@ def recorded_linear(tape: Tape, layout: Layout, inputs: torch.Tensor, weight: to
     """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters if given."""
     def record(gradient: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, tape.records)
+        shift = Kept.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
         if tape.trains(weight):
-            tape.outer(weight, layout.sequences(inputs.detach(), tape.records), outputs, weight_rows)
+            outer = Outer(layout.sequences(inputs.detach(), tape.records), outputs)
+            tape.outer(weight, outer, weight_rows)
+            shift = Shift(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
         if tape.trains(bias):
-            tape.add(bias, Kept.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1)), bias_rows)
+            tape.add(bias, shift, bias_rows)
 
     layout.items(inputs, tape.records)
     shift = None if bias is None else region(bias, bias_rows)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from dpfy.training.engines.base import Unsupported
-from dpfy.training.engines.bookkeeping.contributions import Kept
+from dpfy.training.engines.bookkeeping.contributions import Kept, Outer
 from dpfy.training.engines.bookkeeping.layout import Layout
 from dpfy.training.engines.bookkeeping.rules.sequences import Even, Packed, Rows
 from dpfy.training.engines.bookkeeping.tape import Tape
@@ -108,7 +108,7 @@ def _recorder(tape: Tape, layout: Layout, weights: _Weights, inputs: torch.Tenso
                                             (weights.hidden, weights.hidden_bias, inner, before)):
             rows = layout.sequences(found, tape.records)
             if tape.trains(weight):
-                tape.outer(weight, layout.sequences(factor, tape.records), rows)
+                tape.outer(weight, Outer(layout.sequences(factor, tape.records), rows))
             if bias is not None and tape.trains(bias):
                 tape.add(bias, Kept.of(rows.sum(1)))
 
