@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.accounting import RenyiFilter, odometer
+from dpfy.auditing.mutants import releasing
 from dpfy.errors import BudgetExhausted, InvalidArgument
 from dpfy.ledger import Header
 from dpfy.ledger.events import Importance, Poisson
@@ -102,7 +103,7 @@ def refuse_odd_chunks(monkeypatch):
                                              ("loop", False)])
 def test_the_sum_is_that_of_accepted_records_each_at_the_bound(tmp_path, monkeypatch, engine, odd):
     """A coin or a guess of the wrong record, in a chunk that is taken apart, given up or not, would move the sum."""
-    monkeypatch.setattr(GaussianSum, "release", lambda self, total, noise: total)
+    monkeypatch.setattr(*releasing(lambda self, total, noise: total))
     refused = refuse_odd_chunks(monkeypatch) if odd else [1] * 4
     data = Records()
     run = bound_run(tmp_path, data, engine)

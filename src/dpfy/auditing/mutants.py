@@ -5,7 +5,7 @@ Each is a change of a line or two inside of what runs, undone when its block end
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,8 @@ from dpfy.training.pieces import Pieces
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
-_release, _weigh, _draw, _reserve = GaussianSum.release, ClipEach.__call__, PoissonSampler.draw, Ledger.reserve
+_release, _factors = GaussianSum.release, Pieces.factors
+_weigh, _draw, _reserve = ClipEach.__call__, PoissonSampler.draw, Ledger.reserve
 
 
 @contextmanager
@@ -37,21 +38,41 @@ def _replaced(*changes: tuple[type, str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def releasing(release: Callable[[GaussianSum, torch.Tensor, Any], object]) -> tuple[type, str, Any]:
+    """Return the change by which the sums of a step are released as one vector, in place, by another function."""
+    def release_pieces(self: GaussianSum, sums: Sequence[torch.Tensor], factors: Sequence[float],
+                       outs: Sequence[torch.Tensor], noise: Any) -> None:
+        total = torch.cat([each.double().flatten() for each in sums])
+        release(self, total, noise)
+        for part, factor, out in zip(total.split([each.numel() for each in outs]), factors, outs, strict=True):
+            out.copy_((part * factor).view_as(out))
+
+    return GaussianSum, "release_pieces", release_pieces
+
+
+def _counting(counted: list[int]) -> tuple[tuple[type, str, Any], ...]:
+    """Return the changes by which the size of every sample becomes known."""
+    def complete(self: Pieces, vector: torch.Tensor, records: int, divisor: float) -> None:
+        counted.append(records)
+
+    return (Pieces, "completes", property(lambda self: True)), (Pieces, "complete", complete)
+
+
 def _half_noise() -> AbstractContextManager[None]:
     return _replaced((GaussianSum, "stddev", property(lambda self: self.noise_multiplier * self.sensitivity / 2)))
 
 
 def _noise_without_the_clip() -> AbstractContextManager[None]:
     """Noise for records of norm 1, whatever the bound is."""
-    def released(self: Pieces, vector: torch.Tensor, divisor: float) -> Any:
-        found = original(self, vector, divisor)
-        return {name: value.mul_(1 / clip) for name, value in found[0].items()}, found[1]
+    def factors(self: Pieces, divisor: float) -> list[float]:
+        found, gradients = _factors(self, divisor), len(self.parameters)
+        return [factor / clip for factor in found[:gradients]] + found[gradients:]
 
     def unclipped(self: ClipEach, squared_norms: torch.Tensor) -> torch.Tensor:
         return _weigh(self, squared_norms) * clip
 
-    clip, original = 2.0, Pieces.released
-    return _replaced((Pieces, "released", released), (ClipEach, "__call__", unclipped))
+    clip = 2.0
+    return _replaced((Pieces, "factors", factors), (ClipEach, "__call__", unclipped))
 
 
 def _clip_after_average() -> AbstractContextManager[None]:
@@ -62,7 +83,7 @@ def _clip_after_average() -> AbstractContextManager[None]:
     def unclipped(self: ClipEach, squared_norms: torch.Tensor) -> torch.Tensor:
         return squared_norms.isfinite().to(squared_norms.dtype)
 
-    return _replaced((GaussianSum, "release", release), (ClipEach, "__call__", unclipped))
+    return _replaced(releasing(release), (ClipEach, "__call__", unclipped))
 
 
 def _silent_when_empty() -> AbstractContextManager[None]:
@@ -71,23 +92,13 @@ def _silent_when_empty() -> AbstractContextManager[None]:
     def release(self: GaussianSum, total: torch.Tensor, noise: Any) -> torch.Tensor:
         return _release(self, total, noise) if counted[-1] else total
 
-    def complete(self: Pieces, vector: torch.Tensor, records: int, divisor: float) -> None:
-        counted.append(records)
-
-    return _replaced((GaussianSum, "release", release), (Pieces, "complete", complete))
+    return _replaced(releasing(release), *_counting(counted))
 
 
 def _realised_batch_size() -> AbstractContextManager[None]:
     counted: list[int] = []
-    original = Pieces.released
-
-    def complete(self: Pieces, vector: torch.Tensor, records: int, divisor: float) -> None:
-        counted.append(records)
-
-    def released(self: Pieces, vector: torch.Tensor, divisor: float) -> Any:
-        return original(self, vector, max(1, counted[-1]))
-
-    return _replaced((Pieces, "complete", complete), (Pieces, "released", released))
+    return _replaced(*_counting(counted),
+                     (Pieces, "factors", lambda self, divisor: _factors(self, max(1, counted[-1]))))
 
 
 def _replayed_noise() -> AbstractContextManager[None]:
@@ -99,7 +110,7 @@ def _replayed_noise() -> AbstractContextManager[None]:
             drawn[key] = _release(self, torch.zeros_like(total), noise).clone()
         return total.add_(drawn[key])
 
-    return _replaced((GaussianSum, "release", release))
+    return _replaced(releasing(release))
 
 
 def _noise_missing_on_one_tensor() -> AbstractContextManager[None]:
@@ -108,7 +119,7 @@ def _noise_missing_on_one_tensor() -> AbstractContextManager[None]:
         _release(self, total, noise)[len(total) // 2:] = last
         return total
 
-    return _replaced((GaussianSum, "release", release))
+    return _replaced(releasing(release))
 
 
 def _every_group_gets_the_whole_bound() -> AbstractContextManager[None]:

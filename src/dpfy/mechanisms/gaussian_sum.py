@@ -1,6 +1,7 @@
 """The Gaussian mechanism on a clipped sum, with its arithmetic inside the guarantee."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,3 +60,8 @@ class GaussianSum:
     def release(self, total: torch.Tensor, noise: Noise) -> torch.Tensor:
         """Add fresh noise to every coordinate of the sum, in place, and return it."""
         return noise.add_noise(total, stddev=self.stddev, grid=self.grid)
+
+    def release_pieces(self, sums: Sequence[torch.Tensor], factors: Sequence[float], outs: Sequence[torch.Tensor],
+                       noise: Noise) -> None:
+        """Add fresh noise to every coordinate of a sum in pieces, and write these times public factors to ``outs``."""
+        noise.release(sums, factors, outs, stddev=self.stddev, grid=self.grid)

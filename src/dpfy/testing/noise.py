@@ -1,5 +1,6 @@
 """Conformance of noise: Gaussian of the right scale, on the lattice, independent, never from a common generator."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ def check_noise(make_noise: MakeNoise) -> None:
     _check_lattice(make_noise)
     _check_law(make_noise)
     _check_independence(make_noise)
+    _check_release(make_noise)
     _check_generators(make_noise)
 
 
@@ -88,6 +90,25 @@ def _check_independence(make_noise: MakeNoise) -> None:
     _check_uncorrelated(first, second, "two calls")
     for lag in (1, 2, 3, _COUNT // 4, _COUNT // 2):  # halves: a pair of Box and Muller's may lie that far apart
         _check_uncorrelated(first[:-lag], first[lag:], f"coordinates {lag} apart")
+
+
+def _check_release(make_noise: MakeNoise) -> None:
+    """Sums in pieces get the noise of their vector."""
+    shapes, factors = [(7,), (), (0, 3), (300, 7), (40,)], [1.0, 0.3, 2.0, -1e-3, 1e30]
+    for stddev in (0.0, 1.7):
+        grid = lattice_step(stddev or 1.0)
+        vector = torch.linspace(-5, 5, sum(math.prod(shape) for shape in shapes)).double()
+        for kind, out_kind in itertools.product((torch.float64, torch.float32), (torch.float32, torch.float64)):
+            sums = [part.view(shape).to(kind) for shape, part in
+                    zip(shapes, vector.split([math.prod(shape) for shape in shapes]), strict=True)]
+            before, outs = [each.clone() for each in sums], [torch.empty(shape, dtype=out_kind) for shape in shapes]
+            expected = make_noise(SecureStream(insecure_test_key=8)).add_noise(
+                torch.cat([each.double().flatten() for each in sums]), stddev, grid)
+            make_noise(SecureStream(insecure_test_key=8)).release(sums, factors, outs, stddev, grid)
+            for each, kept, out, factor in zip(sums, before, outs, factors, strict=True):
+                part, expected = expected[:each.numel()].view(each.shape), expected[each.numel():]
+                assert torch.equal(out, (part * factor).to(out_kind)), "a piece has other noise than the whole vector"
+                assert torch.equal(each, part if kind == torch.float64 else kept), "a sum is left as it should not be"
 
 
 def _check_uncorrelated(a: torch.Tensor, b: torch.Tensor, what: str) -> None:

@@ -90,13 +90,17 @@ class Ranks:
                                       "itself divides each sample among the ranks.")
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite the tensors with those of rank 0, bit by bit."""
+        """Overwrite the tensors with those of rank 0, bit by bit and all of a device at once."""
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors if self.size > 1 else ():
-            if not tensor.numel():
+            by_device.setdefault(tensor.device, []).append(tensor.detach())
+        for some in by_device.values():
+            packed = torch.cat([*map(_bytes, some)])
+            if not len(packed):
                 continue
-            raw = tensor.detach().contiguous()
-            _exchange(lambda part: dist.broadcast(part, 0), _bytes(raw))
-            tensor.detach().copy_(raw)
+            _exchange(lambda part: dist.broadcast(part, 0), packed)
+            for tensor, part in zip(some, packed.split([each.nbytes for each in some]), strict=True):
+                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # wider types need aligned memory
 
     def own(self, stream: SecureStream) -> SecureStream:
         """Return a stream that no other rank has, also where a test key gives all of them the same one."""

@@ -132,7 +132,7 @@ def _bits(gradient: torch.Tensor) -> int:
     if not patterns.is_cpu:
         return int(patterns.sum(dtype=torch.int64))
     numbers = patterns.numpy()  # which widens while it adds, where torch makes a wide copy first: four times as long
-    kernels = kernels_for(len(numbers)) if numbers.itemsize == 4 else IN_NUMPY
+    kernels = kernels_for(len(numbers), shared=True) if numbers.itemsize == 4 else IN_NUMPY
     return kernels.total(numbers)
 
 

@@ -10,7 +10,6 @@ from torch import nn
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import Coordinates
-from dpfy.mechanisms.noise.kernels import kernels_for
 from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic, SumNorm
 from dpfy.mechanisms.statistics import bounded_sum
 from dpfy.training.chunk import Chunk
@@ -60,8 +59,13 @@ class Pieces:
                 total += bounded_sum(statistic, records.stats, records.norms, names,
                                      self.query.unit(statistic)).to(total.device)
 
+    @property
+    def completes(self) -> bool:
+        """Whether the query wants something done with whole sums."""
+        return self.query.least_sample is not None or any(isinstance(each, SumNorm) for each in self.statistics)
+
     def complete(self, vector: torch.Tensor, records: int, divisor: float) -> None:
-        """Do what the query wants done with whole sums: divide them by the size of the sample, or take their norm."""
+        """Do it with their vector: divide the sums by the size of the sample, or take their norm."""
         gradients, statistics = self.split(vector)
         least = self.query.least_sample
         if least is not None and records > least:
@@ -82,14 +86,23 @@ class Pieces:
             return 0.0
         return 2 * _LARGEST_NORM * divisor * (sum(p.numel() for p in self.parameters.values()) + 2) * 2.0**-53
 
-    def released(self, vector: torch.Tensor, divisor: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return noised sums over the public divisor, in the user's units: gradients and statistics by name."""
-        gradients, statistics = self.split(vector)
-        units = self.clipping(grid=1.0).units
-        return {name: _scaled(part, unit / divisor, p, self.coordinates.get(name))
-                for (name, p), part, unit in zip(self.parameters.items(), gradients, units, strict=True)}, \
-            {each.name: (part * (self.query.unit(each) / divisor)).view(each.shape)
-             for each, part in zip(self.statistics, statistics, strict=True)}
+    def factors(self, divisor: float) -> list[float]:
+        """Return what every noised sum is multiplied by: its unit over the public divisor."""
+        return [unit / divisor for unit in (*self.clipping(grid=1.0).units, *map(self.query.unit, self.statistics))]
+
+    def outputs(self) -> list[torch.Tensor]:
+        """Return a place for every released piece: as parameters are, or in float64 where more is done with them."""
+        parameters, shapes = self.parameters.values(), [each.shape for each in self.statistics]
+        device = next(iter(parameters)).device
+        return [*(torch.empty(p.shape, dtype=torch.float64 if self.coordinates else p.dtype, device=p.device)
+                  for p in parameters), *(torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes)]
+
+    def named(self, outputs: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return what was released, in the user's units: gradients and statistics by name."""
+        count = len(self.parameters)
+        return {name: _outside(output, p, self.coordinates.get(name))
+                for (name, p), output in zip(self.parameters.items(), outputs, strict=False)}, \
+            {each.name: output for each, output in zip(self.statistics, outputs[count:], strict=True)}
 
     def stddevs(self, noise: float) -> dict[str, float | torch.Tensor]:
         """Return the noise of every gradient in the user's units, given that of the vector over the divisor."""
@@ -127,13 +140,8 @@ def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everythin
                               "Make the groups from this model.")
 
 
-def _scaled(part: torch.Tensor, factor: float, parameter: nn.Parameter,
-            coordinates: Coordinates | None) -> torch.Tensor:
-    """Return a released sum times a public factor as a gradient of the parameter."""
-    if coordinates is not None:
-        return (part * factor * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)
-    gradient = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
-    if part.is_cpu and gradient.is_cpu and gradient.dtype == torch.float32:  # in one walk, where torch has two
-        kernels_for(part.numel()).scale(part.view(-1).numpy(), factor, gradient.view(-1).numpy())
-        return gradient
-    return gradient.copy_(part * factor)
+def _outside(output: torch.Tensor, parameter: nn.Parameter, coordinates: Coordinates | None) -> torch.Tensor:
+    """Return a released sum as a gradient of the parameter."""
+    if coordinates is None:
+        return output
+    return (output * coordinates.scale + coordinates.offset).to(parameter.device, parameter.dtype)

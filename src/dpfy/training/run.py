@@ -38,7 +38,7 @@ from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records, visit, visit_loaded
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import ENGINES, EXACT, WRITING, Engine
-from dpfy.training.engines.base import BoundedSums, LossFn
+from dpfy.training.engines.base import LossFn
 from dpfy.training.gate import Gate, is_finite
 from dpfy.training.importance import Weighing, expected_proposals, importance_for, propose, with_room_for_bits
 from dpfy.training.losses import identity
@@ -49,6 +49,7 @@ from dpfy.training.probe import Probe, check_collation
 from dpfy.training.released import Released
 from dpfy.training.seclusion import secluded
 from dpfy.training.steering import Steering
+from dpfy.training.sums import Sums
 from dpfy.types import Interval
 
 
@@ -197,50 +198,44 @@ class Run:
         setting = self._steering.setting(step)
         event, query = self._event(step, setting), setting.query
         pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
-        known = self._engines.get(self._engine_key(loss_fn))
-        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, setting, pieces, known))
+        drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, setting))
         batch._released, self._taken = True, step
-        total = self._zero_sums(pieces)
         with secluded(self._streams.training):
             engine = self._engine_for(loss_fn)
             blocks = self._blocks(engine, step, setting, self._ranks.size)
             mechanism = self._mechanism(engine, step, setting, pieces)
+            sums = Sums(pieces, self._room(pieces), several=blocks.count > 1 or query.slots is not None)
             with self._ranks.together():
-                if known is None:
-                    self._prefetch(mechanism, pieces)  # while the engine is at work
-                self._noise.hold()
+                if self._ranks.first:  # while the engine is at work; the noise of a step is used in it or never
+                    self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
                 if engine is not None:
                     if self._importance is not None:  # whom to compute depends on what the engine finds
                         if setting.draw is not None:
                             self._importance.follow(setting.draw)
                         drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
                                         pieces.clipping(mechanism.grid), self._largest_chunk(engine))
-                    self._add_sums(pieces, total, engine, loss_fn, drawn, blocks, mechanism.grid)
-        self._ranks.sum_to_first(total)
+                    self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, mechanism.grid)
+        if self._ranks.size > 1:
+            self._ranks.sum_to_first(sums.vector)
+        outputs = pieces.outputs()
         if self._ranks.first:
-            pieces.complete(total, len(drawn) // (8 * self._drawn_words), self.plan.divisor)
-            mechanism.release(total, self._noise)
-        self._ranks.share([total])
-        gradients, statistics = pieces.released(total, self.plan.divisor)
+            if pieces.completes:
+                pieces.complete(sums.vector, len(drawn) // (8 * self._drawn_words), self.plan.divisor)
+            mechanism.release_pieces(sums.tensors, pieces.factors(self.plan.divisor), outputs, self._noise)
+        self._ranks.share(outputs)
+        gradients, statistics = pieces.named(outputs)
         released = Released(gradients, batch.step, statistics, self.plan.noise_at(step) * setting.noise,
                             by_name(query.leaves), pieces.stddevs(mechanism.stddev / self.plan.divisor))
         self._steering.observe(released)
         return released
-
-    def _prefetch(self, mechanism: GaussianSum, pieces: Pieces) -> None:
-        """Begin to draw the noise of a step: it depends on public constants only, and is used in it or never."""
-        if self._ranks.first:
-            self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
 
     @property
     def _drawn_words(self) -> int:
         """The 64-bit words of a drawn unit: its index, its lot, and what it chooses its rows by."""
         return 2 + self._records.seed_words
 
-    def _reserved_draw(self, event: Event, step: int, setting: Setting, pieces: Pieces, engine: Engine | None) -> bytes:
+    def _reserved_draw(self, event: Event, step: int, setting: Setting) -> bytes:
         """Make the step durable, then draw its sample."""
-        if engine is not None:
-            self._prefetch(self._mechanism(engine, step, setting, pieces), pieces)  # while the disk is at work
         if self._paid_steps == 0:
             self.ledger.reserve(event, note={"clip": setting.query.bound})
             self._paid_steps = self._sampler.policy.steps_per_event
@@ -257,8 +252,8 @@ class Run:
         seeds = self._streams.sampling.words(self._records.seed_words * len(drawn))
         return drawn.tobytes() + lots.tobytes() + seeds.tobytes()
 
-    def _zero_sums(self, pieces: Pieces) -> torch.Tensor:
-        """Return one flat float64 vector for all sums, which is noised at once.
+    def _room(self, pieces: Pieces) -> torch.Tensor:
+        """Return a flat float64 vector for all sums, whatever it holds.
 
         Between steps it holds what was released, so it is kept: fresh memory costs more than the sums themselves.
         """
@@ -266,11 +261,7 @@ class Run:
         if self._buffer is None or len(self._buffer) < size:
             device = next(iter(pieces.parameters.values())).device
             self._buffer = torch.empty(size, dtype=torch.float64, device=device)
-        total = self._buffer[:size]
-        if total.is_cpu:  # on this thread: torch would divide it, and wait for the core that draws noise meanwhile
-            total.numpy().fill(0.0)
-            return total
-        return total.zero_()
+        return self._buffer[:size]
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters under the gate that are not frozen by now."""
@@ -336,33 +327,27 @@ class Run:
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
-    def _add_sums(self, pieces: Pieces, total: torch.Tensor, engine: Engine, loss_fn: LossFn, drawn: bytes,
+    def _add_sums(self, pieces: Pieces, sums: Sums, engine: Engine, loss_fn: LossFn, drawn: bytes,
                   blocks: Blocks, grid: float) -> None:
         """Add the bounded sums of this rank's share of the drawn records."""
         if not drawn:
             return
         indices, lots, *_ = words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(self._drawn_words, -1)
         sample = self._records.sample(indices, words[2:])
-        gradients, statistics = pieces.split(total)
         clipping, slots = pieces.clipping(grid), self.plan.query.slots
         places = blocks.of(lots) if slots is None else drawn_from(slots, lots)
         # By lot and not by block: however large its blocks are, no rank takes a record that is another's.
         owners = drawn_from(self._ranks.size, lots) if slots is None else places % self._ranks.size
         groups = [places == place for place in places[owners == self._ranks.rank].unique()]
-
-        def take(sums: BoundedSums) -> None:
-            sums.add_to(gradients)
-            pieces.add_statistics(sums.seen, statistics)
-
         if slots is None:
             parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
             parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
             visit_loaded(sample, parts, lambda loaded: engine.bounded_sums(
-                loss_fn, loaded.chunk, self._weighing(clipping, loaded.indices, pieces.query.bound)), take)
+                loss_fn, loaded.chunk, self._weighing(clipping, loaded.indices, pieces.query.bound)), sums.take)
         else:
             for slot in groups:
                 parts = even_parts(indices[slot], self._largest_chunk(engine))
-                take(clipped_mean(engine, loss_fn, partial(visit, sample, parts), clipping))
+                sums.take(clipped_mean(engine, loss_fn, partial(visit, sample, parts), clipping))
 
     def _weighing(self, clipping: Clipping, indices: tuple[int, ...], bound: float) -> Clipping:
         """How the records of a chunk are weighed: by their norms, and by their own coins if these were proposed."""

@@ -65,6 +65,17 @@ class Uniform(Broken):
         return values.add_(torch.as_tensor((words - 0.5) * np.sqrt(12) * stddev / grid).round() * grid)
 
 
+class NoNoiseForTheLastPiece(Broken):
+    def release(self, sums, factors, outs, stddev, grid):
+        super().release(sums, factors, outs, stddev, grid)
+        outs[-1].fill_(5.0)
+
+
+class UnreleasedSums(Broken):
+    def release(self, sums, factors, outs, stddev, grid):
+        super().release([each.clone() for each in sums], factors, outs, stddev, grid)
+
+
 class Claims(Broken):
     key_source = "operating system"
 
@@ -73,7 +84,8 @@ class Claims(Broken):
     (TwoThirds, "of its declared"), (ThreeHalves, "of its declared"), (FourPercentShort, "of its declared"),
     (SameKeyEveryCall, "same noise|repeats"), (OneValueForAllCoordinates, "declared|Gaussian"),
     (PairsOfEqualValues, "correlated"), (TorchGenerator, "depends on|generator"), (OffTheLattice, "leave the lattice"),
-    (Uniform, "not Gaussian"), (Claims, "test key"),
+    (Uniform, "not Gaussian"), (NoNoiseForTheLastPiece, "other noise"), (UnreleasedSums, "left as it should not be"),
+    (Claims, "test key"),
 ])
 def test_the_suite_notices(broken, message):
     with pytest.raises(AssertionError, match=message):

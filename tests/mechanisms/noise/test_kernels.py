@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,9 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from streams import in_child
 
-from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, cells, kernels, lattice_step
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, cells, kernels, lattice_step, team
 from dpfy.mechanisms.noise.cover import RECTANGLES, cover
 from dpfy.mechanisms.noise.kernels import IN_NUMPY
 
@@ -79,15 +81,68 @@ def test_sums_on_the_lattice_are_the_same(in_c, far, stride):
     assert np.array_equal(numpy, c) and not np.array_equal(numpy, values)
 
 
-def test_products_are_rounded_to_float32_in_the_same_way(in_c):
-    values = np.concatenate([np.random.default_rng(3).normal(size=5000) * 10.0 ** np.arange(-50, 50).repeat(50),
-                             [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300]])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_release_adds_noise_and_rounds_the_product_to_float32(in_c, dtype):
+    generator = np.random.default_rng(3)
+    with np.errstate(over="ignore"):
+        sums = np.concatenate([generator.normal(size=5000) * 10.0 ** np.arange(-50, 50).repeat(50),
+                               [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300]]).astype(dtype)
+    middles = np.floor(generator.normal(size=len(sums)) * 2.0**37) + 0.5
+    expected = sums.astype(np.float64)
+    IN_NUMPY.add(expected, middles.copy(), 2.0**-20, 0.25)
     for factor in (1.0, 1 / 3, -1e-30, 1e30):
-        numpy, c = np.empty(len(values), dtype=np.float32), np.empty(len(values), dtype=np.float32)
-        IN_NUMPY.scale(values, factor, numpy)
-        in_c.scale(values, factor, c)
-        assert np.array_equal(numpy, c, equal_nan=True)
-        assert np.array_equal(numpy, (torch.from_numpy(values) * factor).float().numpy(), equal_nan=True)
+        for each in (IN_NUMPY, in_c):
+            given, out = sums.copy(), np.empty(len(sums), dtype=np.float32)
+            each.release(given, middles.copy(), 2.0**-20, 0.25, factor, out)
+            assert np.array_equal(out, (torch.from_numpy(expected) * factor).float().numpy(), equal_nan=True)
+            assert np.array_equal(given, expected if dtype is np.float64 else sums, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 100_000])
+def test_torchs_threads_compute_what_one_computes(in_c, count, monkeypatch):
+    """Fails if a part is left out or done twice, or if positions of parts are gathered in another order."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shared, bell, generator = in_c.shared(), cover(SPREAD), np.random.default_rng(count)
+    assert (shared.threads, in_c.threads) == (3, 1)
+    place = generator.integers(-2**31, 2**31, count, dtype=np.int32)
+    rectangle = generator.integers(0, RECTANGLES, count).astype(np.uint16)
+    sums, singles = generator.normal(size=count), generator.normal(size=count).astype(np.float32)
+
+    def results(these):
+        points, outs = np.empty(count), np.empty((2, count), dtype=np.float32)
+        position = these.propose(place, rectangle, bell, points)
+        heights = np.random.default_rng(1).integers(-2**63, 2**63, len(position), dtype=np.int64)
+        verdicts = these.judge(position, points, rectangle, heights, bell, 2.0**-4)
+        values, more = sums.copy(), sums.copy()
+        these.add(values, points.copy(), 2.0**-30, 2.0**-20)
+        these.release(more, points.copy(), 2.0**-30, 2.0**-20, 0.3, outs[0])
+        these.release(singles, points.copy(), 2.0**-30, 2.0**-20, 0.3, outs[1])
+        return [points, position, *verdicts, values, more, outs, np.array(these.total(place))]
+
+    for found, expected in zip(results(shared), results(in_c), strict=True):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_computes_on_one_thread(in_c):
+    """It has none of torch's threads: a loop that is divided among them would never end."""
+    torch.set_num_threads(2)
+    try:
+        torch.randn(300, 300) @ torch.randn(300, 300)
+        assert in_c.shared().total(np.ones(100_000, dtype=np.int32)) == 100_000
+        script = "import torch; from dpfy.mechanisms.noise import kernels, team; print(team.torchs_threads())"
+        assert in_child(lambda: str((team.torchs_threads(), in_c.shared().threads)).encode()) == b"((None, 1), 1)"
+        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300).stdout
+        assert found.startswith("(") and found != "(None, 1)\n"
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_without_openmp_a_loop_is_for_the_thread_that_it_is_called_on(in_c, monkeypatch):
+    monkeypatch.setattr(team, "_parallel", lambda: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert in_c.shared().threads == 1
+    assert in_c.shared().total(np.ones(5000, dtype=np.int32)) == 5000
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])

@@ -1,6 +1,6 @@
 """Noise: where the randomness comes from, and how it becomes Gaussian on a lattice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -22,11 +22,15 @@ class Noise(Protocol):
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
         """Begin to draw the noise that the next ``add_noise`` will take, if that pays; it changes no result."""
 
-    def hold(self) -> None:
-        """Pause what ``prefetch`` began, if the cores are needed for something else from now on."""
-
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add the next noise of the stream to float64 ``values`` in place, on the lattice of step ``grid``."""
+
+    def release(self, sums: Sequence[torch.Tensor], factors: Sequence[float], outs: Sequence[torch.Tensor],
+                stddev: float, grid: float) -> None:
+        """Do the same to several sums as if they were one vector, and write each times its public factor to ``outs``.
+
+        Sums in float64 are overwritten by what is released of them.
+        """
 
     def close(self) -> None:
         """End what ``prefetch`` began, and free its memory."""

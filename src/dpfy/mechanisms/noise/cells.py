@@ -1,7 +1,7 @@
 """Real Gaussians, each known to within a cell: the abscissas of random points below the bell curve.
 
-A cell is so small that all its reals round to the same lattice point; proof in docs/proofs/lattice-noise.md. No
-operation here is divided among threads, and all of them let other threads run meanwhile.
+A cell is so small that all its reals round to the same lattice point; proof in docs/proofs/lattice-noise.md. All
+operations here but the cipher let other threads run meanwhile.
 """
 
 import numpy as np

@@ -15,7 +15,7 @@ from dpfy.mechanisms.noise.cover import Floats
 from dpfy.mechanisms.noise.kernels import kernels_for
 from dpfy.mechanisms.noise.randomness import SecureStream, this_process
 
-SEGMENT = 1 << 18  # values that are drawn in one go, from a stream of their own, and are used before the next ones
+SEGMENT = 1 << 19  # values that are drawn in one go, from a stream of their own, and are used before the next ones
 _SERIAL = 1 << 14  # fewer values than are worth drawing ahead
 
 Take = Callable[[int, Floats], None]
@@ -61,9 +61,9 @@ class Desk:
         self._ordered: _Order | None = None
 
     def order(self, count: int, spread: float, stream: SecureStream) -> None:
-        """Begin to draw what :meth:`deliver` will be asked for, if torch leaves a core to do so or it is much."""
+        """Begin to draw what :meth:`deliver` will be asked for, if it is much and torch leaves a core to do so."""
         self._forget_order()
-        if count > (_SERIAL if _has_core_to_spare() else SEGMENT):
+        if count > _SERIAL and _has_core_to_spare():
             kernels, rooms = kernels_for(count), self._take_rooms()
             try:
                 segments = [
@@ -74,19 +74,14 @@ class Desk:
                 raise
             self._ordered = _Order(count, spread, segments, rooms)  # an incomplete one would leave values without noise
 
-    def hold(self) -> None:
-        """Leave the cores to torch if it uses all of them: what was not begun is drawn on delivery."""
-        if self._ordered is not None and not _has_core_to_spare():
-            self._ordered.hold()
-
     def deliver(self, count: int, spread: float, stream: SecureStream, take: Take) -> None:
         """Draw a vector of ``count`` fresh values and let ``take`` have its segments.
 
-        What was ordered and begun is taken on this thread. Then this one and others draw and take at once, one fewer
-        than torch uses: its own threads look out for work at full speed for some milliseconds after an operation. Who
-        gets less of a core takes fewer segments.
+        What was ordered and begun is taken on this thread. Then it draws and takes the rest, with the help of all of
+        torch's threads if they can be had. If not, others do the same, one fewer than torch uses, as its own look out
+        for work at full speed for some milliseconds after an operation. Who gets less of a core takes fewer segments.
         """
-        order, waiting, kernels = self._forget_order(), deque[_Segment](), kernels_for(count)
+        order, waiting, kernels = self._forget_order(), deque[_Segment](), kernels_for(count, shared=True)
 
         def work(room: Floats) -> None:
             while (segment := _next(waiting)) is not None:
@@ -100,7 +95,7 @@ class Desk:
             else:
                 waiting.extend(_segments(count, stream))
                 rooms = self._take_rooms()
-            threads = max(1, min(len(waiting), torch.get_num_threads() - 1))
+            threads = 1 if kernels.threads > 1 else max(1, min(len(waiting), torch.get_num_threads() - 1))
             first, *others = (_room(rooms, index, min(count, SEGMENT)) for index in range(threads))
             helpers = [self._threads.submit(work, room) for room in others]
             work(first)

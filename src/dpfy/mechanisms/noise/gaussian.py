@@ -1,14 +1,16 @@
 """Gaussian noise that is exactly a real Gaussian rounded to a lattice."""
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.noise.cover import CELL_BITS, Floats
-from dpfy.mechanisms.noise.desk import Desk
-from dpfy.mechanisms.noise.kernels import kernels_for
+from dpfy.mechanisms.noise.desk import Desk, Take
+from dpfy.mechanisms.noise.kernels import Kernels, kernels_for
 from dpfy.mechanisms.noise.lattice import add_on_lattice, round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose, this_process
 
@@ -44,7 +46,7 @@ class LatticeGaussian:
         return self._stream.key_source
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next ``add_noise`` on another thread: until ``hold`` if torch uses all cores.
+        """Begin to draw the noise of the next ``add_noise`` on another thread, if torch leaves a core to do so.
 
         It is the noise that ``add_noise`` would draw, and is used there or never: for another number of values or
         another ``stddev / grid`` fresh noise is drawn. A fork leaves it to the parent.
@@ -53,11 +55,6 @@ class LatticeGaussian:
             spread, _ = _columns(stddev, grid)
             with self._desk.lock:
                 self._desk.order(_validate.count("count", count, minimum=0), spread, self._stream)
-
-    def hold(self) -> None:
-        """Leave the cores to torch, if it uses all of them."""
-        with self._desk.lock:
-            self._desk.hold()
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
@@ -73,21 +70,43 @@ class LatticeGaussian:
             round_to_lattice(raw, grid)
             return values
         spread, unit = _columns(stddev, grid)
-        flat, desk = raw.reshape(-1), self._desk
-        kernels = kernels_for(len(flat))
-
-        def add(start: int, drawn: Floats) -> None:
-            part = flat[start:start + len(drawn)]
-            if part.is_cpu:  # on this thread alone, where torch would divide the work once more
-                kernels.add(part.numpy(), drawn, unit, grid)
-            else:
-                add_on_lattice(part, torch.from_numpy(drawn).to(part.device), unit, grid)
-
-        with desk.lock:
-            desk.deliver(len(flat), spread, self._stream, add)
+        flat, kernels = raw.reshape(-1), kernels_for(raw.numel(), shared=True)
+        self._deliver(len(flat), spread, lambda start, drawn: _add(flat[start:start + len(drawn)], drawn, unit, grid,
+                                                                   kernels))
         if not values.is_contiguous():
             raw.copy_(flat.view(values.shape))
         return values
+
+    def release(self, sums: Sequence[torch.Tensor], factors: Sequence[float], outs: Sequence[torch.Tensor],
+                stddev: float, grid: float) -> None:
+        """Add fresh noise to the sums as if they were one vector, and write each times its factor to one of ``outs``.
+
+        One walk over memory does both. Float64 sums without gaps are overwritten by what is released; sums in float32,
+        which float64 holds exactly, stay as they are. ``outs`` have no gaps.
+        """
+        flat = [(each.detach().reshape(-1), factor, out.view(-1))
+                for each, factor, out in zip(sums, factors, outs, strict=True)]
+        if stddev == 0:
+            for each, factor, out in flat:
+                out.copy_(round_to_lattice(each.double(), grid) * factor)
+            return
+        spread, unit = _columns(stddev, grid)
+        ends = [*accumulate(len(each) for each, _, _ in flat)]
+        kernels = kernels_for(ends[-1], shared=True)
+
+        def take(start: int, drawn: Floats) -> None:
+            for end, (each, factor, out) in zip(ends, flat, strict=True):
+                first, last = max(start, end - len(each)), min(start + len(drawn), end)
+                if first < last:
+                    some = slice(first - end + len(each), last - end + len(each))
+                    _release(each[some], drawn[first - start:last - start], unit, grid, factor, out[some], kernels)
+
+        self._deliver(ends[-1], spread, take)
+
+    def _deliver(self, count: int, spread: float, take: Take) -> None:
+        desk = self._desk
+        with desk.lock:
+            desk.deliver(count, spread, self._stream, take)
 
     def integers(self, count: int, scale: float) -> torch.Tensor:
         """Return ``count`` independent N(0, scale²) reals, each rounded to the nearest integer.
@@ -116,3 +135,22 @@ def _columns(stddev: float, grid: float) -> tuple[float, float]:
     scale = steps_per_stddev(stddev, grid)
     column = math.ldexp(1.0, math.frexp(scale)[1] - 6)
     return scale / column, math.ldexp(column * grid, -CELL_BITS)
+
+
+def _add(values: torch.Tensor, drawn: Floats, unit: float, grid: float, kernels: Kernels) -> None:
+    """Add noise to values in float64."""
+    if values.is_cpu:
+        kernels.add(values.numpy(), drawn, unit, grid)
+    else:
+        add_on_lattice(values, torch.from_numpy(drawn).to(values.device), unit, grid)
+
+
+def _release(sums: torch.Tensor, drawn: Floats, unit: float, grid: float, factor: float, out: torch.Tensor,
+             kernels: Kernels) -> None:
+    """Add noise to sums, and write them times a factor to ``out``."""
+    if sums.is_cpu and out.is_cpu and out.dtype == torch.float32:
+        kernels.release(sums.numpy(), drawn, unit, grid, factor, out.numpy())
+    else:
+        values = sums.double()
+        _add(values, drawn, unit, grid, kernels)
+        out.copy_(values * factor)

@@ -1,64 +1,218 @@
-/* The loops of kernels.py, one pass over memory each, with the same operations in the same order on the same doubles. */
+/* The loops of kernels.py, one pass over memory each, with the same operations in the same order on the same doubles.
+
+   A loop is divided into parts that threads take one after the other. Nothing depends on who takes which. */
 
 #include <float.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if FLT_EVAL_METHOD < 0 || FLT_EVAL_METHOD > 1 || defined(__FAST_MATH__)
 #error "double arithmetic is not that of IEEE 754 here, and the lattice depends on it"
 #endif
 
-/* Put points into their rectangles, and return how many of these are uncertain; position begins with where they are. */
-ptrdiff_t propose(ptrdiff_t count, const int32_t *restrict place, const uint16_t *restrict rectangle,
-                  const int16_t *restrict column, int32_t certain, double *restrict out, ptrdiff_t *restrict position)
+#define PART ((ptrdiff_t)2048)  /* numbers that a thread takes at once */
+
+/* Calls a function on several threads and waits for all of them: GOMP_parallel of OpenMP. */
+typedef void (*team)(void (*)(void *), void *, unsigned, unsigned);
+
+typedef void (*part)(void *task, ptrdiff_t start, ptrdiff_t end);
+
+struct walk {
+    part part;
+    void *task;
+    ptrdiff_t count;
+    _Atomic ptrdiff_t next;
+};
+
+static void take_parts(void *shared)
 {
-    ptrdiff_t found = 0;
-    for (ptrdiff_t i = 0; i < count; i++) {
+    struct walk *walk = shared;
+    for (ptrdiff_t start; (start = atomic_fetch_add(&walk->next, PART)) < walk->count;)
+        walk->part(walk->task, start, start + PART < walk->count ? start + PART : walk->count);
+}
+
+static void walk_over(team call, unsigned threads, ptrdiff_t count, part part, void *task)
+{
+    struct walk walk = {part, task, count, 0};
+    if (call && threads > 1 && count > PART)
+        call(take_parts, &walk, threads, 0);
+    else
+        take_parts(&walk);
+}
+
+/* Every part has noted some positions from its start on, and how many: bring them together. */
+static ptrdiff_t gathered(ptrdiff_t count, const ptrdiff_t *found, ptrdiff_t *position)
+{
+    ptrdiff_t total = 0;
+    for (ptrdiff_t start = 0; start < count; start += PART) {
+        memmove(position + total, position + start, (size_t)found[start / PART] * sizeof *position);
+        total += found[start / PART];
+    }
+    return total;
+}
+
+struct proposal {
+    const int32_t *place;
+    const uint16_t *rectangle;
+    const int16_t *column;
+    int32_t certain;
+    double *out;
+    ptrdiff_t *position, *found;
+};
+
+static void propose_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    const struct proposal *p = task;
+    const int32_t *restrict place = p->place;
+    const uint16_t *restrict rectangle = p->rectangle;
+    const int16_t *restrict column = p->column;
+    double *restrict out = p->out;
+    ptrdiff_t *restrict position = p->position + start, found = 0, certain = p->certain;
+    for (ptrdiff_t i = start; i < end; i++) {
         out[i] = (double)(column[rectangle[i]] * ((int64_t)1 << 32) + place[i]) + (0x1p31 + 0.5);  /* all exact */
         position[found] = i;  /* overwritten if it is certain: cheaper than a branch that is hard to predict */
         found += rectangle[i] >= certain;
     }
-    return found;
+    p->found[start / PART] = found;
+}
+
+/* Put points into their rectangles, and return how many of these are uncertain; position begins with where they are. */
+ptrdiff_t propose(team call, unsigned threads, ptrdiff_t count, const int32_t *place, const uint16_t *rectangle,
+                  const int16_t *column, int32_t certain, double *out, ptrdiff_t *position)
+{
+    ptrdiff_t found[count / PART + 1];
+    struct proposal task = {place, rectangle, column, certain, out, position, found};
+    walk_over(call, threads, count, propose_part, &task);
+    return gathered(count, found, position);
+}
+
+struct verdict {
+    const ptrdiff_t *position;
+    const double *point;
+    const uint16_t *rectangle;
+    const int64_t *height;
+    const double *level;
+    int32_t certain;
+    double stddev, unit, margin;
+    uint8_t *above;
+    ptrdiff_t *close, *found;
+};
+
+static void judge_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    const struct verdict v = *(const struct verdict *)task;
+    ptrdiff_t found = 0;
+    for (ptrdiff_t i = start; i < end; i++) {
+        double y = (v.level[v.rectangle[v.position[i]] - v.certain] + (double)v.height[i] * 0x1p-64) * v.unit;
+        double z = v.point[v.position[i]] / v.stddev, curve = exp(-0.5 * (z * z));
+        v.above[i] = y > curve;
+        v.close[start + found] = i;
+        found += fabs(y - curve) <= v.margin * curve;
+    }
+    v.found[start / PART] = found;
 }
 
 /* Tell which points of uncertain rectangles are above the curve, and return how many are too close to it to tell;
    close begins with them, counted as in position. */
-ptrdiff_t judge(ptrdiff_t count, const ptrdiff_t *restrict position, const double *restrict point,
-                const uint16_t *restrict rectangle, const int64_t *restrict height, const double *restrict level,
-                int32_t certain, double stddev, double unit, double margin, uint8_t *restrict above,
-                ptrdiff_t *restrict close)
+ptrdiff_t judge(team call, unsigned threads, ptrdiff_t count, const ptrdiff_t *position, const double *point,
+                const uint16_t *rectangle, const int64_t *height, const double *level, int32_t certain, double stddev,
+                double unit, double margin, uint8_t *above, ptrdiff_t *close)
 {
-    ptrdiff_t found = 0;
-    for (ptrdiff_t i = 0; i < count; i++) {
-        double y = (level[rectangle[position[i]] - certain] + (double)height[i] * 0x1p-64) * unit;
-        double z = point[position[i]] / stddev, curve = exp(-0.5 * (z * z));
-        above[i] = y > curve;
-        close[found] = i;
-        found += fabs(y - curve) <= margin * curve;
-    }
-    return found;
+    ptrdiff_t found[count / PART + 1];
+    struct verdict task = {position, point, rectangle, height, level, certain, stddev, unit, margin, above, close,
+                           found};
+    walk_over(call, threads, count, judge_part, &task);
+    return gathered(count, found, close);
 }
 
-/* Round values to the lattice on which neighbouring doubles near far are, and then their sums with unit times noise. */
-void add_on_lattice(ptrdiff_t count, double *restrict values, const double *restrict noise, double unit, double far)
+struct addition {
+    double *values;
+    const float *singles;
+    const double *noise;
+    double unit, far, factor;
+    float *out;
+};
+
+static void add_part(void *task, ptrdiff_t start, ptrdiff_t end)
 {
-    for (ptrdiff_t i = 0; i < count; i++)
+    const struct addition *a = task;
+    double *restrict values = a->values;
+    const double *restrict noise = a->noise;
+    double unit = a->unit, far = a->far;
+    for (ptrdiff_t i = start; i < end; i++)
         values[i] = ((values[i] + far) + noise[i] * unit) - far;
 }
 
-/* Multiply values by a factor and round the products to 24 bits. */
-void scale(ptrdiff_t count, const double *restrict values, double factor, float *restrict out)
+/* Round values to the lattice on which neighbouring doubles near far are, and then their sums with unit times noise. */
+void add_on_lattice(team call, unsigned threads, ptrdiff_t count, double *values, const double *noise, double unit,
+                    double far)
 {
-    for (ptrdiff_t i = 0; i < count; i++)
-        out[i] = (float)(values[i] * factor);
+    struct addition task = {.values = values, .noise = noise, .unit = unit, .far = far};
+    walk_over(call, threads, count, add_part, &task);
+}
+
+static void release_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    const struct addition *a = task;
+    double *restrict values = a->values;
+    const double *restrict noise = a->noise;
+    float *restrict out = a->out;
+    double unit = a->unit, far = a->far, factor = a->factor;
+    for (ptrdiff_t i = start; i < end; i++) {
+        double released = ((values[i] + far) + noise[i] * unit) - far;
+        values[i] = released;
+        out[i] = (float)(released * factor);
+    }
+}
+
+/* The same, and round what comes out of it times a factor to 24 bits. */
+void release(team call, unsigned threads, ptrdiff_t count, double *values, const double *noise, double unit, double far,
+             double factor, float *out)
+{
+    struct addition task = {values, NULL, noise, unit, far, factor, out};
+    walk_over(call, threads, count, release_part, &task);
+}
+
+static void release_singles_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    const struct addition *a = task;
+    const float *restrict singles = a->singles;
+    const double *restrict noise = a->noise;
+    float *restrict out = a->out;
+    double unit = a->unit, far = a->far, factor = a->factor;
+    for (ptrdiff_t i = start; i < end; i++)
+        out[i] = (float)(((((double)singles[i] + far) + noise[i] * unit) - far) * factor);
+}
+
+/* The same for sums of 24 bits, which stay as they are. */
+void release_singles(team call, unsigned threads, ptrdiff_t count, const float *sums, const double *noise, double unit,
+                     double far, double factor, float *out)
+{
+    struct addition task = {NULL, sums, noise, unit, far, factor, out};
+    walk_over(call, threads, count, release_singles_part, &task);
+}
+
+struct addends {
+    const int32_t *numbers;
+    _Atomic int64_t sum;
+};
+
+static void total_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    struct addends *a = task;
+    int64_t sum = 0;
+    for (ptrdiff_t i = start; i < end; i++)
+        sum += a->numbers[i];
+    atomic_fetch_add(&a->sum, sum);
 }
 
 /* Add up numbers of 32 bits in 64. */
-int64_t total(ptrdiff_t count, const int32_t *restrict numbers)
+int64_t total(team call, unsigned threads, ptrdiff_t count, const int32_t *numbers)
 {
-    int64_t sum = 0;
-    for (ptrdiff_t i = 0; i < count; i++)
-        sum += numbers[i];
-    return sum;
+    struct addends task = {numbers, 0};
+    walk_over(call, threads, count, total_part, &task);
+    return task.sum;
 }

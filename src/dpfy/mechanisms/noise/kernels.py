@@ -9,6 +9,7 @@ import ctypes
 import os
 import shlex
 import subprocess
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, cover
 from dpfy.mechanisms.noise.lattice import add_on_lattice, far_from_zero
+from dpfy.mechanisms.noise.team import torchs_threads
 
 Flags = npt.NDArray[np.bool_]
 Heights = npt.NDArray[np.int64]
@@ -40,7 +42,11 @@ _CLOSE = 2.0**-38  # of the curve: points that are so near are told apart by an 
 
 
 class Kernels(Protocol):
-    """What is done with every number; none of it is divided among threads, or keeps others from running."""
+    """What is done with every number; none of it keeps other threads from running."""
+
+    @property
+    def threads(self) -> int:
+        """On how many threads, this one among them."""
 
     def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
         """Fill ``out`` with points, given by their rectangles and places, and return where it is uncertain."""
@@ -52,8 +58,9 @@ class Kernels(Protocol):
     def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
         """Add ``unit · noise`` on the lattice, in place; ``noise`` may be overwritten."""
 
-    def scale(self, values: Floats, factor: float, out: Singles) -> None:
-        """Round ``factor · values`` to float32."""
+    def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
+                out: Singles) -> None:
+        """Do the same, and round ``factor`` times the result to float32; sums in float32 stay as they are."""
 
     def total(self, numbers: Integers) -> int:
         """Return the sum."""
@@ -61,6 +68,8 @@ class Kernels(Protocol):
 
 class InNumpy:
     """One call for each operation: available everywhere, and what the other has to agree with."""
+
+    threads = 1
 
     def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
         """See :class:`Kernels`."""
@@ -80,9 +89,11 @@ class InNumpy:
         """See :class:`Kernels`."""
         add_on_lattice(values, noise, unit, grid)
 
-    def scale(self, values: Floats, factor: float, out: Singles) -> None:
+    def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
+                out: Singles) -> None:
         """See :class:`Kernels`."""
         with np.errstate(all="ignore"):  # what is too large becomes infinite, as everywhere in training
+            values = add_on_lattice(sums.astype(np.float64, copy=False), noise, unit, grid)
             np.multiply(values, factor, out=out, dtype=np.float64, casting="same_kind")
 
     def total(self, numbers: Integers) -> int:
@@ -91,59 +102,80 @@ class InNumpy:
 
 
 class InC:
-    """One pass for each step: ``kernels.c``, compiled here."""
+    """One pass for each step: ``kernels.c``, compiled here; on the calling thread, or on all that torch uses."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        floats, positions, integers = _pointer(np.float64), _pointer(np.intp), _pointer(np.int32)
-        size, integer, real, rectangles = ctypes.c_ssize_t, ctypes.c_int32, ctypes.c_double, _pointer(np.uint16)
-        self._propose = _function(library.propose, size, size, integers, rectangles, _pointer(np.int16), integer,
-                                  floats, positions)
-        self._judge = _function(library.judge, size, size, positions, floats, rectangles, _pointer(np.int64), floats,
-                                integer, real, real, real, _pointer(np.bool_), positions)
-        self._add = _function(library.add_on_lattice, None, size, floats, floats, real, real)
-        self._scale = _function(library.scale, None, size, floats, real, _pointer(np.float32))
-        self._total = _function(library.total, ctypes.c_int64, size, integers)
+        size, integer, real = ctypes.c_ssize_t, ctypes.c_int32, ctypes.c_double
+        floats, singles, positions, integers, rectangles = map(
+            _pointer, (np.float64, np.float32, np.intp, np.int32, np.uint16))
+        self._propose = _function(library.propose, size, integers, rectangles, _pointer(np.int16), integer, floats,
+                                  positions)
+        self._judge = _function(library.judge, size, positions, floats, rectangles, _pointer(np.int64), floats, integer,
+                                real, real, real, _pointer(np.bool_), positions)
+        self._add = _function(library.add_on_lattice, None, floats, floats, real, real)
+        self._release = _function(library.release, None, floats, floats, real, real, real, singles)
+        self._release_singles = _function(library.release_singles, None, singles, floats, real, real, real, singles)
+        self._total = _function(library.total, ctypes.c_int64, integers)
+        self._team: tuple[int | None, int] = (None, 1)
+
+    @property
+    def threads(self) -> int:
+        """See :class:`Kernels`."""
+        team, threads = self._team
+        return 1 if team is None else threads
+
+    def shared(self) -> "InC":
+        """Return the same on all of torch's threads."""
+        others = copy(self)
+        others._team = torchs_threads()
+        return others
 
     def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
         """See :class:`Kernels`."""
         position = np.empty(len(out), dtype=np.intp)
-        found = self._propose(len(out), place, rectangle, bell.column, bell.certain, out, position)
+        found = self._propose(*self._team, len(out), place, rectangle, bell.column, bell.certain, out, position)
         return position[:found]
 
     def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
               margin: float) -> tuple[Flags, Positions]:
         """See :class:`Kernels`."""
         above, close = np.empty(len(position), dtype=np.bool_), np.empty(len(position), dtype=np.intp)
-        found = self._judge(len(position), position, out, rectangle, height, bell.level, bell.certain,
+        found = self._judge(*self._team, len(position), position, out, rectangle, height, bell.level, bell.certain,
                             bell.spread * 2.0**CELL_BITS, bell.height, margin, above, close)
         return above, close[:found]
 
     def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
         """See :class:`Kernels`."""
         if values.flags.carray:
-            self._add(len(values), values, noise, unit, far_from_zero(grid))
+            self._add(*self._team, len(values), values, noise, unit, far_from_zero(grid))
         else:
             add_on_lattice(values, noise, unit, grid)
 
-    def scale(self, values: Floats, factor: float, out: Singles) -> None:
+    def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
+                out: Singles) -> None:
         """See :class:`Kernels`."""
-        self._scale(len(values), values, factor, out)
+        function = self._release_singles if sums.dtype == np.float32 else self._release
+        function(*self._team, len(sums), sums, noise, unit, far_from_zero(grid), factor, out)
 
     def total(self, numbers: Integers) -> int:
         """See :class:`Kernels`."""
-        return int(self._total(len(numbers), numbers))
+        return int(self._total(*self._team, len(numbers), numbers))
 
 
 IN_NUMPY = InNumpy()
 
 
-def kernels_for(count: int) -> Kernels:
-    """Return the kernels for a vector of ``count`` values; it changes the time that it takes and nothing else."""
-    return IN_NUMPY if count < LARGE else compiled() or IN_NUMPY
+def kernels_for(count: int, shared: bool = False) -> Kernels:
+    """Return the kernels for a vector of ``count`` values; it changes the time that it takes and nothing else.
+
+    ``shared`` ones use all threads of torch, which must be idle or looking out for work.
+    """
+    found = None if count < LARGE else compiled()
+    return IN_NUMPY if found is None else found.shared() if shared else found
 
 
 @cache
-def compiled() -> Kernels | None:
+def compiled() -> InC | None:
     """Return what the compiler ``cc``, or the one that the variable ``CC`` names, makes of ``kernels.c``, if it works.
 
     It is made anew in every process, in a tenth of a second: no file is left that somebody else could replace.
@@ -171,14 +203,15 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
     uncertain, at_level = (few + bell.certain).astype(np.uint16), np.zeros(len(few), dtype=np.int64)
 
     def results(these: Kernels) -> list[npt.NDArray[Any]]:
-        out, values = np.empty(_TESTED), place / 3
+        out, values, sums = np.empty(_TESTED), place / 3, place / 3
         position = these.propose(place, rectangle, bell, out)
         verdicts = these.judge(position, out, rectangle, height[:len(position)], bell, 2.0**-8)
-        points = out.copy()
-        these.add(values, out, 2.0**-33, 0.5)
-        these.scale(values, 0.3, scaled := np.empty(_TESTED, dtype=np.float32))
+        points, released = out.copy(), np.empty((2, _TESTED), dtype=np.float32)
+        these.add(values, out.copy(), 2.0**-33, 0.5)
+        these.release((sums * 2.0**-20).astype(np.float32), out.copy(), 2.0**-33, 0.5, 0.3, released[0])
+        these.release(sums, out, 2.0**-33, 0.5, 0.3, released[1])
         sides = [these.judge(few, middle, uncertain, at_level, near, 2.0**-32)[0] for near in beside]
-        return [points, position, *verdicts, *sides, values, scaled, np.array(these.total(place))]
+        return [points, position, *verdicts, *sides, values, sums, *released, np.array(these.total(place))]
 
     return all(map(np.array_equal, results(kernels), results(others)))
 
@@ -197,5 +230,6 @@ def _pointer(dtype: npt.DTypeLike) -> Any:
 
 
 def _function(function: Any, result: Any, *arguments: Any) -> Any:
-    function.restype, function.argtypes = result, arguments
+    """Declare a function that is given a team, a number of threads, a number of values, and then its arguments."""
+    function.restype, function.argtypes = result, (ctypes.c_void_p, ctypes.c_uint, ctypes.c_ssize_t, *arguments)
     return function

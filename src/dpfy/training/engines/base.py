@@ -36,6 +36,14 @@ class Seen:
     stats: Mapping[str, torch.Tensor]
 
 
+def set_to_zero(total: torch.Tensor) -> None:
+    """Overwrite it with zeros, on this thread: torch would divide the work, and wait for the core that draws noise."""
+    if total.is_cpu:
+        total.numpy().fill(0.0)
+    else:
+        total.zero_()
+
+
 class BoundedSums(ABC):
     """The clipped sum of one chunk. Sensitive."""
 
@@ -44,6 +52,13 @@ class BoundedSums(ABC):
     @abstractmethod
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add it to the float64 ``totals``, one for each trained parameter."""
+
+    def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return it, a tensor for each trained parameter: as it was formed, or in its total, which is overwritten."""
+        for total in totals:
+            set_to_zero(total)
+        self.add_to(totals)
+        return [*totals]
 
 
 class Summed(BoundedSums):
@@ -57,6 +72,10 @@ class Summed(BoundedSums):
         """Add the tensors."""
         for total, gradient in zip(totals, self.gradients, strict=True):
             total += gradient.to(total.device)
+
+    def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors."""
+        return [gradient.to(total.device) for total, gradient in zip(totals, self.gradients, strict=True)]
 
 
 class Engine(ABC):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dpfy.mechanisms.clipping import ClipEach, Clipping
-from dpfy.training.engines.base import BoundedSums, Seen
+from dpfy.training.engines.base import BoundedSums, Seen, set_to_zero
 from dpfy.training.engines.bookkeeping.contributions import Contribution, Outer
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
@@ -171,6 +171,22 @@ class Weighed(BoundedSums):
             add_parts(self.parts[position], self.weights[position], total)
             if position in self.sums:
                 total += self.sums[position]
+
+    def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return one weighed sum per parameter; a product that is all of it is not copied to the total."""
+        return [self._formed(position, total) for position, total in enumerate(totals)]
+
+    def _formed(self, position: int, total: torch.Tensor) -> torch.Tensor:
+        parts, weights = self.parts[position], self.weights[position]
+        if position in self.sums:
+            total = self.sums[position]
+        elif len(parts) == 1 and parts[0][0] is None and (summed := parts[0][1].summed(weights)) is not None:
+            parts.clear()
+            return summed
+        else:
+            set_to_zero(total)
+        add_parts(parts, weights, total)
+        return total
 
 
 @dataclass(frozen=True)

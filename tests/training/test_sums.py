@@ -1,0 +1,84 @@
+"""Whichever way the chunks of a step are summed up, the sums are the same to the last bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpfy.mechanisms.query import ClippedSum, Query, SampleSize
+from dpfy.training.chunk import Chunk
+from dpfy.training.engines import ENGINES
+from dpfy.training.engines.base import Summed
+from dpfy.training.pieces import Pieces
+from dpfy.training.sums import Sums
+
+
+def subject(name, records, statistics=()):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)) if name != "bookkeeping" else Mixed()
+    parameters = dict(model.named_parameters())
+    query = Query((ClippedSum(0.7),), statistics)
+    engine = ENGINES[name](model, parameters)
+
+    def loss(x):
+        return model(x).square().sum(1)
+
+    def examples(count, seed):
+        return Chunk((torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)),), count)
+
+    engine.prepare(loss, examples)
+    pieces = Pieces(query, parameters, statistics)
+    return pieces, [engine.bounded_sums(loss, examples(count, 7 + count), pieces.clipping(2.0**-30))
+                    for count in records]
+
+
+class Mixed(nn.Module):
+    """One time step and several, biases, and a layer that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.steps, self.last = nn.Linear(6, 5), nn.Linear(1, 3), nn.Linear(15, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.last(self.steps(self.first(x).tanh().unsqueeze(2)).flatten(1))
+
+
+def vector(pieces):
+    return torch.full((sum(pieces.sizes),), torch.nan, dtype=torch.float64)  # what it holds does not matter
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("records", [(), (1,), (130,), (5, 3), (200, 1, 2)])
+def test_formed_sums_are_those_in_the_vector(name, records):
+    results = []
+    for several in (False, True):
+        pieces, chunks = subject(name, records, (SampleSize(),))
+        sums = Sums(pieces, vector(pieces), several)
+        for chunk in chunks:
+            sums.take(chunk)
+        results.append(torch.cat([each.double().flatten() for each in sums.tensors]))
+        assert torch.equal(sums.vector, results[-1])
+    pieces, chunks = subject(name, records, (SampleSize(),))
+    totals = [torch.zeros(size, dtype=torch.float64) for size in pieces.sizes]
+    for chunk in chunks:
+        chunk.add_to([total.view(p.shape) for total, p in zip(totals, pieces.parameters.values(), strict=False)])
+        pieces.add_statistics(chunk.seen, totals[-1:])
+    assert torch.equal(results[0], torch.cat(totals)) and torch.equal(results[1], results[0])
+    assert float(results[0][-1]) * pieces.query.unit(pieces.statistics[0]) == pytest.approx(sum(records))
+
+
+def test_the_only_chunk_of_a_step_needs_no_vector():
+    pieces, (chunk,) = subject("bookkeeping", (100,))
+    room = vector(pieces)
+    sums = Sums(pieces, room, several=False)
+    sums.take(chunk)
+    formed = [each.dtype for each in sums.tensors]
+    assert formed.count(torch.float32) >= 4 and bool(room.isnan().any())
+
+
+def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
+    pieces, _ = subject("vmap", ())
+    gradients = [torch.ones(p.shape, dtype=torch.float64) for p in pieces.parameters.values()]
+    sums = Sums(pieces, vector(pieces), several=False)
+    sums.take(Summed(gradients))
+    assert all(one is other for one, other in zip(sums.tensors, gradients, strict=True))
