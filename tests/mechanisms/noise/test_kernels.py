@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -151,9 +152,34 @@ def test_totals_are_the_same_and_do_not_overflow(in_c, count):
     assert in_c.total(numbers) == IN_NUMPY.total(numbers) == -2**31 * count
 
 
+@pytest.mark.parametrize("shape", [(1, 0, 5), (1, 1, 1), (2, 3, 7), (3, 5, 8), (2, 40, 2049), (1, 2, 5000)])
+def test_rows_are_measured_and_added_up_in_float64(in_c, shape, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    generator = np.random.default_rng(5)
+    rows = (generator.normal(size=shape) * 10.0 ** generator.integers(-18, 18, size=shape)).astype(np.float32)
+    chosen = np.flatnonzero(generator.random(shape[1]) < 0.6)
+    weights = generator.random(len(chosen))
+    for each in (IN_NUMPY, in_c, in_c.shared()):
+        squares, totals = each.measure(rows), each.weigh(rows, chosen, weights)
+        for block, found, total in zip(rows.astype(np.float64), squares, totals, strict=True):
+            np.testing.assert_allclose(found, [math.fsum(x * x for x in row) for row in block], rtol=2.0**-40)
+            terms = weights[:, None] * block[chosen]
+            exact = np.array([math.fsum(column) for column in terms.T])
+            assert np.all(np.abs(total - exact) <= 2.0**-46 * np.abs(terms).sum(0))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_rows_that_are_not_finite_have_such_a_norm_and_touch_no_other(in_c, bad):
+    rows = np.ones((2, 3, 20), dtype=np.float32)
+    rows[0, 1, 17] = bad
+    for each in (IN_NUMPY, in_c):
+        assert np.isfinite(each.measure(rows)).tolist() == [[True, False, True], [True] * 3]
+        assert np.array_equal(each.weigh(rows, np.array([0, 2]), np.array([1.0, 2.0])), np.full((2, 20), 3.0))
+
+
 def test_arrays_of_another_kind_are_refused(in_c):
     for values in (np.zeros(3, dtype=np.float32), np.zeros((1, 3))):
-        with pytest.raises(ctypes.ArgumentError, match="Expected a vector of float64 without gaps"):
+        with pytest.raises(ctypes.ArgumentError, match="Expected 1 dimensions of float64 without gaps"):
             in_c.add(values, np.zeros(3), 1.0, 1.0)
     with pytest.raises(ctypes.ArgumentError, match="without gaps"):
         in_c.total(np.zeros(6, dtype=np.int32)[::2])
@@ -222,6 +248,9 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
     ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 + 0x1p-30)"),
     ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 - 0x1p-30)"),
     ("((values[i] + far) + noise[i] * unit) - far", "values[i] + noise[i] * unit"),  # sums leave the lattice
+    ("((((double)singles[i] + far) + noise[i] * unit) - far)", "((double)singles[i] + noise[i] * unit)"),
+    ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32
+    ("weight * (double)row[j]", "(float)weight * row[j]"),
 ])
 def test_a_library_that_errs_is_not_used(monkeypatch, in_c, tmp_path, right, wrong):
     source = kernels._SOURCE.read_text()

@@ -23,24 +23,30 @@ typedef void (*part)(void *task, ptrdiff_t start, ptrdiff_t end);
 struct walk {
     part part;
     void *task;
-    ptrdiff_t count;
+    ptrdiff_t count, step;
     _Atomic ptrdiff_t next;
 };
 
 static void take_parts(void *shared)
 {
     struct walk *walk = shared;
-    for (ptrdiff_t start; (start = atomic_fetch_add(&walk->next, PART)) < walk->count;)
-        walk->part(walk->task, start, start + PART < walk->count ? start + PART : walk->count);
+    ptrdiff_t step = walk->step;
+    for (ptrdiff_t start; (start = atomic_fetch_add(&walk->next, step)) < walk->count;)
+        walk->part(walk->task, start, start + step < walk->count ? start + step : walk->count);
+}
+
+static void walk_in_steps(team call, unsigned threads, ptrdiff_t count, ptrdiff_t step, part part, void *task)
+{
+    struct walk walk = {part, task, count, step, 0};
+    if (call && threads > 1 && count > step)
+        call(take_parts, &walk, threads, 0);
+    else
+        take_parts(&walk);
 }
 
 static void walk_over(team call, unsigned threads, ptrdiff_t count, part part, void *task)
 {
-    struct walk walk = {part, task, count, 0};
-    if (call && threads > 1 && count > PART)
-        call(take_parts, &walk, threads, 0);
-    else
-        take_parts(&walk);
+    walk_in_steps(call, threads, count, PART, part, task);
 }
 
 /* Every part has noted some positions from its start on, and how many: bring them together. */
@@ -215,4 +221,65 @@ int64_t total(team call, unsigned threads, ptrdiff_t count, const int32_t *numbe
     struct addends task = {numbers, 0};
     walk_over(call, threads, count, total_part, &task);
     return task.sum;
+}
+
+struct rows {
+    const float *numbers;  /* of all rows, one row after the other */
+    ptrdiff_t width, count, chosen;
+    const ptrdiff_t *row;
+    const double *weight;
+    double *out;
+};
+
+static void measure_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    const struct rows *r = task;
+    for (ptrdiff_t i = start; i < end; i++) {
+        const float *restrict row = r->numbers + i * r->width;
+        double sums[8] = {0};
+        ptrdiff_t j = 0;
+        for (; j + 8 <= r->width; j += 8)
+            for (int k = 0; k < 8; k++)
+                sums[k] += (double)row[j + k] * (double)row[j + k];  /* the product is exact */
+        for (; j < r->width; j++)
+            sums[0] += (double)row[j] * (double)row[j];
+        r->out[i] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    }
+}
+
+/* Note the squared norm of every row. */
+void measure(team call, unsigned threads, ptrdiff_t count, ptrdiff_t width, const float *numbers, double *out)
+{
+    struct rows task = {.numbers = numbers, .width = width, .out = out};
+    walk_in_steps(call, threads, count, 1, measure_part, &task);
+}
+
+static ptrdiff_t parts_in(ptrdiff_t width)
+{
+    return (width + PART - 1) / PART;
+}
+
+static void weigh_part(void *task, ptrdiff_t first, ptrdiff_t last)
+{
+    const struct rows *r = task;
+    for (ptrdiff_t part = first; part < last; part++) {
+        ptrdiff_t block = part / parts_in(r->width), start = part % parts_in(r->width) * PART;
+        ptrdiff_t length = r->width - start < PART ? r->width - start : PART;
+        double sums[PART] = {0};
+        for (ptrdiff_t i = 0; i < r->chosen; i++) {
+            const float *restrict row = r->numbers + (block * r->count + r->row[i]) * r->width + start;
+            double weight = r->weight[i];
+            for (ptrdiff_t j = 0; j < length; j++)
+                sums[j] += weight * (double)row[j];
+        }
+        memcpy(r->out + block * r->width + start, sums, (size_t)length * sizeof *sums);
+    }
+}
+
+/* Note, for every block of count rows, the sum of the chosen ones times their weights. */
+void weigh(team call, unsigned threads, ptrdiff_t blocks, ptrdiff_t count, ptrdiff_t width, const float *numbers,
+           ptrdiff_t chosen, const ptrdiff_t *row, const double *weight, double *out)
+{
+    struct rows task = {numbers, width, count, chosen, row, weight, out};
+    walk_in_steps(call, threads, blocks * parts_in(width), 1, weigh_part, &task);
 }

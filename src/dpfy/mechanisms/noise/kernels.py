@@ -1,8 +1,8 @@
 """The loops over the numbers of a step: in numpy, and in C for long vectors where there is a compiler.
 
-Both compute the same doubles from the same words; numpy walks over memory once for each operation, and C once for all.
-Their ``exp`` may differ in the last bits. Either errs by less than 2⁻⁴⁰ of its value, and what is closer to the curve
-than 2⁻³² of it is judged in more digits: the verdicts are the same.
+Both compute the same doubles from the same words, but for the order in which rows are added up; numpy walks over memory
+once for each operation, and C once for all. Their ``exp`` may differ in the last bits. Either errs by less than 2⁻⁴⁰ of
+its value, and what is closer to the curve than 2⁻³² of it is judged in more digits: the verdicts are the same.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import shlex
 import subprocess
 from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -65,6 +65,12 @@ class Kernels(Protocol):
     def total(self, numbers: Integers) -> int:
         """Return the sum."""
 
+    def measure(self, rows: Singles) -> Floats:
+        """Return the squared norms [blocks, rows] of all rows [blocks, rows, numbers], added up in float64."""
+
+    def weigh(self, rows: Singles, chosen: Positions, weights: Floats) -> Floats:
+        """Return the sums [blocks, numbers] of the chosen rows times their weights, in float64."""
+
 
 class InNumpy:
     """One call for each operation: available everywhere, and what the other has to agree with."""
@@ -100,6 +106,15 @@ class InNumpy:
         """See :class:`Kernels`."""
         return int(numbers.sum(dtype=np.int64))
 
+    def measure(self, rows: Singles) -> Floats:
+        """See :class:`Kernels`."""
+        found = torch.linalg.vector_norm(torch.from_numpy(rows), dim=2, dtype=torch.float64)  # numpy is far slower
+        return found.square().numpy()
+
+    def weigh(self, rows: Singles, chosen: Positions, weights: Floats) -> Floats:
+        """See :class:`Kernels`."""
+        return (torch.from_numpy(weights) @ torch.from_numpy(rows[:, chosen]).double()).numpy()
+
 
 class InC:
     """One pass for each step: ``kernels.c``, compiled here; on the calling thread, or on all that torch uses."""
@@ -116,6 +131,9 @@ class InC:
         self._release = _function(library.release, None, floats, floats, real, real, real, singles)
         self._release_singles = _function(library.release_singles, None, singles, floats, real, real, real, singles)
         self._total = _function(library.total, ctypes.c_int64, integers)
+        self._measure = _function(library.measure, None, size, _pointer(np.float32, 3), _pointer(np.float64, 2))
+        self._weigh = _function(library.weigh, None, size, size, _pointer(np.float32, 3), size, positions, floats,
+                                _pointer(np.float64, 2))
         self._team: tuple[int | None, int] = (None, 1)
 
     @property
@@ -160,6 +178,19 @@ class InC:
     def total(self, numbers: Integers) -> int:
         """See :class:`Kernels`."""
         return int(self._total(*self._team, len(numbers), numbers))
+
+    def measure(self, rows: Singles) -> Floats:
+        """See :class:`Kernels`."""
+        blocks, count, width = rows.shape
+        self._measure(*self._team, blocks * count, width, rows, squares := np.empty((blocks, count)))
+        return squares
+
+    def weigh(self, rows: Singles, chosen: Positions, weights: Floats) -> Floats:
+        """See :class:`Kernels`."""
+        blocks, count, width = rows.shape
+        self._weigh(*self._team, blocks, count, width, rows, len(chosen), chosen, weights,
+                    totals := np.empty((blocks, width)))
+        return totals
 
 
 IN_NUMPY = InNumpy()
@@ -213,18 +244,23 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
         sides = [these.judge(few, middle, uncertain, at_level, near, 2.0**-32)[0] for near in beside]
         return [points, position, *verdicts, *sides, values, sums, *released, np.array(these.total(place))]
 
-    return all(map(np.array_equal, results(kernels), results(others)))
+    def in_any_order(these: Kernels) -> list[Floats]:
+        rows = (place * 2.0**-20).astype(np.float32).reshape(2, -1, 64)
+        return [these.measure(rows), these.weigh(rows, few[:9], curve[:9] + 1)]
+
+    return all(map(np.array_equal, results(kernels), results(others))) and \
+        all(map(partial(np.allclose, rtol=2.0**-40), in_any_order(kernels), in_any_order(others)))
 
 
-def _pointer(dtype: npt.DTypeLike) -> Any:
-    """Return the type of an argument: a vector of this type without gaps; numpy's own leaves cyclic garbage behind."""
+def _pointer(dtype: npt.DTypeLike, dimensions: int = 1) -> Any:
+    """Return the type of an argument: an array of this type without gaps; numpy's own leaves cyclic garbage behind."""
     class Pointer:
         @staticmethod
-        def from_param(vector: npt.NDArray[Any]) -> ctypes.c_void_p:
-            if vector.dtype != dtype or vector.ndim != 1 or not vector.flags.carray:
-                raise TypeError(f"Expected a vector of {np.dtype(dtype)} without gaps, got {vector.ndim} dimensions of "
-                                f"{vector.dtype}.")
-            return ctypes.c_void_p(vector.__array_interface__["data"][0])
+        def from_param(array: npt.NDArray[Any]) -> ctypes.c_void_p:
+            if array.dtype != dtype or array.ndim != dimensions or not array.flags.carray:
+                raise TypeError(f"Expected {dimensions} dimensions of {np.dtype(dtype)} without gaps, got {array.ndim} "
+                                f"of {array.dtype}.")
+            return ctypes.c_void_p(array.__array_interface__["data"][0])
 
     return Pointer
 

@@ -11,6 +11,7 @@ from typing import TypeGuard
 import torch
 
 from dpfy.mechanisms.clipping import Clipping, squared_norms
+from dpfy.mechanisms.noise.kernels import Kernels, Singles, kernels_for
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import BoundedSums, LossFn, Seen, Unsupported
 from dpfy.training.engines.bookkeeping.contributions import Contribution, Kept, Outer, Rows, Tied
@@ -18,6 +19,8 @@ from dpfy.training.engines.bookkeeping.costs import BLOCK_NUMBERS, cheapest_kept
 from dpfy.training.engines.bookkeeping.engine import BookkeepingEngine
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink, region
 from dpfy.training.engines.vmap import VmapEngine
+
+_CHUNKS = 8  # in a step, about: there are more numbers in it than those at hand
 
 
 class ExactBookkeepingEngine(BookkeepingEngine):
@@ -81,7 +84,7 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
     cancel would carry the last bits of Gram matrices into the leading ones of a norm.
     """
     if isinstance(part, Kept):
-        return torch.linalg.vector_norm(part.gradients, dim=2, dtype=torch.float64).square().sum(0)
+        return _squares(part.gradients).sum(0)
     if isinstance(part, Rows):
         rows, owners, _, _ = part.distinct
         squared = torch.zeros(len(part.tokens), dtype=torch.float64, device=rows.device)
@@ -89,6 +92,29 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
     if _is_one_product(part):
         return (_lengths(part.inputs) * _lengths(part.outputs)).square()
     return torch.cat([squared_lengths(block) for _, block in _written(part)])
+
+
+def _squares(rows: torch.Tensor) -> torch.Tensor:
+    """Return the squared norms [blocks, rows]; of float32 in one walk, where torch makes a wide copy first."""
+    if (numbers := _singles(rows)) is None:
+        return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64).square()
+    return torch.from_numpy(_kernels_for(rows).measure(numbers))
+
+
+def _chosen_sums(rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return Σ weight·row [blocks, numbers] over the chosen rows in float64, as above."""
+    if (numbers := _singles(rows)) is None:
+        return weights[chosen] @ rows.index_select(1, chosen).double()
+    return torch.from_numpy(_kernels_for(rows).weigh(numbers, chosen.numpy(), weights[chosen].double().numpy()))
+
+
+def _kernels_for(rows: torch.Tensor) -> Kernels:
+    return kernels_for(_CHUNKS * rows.numel(), shared=True)
+
+
+def _singles(rows: torch.Tensor) -> Singles | None:
+    """Return float32 rows without gaps in memory as numpy has them, and None for others."""
+    return rows.numpy() if rows.is_cpu and rows.dtype == torch.float32 and rows.is_contiguous() else None
 
 
 def _lengths(vectors: torch.Tensor) -> torch.Tensor:
@@ -107,7 +133,7 @@ def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -
     if not len(chosen):
         return
     if isinstance(part, Kept):
-        total += part.shaped(torch.matmul(weights[chosen], part.gradients.index_select(1, chosen).double()))
+        total += part.shaped(_chosen_sums(part.gradients, weights, chosen))
     elif isinstance(part, Rows):
         rows, owners, tokens, _ = part.distinct
         own = (weights[owners] != 0).nonzero().flatten()
