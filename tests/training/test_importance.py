@@ -188,7 +188,9 @@ def test_plans_survive_json_and_calibrate(tmp_path):
     ({"norm_sum": "guessed"}, "scheduled"), ({"clip_factor": 1.0}, "Use norm_sum='released'"),
     ({"ratio": 0.1}, "ratios of at least"), ({"ratio": 0.21}, "for certain"),
     ({"slack": 0.5}, "slack of at least 1"), ({"floor": 0.01}, "floor in"), ({"relation": "replace_one"}, "No rule"),
-    ({"epochs": 1, "steps": 3}, "exactly one")])
+    ({"epochs": 1, "steps": 3}, "exactly one"), ({"batch_size": 1e-8, "steps": 3}, "coins that have 64 bits"),
+    ({"batch_size": 1e-8, "steps": 3, "ratio": 1e-9}, "coins that have 64 bits"),
+    ({"ratio": 1e10}, "coins that have 64 bits")])
 def test_what_has_no_proof_is_refused(settings, words):
     with pytest.raises(InvalidArgument, match=words):
         dpfy.dpis(**{"records": N, "batch_size": 12, "epochs": None if "steps" in settings else 2, **settings})

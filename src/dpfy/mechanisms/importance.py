@@ -24,6 +24,8 @@ JITTER = 2.0**-10
 """What the coins and last bits of all companions may tell in a step, as the μ of one Gaussian sum."""
 LARGEST_RATE = LIKELIEST_PROPOSAL * (1 - MARGIN)
 """Of records that take part: above it some coin would have to be likelier."""
+LEAST_RATE = 2.0**-32
+"""Of a record at the clip bound: the last of 64 bits would be too large a part of coins that are rarer."""
 MOVED = 2.0**-19
 """By how much, relative to its norm or the floor, one record more moves another one's gradient."""
 LEAST_NOISE = 0.5
@@ -90,6 +92,10 @@ def check_importance(schedule: ImportanceSchedule, query: Query, unit: str, cont
         least = schedule.rate / LARGEST_RATE
         raise InvalidArgument(f"Expected ratios of at least {least:.4g}, so that no record is accepted for certain; "
                               f"got {min(schedule.ratios)!r}. Use a larger ratio or a smaller batch.")
+    rarest = schedule.rate / max(1.0, *schedule.ratios)  # also if ratios, which may become 1, follow released norms
+    if rarest < LEAST_RATE:
+        raise InvalidArgument(f"Expected rates of at least {LEAST_RATE:.3g}, for coins that have 64 bits; got "
+                              f"{rarest:.3g}. Use a larger batch or smaller ratios.")
     if schedule.jitter != JITTER or schedule.slack < 1 or not LEAST_FLOOR <= schedule.floor <= 1:
         raise InvalidArgument(f"Expected slack of at least 1, floor in [{LEAST_FLOOR:g}, 1] and jitter={JITTER!r}; got "
                               f"{schedule.slack!r}, {schedule.floor!r} and {schedule.jitter!r}.")

@@ -15,6 +15,7 @@ from dpfy.ledger.wrapping import Composed, Parallel
 from dpfy.mechanisms.importance import (
     JITTER,
     LARGEST_RATE,
+    LEAST_RATE,
     LIKELIEST_PROPOSAL,
     MARGIN,
     MOST_COMPANIONS,
@@ -136,10 +137,11 @@ def test_the_jitter_pays_for_all_coins_and_bits():
         room_for_bits(0.05)
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.5, LARGEST_RATE])
+@pytest.mark.parametrize("rate", [LEAST_RATE / 8, 0.001, 0.5, LARGEST_RATE])
 def test_last_bits_of_norms_move_coins_by_what_is_paid_for(rate):
     """The coins that the sampler tosses. Those of norms that have grown, which are the likeliest to be accepted, and of
-    norms at the clip bound reach what is paid for. If a coin could become a certainty, there would be no bound."""
+    norms at the clip bound reach what is paid for. If a coin could become a certainty, or so rare that its 64 bits are
+    few, there would be no bound."""
     grid = np.concatenate([CLIP * np.array([1 / 16, 0.2, 0.333, 0.99, 1.0, 1.1]), NORMS])
     learned, norms = map(np.ravel, np.meshgrid(grid, np.concatenate([grid, 3 * grid, 2.99 * grid])))
     sampler, most = sampler_of(rate, n=len(norms)), 0.0
