@@ -145,7 +145,7 @@ def shares(rank, size, folder):
     started = Started(data, dimension=7, steps=2)
     started.release()  # looks at some records more, to compare them and to learn their shape
     data.reads = 0
-    found = {"sum": started.release().tolist(), "reads": data.reads}
+    found = {"sum": started.release().tolist(), "reads": data.reads, "kept": started.run._buffer.tolist()}
     plan = dpfy.dpsgd(records=40, batch_size=40, steps=2, noise_multiplier=0.0)
     blocks = Started(TensorDataset(torch.eye(40)), dimension=40, plan=plan, max_physical_batch=3)
     blocks.run._engines = OddBlocks(rank)
@@ -170,6 +170,11 @@ def test_every_record_is_read_by_one_rank_and_counted_once(group):
                                torch.full((group.size, 2, 40), 1 / 40))
     reads = [each["reads"] for each in group[shares]]
     assert sum(reads) == 7
+
+
+def test_ranks_that_release_nothing_keep_nothing_of_their_sums(group):
+    released, *others = [each["kept"] for each in group[shares]]
+    assert any(released) and not any(map(any, others))
 
 
 @scenario

@@ -222,6 +222,8 @@ class Run:
             if pieces.completes:
                 pieces.complete(sums.vector, len(drawn) // (8 * self._drawn_words), self.plan.divisor)
             mechanism.release_pieces(sums.tensors, pieces.factors(self.plan.divisor), outputs, self._noise)
+        else:
+            sums.forget()
         self._ranks.share(outputs)
         gradients, statistics = pieces.named(outputs)
         released = Released(gradients, batch.step, statistics, self.plan.noise_at(step) * setting.noise,
@@ -255,7 +257,8 @@ class Run:
     def _room(self, pieces: Pieces) -> torch.Tensor:
         """Return a flat float64 vector for all sums, whatever it holds.
 
-        Between steps it holds what was released, so it is kept: fresh memory costs more than the sums themselves.
+        Between steps it holds what was released, or zeros on ranks that release nothing, so it is kept: fresh memory
+        costs more than the sums themselves.
         """
         size = sum(pieces.sizes)
         if self._buffer is None or len(self._buffer) < size:

@@ -45,6 +45,10 @@ class Sums:
             self._settle()
         return [*(self._formed or ()), *self._statistics]
 
+    def forget(self) -> None:
+        """Overwrite them, where somebody else releases them: the vector outlives a step."""
+        set_to_zero(self._vector)
+
     def _settle(self) -> None:
         """Bring everything into the vector."""
         if self._formed is None:

@@ -333,6 +333,17 @@ def test_what_was_not_begun_is_drawn_on_delivery(monkeypatch, begun, threads):
     assert torch.equal(take(source, count=2600), take(twin, count=2600))
 
 
+def test_a_device_is_added_to_on_one_thread(monkeypatch):
+    """Fails if helpers take what a device adds in the order of the thread that asks."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    source, taken = desk.Desk(), []
+    for alone in (True, False):
+        source.deliver(3000, 48.7, SecureStream(insecure_test_key=1),
+                       lambda *_: taken.append(threading.current_thread()), alone=alone)
+        if alone:
+            assert set(taken) == {threading.current_thread()} and len(taken) == 6
+
+
 def test_rooms_are_used_again():
     source = noise()
     for _ in range(2):

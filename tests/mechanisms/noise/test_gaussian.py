@@ -173,3 +173,57 @@ def test_the_number_of_threads_does_not_change_the_noise(monkeypatch):
         drawn.append(sample(9001))
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
     assert len(set(drawn[0].tolist())) > 8995  # segments do not share words; 0.1 coincidences are expected
+
+
+# --- pieces -------------------------------------------------------------------------------------------------------
+
+PIECES = [(7,), (), (0, 3), (150, 7), (193,), (1,), (40, 20), (0,)]  # 1250, 1251 and 2051 are ends of pieces
+
+
+@pytest.mark.parametrize("segment", [97, 193, 1250, 1251, 3000])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_pieces_of_any_segments_have_the_noise_of_one_vector(kernels, monkeypatch, segment, threads, ahead):
+    """Fails if a piece that begins or ends within a segment is given the noise of other coordinates, or none."""
+    monkeypatch.setattr(desk, "SEGMENT", segment)
+    monkeypatch.setattr(desk, "_SERIAL", 0 if ahead else 1 << 62)
+    monkeypatch.setattr(desk, "_cores", lambda: threads + 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    sizes, grid = [math.prod(shape) for shape in PIECES], lattice_step(1.7)
+    vector = torch.linspace(-5, 5, sum(sizes)).double()
+    kinds = [torch.float32, torch.float64] * 4
+    sums = [part.view(shape).to(kind)
+            for part, shape, kind in zip(vector.split(sizes), PIECES, kinds, strict=True)]
+    outs = [torch.full(shape, torch.nan, dtype=kind) for shape, kind in zip(PIECES, reversed(kinds), strict=True)]
+    source, twin = (LatticeGaussian(SecureStream(insecure_test_key=5)) for _ in range(2))
+    source.prefetch(sum(sizes), 1.7, grid)
+    assert (source._desk._ordered is not None) == ahead
+    expected = twin.add_noise(vector.clone(), 1.7, grid).split(sizes)
+    source.release(sums, [0.3] * 8, outs, 1.7, grid)
+    for out, part in zip(outs, expected, strict=True):
+        assert torch.equal(out, (part * 0.3).to(out.dtype).view_as(out))
+    source.close()
+
+
+def test_sums_with_gaps_or_of_one_number_have_noise_for_every_coordinate(kernels):
+    """Fails if what shares memory, or has other numbers in between, is written to as if it had its own."""
+    grid, held = lattice_step(1.0), torch.arange(900.0, dtype=torch.float64)
+    sums = [held[::3], torch.ones(1, dtype=torch.float64).expand(300), held.float()[::3], held.view(30, 30).t()]
+    outs, before = [torch.empty(each.shape) for each in sums], held.clone()
+    source, twin = (LatticeGaussian(SecureStream(insecure_test_key=6)) for _ in range(2))
+    source.release(sums, [1.0] * 4, outs, 1.0, grid)
+    expected = twin.add_noise(torch.cat([each.double().reshape(-1) for each in sums]), 1.0, grid)
+    assert torch.equal(torch.cat([out.reshape(-1) for out in outs]), expected.float())
+    assert torch.equal(held, before)
+
+
+@pytest.mark.parametrize("size", [9, 11])
+@pytest.mark.parametrize("stddev", [0.0, 1.0])
+def test_an_output_of_another_size_is_refused(kernels, size, stddev):
+    """In C it would be written beyond its end, and of a longer one the rest would be what was in memory before."""
+    with pytest.raises(InvalidArgument, match="an output of 10 numbers"):
+        LatticeGaussian(SecureStream()).release([torch.zeros(10)], [1.0], [torch.empty(size)], stddev, 2.0**-28)
+
+
+def test_no_sums_at_all_are_nothing_to_release():
+    LatticeGaussian(SecureStream()).release([], [], [], 1.0, 2.0**-28)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from streams import in_child
 
-from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, cells, kernels, lattice_step, team
+from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, cells, desk, kernels, lattice_step, team
 from dpfy.mechanisms.noise.cover import RECTANGLES, cover
 from dpfy.mechanisms.noise.kernels import IN_NUMPY
 
@@ -37,10 +37,10 @@ def noisy(monkeypatch, large, count, stddev, key):
 
 # --- the same bits ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("count", [0, 1, 2, 63, 1 << 14, (1 << 18) + 1])
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 1 << 14, desk.SEGMENT + 1])
 @pytest.mark.parametrize("stddev", [1.0, 1.37, 1.9999999, 1e-30])
 def test_c_draws_the_noise_that_numpy_draws(monkeypatch, in_c, count, stddev):
-    for key in range(1 if count > 1 << 18 else 5):
+    for key in range(1 if count > desk.SEGMENT else 5):
         expected = noisy(monkeypatch, 1 << 62, count, stddev, key)
         assert torch.equal(noisy(monkeypatch, 0, count, stddev, key), expected)
 

@@ -20,7 +20,7 @@ class Noise(Protocol):
         """Where the key came from: ``"operating system"``, or a name that says that nothing is private."""
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise that the next ``add_noise`` will take, if that pays; it changes no result."""
+        """Begin to draw the noise that will be taken next, if that pays; it changes no result."""
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add the next noise of the stream to float64 ``values`` in place, on the lattice of step ``grid``."""

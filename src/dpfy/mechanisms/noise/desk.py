@@ -74,12 +74,13 @@ class Desk:
                 raise
             self._ordered = _Order(count, spread, segments, rooms)  # an incomplete one would leave values without noise
 
-    def deliver(self, count: int, spread: float, stream: SecureStream, take: Take) -> None:
+    def deliver(self, count: int, spread: float, stream: SecureStream, take: Take, alone: bool = False) -> None:
         """Draw a vector of ``count`` fresh values and let ``take`` have its segments.
 
         What was ordered and begun is taken on this thread. Then it draws and takes the rest, with the help of all of
         torch's threads if they can be had. If not, others do the same, one fewer than torch uses, as its own look out
         for work at full speed for some milliseconds after an operation. Who gets less of a core takes fewer segments.
+        If this thread is to take ``alone``, nobody else does.
         """
         order, waiting, kernels = self._forget_order(), deque[_Segment](), kernels_for(count, shared=True)
 
@@ -95,7 +96,7 @@ class Desk:
             else:
                 waiting.extend(_segments(count, stream))
                 rooms = self._take_rooms()
-            threads = 1 if kernels.threads > 1 else max(1, min(len(waiting), torch.get_num_threads() - 1))
+            threads = 1 if alone or kernels.threads > 1 else max(1, min(len(waiting), torch.get_num_threads() - 1))
             first, *others = (_room(rooms, index, min(count, SEGMENT)) for index in range(threads))
             helpers = [self._threads.submit(work, room) for room in others]
             work(first)

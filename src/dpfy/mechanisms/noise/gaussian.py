@@ -46,10 +46,10 @@ class LatticeGaussian:
         return self._stream.key_source
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next ``add_noise`` on another thread, if torch leaves a core to do so.
+        """Begin to draw the noise of the next release on another thread, if torch leaves a core to do so.
 
-        It is the noise that ``add_noise`` would draw, and is used there or never: for another number of values or
-        another ``stddev / grid`` fresh noise is drawn. A fork leaves it to the parent.
+        It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never: for another number of
+        values or another ``stddev / grid`` fresh noise is drawn. A fork leaves it to the parent.
         """
         if stddev != 0:
             spread, _ = _columns(stddev, grid)
@@ -72,7 +72,7 @@ class LatticeGaussian:
         spread, unit = _columns(stddev, grid)
         flat, kernels = raw.reshape(-1), kernels_for(raw.numel(), shared=True)
         self._deliver(len(flat), spread, lambda start, drawn: _add(flat[start:start + len(drawn)], drawn, unit, grid,
-                                                                   kernels))
+                                                                   kernels), [flat])
         if not values.is_contiguous():
             raw.copy_(flat.view(values.shape))
         return values
@@ -84,29 +84,34 @@ class LatticeGaussian:
         One walk over memory does both. Float64 sums without gaps are overwritten by what is released; sums in float32,
         which float64 holds exactly, stay as they are. ``outs`` have no gaps.
         """
-        flat = [(each.detach().reshape(-1), factor, out.view(-1))
+        flat = [(each.detach().reshape(-1).contiguous(), factor, out.view(-1))
                 for each, factor, out in zip(sums, factors, outs, strict=True)]
+        for each, _, out in flat:
+            if len(each) != len(out):  # what is left of an output would be whatever was in its memory
+                raise InvalidArgument(f"Expected an output of {len(each)} numbers, as the sum has, got {len(out)}.")
         if stddev == 0:
             for each, factor, out in flat:
                 out.copy_(round_to_lattice(each.double(), grid) * factor)
             return
         spread, unit = _columns(stddev, grid)
-        ends = [*accumulate(len(each) for each, _, _ in flat)]
-        kernels = kernels_for(ends[-1], shared=True)
+        begins = [*accumulate((len(each) for each, _, _ in flat), initial=0)]
+        count = begins.pop()
+        kernels = kernels_for(count, shared=True)
 
         def take(start: int, drawn: Floats) -> None:
-            for end, (each, factor, out) in zip(ends, flat, strict=True):
-                first, last = max(start, end - len(each)), min(start + len(drawn), end)
+            for begin, (each, factor, out) in zip(begins, flat, strict=True):
+                first, last = max(start, begin), min(start + len(drawn), begin + len(each))
                 if first < last:
-                    some = slice(first - end + len(each), last - end + len(each))
+                    some = slice(first - begin, last - begin)
                     _release(each[some], drawn[first - start:last - start], unit, grid, factor, out[some], kernels)
 
-        self._deliver(ends[-1], spread, take)
+        self._deliver(count, spread, take, [each for each, _, _ in flat])
 
-    def _deliver(self, count: int, spread: float, take: Take) -> None:
+    def _deliver(self, count: int, spread: float, take: Take, taking: Sequence[torch.Tensor]) -> None:
+        """Draw and take; on this thread alone if a device is to add, which has an order of work for each thread."""
         desk = self._desk
         with desk.lock:
-            desk.deliver(count, spread, self._stream, take)
+            desk.deliver(count, spread, self._stream, take, alone=not all(each.is_cpu for each in taking))
 
     def integers(self, count: int, scale: float) -> torch.Tensor:
         """Return ``count`` independent N(0, scale²) reals, each rounded to the nearest integer.

@@ -37,7 +37,7 @@ class Seen:
 
 
 def set_to_zero(total: torch.Tensor) -> None:
-    """Overwrite it with zeros, on this thread: torch would divide the work, and wait for the core that draws noise."""
+    """Overwrite it with zeros, on this thread: torch would divide the work, and wait for a core that may draw noise."""
     if total.is_cpu:
         total.numpy().fill(0.0)
     else:
@@ -54,7 +54,10 @@ class BoundedSums(ABC):
         """Add it to the float64 ``totals``, one for each trained parameter."""
 
     def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return it, a tensor for each trained parameter: as it was formed, or in its total, which is overwritten."""
+        """Return it, a tensor for each trained parameter: as it was formed, or in its total, which is overwritten.
+
+        The tensors become the caller's, who overwrites them.
+        """
         for total in totals:
             set_to_zero(total)
         self.add_to(totals)

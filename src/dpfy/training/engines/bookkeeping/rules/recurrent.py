@@ -167,20 +167,20 @@ class _Cell(ABC):
     @property
     def before(self) -> torch.Tensor:
         """The hidden state that each row started from."""
-        return self.rows.joined([state[:size] for state, size in zip(self.hidden, self.sizes, strict=False)])
+        return self.rows.joined([_first(state, size) for state, size in zip(self.hidden, self.sizes, strict=False)])
 
     def forward(self) -> None:
         """Go through all steps."""
         for step, size in enumerate(self.sizes):
-            self._forward(step, self.hidden[step][:size])
+            self._forward(step, _first(self.hidden[step], size))
 
     def backward(self, outputs: tuple[torch.Tensor, ...] | None, hidden: torch.Tensor, memory: torch.Tensor) -> None:
         """Go back, and turn the gradients of the last states into those of the first ones."""
         for step in reversed(range(len(self.sizes))):
-            size = self.sizes[step]
+            some, kept = _first(hidden, self.sizes[step]), _first(memory, self.sizes[step])
             if outputs is not None:
-                hidden[:size] += outputs[step]
-            self._backward(step, hidden[:size], memory[:size])
+                some += outputs[step]
+            self._backward(step, some, kept)
 
     @abstractmethod
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
@@ -191,34 +191,45 @@ class _Cell(ABC):
         """From the gradients of the states after a step to δ and to those of the states before it, in place."""
 
 
+def _first(states: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the states of the first sequences; all of them as they are, since a view takes time as well."""
+    return states if len(states) == size else states[:size]
+
+
 class _Lstm(_Cell):
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
                  rows: Rows) -> None:
         super().__init__(gates, hidden, memory, weights, rows)
         cells, squashed = torch.empty_like(self.outputs), torch.empty_like(self.outputs)
         self.memory, self.squashed = (memory, *rows.split(cells)), rows.split(squashed)
-        self.parts = list(zip(*map(rows.split, gates.chunk(4, 1)), strict=True))
+        width = hidden.shape[1]
+        both = gates[:, :2 * width]  # of the gates that let in and keep: for what is done to the two alike
+        self.parts = list(zip(*map(rows.split, (both, *gates.chunk(4, 1))), strict=True))
         self.states, self.buffers = (self.outputs, cells), (*self.buffers, cells, squashed)
+        self._change = gates.new_empty(len(hidden), 2 * width)
+        self._hidden_weight = self.weight.t()
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
-        self.steps[step].addmm_(hidden, self.weight.t())
-        enter, keep, new, show = self.parts[step]
-        for gate in (enter, keep, show):
-            gate.sigmoid_()
+        self.steps[step].addmm_(hidden, self._hidden_weight)
+        both, enter, keep, new, show = self.parts[step]
+        both.sigmoid_()
+        show.sigmoid_()
         new.tanh_()
-        memory = torch.mul(keep, self.memory[step][:len(keep)], out=self.memory[step + 1]).addcmul_(enter, new)
+        memory = torch.mul(keep, _first(self.memory[step], len(keep)), out=self.memory[step + 1]).addcmul_(enter, new)
         torch.mul(show, torch.tanh(memory, out=self.squashed[step]), out=self.hidden[step + 1])
 
     def _backward(self, step: int, hidden: torch.Tensor, memory: torch.Tensor) -> None:
-        enter, keep, new, show = self.parts[step]
-        squashed = self.squashed[step]
+        both, enter, keep, new, show = self.parts[step]
+        squashed, change = self.squashed[step], _first(self._change, len(keep))
         through = hidden * show
         memory += _tanh_backward(through, squashed, grad_input=through)
         _sigmoid_backward(hidden.mul_(squashed), show, grad_input=show)
-        entering, keeping, making = memory * new, memory * self.memory[step][:len(keep)], memory * enter
+        entering, keeping = change.chunk(2, 1)
+        torch.mul(memory, new, out=entering)
+        torch.mul(memory, _first(self.memory[step], len(keep)), out=keeping)
+        making = torch.mul(memory, enter, out=through)
         memory *= keep
-        _sigmoid_backward(entering, enter, grad_input=enter)
-        _sigmoid_backward(keeping, keep, grad_input=keep)
+        _sigmoid_backward(change, both, grad_input=both)
         _tanh_backward(making, new, grad_input=new)
         torch.mm(self.steps[step], self.weight, out=hidden)
 
@@ -248,7 +259,7 @@ class _Gru(_Cell):
         both, reset, keep, new = self.parts[step]
         product, for_both, for_new = self.products[step]
         kept = hidden * keep
-        keeping = (self.hidden[step][:len(keep)] - new).mul_(hidden)
+        keeping = (_first(self.hidden[step], len(keep)) - new).mul_(hidden)
         _tanh_backward(hidden - kept, new, grad_input=new)
         resetting = new * for_new
         torch.mul(new, reset, out=for_new)
