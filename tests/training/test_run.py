@@ -458,15 +458,15 @@ class Watched(Ranks):
         type(self).inside = False
 
 
-def test_noise_is_begun_before_a_step_is_paid_for_and_where_all_ranks_learn_of_a_failure(started, monkeypatch):
-    """The first time when the engine is known. A failure elsewhere would leave other ranks waiting for this one."""
+def test_noise_is_begun_once_in_a_step_where_all_ranks_learn_of_a_failure(started, monkeypatch):
+    """A failure elsewhere would leave other ranks waiting for this one."""
     s, begun = started(ROWS, noise_multiplier=1.0), []
     s.run._ranks = Watched()
     monkeypatch.setattr(LatticeGaussian, "prefetch", lambda *_: begun.append((Watched.inside, s.ledger.count)))
     for _ in range(3):
         s.release()
-    assert begun == [(True, 1), (True, 1), (True, 2)]
+    assert begun == [(True, 1), (True, 2), (True, 3)]
     monkeypatch.setattr(LatticeGaussian, "prefetch", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         s.release()
-    assert s.ledger.count == 3
+    assert s.ledger.count == 4
