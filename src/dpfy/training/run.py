@@ -257,8 +257,8 @@ class Run:
     def _room(self, pieces: Pieces) -> torch.Tensor:
         """Return a flat float64 vector for all sums, whatever it holds.
 
-        Between steps it holds what was released, or zeros on ranks that release nothing, so it is kept: fresh memory
-        costs more than the sums themselves.
+        It is kept, as fresh memory costs more than the sums themselves. After a step it holds what was released, or
+        zeros on ranks that release nothing; after one that failed it is as sensitive as the sums.
         """
         size = sum(pieces.sizes)
         if self._buffer is None or len(self._buffer) < size:
