@@ -209,7 +209,7 @@ def kernels_for(count: int, shared: bool = False) -> Kernels:
 def compiled() -> InC | None:
     """Return what the compiler ``cc``, or the one that the variable ``CC`` names, makes of ``kernels.c``, if it works.
 
-    It is made anew in every process, in a tenth of a second: no file is left that somebody else could replace.
+    It is made anew in every process, in a quarter of a second: no file is left that somebody else could replace.
     """
     try:
         compiler = shlex.split(os.environ.get("CC", "cc"))
