@@ -6,7 +6,7 @@ in the place of the gates' values. torch's fused kernels sum the weights' gradie
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,26 +40,22 @@ def recurrent(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor | Pa
     padded, packing = _padded(inputs, module, layout)
     by_record = Layout(0, layout.flat)
     by_record.items(padded, tape.records)
-    directions = [Packed.of(*packing, reverse) if packing else Even(len(padded), padded.shape[1], reverse)
-                  for reverse in ((False, True) if module.bidirectional else (False,))]
+    directions = 2 if module.bidirectional else 1
+    rows = Packed.of(*packing, directions) if packing else Even(*padded.shape[:2])
     finals: list[tuple[torch.Tensor, ...]] = []
     with torch.autocast(padded.device.type, enabled=False):
         padded = padded.to(module.weight_ih_l0.dtype)
         for layer in range(module.num_layers):
-            outputs = []
-            for rows in directions:
-                number = len(finals)
-                weights = _Weights(*module.all_weights[number])
-                record = _recorder(tape, by_record, weights, padded.detach())
-                output, *final = _Layer.apply(tape.anchor, padded, *_initial(hx, number, padded, weights), weights,
-                                              _CELLS[module.mode], rows, record)
-                outputs.append(output)
-                finals.append(tuple(final))
-            padded = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
+            some = slice(layer * directions, (layer + 1) * directions)
+            weights = [_Weights(*each) for each in module.all_weights[some]]
+            record = _recorder(tape, by_record, weights, padded.detach())
+            padded, *final = _Layer.apply(tape.anchor, padded, *_initial(hx, some, padded, module), weights,
+                                          _CELLS[module.mode], rows, record)
+            finals.append(tuple(final))
             if layer + 1 < module.num_layers:
                 padded = F.dropout(padded, module.dropout, module.training)
-    states = tuple(torch.stack(state) for state in zip(*finals, strict=True))
-    return _like(inputs, padded, module, directions[0]), states if isinstance(module, nn.LSTM) else states[0]
+    states = tuple(map(torch.cat, zip(*finals, strict=True)))
+    return _like(inputs, padded, module, rows), states if isinstance(module, nn.LSTM) else states[0]
 
 
 class _Weights(NamedTuple):
@@ -89,85 +85,98 @@ def _padded(inputs: torch.Tensor | PackedSequence, module: Any,
 def _like(inputs: torch.Tensor | PackedSequence, padded: torch.Tensor, module: Any, rows: "Rows") -> Any:
     """Return outputs in the form that the inputs had."""
     if isinstance(inputs, PackedSequence):
-        return PackedSequence(rows.taken(padded), *inputs[1:])
+        return PackedSequence(rows.taken(padded.unsqueeze(0))[0], *inputs[1:])
     return padded if module.batch_first else padded.transpose(0, 1)
 
 
-def _initial(hx: Any, number: int, padded: torch.Tensor, weights: _Weights) -> list[torch.Tensor]:
+def _initial(hx: Any, some: slice, padded: torch.Tensor, module: Any) -> list[torch.Tensor]:
     """Return hidden state and memory before the first step; layers without a memory get one that they do not use."""
     if hx is None:
-        return [padded.new_zeros(len(padded), weights.hidden.shape[1])] * 2
+        return [padded.new_zeros(some.stop - some.start, len(padded), module.hidden_size)] * 2
     states = (hx, hx) if isinstance(hx, torch.Tensor) else hx
-    return [state[number].to(padded.dtype) for state in states]
+    return [state[some].to(padded.dtype) for state in states]
 
 
-def _recorder(tape: Tape, layout: Layout, weights: _Weights, inputs: torch.Tensor) -> Callable[..., None]:
+def _recorder(tape: Tape, layout: Layout, weights: Sequence[_Weights], inputs: torch.Tensor) -> Callable[..., None]:
     """Return what records the contributions, given δ, δ as the hidden state's product has it, and the states before."""
-    def record(gradient: torch.Tensor, inner: torch.Tensor, before: torch.Tensor) -> None:
-        for weight, bias, found, factor in ((weights.inputs, weights.inputs_bias, gradient, inputs),
-                                            (weights.hidden, weights.hidden_bias, inner, before)):
-            rows = layout.sequences(found, tape.records)
-            if tape.trains(weight):
-                tape.outer(weight, Outer(layout.sequences(factor, tape.records), rows))
-            if bias is not None and tape.trains(bias):
-                tape.add(bias, Kept.of(rows.sum(1)))
+    def record(*found: torch.Tensor) -> None:
+        for own, gradient, inner, before in zip(weights, *found, strict=True):
+            for weight, bias, rows, factor in ((own.inputs, own.inputs_bias, gradient, inputs),
+                                               (own.hidden, own.hidden_bias, inner, before)):
+                rows = layout.sequences(rows, tape.records)
+                if tape.trains(weight):
+                    tape.outer(weight, Outer(layout.sequences(factor, tape.records), rows))
+                if bias is not None and tape.trains(bias):
+                    tape.add(bias, Kept.of(rows.sum(1)))
 
     return record
 
 
 class _Layer(torch.autograd.Function):
-    """One direction of one layer, whose weights' gradients are left to ``record``."""
+    """One layer in all its directions, whose weights' gradients are left to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, padded, hidden, memory, weights, kind, rows, record):  # type: ignore[no-untyped-def]
-        gates = rows.taken(F.linear(padded, weights.inputs, kind.bias(weights)))
+        ctx.inputs_weight = torch.stack([own.inputs for own in weights])
+        gates = _product(rows.taken(padded.expand(len(weights), *padded.shape)), ctx.inputs_weight.mT,
+                         kind.bias(weights))
         cell = kind(gates, rows.sorted(hidden), rows.sorted(memory), weights, rows)
         cell.forward()
-        ctx.cell, ctx.weights, ctx.rows, ctx.record = cell, weights, rows, record
+        ctx.cell, ctx.rows, ctx.record = cell, rows, record
         ctx.save_for_backward(padded, *cell.buffers)  # so that autograd refuses to go back twice: once uses them up
         ctx.set_materialize_grads(False)
-        return rows.put_back(cell.outputs).contiguous(), *map(rows.ends, cell.states)
+        return torch.cat(tuple(rows.put_back(cell.outputs)), 2), *map(rows.ends, cell.states)
 
     @staticmethod
     def backward(ctx, outputs, hidden, memory=None):  # type: ignore[no-untyped-def]
         _, cell, rows = ctx.saved_tensors, ctx.cell, ctx.rows
-        first = cell.hidden[0]
-        hidden, memory = (torch.zeros_like(first) if state is None else rows.sorted(state)
+        hidden, memory = (torch.zeros_like(cell.hidden[0]) if state is None else rows.sorted(state)
                           for state in (hidden, memory))
-        cell.backward(None if outputs is None else rows.split(rows.taken(outputs)), hidden, memory)
+        if outputs is not None:
+            outputs = rows.split(rows.taken(torch.stack(outputs.chunk(len(hidden), 2))))
+        cell.backward(outputs, hidden, memory)
         gradient = rows.put_back(cell.gates)
         inner = gradient if cell.inner is cell.gates else rows.put_back(cell.inner)
         ctx.record(gradient, inner, rows.put_back(cell.before))
-        found = gradient @ ctx.weights.inputs if ctx.needs_input_grad[1] else None
+        found = rows.put_back(torch.bmm(cell.gates, ctx.inputs_weight)).sum(0) if ctx.needs_input_grad[1] else None
         return None, found, rows.unsorted(hidden), rows.unsorted(memory), None, None, None, None
 
 
+def _product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the product of each direction, with its bias if there is one."""
+    return torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias, rows, weight)
+
+
 class _Cell(ABC):
-    """The steps of one layer in one direction; ``gates`` hold their values on the way forward and δ on the way back."""
+    """The steps of one layer in all its directions, [directions, sequences, features] each.
+
+    ``gates`` hold their values on the way forward and δ on the way back.
+    """
 
     folds_biases: ClassVar[bool] = True  # whether both biases are added at the same place
 
-    def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
+    def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: Sequence[_Weights],
                  rows: Rows) -> None:
-        self.gates, self.rows, self.sizes, self.weight = gates, rows, rows.sizes, weights.hidden
+        self.gates, self.rows, self.sizes = gates, rows, rows.sizes
+        self.weight = torch.stack([own.hidden for own in weights])
         self.steps = rows.split(gates)
-        self.outputs = gates.new_empty(len(gates), hidden.shape[1])
+        self.outputs = gates.new_empty(*gates.shape[:2], hidden.shape[2])
         self.hidden = (hidden, *rows.split(self.outputs))
         self.inner = gates  # δ as the product with the hidden state has it
         self.states: tuple[torch.Tensor, ...] = (self.outputs,)
         self.buffers: tuple[torch.Tensor, ...] = (self.gates, self.outputs)
 
     @classmethod
-    def bias(cls, weights: _Weights) -> torch.Tensor | None:
+    def bias(cls, weights: Sequence[_Weights]) -> torch.Tensor | None:
         """Return what is added to the product with the inputs."""
-        if weights.inputs_bias is None or weights.hidden_bias is None or not cls.folds_biases:
-            return weights.inputs_bias
-        return weights.inputs_bias + weights.hidden_bias
+        inputs = _stacked([own.inputs_bias for own in weights])
+        hidden = _stacked([own.hidden_bias for own in weights])
+        return inputs if inputs is None or hidden is None or not cls.folds_biases else inputs + hidden
 
     @property
     def before(self) -> torch.Tensor:
         """The hidden state that each row started from."""
-        return self.rows.joined([_first(state, size) for state, size in zip(self.hidden, self.sizes, strict=False)])
+        return torch.cat([_first(state, size) for state, size in zip(self.hidden, self.sizes, strict=False)], 1)
 
     def forward(self) -> None:
         """Go through all steps."""
@@ -191,66 +200,73 @@ class _Cell(ABC):
         """From the gradients of the states after a step to δ and to those of the states before it, in place."""
 
 
+def _stacked(biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the biases of all directions as something to be added to rows; they all have one, or none has."""
+    present = [bias for bias in biases if bias is not None]
+    return torch.stack(present).unsqueeze(1) if present else None
+
+
 def _first(states: torch.Tensor, size: int) -> torch.Tensor:
     """Return the states of the first sequences; all of them as they are, since a view takes time as well."""
-    return states if len(states) == size else states[:size]
+    return states if states.shape[1] == size else states[:, :size]
 
 
 class _Lstm(_Cell):
-    def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
+    def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: Sequence[_Weights],
                  rows: Rows) -> None:
         super().__init__(gates, hidden, memory, weights, rows)
-        cells, squashed = torch.empty_like(self.outputs), torch.empty_like(self.outputs)
-        self.memory, self.squashed = (memory, *rows.split(cells)), rows.split(squashed)
-        width = hidden.shape[1]
-        both = gates[:, :2 * width]  # of the gates that let in and keep: for what is done to the two alike
-        self.parts = list(zip(*map(rows.split, (both, *gates.chunk(4, 1))), strict=True))
-        self.states, self.buffers = (self.outputs, cells), (*self.buffers, cells, squashed)
-        self._change = gates.new_empty(len(hidden), 2 * width)
-        self._hidden_weight = self.weight.t()
+        cells, squashed, new = (torch.empty_like(self.outputs) for _ in range(3))
+        self.memory, self.squashed, self.new = (memory, *rows.split(cells)), rows.split(squashed), rows.split(new)
+        self.parts = list(zip(*map(rows.split, gates.chunk(4, 2)), strict=True))
+        self.states, self.buffers = (self.outputs, cells), (*self.buffers, cells, squashed, new)
+        change = gates.new_zeros(*hidden.shape[:2], gates.shape[2])
+        entering, keeping, _, showing = change.chunk(4, 2)
+        self._changes = (change, entering, keeping, showing)  # room that all steps share
+        self._hidden_weight = self.weight.mT
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
-        self.steps[step].addmm_(hidden, self._hidden_weight)
-        both, enter, keep, new, show = self.parts[step]
-        both.sigmoid_()
-        show.sigmoid_()
-        new.tanh_()
-        memory = torch.mul(keep, _first(self.memory[step], len(keep)), out=self.memory[step + 1]).addcmul_(enter, new)
+        gates = self.steps[step].baddbmm_(hidden, self._hidden_weight)
+        enter, keep, made, show = self.parts[step]
+        new = torch.tanh(made, out=self.new[step])
+        gates.sigmoid_()  # of all four, in one call: what it leaves in the new value's place is not read
+        before = _first(self.memory[step], keep.shape[1])
+        memory = torch.mul(keep, before, out=self.memory[step + 1]).addcmul_(enter, new)
         torch.mul(show, torch.tanh(memory, out=self.squashed[step]), out=self.hidden[step + 1])
 
     def _backward(self, step: int, hidden: torch.Tensor, memory: torch.Tensor) -> None:
-        both, enter, keep, new, show = self.parts[step]
-        squashed, change = self.squashed[step], _first(self._change, len(keep))
+        gates, new, squashed = self.steps[step], self.new[step], self.squashed[step]
+        enter, keep, made, show = self.parts[step]
+        change, entering, keeping, showing = (_first(room, keep.shape[1]) for room in self._changes)
         through = hidden * show
         memory += _tanh_backward(through, squashed, grad_input=through)
-        _sigmoid_backward(hidden.mul_(squashed), show, grad_input=show)
-        entering, keeping = change.chunk(2, 1)
         torch.mul(memory, new, out=entering)
-        torch.mul(memory, _first(self.memory[step], len(keep)), out=keeping)
+        torch.mul(memory, _first(self.memory[step], keep.shape[1]), out=keeping)
+        torch.mul(hidden, squashed, out=showing)
         making = torch.mul(memory, enter, out=through)
         memory *= keep
-        _sigmoid_backward(change, both, grad_input=both)
-        _tanh_backward(making, new, grad_input=new)
-        torch.mm(self.steps[step], self.weight, out=hidden)
+        _sigmoid_backward(change, gates, grad_input=gates)
+        _tanh_backward(making, new, grad_input=made)
+        torch.bmm(gates, self.weight, out=hidden)
 
 
 class _Gru(_Cell):
     folds_biases = False  # the reset gate scales what the hidden state gives to the new value, its bias included
 
-    def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: _Weights,
+    def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: Sequence[_Weights],
                  rows: Rows) -> None:
         super().__init__(gates, hidden, memory, weights, rows)
-        width = hidden.shape[1]
-        self.shift = gates.new_zeros(3 * width) if weights.hidden_bias is None else weights.hidden_bias
+        width = hidden.shape[2]
+        shift = _stacked([own.hidden_bias for own in weights])
+        self.shift = gates.new_zeros(1) if shift is None else shift
         self.inner = torch.empty_like(gates)
-        self.products = list(zip(*map(rows.split, (self.inner, *self.inner.split([2 * width, width], 1))), strict=True))
-        self.parts = list(zip(*map(rows.split, (gates[:, :2 * width], *gates.chunk(3, 1))), strict=True))
+        self.products = list(zip(*map(rows.split, (self.inner, *self.inner.split([2 * width, width], 2))), strict=True))
+        self.parts = list(zip(*map(rows.split, (gates[..., :2 * width], *gates.chunk(3, 2))), strict=True))
         self.buffers = (*self.buffers, self.inner)
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
         both, reset, keep, new = self.parts[step]
         product, for_both, for_new = self.products[step]
-        torch.addmm(self.shift, hidden, self.weight.t(), out=product)
+        torch.baddbmm(self.shift, hidden, self.weight.mT, out=product)
         both.add_(for_both).sigmoid_()
         new.addcmul_(reset, for_new).tanh_()
         torch.lerp(new, hidden, keep, out=self.hidden[step + 1])
@@ -259,32 +275,32 @@ class _Gru(_Cell):
         both, reset, keep, new = self.parts[step]
         product, for_both, for_new = self.products[step]
         kept = hidden * keep
-        keeping = (_first(self.hidden[step], len(keep)) - new).mul_(hidden)
+        keeping = (_first(self.hidden[step], keep.shape[1]) - new).mul_(hidden)
         _tanh_backward(hidden - kept, new, grad_input=new)
         resetting = new * for_new
         torch.mul(new, reset, out=for_new)
         _sigmoid_backward(resetting, reset, grad_input=reset)
         _sigmoid_backward(keeping, keep, grad_input=keep)
         for_both.copy_(both)
-        torch.addmm(kept, product, self.weight, out=hidden)
+        torch.baddbmm(kept, product, self.weight, out=hidden)
 
 
 class _Tanh(_Cell):
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
-        torch.tanh(self.steps[step].addmm_(hidden, self.weight.t()), out=self.hidden[step + 1])
+        torch.tanh(self.steps[step].baddbmm_(hidden, self.weight.mT), out=self.hidden[step + 1])
 
     def _backward(self, step: int, hidden: torch.Tensor, memory: torch.Tensor) -> None:
         _tanh_backward(hidden, self.hidden[step + 1], grad_input=self.steps[step])
-        torch.mm(self.steps[step], self.weight, out=hidden)
+        torch.bmm(self.steps[step], self.weight, out=hidden)
 
 
 class _Relu(_Cell):
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
-        torch.clamp(self.steps[step].addmm_(hidden, self.weight.t()), min=0, out=self.hidden[step + 1])
+        torch.clamp(self.steps[step].baddbmm_(hidden, self.weight.mT), min=0, out=self.hidden[step + 1])
 
     def _backward(self, step: int, hidden: torch.Tensor, memory: torch.Tensor) -> None:
         _threshold_backward(hidden, self.hidden[step + 1], 0, grad_input=self.steps[step])
-        torch.mm(self.steps[step], self.weight, out=hidden)
+        torch.bmm(self.steps[step], self.weight, out=hidden)
 
 
 _CELLS: dict[str, type[_Cell]] = {"LSTM": _Lstm, "GRU": _Gru, "RNN_TANH": _Tanh, "RNN_RELU": _Relu}

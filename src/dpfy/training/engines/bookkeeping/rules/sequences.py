@@ -7,7 +7,11 @@ import torch
 
 
 class Rows(ABC):
-    """Padded sequences as a loop over time reads them: all their first steps, then all second ones."""
+    """Padded sequences, [directions, sequences, time, features], as a loop over time reads them: [directions, rows, …].
+
+    In each direction these are all the first steps that are read there, then all second ones. The second direction
+    reads each sequence from its end, so that one loop goes in both.
+    """
 
     sizes: list[int]  # how many sequences reach each step
 
@@ -17,15 +21,11 @@ class Rows(ABC):
 
     @abstractmethod
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return padded sequences, with zeros where there is no row; perhaps a view."""
+        """Return padded sequences, with zeros where there is no row."""
 
-    @abstractmethod
     def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return views of the rows of each step, in the order of reading."""
-
-    @abstractmethod
-    def joined(self, steps: list[torch.Tensor]) -> torch.Tensor:
-        """Return what :meth:`split` has divided."""
+        return rows.split(self.sizes, 1)
 
     @abstractmethod
     def sorted(self, states: torch.Tensor) -> torch.Tensor:
@@ -42,11 +42,10 @@ class Rows(ABC):
 
 @dataclass(frozen=True)
 class Even(Rows):
-    """Sequences of one length, in memory by time. Backwards they are read from the end, and nothing is moved."""
+    """Sequences of one length."""
 
     records: int
     steps: int
-    reverse: bool
 
     @property
     def sizes(self) -> list[int]:  # type: ignore[override]
@@ -55,19 +54,12 @@ class Even(Rows):
 
     def taken(self, padded: torch.Tensor) -> torch.Tensor:
         """Bring the rows into the order of time."""
-        return padded.transpose(0, 1).flatten(0, 1)
+        return torch.stack(_turned(padded.transpose(1, 2))).flatten(1, 2)
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look at the same memory."""
-        return rows.unflatten(0, (self.steps, self.records)).transpose(0, 1)
-
-    def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Divide evenly."""
-        return rows.split(self.records)[::-1 if self.reverse else 1]
-
-    def joined(self, steps: list[torch.Tensor]) -> torch.Tensor:
-        """Put them in the order of time."""
-        return torch.cat(steps[::-1 if self.reverse else 1])
+        """Bring each sequence together in memory, where products over time read it faster."""
+        by_time = rows.unflatten(1, (self.steps, self.records))
+        return torch.stack([direction.transpose(0, 1) for direction in _turned(by_time)])
 
     def sorted(self, states: torch.Tensor) -> torch.Tensor:
         """They are."""
@@ -79,67 +71,67 @@ class Even(Rows):
 
     def ends(self, rows: torch.Tensor) -> torch.Tensor:
         """All end at the last step."""
-        return self.split(rows)[-1].clone()
+        return rows[:, -self.records:].clone()
+
+
+def _turned(by_time: torch.Tensor) -> list[torch.Tensor]:
+    """Return [time, …] for each direction, the second one from the other end."""
+    forward, *backward = by_time
+    return [forward, *(direction.flip(0) for direction in backward)]
 
 
 @dataclass(frozen=True)
 class Packed(Rows):
     """Sequences of many lengths, longest first: those that reach a step are the first of those that reached another.
 
-    ``numbers`` are the rows by their place in the padded sequences, ``last`` those that sequences end with; ``absent``
-    are places without a row.
+    ``places`` are those of the rows in the padded sequences, and ``numbers`` the rows by their places, for each
+    direction; ``last`` are the rows that sequences end with, ``absent`` the places without a row.
     """
 
     sizes: list[int]
     order: torch.Tensor
-    places: torch.Tensor
-    numbers: torch.Tensor
+    places: list[torch.Tensor]
+    numbers: list[torch.Tensor]
     last: torch.Tensor
     absent: torch.Tensor | None
 
     @classmethod
-    def of(cls, sizes: list[int], order: torch.Tensor, reverse: bool) -> "Packed":
-        """Read as many sequences at each step as ``sizes`` says, each of them from its end if ``reverse``."""
+    def of(cls, sizes: list[int], order: torch.Tensor, directions: int) -> "Packed":
+        """Read as many sequences at each step as ``sizes`` says."""
         steps, device = len(sizes), order.device
         reached, step = torch.tensor(sizes, device=device), torch.arange(steps, device=device).unsqueeze(1)
         sequence = torch.arange(len(order), device=device)
         present = sequence < reached.unsqueeze(1)
         lengths = present.sum(0)
-        places = (order * steps + (lengths - 1 - step if reverse else step))[present]
-        numbers = torch.zeros(len(order) * steps, dtype=torch.long, device=device)
-        numbers[places] = torch.arange(len(places), device=device)
+        places = [(order * steps + read)[present] for read in (step, lengths - 1 - step)[:directions]]
+        absent = torch.ones(len(order) * steps, dtype=torch.bool, device=device).index_fill_(0, places[0], False)
+        count = torch.arange(len(places[0]), device=device)
+        numbers = [torch.zeros_like(absent, dtype=torch.long).index_copy_(0, some, count) for some in places]
         last = torch.empty_like(order)
         last[order] = (reached.cumsum(0) - reached)[lengths - 1] + sequence
-        absent = torch.ones_like(numbers, dtype=torch.bool).index_fill_(0, places, False)
-        return cls(sizes, order, places, numbers, last, absent if len(places) < len(numbers) else None)
+        return cls(sizes, order, places, numbers, last, absent if len(places[0]) < len(absent) else None)
 
     def taken(self, padded: torch.Tensor) -> torch.Tensor:
         """Pick them."""
-        return padded.flatten(0, 1).index_select(0, self.places)
+        return torch.stack([direction.flatten(0, 1).index_select(0, places)
+                            for direction, places in zip(padded, self.places, strict=False)])
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
         """Pick them, and clear the places that have none."""
-        padded = rows.index_select(0, self.numbers)
+        padded = torch.stack([direction.index_select(0, numbers)
+                              for direction, numbers in zip(rows, self.numbers, strict=True)])
         if self.absent is not None:
             padded.masked_fill_(self.absent.unsqueeze(1), 0)
-        return padded.unflatten(0, (len(self.order), -1))
-
-    def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Divide by the number of sequences."""
-        return rows.split(self.sizes)
-
-    def joined(self, steps: list[torch.Tensor]) -> torch.Tensor:
-        """Put one after the other."""
-        return torch.cat(steps)
+        return padded.unflatten(1, (len(self.order), -1))
 
     def sorted(self, states: torch.Tensor) -> torch.Tensor:
         """Longest first."""
-        return states.index_select(0, self.order)
+        return states.index_select(1, self.order)
 
     def unsorted(self, states: torch.Tensor) -> torch.Tensor:
         """Put every state where it was."""
-        return torch.empty_like(states).index_copy_(0, self.order, states)
+        return torch.empty_like(states).index_copy_(1, self.order, states)
 
     def ends(self, rows: torch.Tensor) -> torch.Tensor:
         """Pick them."""
-        return rows.index_select(0, self.last)
+        return rows.index_select(1, self.last)
