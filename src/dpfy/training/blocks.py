@@ -9,6 +9,7 @@ same order, to the same bits.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -58,6 +59,7 @@ class Blocks:
         return [part for part in parts if len(part)]
 
 
+@lru_cache(maxsize=64)
 def _likely(expected: float) -> int:
     """Return a size that a block of this expectation hardly ever exceeds (Chernoff).
 

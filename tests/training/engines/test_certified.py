@@ -330,7 +330,7 @@ def test_no_record_pushes_a_long_sum_into_coarser_rounding(kind, records):
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-@pytest.mark.parametrize("records", [1, 128, 129, 256, 300])
+@pytest.mark.parametrize("records", [1, 128, 129, 256, 300, 1024, 1025, 2300])
 def test_a_sum_of_written_out_gradients_has_every_record_once_and_with_its_own_weight(records, blocks):
     generator = torch.Generator().manual_seed(1)
     gradients = torch.randn(blocks, records, 7, generator=generator)

@@ -104,6 +104,21 @@ def _product(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor)
     return product
 
 
+def _weighed(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    """Return the weighed sum of records [blocks, records, numbers]: products over few, as above."""
+    whole = len(weights) // _ROWS * _ROWS if len(gradients) == 1 else 0
+    if whole > _ROWS:  # all products in one call
+        records = gradients[0, :whole].unflatten(0, (-1, _ROWS))
+        total = torch.bmm(weights[:whole].view(-1, 1, _ROWS), records).sum(0)
+        weights, gradients = weights[whole:], gradients[:, whole:]
+    else:
+        total = torch.matmul(weights[:_ROWS], gradients[:, :_ROWS])
+        weights, gradients = weights[_ROWS:], gradients[:, _ROWS:]
+    for start in range(0, len(weights), _ROWS):
+        total += torch.matmul(weights[start:start + _ROWS], gradients[:, start:start + _ROWS])
+    return total
+
+
 @lru_cache(maxsize=1024)
 def _completes_products(p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int) -> bool:
     """Whether ``addmm_`` forms a product of ``_ROWS`` rows before it adds what was there; tried on made-up numbers.
@@ -144,23 +159,19 @@ class Kept(Contribution):
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the weighed records, in one pass over them."""
-        gradients = _in_working_precision(self.gradients)
-        weights = _rounded(weights, gradients.dtype)
-        whole = len(weights) // _ROWS * _ROWS if len(gradients) == 1 else 0
-        if whole > _ROWS:  # all products in one call
-            sums = torch.bmm(weights[:whole].view(-1, 1, _ROWS), gradients[0, :whole].unflatten(0, (-1, _ROWS)))
-            _add(total, self.shaped(sums.sum(0, dtype=torch.float64)))
-            gradients, weights = gradients[:, whole:], weights[whole:]
-        for start in range(0, len(weights), _ROWS):
-            some = slice(start, start + _ROWS)
-            _add(total, self.shaped(torch.matmul(weights[some], gradients[:, some])))
+        for summed in self._products(weights):
+            _add(total, summed)
 
     def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
-        """Return the sum if there is one product."""
-        if len(weights) > _ROWS:
-            return None
+        """Return the sum if no more products are added up than in the gradients' own precision."""
+        return next(self._products(weights)) if len(weights) <= _ROWS * _PRODUCTS else None
+
+    def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the sums over as many records as are added up in the gradients' own precision."""
         gradients = _in_working_precision(self.gradients)
-        return self.shaped(torch.matmul(_rounded(weights, gradients.dtype), gradients))
+        weights = _rounded(weights, gradients.dtype)
+        for part in zip(weights.split(_ROWS * _PRODUCTS), gradients.split(_ROWS * _PRODUCTS, 1), strict=True):
+            yield self.shaped(_weighed(*part))
 
     def instantiate(self) -> "Kept":
         """Return itself."""
