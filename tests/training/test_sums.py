@@ -76,6 +76,24 @@ def test_the_only_chunk_of_a_step_needs_no_vector():
     assert formed.count(torch.float32) >= 4 and bool(room.isnan().any())
 
 
+def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vector():
+    # The vector is used again in the next step: a gradient there would be overwritten by sums without noise.
+    for dtype in (torch.float32, torch.float64):
+        pieces, (chunk,) = subject("bookkeeping", (1000,), (SampleSize(),))
+        for parameter in pieces.parameters.values():
+            parameter.data = parameter.data.to(dtype)
+        room = vector(pieces)
+        sums = Sums(pieces, room, several=False)
+        sums.take(chunk)
+        outputs, shared = pieces.outputs(sums.tensors), 0
+        for output, total, p in zip(outputs, sums.tensors, pieces.parameters.values(), strict=False):
+            assert (output.shape, output.dtype) == (p.shape, dtype) and output.is_contiguous()
+            assert output.untyped_storage().data_ptr() != room.untyped_storage().data_ptr()
+            shared += output.data_ptr() == total.data_ptr()
+        assert shared >= 4 if dtype is torch.float32 else shared == 0
+        assert outputs[-1].data_ptr() != sums.tensors[-1].data_ptr()
+
+
 def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
     pieces, _ = subject("vmap", ())
     gradients = [torch.ones(p.shape, dtype=torch.float64) for p in pieces.parameters.values()]

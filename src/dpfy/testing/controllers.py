@@ -85,7 +85,7 @@ def _released(parameters: dict[str, torch.nn.Parameter], setting: Setting, step:
     generator, query = torch.Generator().manual_seed(step), setting.query
     pieces = Pieces(query, parameters, query.due(step), setting.coordinates)
     vector = torch.randn(sum(pieces.sizes), generator=generator, dtype=torch.float64) * size
-    outputs = pieces.outputs()
+    outputs = pieces.outputs(pieces.split(vector)[0])
     for part, factor, output in zip(vector.split(pieces.sizes), pieces.factors(divisor=10.0), outputs, strict=True):
         output.copy_((part * factor).view_as(output))
     gradients, statistics = pieces.named(outputs)

@@ -90,12 +90,17 @@ class Pieces:
         """Return what every noised sum is multiplied by: its unit over the public divisor."""
         return [unit / divisor for unit in (*self.clipping(grid=1.0).units, *map(self.query.unit, self.statistics))]
 
-    def outputs(self) -> list[torch.Tensor]:
-        """Return a place for every released piece: as parameters are, or in float64 where more is done with them."""
+    def outputs(self, sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a place for every released piece: as parameters are, or in float64 where more is done with them.
+
+        A sum that is as its parameter is gives up its own place: nothing of it is left in memory then.
+        """
         parameters, shapes = self.parameters.values(), [each.shape for each in self.statistics]
         device = next(iter(parameters)).device
-        return [*(torch.empty(p.shape, dtype=torch.float64 if self.coordinates else p.dtype, device=p.device)
-                  for p in parameters), *(torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes)]
+        dtype = torch.float64 if self.coordinates else None
+        return [*(_place(total, p.shape, dtype or p.dtype, p.device)
+                  for total, p in zip(sums, parameters, strict=False)),
+                *(torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes)]
 
     def named(self, outputs: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return what was released, in the user's units: gradients and statistics by name."""
@@ -138,6 +143,14 @@ def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everythin
     if unknown is not None:
         raise InvalidArgument(f"The plan's clipped sums name the parameter {unknown!r}, which the model does not have. "
                               "Make the groups from this model.")
+
+
+def _place(total: torch.Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the sum itself or fresh memory; never a sum in float64, whose vector is used again in the next step."""
+    if dtype == total.dtype == torch.float32 and total.shape == shape and total.is_contiguous() \
+            and total.device == device:
+        return total.detach()
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _outside(output: torch.Tensor, parameter: nn.Parameter, coordinates: Coordinates | None) -> torch.Tensor:

@@ -217,7 +217,7 @@ class Run:
                     self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, mechanism.grid)
         if self._ranks.size > 1:
             self._ranks.sum_to_first(sums.vector)
-        outputs = pieces.outputs()
+        outputs = pieces.outputs(sums.tensors)
         if self._ranks.first:
             if pieces.completes:
                 pieces.complete(sums.vector, len(drawn) // (8 * self._drawn_words), self.plan.divisor)

@@ -217,6 +217,17 @@ def test_sums_with_gaps_or_of_one_number_have_noise_for_every_coordinate(kernels
     assert torch.equal(held, before)
 
 
+@pytest.mark.parametrize("stddev", [0.0, 1.0])
+def test_sums_in_float32_are_released_in_their_own_place(kernels, stddev):
+    """Fails if what was written is read again as a sum, or if a sum is left there without noise."""
+    grid, sums = lattice_step(1.0), [torch.linspace(-3, 3, 5000), torch.ones(4, 100)]
+    source, twin = (LatticeGaussian(SecureStream(insecure_test_key=8)) for _ in range(2))
+    expected = twin.add_noise(torch.cat([each.double().reshape(-1) for each in sums]), stddev, grid)
+    source.release(sums, [0.3, 2.0], sums, stddev, grid)
+    assert torch.equal(sums[0], (expected[:5000] * 0.3).float())
+    assert torch.equal(sums[1].view(-1), (expected[5000:] * 2.0).float())
+
+
 @pytest.mark.parametrize("size", [9, 11])
 @pytest.mark.parametrize("stddev", [0.0, 1.0])
 def test_an_output_of_another_size_is_refused(kernels, size, stddev):

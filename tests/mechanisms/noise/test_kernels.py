@@ -97,6 +97,9 @@ def test_a_release_adds_noise_and_rounds_the_product_to_float32(in_c, dtype):
             each.release(given, middles.copy(), 2.0**-20, 0.25, factor, out)
             assert np.array_equal(out, (torch.from_numpy(expected) * factor).float().numpy(), equal_nan=True)
             assert np.array_equal(given, expected if dtype is np.float64 else sums, equal_nan=True)
+            if dtype is np.float32:
+                each.release(given, middles.copy(), 2.0**-20, 0.25, factor, given)  # in their own place
+                assert np.array_equal(given, out, equal_nan=True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 100_000])

@@ -82,7 +82,7 @@ class LatticeGaussian:
         """Add fresh noise to the sums as if they were one vector, and write each times its factor to one of ``outs``.
 
         One walk over memory does both. Float64 sums without gaps are overwritten by what is released; sums in float32,
-        which float64 holds exactly, stay as they are. ``outs`` have no gaps.
+        which float64 holds exactly, stay as they are, unless they are among ``outs``. These have no gaps.
         """
         flat = [(each.detach().reshape(-1).contiguous(), factor, out.view(-1))
                 for each, factor, out in zip(sums, factors, outs, strict=True)]

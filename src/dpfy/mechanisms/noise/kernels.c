@@ -185,15 +185,16 @@ void release(team call, unsigned threads, ptrdiff_t count, double *values, const
 static void release_singles_part(void *task, ptrdiff_t start, ptrdiff_t end)
 {
     const struct addition *a = task;
-    const float *restrict singles = a->singles;
+    const float *singles = a->singles;
     const double *restrict noise = a->noise;
-    float *restrict out = a->out;
+    float *out = a->out;  /* which may be where the sums are */
     double unit = a->unit, far = a->far, factor = a->factor;
+#pragma GCC ivdep
     for (ptrdiff_t i = start; i < end; i++)
         out[i] = (float)(((((double)singles[i] + far) + noise[i] * unit) - far) * factor);
 }
 
-/* The same for sums of 24 bits, which stay as they are. */
+/* The same for sums of 24 bits, which stay as they are unless out is where they are. */
 void release_singles(team call, unsigned threads, ptrdiff_t count, const float *sums, const double *noise, double unit,
                      double far, double factor, float *out)
 {

@@ -60,7 +60,10 @@ class Kernels(Protocol):
 
     def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
                 out: Singles) -> None:
-        """Do the same, and round ``factor`` times the result to float32; sums in float32 stay as they are."""
+        """Do the same, and round ``factor`` times the result to float32.
+
+        Sums in float32 stay as they are, unless ``out`` is their memory.
+        """
 
     def total(self, numbers: Integers) -> int:
         """Return the sum."""
@@ -237,9 +240,11 @@ def _agree(kernels: Kernels, others: Kernels) -> bool:
         out, values, sums = np.empty(_TESTED), place / 3, place / 3
         position = these.propose(place, rectangle, bell, out)
         verdicts = these.judge(position, out, rectangle, height[:len(position)], bell, 2.0**-8)
-        points, released = out.copy(), np.empty((2, _TESTED), dtype=np.float32)
+        points, released = out.copy(), np.empty((3, _TESTED), dtype=np.float32)
+        released[2] = sums * 2.0**-20
         these.add(values, out.copy(), 2.0**-33, 0.5)
-        these.release((sums * 2.0**-20).astype(np.float32), out.copy(), 2.0**-33, 0.5, 0.3, released[0])
+        these.release(released[2], out.copy(), 2.0**-33, 0.5, 0.3, released[0])
+        these.release(released[2], out.copy(), 2.0**-33, 0.5, 0.3, released[2])  # in the same place
         these.release(sums, out, 2.0**-33, 0.5, 0.3, released[1])
         sides = [these.judge(few, middle, uncertain, at_level, near, 2.0**-32)[0] for near in beside]
         return [points, position, *verdicts, *sides, values, sums, *released, np.array(these.total(place))]
