@@ -16,8 +16,7 @@ SPREAD = 32 * 1.7
 
 def draw(count, kernels=IN_NUMPY, key=1, spread=SPREAD):
     """Return reals in columns."""
-    room, stream = np.empty(cells.room_for(count)), SecureStream(insecure_test_key=key)
-    return cells.draw_cells(room, count, spread, stream, kernels) * 2.0**-32
+    return kernels.draw(np.empty(count), spread, SecureStream(insecure_test_key=key).parts()) * 2.0**-32
 
 
 def slope_score(drawn, spread=SPREAD):
@@ -46,11 +45,11 @@ def test_numpy_errs_by_less_than_2_to_the_minus_40():
 @pytest.mark.parametrize("spread", [32.0, SPREAD, math.nextafter(64.0, 0.0)])
 def test_more_digits_give_the_same_verdicts(monkeypatch, kernels, spread):
     fast = draw(20_000, kernels, spread=spread)
-    monkeypatch.setattr(cells, "_MARGIN", 1e9)  # every uncertain point is judged in more digits
+    monkeypatch.setattr(cells, "MARGIN", 1e9)  # every uncertain point is judged in more digits
     assert (fast == draw(20_000, kernels, spread=spread)).all()
 
 
-def test_points_at_the_curve_are_judged_in_more_digits(kernels):
+def test_points_at_the_curve_are_judged_in_more_digits():
     bell, generator = cover(SPREAD), np.random.default_rng(3)
     middle, level, height, expected = [], [], [], []
     for cell in map(int, generator.integers(-3 * 2**37, 3 * 2**37, 60)):
@@ -63,10 +62,9 @@ def test_points_at_the_curve_are_judged_in_more_digits(kernels):
         middle.append(cell + 0.5)
         expected.append(off > 0)
     stream = ScriptedStream([0] * 4000)
-    position = np.arange(len(middle))
-    rectangle = (position + bell.certain).astype(np.uint16)  # which are at these levels, for once
-    assert cells._above(position, np.array(middle), rectangle, np.array(height), replace(bell, level=np.array(level)),
-                        stream, kernels).tolist() == expected
+    rectangle = (np.arange(len(middle)) + bell.certain).astype(np.uint16)  # which are at these levels, for once
+    assert cells._above(np.array(middle), rectangle, np.array(height), replace(bell, level=np.array(level)),
+                        stream).tolist() == expected
     naive = (np.array(level) + np.array(height) * 2.0**-64) * bell.height > np.exp(
         -0.5 * np.square(np.array(middle) / (SPREAD * 2.0**32)))
     assert naive.tolist() != expected
@@ -76,19 +74,19 @@ def test_points_at_the_curve_are_judged_in_more_digits(kernels):
 # --- the law ------------------------------------------------------------------------------------------------------
 
 def test_points_above_the_curve_are_rejected(monkeypatch):
-    assert abs(slope_score(draw(1 << 22))) < 5.5
-    monkeypatch.setattr(cells, "_above", lambda position, *_: np.zeros(len(position), dtype=bool))
-    assert abs(slope_score(draw(1 << 22))) > 8
+    assert abs(slope_score(draw(1 << 23))) < 5.5
+    monkeypatch.setattr(cells, "_above", lambda point, *_: np.zeros(len(point), dtype=bool))
+    assert abs(slope_score(draw(1 << 23))) > 8
 
 
 def test_what_was_rejected_is_replaced_when_there_is_nothing_to_spare(monkeypatch):
-    monkeypatch.setattr(cells, "room_for", lambda count: count)
+    monkeypatch.setattr(cells, "_spare", lambda count: 0)
     assert abs(slope_score(draw(1 << 22))) < 5.5
 
 
-def test_as_many_are_rejected_as_lie_above_the_curve(kernels):
+def test_as_many_are_rejected_as_lie_above_the_curve():
     bell, count = cover(SPREAD), 1 << 20
-    rejected = cells._draw(np.empty(count), bell, SecureStream(insecure_test_key=5), kernels)
+    rejected = cells._draw(np.empty(count), bell, SecureStream(insecure_test_key=5))
     rate = 1 - math.sqrt(2 * math.pi) * SPREAD / bell.height / RECTANGLES
     assert stats.binomtest(len(rejected), count, rate).pvalue > 1e-6
     assert stats.binomtest(len(rejected), count, 1.1 * rate).pvalue < 1e-6
@@ -103,10 +101,15 @@ def test_the_histogram_is_gaussian(kernels, spread):
     assert stats.chisquare(np.histogram(1.02 * drawn, edges)[0], expected).pvalue < 1e-6
 
 
-def test_a_longer_room_changes_nothing():
-    exact, long = (cells.draw_cells(np.empty(length), 1000, SPREAD, SecureStream(insecure_test_key=1)).copy()
-                   for length in (cells.room_for(1000), 5000))
-    assert (exact == long).all()
+@pytest.mark.parametrize("count", [1, cells.PART - 1, cells.PART, cells.PART + 1, 2 * cells.PART + 500])
+def test_every_part_has_the_stream_of_its_number(kernels, count):
+    """Fails if parts share words, or if one is left out, or overlaps another."""
+    parts, drawn = SecureStream(insecure_test_key=1).parts(), draw(count, kernels)
+    begins = range(0, count, cells.PART)
+    expected = [cells.draw_cells(min(cells.PART, count - begin), SPREAD, parts.stream(number))
+                for number, begin in enumerate(begins)]
+    assert np.array_equal(drawn, np.concatenate(expected) * 2.0**-32)
+    assert len(np.unique(drawn)) == count  # a coincidence: 4e-3 of one value, and the key is fixed
 
 
 # --- the tail -----------------------------------------------------------------------------------------------------
@@ -146,9 +149,9 @@ def test_the_tail_has_the_law_and_the_share_of_a_gaussian_beyond_the_columns():
     assert stats.kstest(np.abs(found), lambda z: 1 - stats.norm.sf(z) / beyond).pvalue > 1e-6
 
 
-def test_the_last_rectangle_leads_to_the_tail(monkeypatch, kernels):
+def test_the_last_rectangle_leads_to_the_tail(monkeypatch):
     monkeypatch.setattr(cells, "_draw_tail", lambda *_: 123.5)
     for height, expected in ((2**63, True), (2**63 + 2**56 - 1, True), (2**63 + 2**56, False), (0, False)):
         room, words = np.zeros(1), [(RECTANGLES - 1) << 32, height]  # four bytes of a place, two of a rectangle
-        rejected = cells._draw(room, cover(SPREAD), ScriptedStream(words), kernels)
+        rejected = cells._draw(room, cover(SPREAD), ScriptedStream(words))
         assert (room[0] == 123.5, len(rejected) == 0) == (expected, expected)

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import dpfy
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, desk, lattice_step
 from dpfy.mechanisms.noise.kernels import InNumpy
+from dpfy.mechanisms.noise.vector import Piece, Vector
 from dpfy.testing import check_noise
 
 STDDEV = 1.7
@@ -105,18 +106,18 @@ def test_a_fork_leaves_the_order_to_the_parent(finished):
 
 
 def test_an_exception_reaches_the_caller_and_the_next_noise_is_fresh(monkeypatch):
-    source, twin, real = noise(), noise(), desk.draw_cells
+    source, twin, real = noise(), noise(), InNumpy.draw
 
-    def fail(room, count, *others):
-        if count < 500:
+    def fail(kernels, room, *others):
+        if len(room) < 500:
             raise MemoryError("no room")
-        return real(room, count, *others)
+        return real(kernels, room, *others)
 
-    monkeypatch.setattr(desk, "draw_cells", fail)
+    monkeypatch.setattr(InNumpy, "draw", fail)
     source.prefetch(1200, STDDEV, GRID)
     with pytest.raises(MemoryError, match="no room"):
         take(source)
-    monkeypatch.setattr(desk, "draw_cells", real)
+    monkeypatch.setattr(InNumpy, "draw", real)
     lost = take(twin)
     drawn = take(source)
     assert torch.equal(drawn, take(twin)) and not set(lost.tolist()) & set(drawn.tolist())
@@ -157,11 +158,11 @@ def test_a_failure_on_any_thread_reaches_the_caller_and_ends_all(monkeypatch):
 class Interrupted:
     """Threads that draw or add nothing before they are shut down; the one who asks is interrupted after a while."""
 
-    def __init__(self, monkeypatch, step, submitted, on=desk):
-        """Let ``on.step`` wait, on other threads, and submitting raise when so much was submitted."""
+    def __init__(self, monkeypatch, step, submitted):
+        """Let a step of the kernels wait, on other threads, and submitting raise when so much was submitted."""
         self.futures, self.rooms, self.begun = [], [], 0
         self.gate, self.entered = threading.Event(), threading.Event()
-        submit, shutdown, real = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown, getattr(on, step)
+        submit, shutdown, real = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown, getattr(InNumpy, step)
 
         def submitting(pool, function, *arguments):
             self.futures.append(submit(pool, function, *arguments))
@@ -178,7 +179,7 @@ class Interrupted:
                 assert self.gate.wait(60)
             return real(*arguments)
 
-        monkeypatch.setattr(on, step, waiting)
+        monkeypatch.setattr(InNumpy, step, waiting)
         monkeypatch.setattr(ThreadPoolExecutor, "submit", submitting)
         monkeypatch.setattr(ThreadPoolExecutor, "shutdown", lambda *arguments, **options: (
             self.gate.set(), shutdown(*arguments, **options)))
@@ -193,7 +194,7 @@ def test_an_interrupted_order_is_none_and_writes_into_no_room_that_is_used_again
     source.prefetch(1200, STDDEV, GRID)
     assert torch.equal(take(source), take(twin))  # the rooms of this order are the desk's
     with monkeypatch.context() as patch:
-        interrupted = Interrupted(patch, "draw_cells", submitted=2)
+        interrupted = Interrupted(patch, "draw", submitted=2)
         with pytest.raises(KeyboardInterrupt):
             source.prefetch(1200, STDDEV, GRID)
         assert source._desk._ordered is None and interrupted.gate.is_set()
@@ -209,7 +210,7 @@ def test_after_an_interrupted_delivery_nobody_adds_noise_any_more(monkeypatch):
     source, twin, values = noise(), noise(), torch.zeros(5000, dtype=torch.float64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     with monkeypatch.context() as patch:
-        interrupted = Interrupted(patch, "add", submitted=1, on=InNumpy)
+        interrupted = Interrupted(patch, "add", submitted=1)
         with pytest.raises(KeyboardInterrupt):
             source.add_noise(values, STDDEV, GRID)
         left = values.clone()
@@ -224,7 +225,7 @@ def test_after_an_interrupted_delivery_nobody_adds_noise_any_more(monkeypatch):
 def test_an_order_that_is_replaced_while_it_is_drawn_keeps_its_rooms(monkeypatch):
     source, twin = noise(), noise()
     with monkeypatch.context() as patch:
-        first = Interrupted(patch, "draw_cells", submitted=-1)
+        first = Interrupted(patch, "draw", submitted=-1)
         source.prefetch(1200, STDDEV, GRID)
         assert first.entered.wait(60)
         rooms, first.rooms = first.rooms, []
@@ -324,8 +325,8 @@ class Few:
 def test_what_was_not_begun_is_drawn_on_delivery(monkeypatch, begun, threads):
     monkeypatch.setattr(desk, "_cores", lambda: threads + 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    source, twin, drawn, real = noise(), noise(), [], desk.draw_cells
-    monkeypatch.setattr(desk, "draw_cells", lambda *arguments: drawn.append(1) or real(*arguments))
+    source, twin, drawn, real = noise(), noise(), [], InNumpy.draw
+    monkeypatch.setattr(InNumpy, "draw", lambda *arguments: drawn.append(1) or real(*arguments))
     source._desk._pool = Few(begun)
     source.prefetch(2600, STDDEV, GRID)
     source._desk._pool = None
@@ -336,12 +337,11 @@ def test_what_was_not_begun_is_drawn_on_delivery(monkeypatch, begun, threads):
 def test_a_device_is_added_to_on_one_thread(monkeypatch):
     """Fails if helpers take what a device adds in the order of the thread that asks."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    source, taken = desk.Desk(), []
-    for alone in (True, False):
-        source.deliver(3000, 48.7, SecureStream(insecure_test_key=1),
-                       lambda *_: taken.append(threading.current_thread()), alone=alone)
-        if alone:
-            assert set(taken) == {threading.current_thread()} and len(taken) == 6
+    taken = []
+    monkeypatch.setattr(InNumpy, "draw_and_add", lambda *_: taken.append(threading.current_thread()))
+    values = torch.empty(3000, dtype=torch.float64, device="meta")
+    desk.Desk().deliver(Vector([Piece(0, values)], 1.0, 1.0), 48.7, SecureStream(insecure_test_key=1))
+    assert set(taken) == {threading.current_thread()} and len(taken) == 6
 
 
 def test_rooms_are_used_again():

@@ -113,6 +113,31 @@ def test_every_bit_is_fair():
     assert min(stats.binomtest(count, len(words)).pvalue for count in ones) > 1e-6 / 64
 
 
+@pytest.mark.parametrize("aes", [True, False])
+def test_the_streams_of_parts_are_told_apart_by_key_and_number(monkeypatch, aes):
+    monkeypatch.setattr(randomness, "_HAS_AES", aes)
+    source = SecureStream(insecure_test_key=1)
+    keys = [source.parts(), source.parts()]
+    drawn = [parts.stream(number).words(4000) for parts in keys for number in (0, 1, 2, 255, 256, 2**40)]
+    assert len(np.unique(drawn)) == 12 * 4000  # a chance collision: 1e-10
+    assert np.array_equal(keys[0].stream(256).words(4000), drawn[4])
+    assert len({parts.aes_key for parts in keys} - {None}) == (2 if aes else 0)
+
+
+def test_a_fork_has_other_streams_for_the_same_parts():
+    parts = SecureStream(insecure_test_key=1).parts()
+    parent = parts.stream(3).words(4).tobytes()
+    assert in_child(lambda: parts.stream(3).words(4).tobytes()) != parent
+    assert in_child(lambda: parts.aes_key) != parts.aes_key
+    assert parts.stream(3).words(4).tobytes() == parent
+
+
+@pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_the_streams_of_parts_cannot_be_copied(copying):
+    with pytest.raises(InvalidArgument, match="same noise"):
+        copying(SecureStream().parts())
+
+
 def test_bad_arguments():
     with pytest.raises(InvalidArgument, match="purpose='dropout'"):
         SecureStream(purpose="dropout")

@@ -6,22 +6,21 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from dpfy.mechanisms.noise.cells import draw_cells, room_for
 from dpfy.mechanisms.noise.cover import Floats
 from dpfy.mechanisms.noise.kernels import kernels_for
-from dpfy.mechanisms.noise.randomness import SecureStream, this_process
+from dpfy.mechanisms.noise.randomness import Parts, SecureStream, this_process
+from dpfy.mechanisms.noise.vector import Vector
 
-SEGMENT = 1 << 19  # values that are drawn in one go, from a stream of their own, and are used before the next ones
+SEGMENT = 1 << 19  # values that are drawn in one go, from streams of their own, and are used before the next ones
 _SERIAL = 1 << 14  # fewer values than are worth drawing ahead
 
-Take = Callable[[int, Floats], None]
-"""Is given where a segment begins and what was drawn for it, which it may overwrite."""
-
-_Segment = tuple[int, int, SecureStream]  # where it begins, its size, its stream
+_Take = Callable[[int, Floats], None]  # is given where a segment begins and what was drawn for it
+_Segment = tuple[int, int, Parts]  # where it begins, its size, its streams
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class _Order:
         """Let nobody begin another segment, and return those that nobody has begun."""
         return [segment for segment, future in self.segments if future.cancel()]
 
-    def deliver(self, take: Take) -> list[_Segment]:
+    def deliver(self, take: _Take) -> list[_Segment]:
         """Hand over what was begun, and return what was not."""
         left = self.hold()
         for (start, *_), future in self.segments:
@@ -67,36 +66,38 @@ class Desk:
             kernels, rooms = kernels_for(count), self._take_rooms()
             try:
                 segments = [
-                    (segment, self._threads.submit(draw_cells, _room(rooms, index, size), size, spread, own, kernels))
+                    (segment, self._threads.submit(kernels.draw, _room(rooms, index, size), spread, own))
                     for index, segment in enumerate(_segments(count, stream)) for _, size, own in [segment]]
             except BaseException:
                 self.close()
                 raise
             self._ordered = _Order(count, spread, segments, rooms)  # an incomplete one would leave values without noise
 
-    def deliver(self, count: int, spread: float, stream: SecureStream, take: Take, alone: bool = False) -> None:
-        """Draw a vector of ``count`` fresh values and let ``take`` have its segments.
+    def deliver(self, vector: Vector, spread: float, stream: SecureStream) -> None:
+        """Add fresh noise to a vector.
 
-        What was ordered and begun is taken on this thread. Then it draws and takes the rest, with the help of all of
+        What was ordered and begun is added on this thread. Then it draws and adds the rest, with the help of all of
         torch's threads if they can be had. If not, others do the same, one fewer than torch uses, as its own look out
         for work at full speed for some milliseconds after an operation. Who gets less of a core takes fewer segments.
-        If this thread is to take ``alone``, nobody else does.
+        To what is on a device this thread alone adds: there is an order of work for each thread.
         """
+        count = len(vector)
         order, waiting, kernels = self._forget_order(), deque[_Segment](), kernels_for(count, shared=True)
 
         def work(room: Floats) -> None:
             while (segment := _next(waiting)) is not None:
                 start, size, own = segment
-                take(start, draw_cells(room, size, spread, own, kernels))
+                kernels.draw_and_add(vector, start, room[:size], spread, own)
 
         try:
             if order is not None and (order.count, order.spread) == (count, spread):
-                waiting.extend(order.deliver(take))
+                waiting.extend(order.deliver(partial(kernels.add, vector)))
                 rooms = order.rooms
             else:
                 waiting.extend(_segments(count, stream))
                 rooms = self._take_rooms()
-            threads = 1 if alone or kernels.threads > 1 else max(1, min(len(waiting), torch.get_num_threads() - 1))
+            one = not vector.is_cpu or kernels.threads > 1
+            threads = 1 if one else max(1, min(len(waiting), torch.get_num_threads() - 1))
             first, *others = (_room(rooms, index, min(count, SEGMENT)) for index in range(threads))
             helpers = [self._threads.submit(work, room) for room in others]
             work(first)
@@ -138,14 +139,14 @@ def _room(rooms: list[Floats], index: int, size: int) -> Floats:
     """Return the room of a segment, made only once: memory that is new to a process costs more than the noise."""
     if index == len(rooms):
         rooms.append(np.empty(0))
-    if len(rooms[index]) < room_for(size):
-        rooms[index] = np.empty(room_for(size))
-    return rooms[index]
+    if len(rooms[index]) < size:
+        rooms[index] = np.empty(size)
+    return rooms[index][:size]
 
 
 def _segments(count: int, stream: SecureStream) -> list[_Segment]:
-    """Divide a vector; all streams are split off in order, so that threads do not change what is drawn."""
-    return [(start, min(SEGMENT, count - start), stream.split()) for start in range(0, count, SEGMENT)]
+    """Divide a vector; all keys are drawn in order, so that threads do not change what is drawn."""
+    return [(start, min(SEGMENT, count - start), stream.parts()) for start in range(0, count, SEGMENT)]
 
 
 def _next(waiting: deque[_Segment]) -> _Segment | None:

@@ -8,7 +8,7 @@ docs/proofs/lattice-noise.md.
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
-from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.mechanisms.noise.randomness import KeyStream
 
 
 @dataclass
@@ -18,13 +18,13 @@ class Expansion:
     numerator: int
     bits: int
 
-    def extend(self, stream: SecureStream) -> None:
+    def extend(self, stream: KeyStream) -> None:
         """Draw the next 64 bits."""
         self.numerator = self.numerator << 64 | int(stream.words(1)[0])
         self.bits += 64
 
 
-def is_below(x: Expansion, y: Expansion, spread: float, height: float, stream: SecureStream) -> bool:
+def is_below(x: Expansion, y: Expansion, spread: float, height: float, stream: KeyStream) -> bool:
     """Return whether ``height·Y < exp(-(X/spread)²/2)``."""
     while (verdict := _try_comparing(x, y, spread, height)) is None:
         x.extend(stream)

@@ -8,11 +8,11 @@ import torch
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.noise.cover import CELL_BITS, Floats
-from dpfy.mechanisms.noise.desk import Desk, Take
-from dpfy.mechanisms.noise.kernels import Kernels, kernels_for
-from dpfy.mechanisms.noise.lattice import add_on_lattice, round_to_lattice, steps_per_stddev
+from dpfy.mechanisms.noise.cover import CELL_BITS
+from dpfy.mechanisms.noise.desk import Desk
+from dpfy.mechanisms.noise.lattice import round_to_lattice, steps_per_stddev
 from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose, this_process
+from dpfy.mechanisms.noise.vector import Piece, Vector
 
 
 class LatticeGaussian:
@@ -69,10 +69,8 @@ class LatticeGaussian:
         if stddev == 0:
             round_to_lattice(raw, grid)
             return values
-        spread, unit = _columns(stddev, grid)
-        flat, kernels = raw.reshape(-1), kernels_for(raw.numel(), shared=True)
-        self._deliver(len(flat), spread, lambda start, drawn: _add(flat[start:start + len(drawn)], drawn, unit, grid,
-                                                                   kernels), [flat])
+        flat = raw.reshape(-1)
+        self._add_to([Piece(0, flat)], stddev, grid)
         if not values.is_contiguous():
             raw.copy_(flat.view(values.shape))
         return values
@@ -93,31 +91,21 @@ class LatticeGaussian:
             for each, factor, out in flat:
                 out.copy_(round_to_lattice(each.double(), grid) * factor)
             return
+        begins = accumulate((len(each) for each, _, _ in flat), initial=0)
+        self._add_to([Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)], stddev, grid)
+
+    def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
+        """Add fresh noise to one vector."""
         spread, unit = _columns(stddev, grid)
-        begins = [*accumulate((len(each) for each, _, _ in flat), initial=0)]
-        count = begins.pop()
-        kernels = kernels_for(count, shared=True)
-
-        def take(start: int, drawn: Floats) -> None:
-            for begin, (each, factor, out) in zip(begins, flat, strict=True):
-                first, last = max(start, begin), min(start + len(drawn), begin + len(each))
-                if first < last:
-                    some = slice(first - begin, last - begin)
-                    _release(each[some], drawn[first - start:last - start], unit, grid, factor, out[some], kernels)
-
-        self._deliver(count, spread, take, [each for each, _, _ in flat])
-
-    def _deliver(self, count: int, spread: float, take: Take, taking: Sequence[torch.Tensor]) -> None:
-        """Draw and take; on this thread alone if a device is to add, which has an order of work for each thread."""
         desk = self._desk
         with desk.lock:
-            desk.deliver(count, spread, self._stream, take, alone=not all(each.is_cpu for each in taking))
+            desk.deliver(Vector(pieces, unit, grid), spread, self._stream)
 
     def integers(self, count: int, scale: float) -> torch.Tensor:
         """Return ``count`` independent N(0, scale²) reals, each rounded to the nearest integer.
 
         >>> LatticeGaussian(SecureStream(insecure_test_key=1)).integers(4, scale=10.0)
-        tensor([ -9,   7,  -4, -16])
+        tensor([-17,  -8,  -4,   7])
         """
         _validate.count("count", count, minimum=0)
         return self.add_noise(torch.zeros(count, dtype=torch.float64), stddev=scale, grid=1.0).long()
@@ -140,22 +128,3 @@ def _columns(stddev: float, grid: float) -> tuple[float, float]:
     scale = steps_per_stddev(stddev, grid)
     column = math.ldexp(1.0, math.frexp(scale)[1] - 6)
     return scale / column, math.ldexp(column * grid, -CELL_BITS)
-
-
-def _add(values: torch.Tensor, drawn: Floats, unit: float, grid: float, kernels: Kernels) -> None:
-    """Add noise to values in float64."""
-    if values.is_cpu:
-        kernels.add(values.numpy(), drawn, unit, grid)
-    else:
-        add_on_lattice(values, torch.from_numpy(drawn).to(values.device), unit, grid)
-
-
-def _release(sums: torch.Tensor, drawn: Floats, unit: float, grid: float, factor: float, out: torch.Tensor,
-             kernels: Kernels) -> None:
-    """Add noise to sums, and write them times a factor to ``out``."""
-    if sums.is_cpu and out.is_cpu and out.dtype == torch.float32:
-        kernels.release(sums.numpy(), drawn, unit, grid, factor, out.numpy())
-    else:
-        values = sums.double()
-        _add(values, drawn, unit, grid, kernels)
-        out.copy_(values * factor)

@@ -49,157 +49,236 @@ static void walk_over(team call, unsigned threads, ptrdiff_t count, part part, v
     walk_in_steps(call, threads, count, PART, part, task);
 }
 
-/* Every part has noted some positions from its start on, and how many: bring them together. */
-static ptrdiff_t gathered(ptrdiff_t count, const ptrdiff_t *found, ptrdiff_t *position)
-{
-    ptrdiff_t total = 0;
-    for (ptrdiff_t start = 0; start < count; start += PART) {
-        memmove(position + total, position + start, (size_t)found[start / PART] * sizeof *position);
-        total += found[start / PART];
-    }
-    return total;
-}
-
-struct proposal {
-    const int32_t *place;
-    const uint16_t *rectangle;
-    const int16_t *column;
-    int32_t certain;
-    double *out;
-    ptrdiff_t *position, *found;
+/* What OpenSSL exports, in this order. */
+struct cipher {
+    void *(*create)(void);                                                             /* EVP_CIPHER_CTX_new */
+    void (*destroy)(void *);                                                           /* EVP_CIPHER_CTX_free */
+    const void *(*aes)(void);                                                          /* EVP_aes_256_ctr */
+    int (*start)(void *, const void *, void *, const uint8_t *, const uint8_t *);      /* EVP_EncryptInit_ex */
+    int (*encrypt)(void *, uint8_t *, int *, const uint8_t *, int);                    /* EVP_EncryptUpdate */
 };
 
-static void propose_part(void *task, ptrdiff_t start, ptrdiff_t end)
+/* Turn to the words with this number under the key of a context. */
+static int turn_to(const struct cipher *cipher, void *context, uint64_t number)
 {
-    const struct proposal *p = task;
-    const int32_t *restrict place = p->place;
-    const uint16_t *restrict rectangle = p->rectangle;
-    const int16_t *restrict column = p->column;
-    double *restrict out = p->out;
-    ptrdiff_t *restrict position = p->position + start, found = 0, certain = p->certain;
-    for (ptrdiff_t i = start; i < end; i++) {
+    uint8_t counter[16] = {0};
+    for (int i = 0; i < 8; i++)
+        counter[i] = (uint8_t)(number >> (56 - 8 * i));
+    return cipher->start(context, NULL, NULL, NULL, counter) == 1;
+}
+
+/* Take the next bytes. */
+static int fill(const struct cipher *cipher, void *context, void *out, ptrdiff_t size)
+{
+    static const uint8_t zeros[1 << 13];  /* stays in the cache */
+    uint8_t *next = out, *end = next + size;
+    for (int length; next < end; next += length) {
+        length = end - next < (ptrdiff_t)sizeof zeros ? (int)(end - next) : (int)sizeof zeros;
+        int written = 0;
+        if (cipher->encrypt(context, next, &written, zeros, length) != 1 || written != length)
+            return 0;
+    }
+    return 1;
+}
+
+#define DRAWN ((ptrdiff_t)1 << 14)  /* values with words of their own number: PART of cells.py */
+#define SPARE(count) ((count) / 48 + 64)
+#define HEIGHTS ((ptrdiff_t)256)
+
+/* The cover of a bell curve, and what of it is judged in more digits elsewhere. */
+struct bell {
+    const int16_t *column;
+    const double *level;
+    double stddev, unit, margin;
+    int64_t tail;
+    int32_t certain, last;
+};
+
+static inline double curve_at(double point, double stddev)
+{
+    double z = point / stddev;
+    return exp(-0.5 * (z * z));
+}
+
+/* Note the curve at every point, for whoever wants to know how exact it is; threads are not worth their while. */
+void curve(team call, unsigned threads, ptrdiff_t count, double stddev, const double *point, double *out)
+{
+    (void)call, (void)threads;
+    for (ptrdiff_t i = 0; i < count; i++)
+        out[i] = curve_at(point[i], stddev);
+}
+
+/* Put points into their rectangles, and append the numbers of uncertain ones, counted from first on. */
+static ptrdiff_t propose(const struct bell *bell, const int32_t *restrict place, const uint16_t *restrict rectangle,
+                         ptrdiff_t count, double *restrict out, int32_t *restrict uncertain, ptrdiff_t found,
+                         ptrdiff_t first)
+{
+    const int16_t *restrict column = bell->column;
+    int32_t certain = bell->certain;
+    for (ptrdiff_t i = 0; i < count; i++) {
         out[i] = (double)(column[rectangle[i]] * ((int64_t)1 << 32) + place[i]) + (0x1p31 + 0.5);  /* all exact */
-        position[found] = i;  /* overwritten if it is certain: cheaper than a branch that is hard to predict */
+        uncertain[found] = (int32_t)(first + i);  /* overwritten if it is certain: cheaper than a branch */
         found += rectangle[i] >= certain;
     }
-    p->found[start / PART] = found;
+    return found;
 }
 
-/* Put points into their rectangles, and return how many of these are uncertain; position begins with where they are. */
-ptrdiff_t propose(team call, unsigned threads, ptrdiff_t count, const int32_t *place, const uint16_t *rectangle,
-                  const int16_t *column, int32_t certain, double *out, ptrdiff_t *position)
+/* Draw what _draw_part of cells.py draws, unless it takes more digits, or points from the tail, or more to spare. */
+static int draw_part(const struct cipher *cipher, void *context, uint64_t number, const struct bell *bell,
+                     ptrdiff_t count, double *out)
 {
-    ptrdiff_t found[count / PART + 1];
-    struct proposal task = {place, rectangle, column, certain, out, position, found};
-    walk_over(call, threads, count, propose_part, &task);
-    return gathered(count, found, position);
-}
-
-struct verdict {
-    const ptrdiff_t *position;
-    const double *point;
-    const uint16_t *rectangle;
-    const int64_t *height;
-    const double *level;
-    int32_t certain;
-    double stddev, unit, margin;
-    uint8_t *above;
-    ptrdiff_t *close, *found;
-};
-
-static void judge_part(void *task, ptrdiff_t start, ptrdiff_t end)
-{
-    const struct verdict v = *(const struct verdict *)task;
-    ptrdiff_t found = 0;
-    for (ptrdiff_t i = start; i < end; i++) {
-        double y = (v.level[v.rectangle[v.position[i]] - v.certain] + (double)v.height[i] * 0x1p-64) * v.unit;
-        double z = v.point[v.position[i]] / v.stddev, curve = exp(-0.5 * (z * z));
-        v.above[i] = y > curve;
-        v.close[start + found] = i;
-        found += fabs(y - curve) <= v.margin * curve;
+    ptrdiff_t spare = SPARE(count), all = count + spare, rejected = 0, inside = 0;
+    int32_t place[DRAWN + SPARE(DRAWN)];
+    uint16_t rectangle[DRAWN + SPARE(DRAWN) + 3];
+    int32_t uncertain[DRAWN + SPARE(DRAWN) + 1];
+    double spares[SPARE(DRAWN)];
+    int64_t heights[HEIGHTS];
+    ptrdiff_t bytes = (6 * all + 7) / 8 * 8;  /* of places and rectangles, and a whole number of words */
+    if (!turn_to(cipher, context, number) || !fill(cipher, context, place, 4 * all)
+        || !fill(cipher, context, rectangle, bytes - 4 * all))
+        return 0;
+    ptrdiff_t found = propose(bell, place, rectangle, count, out, uncertain, 0, 0);
+    found = propose(bell, place + count, rectangle + count, spare, spares, uncertain, found, count);
+    for (ptrdiff_t i = 0; i < found; i++) {
+        if (i % HEIGHTS == 0 && !fill(cipher, context, heights, 8 * (found - i < HEIGHTS ? found - i : HEIGHTS)))
+            return 0;
+        int64_t height = heights[i % HEIGHTS];
+        int32_t at = uncertain[i];
+        double y = (bell->level[rectangle[at] - bell->certain] + (double)height * 0x1p-64) * bell->unit;
+        double curve = curve_at(at < count ? out[at] : spares[at - count], bell->stddev);
+        if (fabs(y - curve) <= bell->margin * curve || (rectangle[at] == bell->last && height < bell->tail))
+            return 0;
+        uncertain[rejected] = at;
+        rejected += y > curve;
+        inside += y > curve && at < count;
     }
-    v.found[start / PART] = found;
+    ptrdiff_t next = 0, skipped = inside;
+    for (ptrdiff_t i = 0; i < inside; i++) {
+        for (; skipped < rejected && uncertain[skipped] - count == next; skipped++)
+            next++;
+        if (next == spare)
+            return 0;
+        out[uncertain[i]] = spares[next++];
+    }
+    return 1;
 }
 
-/* Tell which points of uncertain rectangles are above the curve, and return how many are too close to it to tell;
-   close begins with them, counted as in position. */
-ptrdiff_t judge(team call, unsigned threads, ptrdiff_t count, const ptrdiff_t *position, const double *point,
-                const uint16_t *rectangle, const int64_t *height, const double *level, int32_t certain, double stddev,
-                double unit, double margin, uint8_t *above, ptrdiff_t *close)
-{
-    ptrdiff_t found[count / PART + 1];
-    struct verdict task = {position, point, rectangle, height, level, certain, stddev, unit, margin, above, close,
-                           found};
-    walk_over(call, threads, count, judge_part, &task);
-    return gathered(count, found, close);
-}
-
-struct addition {
+/* Sums that are part of one vector: of 53 bits, which are overwritten by what is released, or of 24, which stay as they
+   are unless out is where they are. Times the factor, rounded to 24 bits, it goes to out, if there is one. */
+struct piece {
+    ptrdiff_t begin, end;
     double *values;
     const float *singles;
-    const double *noise;
-    double unit, far, factor;
+    double factor;
     float *out;
 };
 
-static void add_part(void *task, ptrdiff_t start, ptrdiff_t end)
+struct vector {
+    const struct piece *piece;
+    ptrdiff_t pieces;
+    double unit, far;
+};
+
+/* Round values to the lattice on which neighbouring doubles near far are, and then their sums with unit times noise. */
+static void add_on_lattice(ptrdiff_t count, double *restrict values, const double *restrict noise, double unit,
+                           double far)
 {
-    const struct addition *a = task;
-    double *restrict values = a->values;
-    const double *restrict noise = a->noise;
-    double unit = a->unit, far = a->far;
-    for (ptrdiff_t i = start; i < end; i++)
+    for (ptrdiff_t i = 0; i < count; i++)
         values[i] = ((values[i] + far) + noise[i] * unit) - far;
 }
 
-/* Round values to the lattice on which neighbouring doubles near far are, and then their sums with unit times noise. */
-void add_on_lattice(team call, unsigned threads, ptrdiff_t count, double *values, const double *noise, double unit,
-                    double far)
+static void release(ptrdiff_t count, double *restrict values, const double *restrict noise, double unit, double far,
+                    double factor, float *restrict out)
 {
-    struct addition task = {.values = values, .noise = noise, .unit = unit, .far = far};
-    walk_over(call, threads, count, add_part, &task);
-}
-
-static void release_part(void *task, ptrdiff_t start, ptrdiff_t end)
-{
-    const struct addition *a = task;
-    double *restrict values = a->values;
-    const double *restrict noise = a->noise;
-    float *restrict out = a->out;
-    double unit = a->unit, far = a->far, factor = a->factor;
-    for (ptrdiff_t i = start; i < end; i++) {
+    for (ptrdiff_t i = 0; i < count; i++) {
         double released = ((values[i] + far) + noise[i] * unit) - far;
         values[i] = released;
         out[i] = (float)(released * factor);
     }
 }
 
-/* The same, and round what comes out of it times a factor to 24 bits. */
-void release(team call, unsigned threads, ptrdiff_t count, double *values, const double *noise, double unit, double far,
-             double factor, float *out)
+static void release_singles(ptrdiff_t count, const float *singles, const double *restrict noise, double unit,
+                            double far, double factor, float *out)
 {
-    struct addition task = {values, NULL, noise, unit, far, factor, out};
-    walk_over(call, threads, count, release_part, &task);
-}
-
-static void release_singles_part(void *task, ptrdiff_t start, ptrdiff_t end)
-{
-    const struct addition *a = task;
-    const float *singles = a->singles;
-    const double *restrict noise = a->noise;
-    float *out = a->out;  /* which may be where the sums are */
-    double unit = a->unit, far = a->far, factor = a->factor;
 #pragma GCC ivdep
-    for (ptrdiff_t i = start; i < end; i++)
+    for (ptrdiff_t i = 0; i < count; i++)
         out[i] = (float)(((((double)singles[i] + far) + noise[i] * unit) - far) * factor);
 }
 
-/* The same for sums of 24 bits, which stay as they are unless out is where they are. */
-void release_singles(team call, unsigned threads, ptrdiff_t count, const float *sums, const double *noise, double unit,
-                     double far, double factor, float *out)
+/* Add the noise of some coordinates of a vector. */
+static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count, const double *noise)
 {
-    struct addition task = {NULL, sums, noise, unit, far, factor, out};
-    walk_over(call, threads, count, release_singles_part, &task);
+    double unit = vector->unit, far = vector->far;
+    for (ptrdiff_t i = 0; i < vector->pieces; i++) {
+        const struct piece *p = vector->piece + i;
+        ptrdiff_t first = start > p->begin ? start : p->begin;
+        ptrdiff_t last = start + count < p->end ? start + count : p->end;
+        if (first >= last)
+            continue;
+        ptrdiff_t at = first - p->begin, length = last - first;
+        const double *its = noise + (first - start);
+        if (p->singles)
+            release_singles(length, p->singles + at, its, unit, far, p->factor, p->out + at);
+        else if (p->out)
+            release(length, p->values + at, its, unit, far, p->factor, p->out + at);
+        else
+            add_on_lattice(length, p->values + at, its, unit, far);
+    }
+}
+
+struct addition {
+    const struct vector *vector;
+    ptrdiff_t start;
+    const double *noise;
+};
+
+static void add_part(void *task, ptrdiff_t first, ptrdiff_t last)
+{
+    const struct addition *a = task;
+    add_to(a->vector, a->start + first, last - first, a->noise + first);
+}
+
+/* Add noise to the coordinates of a vector from start on. */
+void add(team call, unsigned threads, ptrdiff_t count, const struct vector *vector, ptrdiff_t start,
+         const double *noise)
+{
+    struct addition task = {vector, start, noise};
+    walk_over(call, threads, count, add_part, &task);
+}
+
+struct drawing {
+    const struct cipher *cipher;
+    const uint8_t *key;
+    const struct bell *bell;
+    ptrdiff_t count;
+    double *room;
+    const struct vector *vector;
+    ptrdiff_t start;
+    uint8_t *left;
+};
+
+static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
+{
+    const struct drawing *d = task;
+    double scratch[DRAWN];
+    void *context = d->cipher->create();
+    int ready = context && d->cipher->start(context, d->cipher->aes(), NULL, d->key, NULL) == 1;
+    for (ptrdiff_t number = first; number < last; number++) {
+        ptrdiff_t begin = number * DRAWN, count = d->count - begin < DRAWN ? d->count - begin : DRAWN;
+        double *out = d->vector ? scratch : d->room + begin;
+        d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->bell, count, out));
+        if (d->vector && !d->left[number])
+            add_to(d->vector, d->start + begin, count, out);
+    }
+    d->cipher->destroy(context);
+}
+
+/* Draw noise, into a room, or else for the coordinates of a vector from start on, and note which parts are left. */
+void draw(team call, unsigned threads, ptrdiff_t count, const struct cipher *cipher, const uint8_t *key,
+          const struct bell *bell, double *room, const struct vector *vector, ptrdiff_t start, uint8_t *left)
+{
+    struct drawing task = {cipher, key, bell, count, room, vector, start, left};
+    walk_in_steps(call, threads, (count + DRAWN - 1) / DRAWN, 2, draw_parts, &task);
 }
 
 struct addends {

@@ -10,7 +10,6 @@ import os
 import shlex
 import subprocess
 from copy import copy
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,25 +19,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpfy.mechanisms.noise import cells
 from dpfy.mechanisms.noise.cover import CELL_BITS, RECTANGLES, Cover, Floats, cover
-from dpfy.mechanisms.noise.lattice import add_on_lattice, far_from_zero
+from dpfy.mechanisms.noise.lattice import far_from_zero
+from dpfy.mechanisms.noise.openssl import Cipher, cipher
+from dpfy.mechanisms.noise.randomness import Parts
 from dpfy.mechanisms.noise.team import torchs_threads
+from dpfy.mechanisms.noise.vector import Piece, Vector
 
-Flags = npt.NDArray[np.bool_]
-Heights = npt.NDArray[np.int64]
 Integers = npt.NDArray[np.int32]
 Positions = npt.NDArray[np.intp]
-Rectangles = npt.NDArray[np.uint16]
 Singles = npt.NDArray[np.float32]
 
-LARGE = 1 << 18  # values for which calling a compiler pays within some hundred vectors
+LARGE = 1 << 16  # values for which calling a compiler pays within some hundred vectors
 _SOURCE = Path(__file__).with_name("kernels.c")
 # No operation is fused or reordered, whatever CC says before. Loading code that was linked for unsafe mathematics would
 # even have denormal numbers taken for zero in all that this thread computes.
 _OPTIONS = ("-std=c11", "-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math",
             "-ffp-contract=off", "-fPIC", "-shared")
-_TESTED = 4096  # values on which a compiler shows that it understood
-_CLOSE = 2.0**-38  # of the curve: points that are so near are told apart by an exp that errs by less
+_TESTED = cells.PART + 4096  # values on which a compiler shows that it understood
+_CLOSE = 2.0**-38  # of the curve: by so much two ways to compute it may differ; a tenth of it would be noticed, too
 
 
 class Kernels(Protocol):
@@ -48,22 +48,14 @@ class Kernels(Protocol):
     def threads(self) -> int:
         """On how many threads, this one among them."""
 
-    def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
-        """Fill ``out`` with points, given by their rectangles and places, and return where it is uncertain."""
+    def draw(self, room: Floats, spread: float, parts: Parts) -> Floats:
+        """Fill ``room`` with the cells of independent reals from N(0, spread²), and return it."""
 
-    def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
-              margin: float) -> tuple[Flags, Positions]:
-        """Return which of the points at ``position`` are above the curve, and which are within ``margin`` of it."""
+    def add(self, vector: Vector, start: int, noise: Floats) -> None:
+        """Add noise to the coordinates from ``start`` on; it may be overwritten."""
 
-    def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
-        """Add ``unit · noise`` on the lattice, in place; ``noise`` may be overwritten."""
-
-    def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
-                out: Singles) -> None:
-        """Do the same, and round ``factor`` times the result to float32.
-
-        Sums in float32 stay as they are, unless ``out`` is their memory.
-        """
+    def draw_and_add(self, vector: Vector, start: int, room: Floats, spread: float, parts: Parts) -> None:
+        """Add the noise that ``draw`` would fill ``room`` with, which it may do."""
 
     def total(self, numbers: Integers) -> int:
         """Return the sum."""
@@ -80,30 +72,18 @@ class InNumpy:
 
     threads = 1
 
-    def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
+    def draw(self, room: Floats, spread: float, parts: Parts) -> Floats:
         """See :class:`Kernels`."""
-        torch.index_select(torch.from_numpy(bell.middle), 0, torch.from_numpy(rectangle.astype(np.int32)),
-                           out=torch.from_numpy(out))  # numpy would make indices of 64 bits first
-        out += place
-        return np.flatnonzero(rectangle >= bell.certain)
+        cells.draw_parts(room, spread, parts, cells.numbers_of(len(room)))
+        return room
 
-    def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
-              margin: float) -> tuple[Flags, Positions]:
+    def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """See :class:`Kernels`."""
-        y = (bell.level[rectangle[position] - np.uint16(bell.certain)] + height * 2.0**-64) * bell.height
-        curve = np.exp(-0.5 * np.square(out[position] / (bell.spread * 2.0**CELL_BITS)))
-        return y > curve, np.flatnonzero(np.abs(y - curve) <= margin * curve)
+        vector.add(start, noise)
 
-    def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
+    def draw_and_add(self, vector: Vector, start: int, room: Floats, spread: float, parts: Parts) -> None:
         """See :class:`Kernels`."""
-        add_on_lattice(values, noise, unit, grid)
-
-    def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
-                out: Singles) -> None:
-        """See :class:`Kernels`."""
-        with np.errstate(all="ignore"):  # what is too large becomes infinite, as everywhere in training
-            values = add_on_lattice(sums.astype(np.float64, copy=False), noise, unit, grid)
-            np.multiply(values, factor, out=out, dtype=np.float64, casting="same_kind")
+        self.add(vector, start, self.draw(room, spread, parts))
 
     def total(self, numbers: Integers) -> int:
         """See :class:`Kernels`."""
@@ -119,24 +99,36 @@ class InNumpy:
         return (torch.from_numpy(weights) @ torch.from_numpy(rows[:, chosen]).double()).numpy()
 
 
+class _Bell(ctypes.Structure):
+    _fields_ = [("column", ctypes.c_void_p), ("level", ctypes.c_void_p), ("stddev", ctypes.c_double),
+                ("unit", ctypes.c_double), ("margin", ctypes.c_double), ("tail", ctypes.c_int64),
+                ("certain", ctypes.c_int32), ("last", ctypes.c_int32)]
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_ssize_t), ("end", ctypes.c_ssize_t), ("values", ctypes.c_void_p),
+                ("singles", ctypes.c_void_p), ("factor", ctypes.c_double), ("out", ctypes.c_void_p)]
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = [("piece", ctypes.POINTER(_Piece)), ("pieces", ctypes.c_ssize_t), ("unit", ctypes.c_double),
+                ("far", ctypes.c_double)]
+
+
 class InC:
-    """One pass for each step: ``kernels.c``, compiled here; on the calling thread, or on all that torch uses."""
+    """One pass over memory: ``kernels.c``, compiled here; on the calling thread, or on all that torch uses."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        size, integer, real = ctypes.c_ssize_t, ctypes.c_int32, ctypes.c_double
-        floats, singles, positions, integers, rectangles = map(
-            _pointer, (np.float64, np.float32, np.intp, np.int32, np.uint16))
-        self._propose = _function(library.propose, size, integers, rectangles, _pointer(np.int16), integer, floats,
-                                  positions)
-        self._judge = _function(library.judge, size, positions, floats, rectangles, _pointer(np.int64), floats, integer,
-                                real, real, real, _pointer(np.bool_), positions)
-        self._add = _function(library.add_on_lattice, None, floats, floats, real, real)
-        self._release = _function(library.release, None, floats, floats, real, real, real, singles)
-        self._release_singles = _function(library.release_singles, None, singles, floats, real, real, real, singles)
-        self._total = _function(library.total, ctypes.c_int64, integers)
+        size, floats, vector = ctypes.c_ssize_t, _pointer(np.float64), ctypes.POINTER(_Vector)
+        self._curve = _function(library.curve, None, ctypes.c_double, floats, floats)
+        self._add = _function(library.add, None, vector, size, floats)
+        self._draw = _function(library.draw, None, Cipher, ctypes.c_char_p, ctypes.POINTER(_Bell), floats, vector, size,
+                               _pointer(np.bool_))
+        self._total = _function(library.total, ctypes.c_int64, _pointer(np.int32))
         self._measure = _function(library.measure, None, size, _pointer(np.float32, 3), _pointer(np.float64, 2))
-        self._weigh = _function(library.weigh, None, size, size, _pointer(np.float32, 3), size, positions, floats,
-                                _pointer(np.float64, 2))
+        self._weigh = _function(library.weigh, None, size, size, _pointer(np.float32, 3), size, _pointer(np.intp),
+                                floats, _pointer(np.float64, 2))
+        self._cipher = cipher()
         self._team: tuple[int | None, int] = (None, 1)
 
     @property
@@ -151,32 +143,46 @@ class InC:
         others._team = torchs_threads()
         return others
 
-    def propose(self, place: Integers, rectangle: Rectangles, bell: Cover, out: Floats) -> Positions:
+    def draw(self, room: Floats, spread: float, parts: Parts) -> Floats:
         """See :class:`Kernels`."""
-        position = np.empty(len(out), dtype=np.intp)
-        found = self._propose(*self._team, len(out), place, rectangle, bell.column, bell.certain, out, position)
-        return position[:found]
+        cells.draw_parts(room, spread, parts, self._draw_most(room, spread, parts))
+        return room
 
-    def judge(self, position: Positions, out: Floats, rectangle: Rectangles, height: Heights, bell: Cover,
-              margin: float) -> tuple[Flags, Positions]:
+    def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """See :class:`Kernels`."""
-        above, close = np.empty(len(position), dtype=np.bool_), np.empty(len(position), dtype=np.intp)
-        found = self._judge(*self._team, len(position), position, out, rectangle, height, bell.level, bell.certain,
-                            bell.spread * 2.0**CELL_BITS, bell.height, margin, above, close)
-        return above, close[:found]
-
-    def add(self, values: Floats, noise: Floats, unit: float, grid: float) -> None:
-        """See :class:`Kernels`."""
-        if values.flags.carray:
-            self._add(*self._team, len(values), values, noise, unit, far_from_zero(grid))
+        if (structure := _structure(vector)) is None:
+            vector.add(start, noise)
         else:
-            add_on_lattice(values, noise, unit, grid)
+            self._add(*self._team, len(noise), structure, start, noise)
 
-    def release(self, sums: Floats | Singles, noise: Floats, unit: float, grid: float, factor: float,
-                out: Singles) -> None:
+    def draw_and_add(self, vector: Vector, start: int, room: Floats, spread: float, parts: Parts) -> None:
         """See :class:`Kernels`."""
-        function = self._release_singles if sums.dtype == np.float32 else self._release
-        function(*self._team, len(sums), sums, noise, unit, far_from_zero(grid), factor, out)
+        if (structure := _structure(vector)) is None:
+            vector.add(start, self.draw(room, spread, parts))
+            return
+        for number in self._draw_most(room, spread, parts, structure, start):
+            cells.draw_parts(room, spread, parts, [number])
+            vector.add(start + number * cells.PART, cells.part_of(room, number))
+
+    def _draw_most(self, room: Floats, spread: float, parts: Parts, vector: _Vector | None = None,
+                   start: int = 0) -> list[int]:
+        """Draw into a room, or for a vector instead, and return the numbers of the parts that are left: one in 1000.
+
+        These take digits that float64 does not have, or points from the tail. Without a cipher all parts are left.
+        """
+        key, numbers = parts.aes_key, cells.numbers_of(len(room))
+        if key is None or self._cipher is None:
+            return list(numbers)
+        bell, left = cover(spread), np.ones(len(numbers), dtype=np.bool_)
+        law = _Bell(_address(bell.column), _address(bell.level), bell.spread * 2.0**CELL_BITS, bell.height,
+                    cells.MARGIN, cells.TAIL, bell.certain, RECTANGLES - 1)
+        self._draw(*self._team, len(room), self._cipher, key, law, room, vector, start, left)
+        return np.flatnonzero(left).tolist()
+
+    def curve(self, point: Floats, bell: Cover) -> Floats:
+        """Return how high it takes the curve to be."""
+        self._curve(*self._team, len(point), bell.spread * 2.0**CELL_BITS, point, found := np.empty(len(point)))
+        return found
 
     def total(self, numbers: Integers) -> int:
         """See :class:`Kernels`."""
@@ -226,46 +232,71 @@ def compiled() -> InC | None:
     return kernels if _agree(kernels, IN_NUMPY) else None
 
 
-def _agree(kernels: Kernels, others: Kernels) -> bool:
+def _agree(kernels: InC, others: InNumpy) -> bool:
     """Whether both give the same results: a compiler may have been told to reorder sums, which undoes the lattice."""
-    words = np.arange(_TESTED, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # evenly spread
-    bell, height, place = cover(48.7), words.view(np.int64), (words >> np.uint64(32)).astype(np.uint32).view(np.int32)
-    rectangle = (words >> np.uint64(52)).astype(np.uint16) | np.uint16(RECTANGLES - 4096)  # the last ones
-    few, middle = np.arange(100), np.linspace(-bell.reach, bell.reach, 100) * 2.0**CELL_BITS
-    curve = np.exp(-0.5 * np.square(middle / (bell.spread * 2.0**CELL_BITS)))
-    beside = [replace(bell, level=curve * (1 + side) / bell.height) for side in (_CLOSE, -_CLOSE)]
-    uncertain, at_level = (few + bell.certain).astype(np.uint16), np.zeros(len(few), dtype=np.int64)
+    bell, parts = cover(48.7), Parts(b"a key for anybody: nothing of it")
+    words = parts.stream(0).words(_TESTED).view(np.int32)[:_TESTED]
+    middle = np.linspace(-bell.reach, bell.reach, 100) * 2.0**CELL_BITS
 
     def results(these: Kernels) -> list[npt.NDArray[Any]]:
-        out, values, sums = np.empty(_TESTED), place / 3, place / 3
-        position = these.propose(place, rectangle, bell, out)
-        verdicts = these.judge(position, out, rectangle, height[:len(position)], bell, 2.0**-8)
-        points, released = out.copy(), np.empty((3, _TESTED), dtype=np.float32)
-        released[2] = sums * 2.0**-20
-        these.add(values, out.copy(), 2.0**-33, 0.5)
-        these.release(released[2], out.copy(), 2.0**-33, 0.5, 0.3, released[0])
-        these.release(released[2], out.copy(), 2.0**-33, 0.5, 0.3, released[2])  # in the same place
-        these.release(sums, out, 2.0**-33, 0.5, 0.3, released[1])
-        sides = [these.judge(few, middle, uncertain, at_level, near, 2.0**-32)[0] for near in beside]
-        return [points, position, *verdicts, *sides, values, sums, *released, np.array(these.total(place))]
+        sums = torch.from_numpy(words / 3)
+        released = (sums * 2.0**-20).float().repeat(3, 1)
+        values, ends = torch.stack([sums] * 3), (1000, _TESTED)
+        noise = these.draw(np.empty(_TESTED), bell.spread, parts)
+        for each in (Piece(0, values[0]), Piece(0, values[1], 0.3, released[0]),
+                     Piece(0, released[1], 0.3, released[1]), Piece(0, released[1], 0.3, released[2])):
+            these.add(Vector([each], 2.0**-33, 0.5), 0, noise.copy())
+        two = [Piece(begin, values[2, begin:end]) for begin, end in zip((0, *ends), ends, strict=False)]
+        these.draw_and_add(Vector(two, 2.0**-33, 0.5), 0, np.empty(_TESTED), bell.spread, parts)
+        return [noise, values.numpy(), released.numpy(), np.array(these.total(words))]
 
     def in_any_order(these: Kernels) -> list[Floats]:
-        rows = (place * 2.0**-20).astype(np.float32).reshape(2, -1, 64)
-        return [these.measure(rows), these.weigh(rows, few[:9], curve[:9] + 1)]
+        rows = (words[:4096] * 2.0**-20).astype(np.float32).reshape(2, -1, 64)
+        return [these.measure(rows), these.weigh(rows, np.arange(9), np.linspace(1.0, 2.0, 9))]
 
-    return all(map(np.array_equal, results(kernels), results(others))) and \
-        all(map(partial(np.allclose, rtol=2.0**-40), in_any_order(kernels), in_any_order(others)))
+    return all(map(np.array_equal, results(kernels), results(others))) \
+        and all(map(partial(np.allclose, rtol=2.0**-40), in_any_order(kernels), in_any_order(others))) \
+        and np.allclose(kernels.curve(middle, bell), cells.curve_at(middle, bell), rtol=_CLOSE, atol=0)
+
+
+def _structure(vector: Vector) -> _Vector | None:
+    """Return how C sees a vector, if all of it is in memory without gaps; it lives no longer than the tensors."""
+    if not all(map(_is_plain, vector.pieces)):
+        return None
+    pieces = [_Piece(piece.begin, piece.end, None if single else piece.sums.data_ptr(),
+                     piece.sums.data_ptr() if single else None, piece.factor,
+                     None if piece.out is None else piece.out.data_ptr())
+              for piece in vector.pieces for single in [piece.sums.dtype == torch.float32]]
+    return _Vector((_Piece * len(pieces))(*pieces), len(pieces), vector.unit, far_from_zero(vector.grid))
+
+
+def _is_plain(piece: Piece) -> bool:
+    sums, out = piece.sums, piece.out
+    if out is None:
+        return sums.dtype == torch.float64 and _is_in_memory(sums)
+    return sums.dtype in (torch.float64, torch.float32) and out.dtype == torch.float32 \
+        and _is_in_memory(sums) and _is_in_memory(out)
+
+
+def _is_in_memory(numbers: torch.Tensor) -> bool:
+    return numbers.is_cpu and numbers.is_contiguous()
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    """Return where an array without gaps begins; numpy's own way leaves cyclic garbage behind."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _pointer(dtype: npt.DTypeLike, dimensions: int = 1) -> Any:
-    """Return the type of an argument: an array of this type without gaps; numpy's own leaves cyclic garbage behind."""
+    """Return the type of an argument: an array of this type without gaps."""
     class Pointer:
         @staticmethod
         def from_param(array: npt.NDArray[Any]) -> ctypes.c_void_p:
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.carray:
                 raise TypeError(f"Expected {dimensions} dimensions of {np.dtype(dtype)} without gaps, got {array.ndim} "
                                 f"of {array.dtype}.")
-            return ctypes.c_void_p(array.__array_interface__["data"][0])
+            return ctypes.c_void_p(_address(array))
 
     return Pointer
 

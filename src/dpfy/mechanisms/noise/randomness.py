@@ -45,7 +45,32 @@ def _has_aes_instructions() -> bool:
         return True
 
 
-class SecureStream:
+class KeyStream:
+    """The words of the cipher under a key; those of different numbers are different parts of its key stream."""
+
+    def __init__(self, key: bytes, number: int = 0) -> None:
+        own = number.to_bytes(8, "big")
+        if _HAS_AES:
+            self._cipher = Cipher(algorithms.AES(key), modes.CTR(own + bytes(8))).encryptor()
+        else:
+            self._cipher = Cipher(algorithms.ChaCha20(key, bytes(8) + own), mode=None).encryptor()
+
+    def fill(self, out: Words) -> None:
+        """Overwrite the contiguous array ``out`` with fresh words."""
+        target = out.data.cast("B")
+        for start in range(0, len(target), len(_ZEROS)):
+            block = target[start:start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[:len(block)], block)
+
+    def words(self, count: int) -> Words:
+        """Return ``count`` fresh words."""
+        out = np.empty(count, dtype=np.uint64)
+        if count:
+            self.fill(out)
+        return out
+
+
+class SecureStream(KeyStream):
     """An endless stream of uniform 64-bit words that nobody without the key can tell from coin flips.
 
     *Formal guarantee.* The words are the key stream of AES-256-CTR (ChaCha20 where the processor has no AES
@@ -80,18 +105,8 @@ class SecureStream:
         """Overwrite the contiguous array ``out`` with fresh words."""
         if self._process != this_process():
             self._rekey(os.urandom(32))
-        target = out.data.cast("B")
         with self._lock:
-            for start in range(0, len(target), len(_ZEROS)):
-                block = target[start:start + len(_ZEROS)]
-                self._cipher.update_into(_ZEROS[:len(block)], block)
-
-    def words(self, count: int) -> Words:
-        """Return ``count`` fresh words."""
-        out = np.empty(count, dtype=np.uint64)
-        if count:
-            self.fill(out)
-        return out
+            super().fill(out)
 
     def split(self) -> "SecureStream":
         """Return an independent stream whose key is drawn from this one."""
@@ -99,18 +114,47 @@ class SecureStream:
         child._insecure = self._insecure
         return child
 
+    def parts(self) -> "Parts":
+        """Return streams for the parts of one vector, under a key that is drawn from this stream."""
+        return Parts(self.words(4).tobytes())
+
     def _rekey(self, secret: bytes) -> None:
         self._process = this_process()
         self._lock = threading.Lock()  # a new one, since the fork may have copied it locked
-        key = hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest()
-        if _HAS_AES:
-            self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        else:
-            self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        super().__init__(hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest())
 
     def __reduce_ex__(self, protocol: object) -> Never:
         raise InvalidArgument("A SecureStream cannot be copied, pickled or saved: two copies would emit the same "
                               "noise, and their difference is free of it. Make a new stream where one is needed.")
+
+
+class Parts:
+    """Streams under one key, told apart by number, that any thread may read in any order.
+
+    Whoever reads the stream of a number again reads the same words: they are for one part of one vector, which is used
+    once. A forked child has another key.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._process, self._key = this_process(), key
+
+    def stream(self, number: int) -> KeyStream:
+        """Return the stream of a number."""
+        return KeyStream(self._own_key(), number)
+
+    @property
+    def aes_key(self) -> bytes | None:
+        """The key of AES-256, for whoever reads streams elsewhere: that of a number begins at 2⁶⁴ times its block."""
+        return self._own_key() if _HAS_AES else None
+
+    def _own_key(self) -> bytes:
+        if self._process != this_process():
+            self._process, self._key = this_process(), os.urandom(32)
+        return self._key
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise InvalidArgument("The streams of a vector cannot be copied, pickled or saved: two copies would emit the "
+                              "same noise.")
 
 
 _HAS_AES = _has_aes_instructions()
