@@ -15,6 +15,7 @@ import torch
 _RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
 _ROWS = 128  # records of a product, or of a sum of written-out gradients, in the gradients' own precision
 _PRODUCTS = 8  # that are added up before the sum is continued in float64
+_NARROW = 2**14  # entries of a product of which several are formed in one call
 _TELLING = 2**12  # entries of a product, all of which another order of summation hardly leaves as they are
 _PIECE = 2**17  # numbers that are converted to float64 and added while they stay in the cache
 _DOUBLE_ROWS = 4096  # of a product in float64
@@ -91,6 +92,9 @@ def _add(total: torch.Tensor, summed: torch.Tensor) -> None:
 
 def _product(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     """Return the weighed sum of outer products of records: products over few, each complete before it is added."""
+    if len(weights) % _ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:  # all products in one call
+        weighed = (weights.unsqueeze(1) * outputs).unflatten(0, (-1, _ROWS))
+        return torch.bmm(weighed.mT, inputs.unflatten(0, (-1, _ROWS))).sum(0)
     pairs = ((w.unsqueeze(1) * b, x)
              for w, b, x in zip(weights.split(_ROWS), outputs.split(_ROWS), inputs.split(_ROWS), strict=True))
     b, x = next(pairs)
