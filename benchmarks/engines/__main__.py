@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="may be given several times")
     parser.add_argument("--engine", action="append", choices=contenders()[1:], help="may be given several times")
     parser.add_argument("--threads", action="append", type=int, help="default: 1, then 2")
-    parser.add_argument("--rounds", type=int, help="steps of each contender")
+    parser.add_argument("--rounds", type=int, help="steps of each contender; default: 15, up to 61 of short ones")
     parser.add_argument("--quick", action="store_true", help="three small workloads, one thread, few rounds, no oracle")
     parser.add_argument("--profile", action="store_true", help="show the operations that a step spends time in")
     parser.add_argument("--memory-limit", type=float, default=8, help="in GB; who needs more is left out")
@@ -54,7 +54,8 @@ def main() -> None:
     options, console = arguments(), Console(soft_wrap=True)
     workloads = options.workload or (_QUICK if options.quick else list(WORKLOADS))
     threads = options.threads or ([1] if options.quick else [1, 2])
-    settings = Settings(rounds=options.rounds or (5 if options.quick else 15),
+    asked = options.rounds or (5 if options.quick else None)
+    settings = Settings(rounds=asked or Settings.rounds, most_rounds=asked or Settings.most_rounds,
                         memory_limit_mb=int(1024 * options.memory_limit))
     names = chosen(options, console)
     figures: list[Figure] = []
@@ -91,7 +92,8 @@ def measured(workload: str, names: list[str], threads: int, settings: Settings, 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task(f"{workload}, threads: {threads}", total=len(names) + settings.rounds * len(names))
-        return compare(workload, names, threads, settings, lambda: progress.advance(bar))
+        return compare(workload, names, threads, settings, lambda: progress.advance(bar),
+                       lambda answers: progress.update(bar, total=answers))
 
 
 def show(found: Comparison, workload: str, threads: int, console: Console) -> None:

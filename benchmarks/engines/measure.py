@@ -26,6 +26,7 @@ class Settings:
     """How carefully to measure."""
 
     rounds: int = 15
+    most_rounds: int = 61  # of short steps
     memory_limit_mb: int = 8 * 1024
 
 
@@ -70,8 +71,12 @@ def ask(task: str, workload: str, threads: int, **options: Any) -> Iterator[dict
 
 
 def compare(workload: str, names: list[str], threads: int, settings: Settings,
-            advance: Callable[[], object] = lambda: None) -> Comparison:
-    """Measure contenders, ``torch`` among them; ``advance`` is called for every answer."""
+            advance: Callable[[], object] = lambda: None,
+            expect: Callable[[int], object] = lambda answers: None) -> Comparison:
+    """Measure contenders, ``torch`` among them.
+
+    ``advance`` is called for every answer, and ``expect`` with how many there will be.
+    """
     peaks: dict[str, float] = {}
     missing: dict[str, str] = {}
     chosen = None
@@ -86,18 +91,21 @@ def compare(workload: str, names: list[str], threads: int, settings: Settings,
             continue
         peaks[name] = found["peak_mb"]
         chosen = found["engine"] if name == "dpfy" else chosen
-    times = _times(workload, peaks, threads, settings, missing, advance)
+    times = _times(workload, peaks, threads, settings, missing, advance, expect)
     return _related(workload, threads, peaks, times, chosen, missing)
 
 
 def _times(workload: str, peaks: dict[str, float], threads: int, settings: Settings, missing: dict[str, str],
-           advance: Callable[[], object]) -> dict[str, list[float]]:
+           advance: Callable[[], object], expect: Callable[[int], object]) -> dict[str, list[float]]:
     """The times of every step by contender; those that fail are added to ``missing``."""
     names = [*peaks, *(["noise"] if "dpfy" in peaks else [])]
     times: dict[str, list[float]] = {}
-    for found in ask("clock", workload, threads, contenders=names, rounds=settings.rounds):
+    for found in ask("clock", workload, threads, contenders=names, rounds=settings.rounds,
+                     most=settings.most_rounds):
         if "failed" in found:
             missing[found.get("contender", "all")] = found["failed"]
+        elif "rounds" in found:
+            expect(len(peaks) + found["rounds"] * len(names))
         else:
             times.setdefault(found["contender"], []).append(found["ms"])
             advance()

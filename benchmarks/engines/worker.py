@@ -23,6 +23,7 @@ from benchmarks.engines.contenders import Ready, prepare, private
 from benchmarks.engines.workloads import WORKLOADS, Workload
 
 _WARM_UP = 2  # steps: the first one of dpfy probes the model
+_LONG_ENOUGH = 60e3  # ms of turns after which more of them than were asked for are not worth their while
 _SLOW, _SLOW_ROUNDS = 10.0, 3  # who takes so many times plain torch's time sits out the rounds after these
 _ANSWERS = sys.stdout
 
@@ -51,8 +52,11 @@ def logical(workload: Workload, folder: Path, records: int) -> None:
     answer(peak_mb=high_water(), chunk=ready.chunk())
 
 
-def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int) -> None:
-    """Answer with one time for each step; the contenders take turns, in alternating order."""
+def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int, most: int) -> None:
+    """Answer with one time for each step; the contenders take turns, in alternating order.
+
+    Short steps have up to ``most`` turns: they are what others on the machine disturb most.
+    """
     running: dict[str, Ready] = {}
     warm: dict[str, float] = {}
     for name in contenders:
@@ -63,6 +67,9 @@ def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int) 
             running.pop(name, None)
             answer(contender=name, failed=reason(error))
     slow = {name for name, ms in warm.items() if ms > _SLOW * warm["torch"]}
+    usual = sum(ms for name, ms in warm.items() if name not in slow)
+    rounds = max(rounds, min(most, int(_LONG_ENOUGH / usual)))
+    answer(rounds=rounds)
     for turn in range(rounds):
         for name in list(running)[:: -1 if turn % 2 else 1]:
             if turn < _SLOW_ROUNDS or name not in slow:
