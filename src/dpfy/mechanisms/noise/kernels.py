@@ -38,7 +38,7 @@ _SOURCE = Path(__file__).with_name("kernels.c")
 _OPTIONS = ("-std=c11", "-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math",
             "-ffp-contract=off", "-fPIC", "-shared")
 _TESTED = cells.PART + 4096  # values on which a compiler shows that it understood
-_CLOSE = 2.0**-38  # of the curve: by so much two ways to compute it may differ; a tenth of it would be noticed, too
+_CLOSE = 2.0**-38  # of the curve: by so much the two ways to compute it may differ, far less than cells.MARGIN
 
 
 class Kernels(Protocol):
