@@ -13,10 +13,6 @@ class ScriptedStream(SecureStream):
         super().__init__(insecure_test_key=0, purpose=purpose)
         self.script = [word % 2**64 for word in words]
 
-    def split(self) -> "ScriptedStream":
-        """Return the script itself, so that a test need not write the words of a key."""
-        return self
-
     def fill(self, out: Words) -> None:
         """Overwrite ``out`` with the next words of the script."""
         assert len(self.script) >= len(out), "more words were drawn than the test provides"
