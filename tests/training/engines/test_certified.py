@@ -339,6 +339,16 @@ def test_a_sum_of_written_out_gradients_has_every_record_once_and_with_its_own_w
     torch.testing.assert_close(found, torch.einsum("n,bnd->bd", weights, gradients.double()), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(10, 7), (128, 128), (129, 128)])  # in one call, and one after the other
+@pytest.mark.parametrize("records", [0, 1, 128, 129, 256, 1024, 1152, 2304])
+def test_a_sum_of_outer_products_has_every_record_once_and_with_its_own_weight(records, shape):
+    generator = torch.Generator().manual_seed(1)
+    b, a = (torch.randn(records, 1, size, generator=generator) for size in shape)
+    weights = torch.rand(records, dtype=torch.float64, generator=generator)
+    expected = torch.einsum("n,np,nd->pd", weights, b[:, 0].double(), a[:, 0].double())
+    torch.testing.assert_close(added(Outer(a, b), weights, shape), expected, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(3, 3), (10, 1024), (1024, 10), (1, 5000), (64, 64), (80, 100), (300, 17)])
 def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, threads):
