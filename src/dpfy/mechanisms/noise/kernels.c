@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if FLT_EVAL_METHOD < 0 || FLT_EVAL_METHOD > 1 || defined(__FAST_MATH__)
@@ -123,16 +124,23 @@ static ptrdiff_t propose(const struct bell *bell, const int32_t *restrict place,
     return found;
 }
 
-/* Draw what _draw_part of cells.py draws, unless it takes more digits, or points from the tail, or more to spare. */
+/* What one part takes: too much for the stack of some threads. */
+struct space {
+    int32_t place[DRAWN + SPARE(DRAWN)], uncertain[DRAWN + SPARE(DRAWN) + 1];
+    uint16_t rectangle[DRAWN + SPARE(DRAWN) + 3];
+    int64_t heights[HEIGHTS];
+    double spares[SPARE(DRAWN)], out[DRAWN];
+};
+
+/* Draw what draw_cells of cells.py draws, unless it takes more digits, or points from the tail, or more to spare. */
 static int draw_part(const struct cipher *cipher, void *context, uint64_t number, const struct bell *bell,
-                     ptrdiff_t count, double *out)
+                     ptrdiff_t count, struct space *space, double *out)
 {
     ptrdiff_t spare = SPARE(count), all = count + spare, rejected = 0, inside = 0;
-    int32_t place[DRAWN + SPARE(DRAWN)];
-    uint16_t rectangle[DRAWN + SPARE(DRAWN) + 3];
-    int32_t uncertain[DRAWN + SPARE(DRAWN) + 1];
-    double spares[SPARE(DRAWN)];
-    int64_t heights[HEIGHTS];
+    int32_t *place = space->place, *uncertain = space->uncertain;
+    uint16_t *rectangle = space->rectangle;
+    int64_t *heights = space->heights;
+    double *spares = space->spares;
     ptrdiff_t bytes = (6 * all + 7) / 8 * 8;  /* of places and rectangles, and a whole number of words */
     if (!turn_to(cipher, context, number) || !fill(cipher, context, place, 4 * all)
         || !fill(cipher, context, rectangle, bytes - 4 * all))
@@ -260,17 +268,18 @@ struct drawing {
 static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
 {
     const struct drawing *d = task;
-    double scratch[DRAWN];
+    struct space *space = malloc(sizeof *space);
     void *context = d->cipher->create();
-    int ready = context && d->cipher->start(context, d->cipher->aes(), NULL, d->key, NULL) == 1;
+    int ready = space && context && d->cipher->start(context, d->cipher->aes(), NULL, d->key, NULL) == 1;
     for (ptrdiff_t number = first; number < last; number++) {
         ptrdiff_t begin = number * DRAWN, count = d->count - begin < DRAWN ? d->count - begin : DRAWN;
-        double *out = d->vector ? scratch : d->room + begin;
-        d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->bell, count, out));
+        double *out = ready && d->vector ? space->out : d->room + begin;
+        d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->bell, count, space, out));
         if (d->vector && !d->left[number])
             add_to(d->vector, d->start + begin, count, out);
     }
     d->cipher->destroy(context);
+    free(space);
 }
 
 /* Draw noise, into a room, or else for the coordinates of a vector from start on, and note which parts are left. */
@@ -278,7 +287,7 @@ void draw(team call, unsigned threads, ptrdiff_t count, const struct cipher *cip
           const struct bell *bell, double *room, const struct vector *vector, ptrdiff_t start, uint8_t *left)
 {
     struct drawing task = {cipher, key, bell, count, room, vector, start, left};
-    walk_in_steps(call, threads, (count + DRAWN - 1) / DRAWN, 2, draw_parts, &task);
+    walk_in_steps(call, threads, (count + DRAWN - 1) / DRAWN, 4, draw_parts, &task);
 }
 
 struct addends {
