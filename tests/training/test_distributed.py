@@ -65,7 +65,7 @@ def refusal(act):
     """The kind and the text of the error that ``act`` raises."""
     try:
         act()
-    except dpfy.DpfyError as error:
+    except (dpfy.DpfyError, MemoryError) as error:
         return [type(error).__name__, str(error)]
     raise AssertionError("nothing was raised")
 
@@ -148,20 +148,16 @@ def shares(rank, size, folder):
     found = {"sum": started.release().tolist(), "reads": data.reads, "kept": started.run._buffer.tolist()}
     plan = dpfy.dpsgd(records=40, batch_size=40, steps=2, noise_multiplier=0.0)
     blocks = Started(TensorDataset(torch.eye(40)), dimension=40, plan=plan, max_physical_batch=3)
-    blocks.run._engines = OddBlocks(rank)
-    return {**found, "means": [blocks.release().tolist() for _ in range(2)]}
+    chosen = blocks.run._engine_for
 
-
-class OddBlocks(dict):
-    """Engines that take other numbers of records at once on every rank."""
-
-    def __init__(self, rank):
-        self.at_once = 1 + rank
-
-    def __getitem__(self, key):
-        engine = super().__getitem__(key)
-        engine.records_at_once = self.at_once
+    def odd(loss_fn):
+        """An engine that takes another number of records at once on every rank."""
+        engine = chosen(loss_fn)
+        engine.records_at_once = 1 + rank
         return engine
+
+    blocks.run._engine_for = odd
+    return {**found, "means": [blocks.release().tolist() for _ in range(2)]}
 
 
 def test_every_record_is_read_by_one_rank_and_counted_once(group):
@@ -331,6 +327,23 @@ def test_a_rank_that_fails_tells_the_others_and_quotes_nothing_but_our_own_texts
 
 
 # What travels
+
+
+@scenario
+def noise_that_fails(rank, size, folder):
+    """Rank 0 alone adds noise; what fails there must not leave the others waiting for what it releases."""
+    started = Started(TensorDataset(EYE), dimension=7, steps=1)
+
+    def failing(*_):
+        raise MemoryError
+
+    started.run._noise.release = failing
+    return refusal(started.release)
+
+
+def test_noise_that_fails_on_rank_0_ends_the_step_on_all(group):
+    first, *others = group[noise_that_fails]
+    assert first[0] == "MemoryError" and all(kind == "RankFailed" for kind, _ in others)
 
 
 @scenario

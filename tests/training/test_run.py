@@ -1,6 +1,7 @@
 """The step from reservation to release."""
 
 import logging
+import queue
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -246,16 +247,16 @@ def test_loading_with_workers_gives_the_same_release(started):
 
 def test_a_hundred_empty_batches_are_noised_and_recorded_each(started):
     s = started(ROWS, rate=0.0, steps=100, noise_multiplier=1.0)
-    calls = []
+    calls = queue.SimpleQueue()  # which no reading looks into
     seen = set()
     probe_calls = 0
     for batch in s.run:
-        released = s.run.release(lambda x: (calls.append(1), s.model(x))[1], batch).gradients["weight"]
+        released = s.run.release(lambda x: (calls.put(1), s.model(x))[1], batch).gradients["weight"]
         assert released.abs().min() > 0
         seen.add(tuple(released.tolist()))
-        probe_calls = probe_calls or len(calls)
+        probe_calls = probe_calls or calls.qsize()
     assert s.ledger.count == len(seen) == 100
-    assert len(calls) == probe_calls  # the probe looked once; no empty chunk reached the loss
+    assert calls.qsize() == probe_calls  # the probe looked once; no empty chunk reached the loss
 
 
 def test_an_empty_data_set_trains_on_noise(started):

@@ -118,7 +118,7 @@ class Remembering(nn.Module):
                                                  ("counter", "calls")])
 def test_a_model_that_keeps_what_it_saw_is_refused_by_the_name_of_the_attribute(started, kind, attribute):
     model = Remembering(kind)
-    with pytest.raises(dpfy.IsolationError, match=f"'{attribute}'"):
+    with pytest.raises(dpfy.IsolationError, match=rf"\.{attribute}\b"):
         started(ROWS, model=model, engine="loop").release(model)
 
 

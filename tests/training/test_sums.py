@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import ClippedSum, Query, SampleSize
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES
@@ -100,3 +101,36 @@ def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
     sums = Sums(pieces, vector(pieces), several=False)
     sums.take(Summed(gradients))
     assert all(one is other for one, other in zip(sums.tensors, gradients, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, monkeypatch):
+    """The vector is kept for the next step, and what the first chunk formed lives as long as somebody holds it."""
+    s, held = started(torch.ones(40, 3), steps=2, max_physical_batch=rows), []
+    take = Sums.take
+
+    def taking(sums, chunk):
+        take(sums, chunk)
+        held[:] = sums.tensors
+
+    def failing(*_):
+        assert any(bool(each.any()) for each in held)  # there was something to forget
+        raise MemoryError
+
+    monkeypatch.setattr(Sums, "take", taking)
+    monkeypatch.setattr(GaussianSum, "release_pieces", failing)
+    with pytest.raises(MemoryError):
+        s.release()
+    assert not any(bool(each.any()) for each in held) and not s.run._buffer.any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_records_and_modules_that_require_gradients_are_of_no_consequence(engine, started):
+    """They put the sums of vectorised chunks on a graph, and the second chunk could not be added."""
+    rows, beside = torch.eye(3).repeat(4, 1), nn.Linear(3, 3, bias=False)
+    nn.init.eye_(beside.weight)
+    linear = nn.Linear(3, 1, bias=False)
+    plain, watched = (
+        started(data, model=linear, engine=engine, max_physical_batch=2).release(lambda x: linear(beside(x)).squeeze(1))
+        for data in (rows, rows.clone().requires_grad_()))
+    assert torch.equal(plain, watched) and torch.allclose(plain, torch.full((3,), 4.0), atol=1e-3)

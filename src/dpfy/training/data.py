@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dpfy.errors import DataError
 from dpfy.training.chunk import Chunk, UnsupportedField
+from dpfy.training.seclusion import renew_randomness
 
 _WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
 _BAD = "dpfy: this record could not be loaded"
@@ -158,7 +159,8 @@ def _without_culprits(sample: Records, indices: tuple[int, ...], compute: Callab
 
 
 def _done(loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any], take: Callable[[Any], None]) -> bool:
-    """Whether a chunk could be computed and was taken."""
+    """Whether a chunk could be computed and was taken; what loading did to the generators ends here."""
+    renew_randomness()
     try:
         found = compute(loaded)
     except KeyboardInterrupt:

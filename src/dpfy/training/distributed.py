@@ -78,6 +78,14 @@ class Ranks:
                 found = act()
         return found if self.size == 1 else self._broadcast(found, 0)
 
+    def any(self, found: bool) -> bool:
+        """Return whether ``found`` is true on some rank."""
+        if self.size == 1:
+            return found
+        flag = torch.tensor([int(found)])
+        _exchange(lambda part: dist.all_reduce(part, dist.ReduceOp.MAX), flag)
+        return bool(flag)
+
     def agree(self, declared: Mapping[str, Any]) -> None:
         """Raise on every rank if one of them has another value than rank 0; the values stay where they are."""
         mine = {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in declared.items()}

@@ -9,8 +9,6 @@ import torch
 
 from dpfy.errors import LossError
 
-_DEPTH = 4  # of functions that close over functions
-
 
 @dataclass(frozen=True)
 class Losses:
@@ -54,42 +52,21 @@ def shown_of_each(returned: object, size: int) -> torch.Tensor:
     return torch.cat([losses, *(rows.reshape(size, -1) for rows in statistics_of(returned).values())], 1)
 
 
-def identity(loss_fn: Any, depth: int = _DEPTH) -> Hashable:
-    """Return what tells loss functions apart: their code, and what decides about what it does.
+def identity(loss_fn: Any) -> Hashable:
+    """Return what tells loss functions apart: their code, and whose method it is.
 
-    A lambda inside of a loop is another object in every turn, with the same code. Functions, modules, texts and truth
-    values that it closes over, or was bound to, make it another one. Numbers and tensors do not: a factor may well
-    change from step to step.
+    A lambda inside of a loop is another object in every turn, with the same code. What it reads may be another thing
+    each time: that is what :mod:`dpfy.training.readings` compares.
 
     >>> losses = [lambda x: x * factor for factor in (1.0, 2.0)]
     >>> identity(losses[0]) == identity(losses[1]), identity(partial(max)) == identity(partial(min))
     (True, False)
     """
     if isinstance(loss_fn, partial):
-        given = [*loss_fn.args, *loss_fn.keywords.values()]
-        return (partial, identity(loss_fn.func, depth), *(_decisive(value, depth) for value in given))
+        return (partial, identity(loss_fn.func))
     if not hasattr(loss_fn, "__code__"):
         return _Identical(loss_fn)
-    function, owner = getattr(loss_fn, "__func__", loss_fn), getattr(loss_fn, "__self__", None)
-    given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *_closed_over(function)]
-    return (function.__code__, _Identical(owner), *(_decisive(value, depth) for value in given))
-
-
-def _decisive(value: Any, depth: int) -> Hashable:
-    if isinstance(value, bool | str):
-        return value
-    return identity(value, depth - 1) if callable(value) and depth else None
-
-
-def _closed_over(function: Any) -> list[Any]:
-    """The values of the variables that are bound by now."""
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            continue
-    return found
+    return (getattr(loss_fn, "__func__", loss_fn).__code__, _Identical(getattr(loss_fn, "__self__", None)))
 
 
 @dataclass(frozen=True, eq=False)

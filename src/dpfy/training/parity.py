@@ -1,6 +1,7 @@
 """How far the engines are from one record at a time, on made-up records."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from dpfy.mechanisms.clipping import Clipping
+from dpfy.training.ambient import certified
 from dpfy.training.engines import ENGINES, Engine, LoopEngine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.explain import as_chunk
@@ -53,19 +55,21 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
-    with _undisturbed(model), _without_dropout(model):
+    with certified(), _undisturbed(model), _without_dropout(model):
         if judge._is_random():
             return tuple(Parity(name, False, None, reason="cannot be compared: the loss draws random numbers")
                          for name in ENGINES if name != LoopEngine.name)
+        doubts = judge._doubts(isolating=False)
         oracle = LoopEngine(model, trained)
         expected = judge._oracle_sums(), _gradients(judge, oracle)
-        return tuple(_compared(judge, name, *expected) for name in ENGINES if name != LoopEngine.name)
+        return tuple(_compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name)
 
 
-def _compared(judge: Probe, name: str, sums: list[torch.Tensor], gradients: list[list[torch.Tensor]]) -> Parity:
+def _compared(judge: Probe, name: str, doubts: Callable[[Engine], str], sums: list[torch.Tensor],
+              gradients: list[list[torch.Tensor]]) -> Parity:
     engine = ENGINES[name](judge.model, judge.parameters)
-    if not engine.isolates and judge._refuses_tracing():
-        return Parity(name, False, None, reason="is not used: values of the input may decide what is computed")
+    if doubt := doubts(engine):
+        return Parity(name, False, None, reason=f"is not used: {doubt}")
     try:
         engine.prepare(judge.loss_fn, judge._input)
         agrees, found = judge._equal_sums(judge._sums(engine), sums), _gradients(judge, engine)

@@ -6,7 +6,7 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -17,14 +17,18 @@ from torch import nn
 from dpfy.errors import IsolationError, LossError
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.query import Statistic
-from dpfy.training.attributes import attributes_of
+from dpfy.training.ambient import certified
 from dpfy.training.chunk import Chunk
+from dpfy.training.dataflow import Draws, Mixed, check_dataflow
 from dpfy.training.engines import ENGINES, Engine, LoopEngine, Summed
 from dpfy.training.engines.base import LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example, shown_of_each, statistics_of
-from dpfy.training.seclusion import fix_seed
+from dpfy.training.masks import are_covered, covered_masks
+from dpfy.training.readings import Reader, changed
+from dpfy.training.seclusion import Randomness, fix_seed, watched_generators
+from dpfy.training.silence import silence
 from dpfy.training.synthetic import shortened, synthetic, with_row_from
-from dpfy.training.tracing import refuses_tracing
+from dpfy.training.tracing import refuses_tracing, traceable_recurrence
 
 _SIZES = (2, 3, 5)
 _SCALES = (1.0, 1.0 / 16)
@@ -32,6 +36,7 @@ _SEED = 20181216
 _GRID = 2.0**-40
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
 _MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
+_REMEDY = "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -47,17 +52,21 @@ class Probe:
     statistics: tuple[Statistic, ...] = ()
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
 
-    def choose(self, engine: str) -> Engine:
-        """Return the engine to use, after every check has passed."""
+    def choose(self, engine: str, isolating: bool = False) -> Engine:
+        """Return the engine to use, after every check has passed; with ``isolating``, one that needs no check."""
         self._check_layers()
-        with _undisturbed(self.model) as changed:
-            self._check_losses()
-            self._check_neighbours()
-            self._check_memory()
-            self._check_attributes()
-            if (name := changed()) is not None:
+        with certified(), _undisturbed(self.model) as written:
+            with silence() as heard:
+                self._check_losses()
+                self._check_neighbours()
+                self._check_memory()
+            if heard.broken:
+                raise IsolationError(f"loss_fn or the model writes to stdout, stderr or a log, where it would speak of "
+                                     f"private records. Leave that out. {_REMEDY}")
+            self._check_side_doors()
+            if (name := written()) is not None:
                 raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
-            return self._agreeing_engine(engine)
+            return self._agreeing_engine(engine, isolating)
 
     def made_up(self) -> Chunk:
         """Return a few synthetic records."""
@@ -167,10 +176,11 @@ class Probe:
         if not self._same(first, self._losses(self._input(3))):
             raise self._refusal(None, "keeps state between steps that changes later losses")
 
-    def _check_attributes(self) -> None:
-        """No module may keep what it saw, even where no loss shows it: the model is saved and printed."""
+    def _check_side_doors(self) -> None:
+        """Nothing that the model or the loss can reach may keep what it saw, even where no loss shows it."""
         self._losses(self._input(3, 4))
-        before = attributes_of(self.model)
+        reader = Reader(self.model)
+        before = reader.read(self.loss_fn, everything=True)
         for seed, scale in ((5, 1.0), (6, 1.0 / 16), (7, 4.0)):
             try:
                 self._losses(self._input(3, seed, scale))
@@ -178,18 +188,26 @@ class Probe:
                 if scale <= 1:
                     raise
                 continue  # targets above 1 need not be valid
-            after = attributes_of(self.model)
-            changed = next((key for key in after if before.get(key) != after[key]), None)
-            if changed is not None:
-                raise self._refusal(changed[0], f"keeps something of its input in the attribute {changed[1]!r}")
+            if (way := changed(before, reader.read(self.loss_fn, everything=True))) is not None:
+                raise IsolationError(f"A call of loss_fn changes {way}: it keeps something of its input, which would "
+                                     f"leave without noise. Keep nothing between calls. {_REMEDY}")
+
+    def _randomness(self) -> Randomness:
+        """What the loss does to generators."""
+        chunk = self._input(3)
+        fix_seed(_SEED)
+        with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
+            LossCall(self.model, self.loss_fn)(*chunk.arguments)
+        return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
 
     def _is_random(self) -> bool:
         chunk = self._input(3)
         return not self._same(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
-    def _agreeing_engine(self, wanted: str) -> Engine:
-        """The wanted engine, or the first of the preferred ones, that agrees with the oracle."""
+    def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
+        """The wanted engine, or the first of the preferred ones, that is safe and agrees with the oracle."""
         names = [*self.engines] if wanted == "auto" else [wanted]
+        doubts = self._doubts(isolating)
         with _without_dropout(self.model):
             random = self._is_random()
             if not random:
@@ -198,7 +216,8 @@ class Probe:
             reason = ""
             for name in names:
                 engine = self.engines[name](self.model, self.parameters)
-                if wanted == "auto" and not engine.isolates and self._refuses_tracing():
+                if doubt := doubts(engine):
+                    reason = f"is not safe here: {doubt}"
                     continue
                 if random and self.statistics and not engine.isolates:
                     reason = "cannot be trusted with statistics of a loss that draws random numbers"
@@ -214,6 +233,41 @@ class Probe:
                 reason = ("cannot be compared with one example at a time: the loss draws random numbers" if random
                           else "does not give the gradients that one example at a time gives")
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
+
+    def _doubts(self, isolating: bool) -> Callable[[Engine], str]:
+        """Return what says of an engine why this loss must not be given to it; nothing if it may."""
+        randomness = self._randomness()
+        if randomness.masks and not are_covered():
+            raise IsolationError("The model draws masks inside of attention, between recurrent layers or by "
+                                 "torch.bernoulli, and on this processor torch draws those from a generator of 31 bits. "
+                                 "Set dropout=0 there, and put nn.Dropout layers or torch.rand in their place.")
+        of_chunks = ("the loss has become another one too often to be judged each time" if isolating else
+                     "the loss draws from Python's or numpy's generators and may decide by them" if randomness.in_python
+                     else "" if all(engine.isolates for engine in self.engines.values()) else self._mixing())
+
+        def doubt(engine: Engine) -> str:
+            if randomness.seeded and not engine.one_by_one:
+                return "the loss seeds a generator or has its own, whose numbers depend on a record's place"
+            return "" if engine.isolates else of_chunks
+
+        return doubt
+
+    def _mixing(self) -> str:
+        """Why the loss must not be called on a whole chunk; nothing if it may."""
+        if self._refuses_tracing():
+            return "values of the input may decide what is computed"
+        call = LossCall(self.model, self.loss_fn)
+
+        def losses(chunk: Chunk) -> None:
+            fix_seed(_SEED)
+            call(*chunk.arguments)
+
+        try:
+            with traceable_recurrence(self.model), torch.no_grad():
+                check_dataflow(losses, lambda size, seed: self._input(size, seed))
+        except Mixed as mixed:
+            return str(mixed)
+        return ""
 
     def _refuses_tracing(self) -> bool:
         """Whether values of records may decide what is computed: then they are only safe one at a time."""

@@ -32,7 +32,7 @@ from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.plan import Plan
-from dpfy.training.attributes import switches_of
+from dpfy.training.ambient import certified
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records, visit, visit_loaded
@@ -50,6 +50,7 @@ from dpfy.training.released import Released
 from dpfy.training.seclusion import secluded
 from dpfy.training.steering import Steering
 from dpfy.training.sums import Sums
+from dpfy.training.verdicts import Verdicts
 from dpfy.types import Interval
 
 
@@ -114,7 +115,8 @@ class Run:
         self._importance = importance_for(plan, streams.sampling, engine, ranks.size, parameters)
         self._sampler = self._importance or sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
-        self._engines: dict[Any, Engine] = {}
+        self._verdicts: dict[Hashable, Verdicts] = {}
+        self._engine: Engine | None = None  # that was chosen last
         self._buffer: torch.Tensor | None = None
         self._closed = False
 
@@ -175,8 +177,17 @@ class Run:
         losses, or :class:`~dpfy.Losses`. Modules that follow released statistics of their input, such as
         :class:`~dpfy.models.PrivateBatchNorm`, take them in, and optimizers that have to know of the noise are told.
         """
-        self._gate.check("run.backward()")
-        released = self.release(loss_fn, batch)
+        with certified():
+            self._gate.check("run.backward()")
+            released = self.release(loss_fn, batch)
+            self._add_to_gradients(released)
+        for module in self.model.modules():
+            if callable(absorb := getattr(module, "absorb", None)):
+                absorb(released.statistics)
+        return released
+
+    def _add_to_gradients(self, released: Released) -> None:
+        """Put the released gradients where the optimizers look for them."""
         for optimizer in self.optimizers:
             if callable(expect_noise := getattr(optimizer, "expect_noise", None)):
                 expect_noise({self._parameters[name]: stddev for name, stddev in released.stddevs.items()})
@@ -184,52 +195,72 @@ class Run:
             parameter = self._parameters[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         self._gate.mark_released()
-        for module in self.model.modules():
-            if callable(absorb := getattr(module, "absorb", None)):
-                absorb(released.statistics)
-        return released
 
     def release(self, loss_fn: LossFn, batch: Batch) -> Released:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
-        self._check_ready(batch)
-        step = self._taken + 1  # a batch that nobody released is no step
-        if due_before(self, step):
-            release_norms(self, loss_fn, step)
+        with certified():  # whatever torch is set to around it; one thread of a process at a time
+            self._check_ready(batch)
+            step = self._taken + 1  # a batch that nobody released is no step
+            if due_before(self, step):
+                release_norms(self, loss_fn, step)
+            released = self._released(loss_fn, step, batch)
+            self._steering.observe(released)
+            return released
+
+    def _released(self, loss_fn: LossFn, step: int, batch: Batch) -> Released:
+        """Pay for the step, draw, sum up, add noise."""
         setting = self._steering.setting(step)
         event, query = self._event(step, setting), setting.query
         pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
         drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, setting))
         batch._released, self._taken = True, step
-        with secluded(self._streams.training):
-            engine = self._engine_for(loss_fn)
-            blocks = self._blocks(engine, step, setting, self._ranks.size)
-            mechanism = self._mechanism(engine, step, setting, pieces)
-            sums = Sums(pieces, self._room(pieces), several=blocks.count > 1 or query.slots is not None)
-            with self._ranks.together():
-                if self._ranks.first:  # while the engine is at work; the noise of a step is used in it or never
-                    self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
-                if engine is not None:
-                    if self._importance is not None:  # whom to compute depends on what the engine finds
-                        if setting.draw is not None:
-                            self._importance.follow(setting.draw)
-                        drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
-                                        pieces.clipping(mechanism.grid), self._largest_chunk(engine))
-                    self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, mechanism.grid)
+        sums: Sums | None = None
+        try:
+            with secluded(self._streams.training):
+                engine = self._engine_for(loss_fn)
+                blocks = self._blocks(engine, step, setting, self._ranks.size)
+                mechanism = self._mechanism(engine, step, setting, pieces)
+                sums = Sums(pieces, self._room(pieces), several=blocks.count > 1 or query.slots is not None)
+                with self._ranks.together():
+                    if self._ranks.first:  # while the engine is at work; the noise of a step is used in it or never
+                        self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
+                    if engine is not None:
+                        clipping = pieces.clipping(mechanism.grid)
+                        drawn = self._proposed(engine, loss_fn, step, setting, clipping, drawn)
+                        self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, clipping)
+            outputs = self._noised(pieces, sums, mechanism, len(drawn) // (8 * self._drawn_words))
+        except BaseException:
+            if sums is not None:
+                sums.forget()  # a step that fails leaves no sum without noise in memory
+            raise
+        gradients, statistics = pieces.named(outputs)
+        return Released(gradients, batch.step, statistics, self.plan.noise_at(step) * setting.noise,
+                        by_name(query.leaves), pieces.stddevs(mechanism.stddev / self.plan.divisor))
+
+    def _noised(self, pieces: Pieces, sums: Sums, mechanism: GaussianSum, records: int) -> list[torch.Tensor]:
+        """Add the sums of all ranks up, and return them with the noise of rank 0 on every rank."""
         if self._ranks.size > 1:
             self._ranks.sum_to_first(sums.vector)
         outputs = pieces.outputs(sums.tensors)
-        if self._ranks.first:
-            if pieces.completes:
-                pieces.complete(sums.vector, len(drawn) // (8 * self._drawn_words), self.plan.divisor)
-            mechanism.release_pieces(sums.tensors, pieces.factors(self.plan.divisor), outputs, self._noise)
-        else:
-            sums.forget()
+        with self._ranks.together():
+            if self._ranks.first:
+                if pieces.completes:
+                    pieces.complete(sums.vector, records, self.plan.divisor)
+                mechanism.release_pieces(sums.tensors, pieces.factors(self.plan.divisor), outputs, self._noise)
+            else:
+                sums.forget()
         self._ranks.share(outputs)
-        gradients, statistics = pieces.named(outputs)
-        released = Released(gradients, batch.step, statistics, self.plan.noise_at(step) * setting.noise,
-                            by_name(query.leaves), pieces.stddevs(mechanism.stddev / self.plan.divisor))
-        self._steering.observe(released)
-        return released
+        return outputs
+
+    def _proposed(self, engine: Engine, loss_fn: LossFn, step: int, setting: Setting, clipping: Clipping,
+                  drawn: bytes) -> bytes:
+        """Return the sample; with importance sampling it depends on what the engine finds."""
+        if self._importance is None:
+            return drawn
+        if setting.draw is not None:
+            self._importance.follow(setting.draw)
+        return propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn, clipping,
+                       self._largest_chunk(engine))
 
     @property
     def _drawn_words(self) -> int:
@@ -331,13 +362,13 @@ class Run:
                                   "rate; the ledger keeps what was spent.")
 
     def _add_sums(self, pieces: Pieces, sums: Sums, engine: Engine, loss_fn: LossFn, drawn: bytes,
-                  blocks: Blocks, grid: float) -> None:
+                  blocks: Blocks, clipping: Clipping) -> None:
         """Add the bounded sums of this rank's share of the drawn records."""
         if not drawn:
             return
         indices, lots, *_ = words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(self._drawn_words, -1)
         sample = self._records.sample(indices, words[2:])
-        clipping, slots = pieces.clipping(grid), self.plan.query.slots
+        slots = self.plan.query.slots
         places = blocks.of(lots) if slots is None else drawn_from(slots, lots)
         # By lot and not by block: however large its blocks are, no rank takes a record that is another's.
         owners = drawn_from(self._ranks.size, lots) if slots is None else places % self._ranks.size
@@ -358,31 +389,36 @@ class Run:
             return clipping
         return replace(clipping, weigh=Weighing(self._importance, self._taken, bound, indices))
 
-    def _engine_key(self, loss_fn: LossFn) -> Hashable:
-        """What decides which engine suits."""
-        return identity(loss_fn), switches_of(self.model), tuple(self._trained())
-
     def _engine_for(self, loss_fn: LossFn) -> Engine | None:
-        """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
-        trained, key = self._trained(), self._engine_key(loss_fn)
-        if key not in self._engines:
+        """The engine that the probe chose for this loss as it is now; None while there is no record to look at.
+
+        A loss that reads other values than before is judged anew, and one that does so again and again is given to an
+        engine that isolates records by construction.
+        """
+        trained = self._trained()
+        verdicts = self._verdicts.setdefault((identity(loss_fn), tuple(trained)), Verdicts(self.model))
+        readings = verdicts.read(loss_fn)
+        if self._ranks.any(verdicts.engine(readings) is None):
             check_same_records(self._ranks, self._records)
             with self._ranks.together():
                 probe = self._probe(loss_fn, trained)
-                engine = None if probe is None else probe.choose(self._wanted_engine)
+                isolating = verdicts.too_many and self._wanted_engine == "auto"
+                engine = None if probe is None else probe.choose(self._wanted_engine, isolating)
             first = self._ranks.from_first(
                 lambda: json.dumps(engine and [engine.name, engine.records_at_once]).encode())
             with self._ranks.together():
                 if probe is None or engine is None:
                     return None
                 name, at_once = json.loads(first)
-                self._engines[key] = engine if engine.name == name else probe.choose(name)
-                self._engines[key].records_at_once = at_once
+                chosen = engine if engine.name == name else probe.choose(name, isolating)
+                chosen.records_at_once = at_once
                 setting = self._steering.setting(max(1, self._taken))
-                rehearse(self._engines[key], loss_fn, probe.made_up(), Pieces(
+                rehearse(chosen, loss_fn, probe.made_up(), Pieces(
                     setting.query, trained, () if setting.query.slots else setting.query.statistics,
                     setting.coordinates))
-        return self._engines[key]
+                verdicts.add(readings, chosen)
+            self._engine = chosen
+        return verdicts.engine(readings)
 
     def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
         """The judge of this loss on made-up input of the declared shape, or of the shape that most records have."""
@@ -417,17 +453,17 @@ class Run:
     @property
     def isolation(self) -> str:
         """How it is known that one record cannot influence another one's gradient."""
-        return next((engine.isolation for engine in self._engines.values()), "not probed yet")
+        return "not probed yet" if self._engine is None else self._engine.isolation
 
     @property
     def engine(self) -> str:
         """The name of the engine in use; what was asked for until the first release has probed the model."""
-        return next((engine.name for engine in self._engines.values()), self._wanted_engine)
+        return self._wanted_engine if self._engine is None else self._engine.name
 
     @property
     def largest_chunk(self) -> int | None:
         """The most units in memory at once, by your limit and that of the engine in use; None if there is neither."""
-        return self._largest_chunk(next(iter(self._engines.values()), None))
+        return self._largest_chunk(self._engine)
 
     def spent(self, delta: float) -> Interval:
         """Return the ε of all that was reserved so far, as a certified interval; under a filter, of its limit."""

@@ -4,33 +4,63 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpfy.mechanisms.noise import SecureStream
+from dpfy.training.ambient import certified
+from dpfy.training.masks import covered_masks
+from dpfy.training.silence import silence
 
 _MERSENNE_WORDS = 624
+_SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (torch, ("manual_seed", "seed", "set_rng_state")), (torch.random, ("manual_seed", "seed", "set_rng_state")),
+    (random, ("seed", "setstate")), (np.random, ("seed", "set_state")))
 _TORCH_STATE = slice(3, 3 + _MERSENNE_WORDS)  # where torch's saved state of 64-bit words holds the generator's own
+
+
+_stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
 
 
 @contextmanager
 def secluded(stream: SecureStream) -> Iterator[None]:
-    """Give dropout and augmentation randomness that nobody can predict; silence warnings; leave no generator moved.
+    """Compute on private records: in certified arithmetic, with secret randomness, and without a sound.
 
     With a known seed the masks of all records would depend on how many came before them, and one record would change
     everybody's gradient. Fresh secret masks are independent of the sample, so each record's contribution is its own.
     The generators outside go on where they were: how far they are moved would tell how many records there were.
+    Whatever user code writes to stdout, stderr or a log, and every warning, is dropped: it may speak of a record.
     """
     python, numpy = random.getstate(), np.random.get_state()
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with certified(), silence(), covered_masks(), warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
+        token = _stream.set(stream)
         try:
             _reseed(stream)
             yield
         finally:
+            _stream.reset(token)
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def renew_randomness() -> None:
+    """Give the generators fresh secret states: what code did to them while it had other records ends here."""
+    if (stream := _stream.get()) is not None:
+        _reseed(stream)
+
+
+@dataclass
+class Randomness:
+    """What a loss does to generators: whether it seeds them, draws from those of Python or numpy, or draws masks."""
+
+    seeded: bool = False
+    in_python: bool = False
+    masks: bool = False
 
 
 def bookmark() -> Callable[[], None]:
@@ -65,3 +95,27 @@ def _reseed(stream: SecureStream) -> None:
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(int(stream.words(1)[0]))
     torch.set_rng_state(state)
+
+
+@contextmanager
+def watched_generators() -> Iterator["Randomness"]:
+    """Watch what code does to the generators of torch, numpy and Python inside the block."""
+    found = Randomness()
+    python, numpy, seed = random.getstate(), repr(np.random.get_state()), torch.initial_seed()
+    originals = [(home, name, getattr(home, name)) for home, names in _SEEDING for name in names]
+
+    def noticing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def seeding(*args: Any, **kwargs: Any) -> Any:
+            found.seeded = True
+            return function(*args, **kwargs)
+        return seeding
+
+    try:
+        for home, name, function in originals:
+            setattr(home, name, noticing(function))
+        yield found
+    finally:
+        for home, name, function in originals:
+            setattr(home, name, function)
+        found.seeded |= torch.initial_seed() != seed
+        found.in_python = random.getstate() != python or repr(np.random.get_state()) != numpy

@@ -46,8 +46,10 @@ class Sums:
         return [*(self._formed or ()), *self._statistics]
 
     def forget(self) -> None:
-        """Overwrite them, where somebody else releases them: the vector outlives a step."""
+        """Overwrite them, where somebody else releases them or nobody does: the vector outlives a step."""
         set_to_zero(self._vector)
+        for formed in self._formed or ():
+            set_to_zero(formed.detach())
 
     def _settle(self) -> None:
         """Bring everything into the vector."""

@@ -27,7 +27,7 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
         def loss(*one: torch.Tensor) -> torch.Tensor:
             return per_example(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
 
-        with _traceable_recurrence(model), torch.no_grad(), warnings.catch_warnings():
+        with traceable_recurrence(model), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             vmap(loss, randomness="different")(*tensors)
     except Exception as error:
@@ -36,7 +36,7 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
 
 
 @contextmanager
-def _traceable_recurrence(model: nn.Module) -> Iterator[None]:
+def traceable_recurrence(model: nn.Module) -> Iterator[None]:
     """Put something that has the right shapes in the place of recurrent layers, which torch cannot vectorise.
 
     They treat every record alone: that they can be traced is not what is asked. Packed sequences stay out: packing

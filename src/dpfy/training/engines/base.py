@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from dpfy.mechanisms.clipping import Clipping
+from dpfy.training.ambient import users_code
 from dpfy.training.chunk import Chunk
 from dpfy.training.losses import Losses, per_example, statistics_of
 
@@ -91,6 +92,7 @@ class Engine(ABC):
     name: ClassVar[str]
     isolation: ClassVar[str]  # how it is known that one record cannot influence another one's gradient
     isolates: ClassVar[bool]  # whether that holds by construction, whatever the model and the loss do
+    one_by_one: ClassVar[bool] = False  # whether generators have fresh states for every record
     provides_gradients: ClassVar[bool] = False  # of every record, for coordinates of their own
     rounding: ClassVar[float]  # by how much one record more may move each other's contribution, in clip bounds
 
@@ -123,7 +125,8 @@ class LossCall(nn.Module):
         observers: list[Any] = [module.observed for module in self.model.modules()
                                 if callable(getattr(module, "observed", None))]
         try:
-            returned = self._call(*arguments)
+            with users_code():
+                returned = self._call(*arguments)
         finally:
             observed = {name: rows for observe in observers for name, rows in observe().items()}
         if not observed:

@@ -5,6 +5,7 @@ import torch
 from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
+from dpfy.training.seclusion import renew_randomness
 
 
 class LoopEngine(Engine):
@@ -13,6 +14,7 @@ class LoopEngine(Engine):
     name = "loop"
     isolation = "by construction: every record is differentiated alone"
     isolates = True
+    one_by_one = True
     provides_gradients = True
     rounding = 1.5 * 2.0**-23  # the same kernels for every record, but records at other addresses; float64 sums
 
@@ -22,6 +24,7 @@ class LoopEngine(Engine):
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
         seen = []
         for position in range(chunk.size):
+            renew_randomness()  # a loss that seeds them for one record would make the masks of the next ones known
             found, stats = self.gradients(call, state, chunk.record(position))
             gradients = clipping.transformed([
                 torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)

@@ -41,7 +41,8 @@ class VmapEngine(Engine):
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             gradients, stats = vmap(grad(loss, has_aux=True), in_dims=in_dims, randomness="different")(
                 state.trained, *tensors)
-        found = clipping.transformed(list(gradients.values()))
+        # Off the graph of whatever requires a gradient besides the parameters: a record, or a module beside the model.
+        found = clipping.transformed([gradient.detach() for gradient in gradients.values()])
         norms = clipping.norms([squared_norms(g) for g in found])
         sums = [weighed_sum(g, w) for g, w in zip(found, clipping.weights(norms), strict=True)]
-        return Summed(sums, Seen(norms, {name: rows.flatten(0, 1) for name, rows in stats.items()}))
+        return Summed(sums, Seen(norms, {name: rows.detach().flatten(0, 1) for name, rows in stats.items()}))

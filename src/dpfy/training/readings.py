@@ -1,0 +1,287 @@
+"""What a loss function can read besides the records: the values of its variables, globals and attributes.
+
+The probe judges a loss as it is at that moment. A number that it closes over, a global flag or an attribute of its
+owner may make it another function at the next step, so all of these are compared before every step. They are followed
+from the code: of a large object only the attributes whose names occur in some function that can be reached.
+"""
+
+import collections
+import hashlib
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+Readings = dict[str, Any]
+"""A fingerprint of every value that was found, by the way that leads to it."""
+
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "scipy", "dpfy", "functorch", "builtins"}
+_DEPTH = 24
+_LARGEST = 2**16  # numbers of a tensor that are compared one by one; of a larger one, whether it was written to
+_MOST = 20_000  # values; a loss that reaches more is taken for one that changes
+_MOST_ITEMS = 1024  # of a container; of a longer one its length and its ends
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size, type(None),
+          type(Ellipsis), range, slice)
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
+
+
+class Opaque:
+    """Stands for what cannot be compared, such as an iterator: unequal to everything, itself included."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+class Reader:
+    """Reads all that a loss function and a model depend on, besides parameters, buffers and records."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names: set[str] = set()
+
+    def read(self, loss_fn: Any, everything: bool = False) -> Readings:
+        """Return a fingerprint of all that is found; the code that is found on the way says where to look.
+
+        With ``everything``, all attributes of an object are looked at, whether or not some code names them.
+        """
+        while True:
+            known = len(self._names)
+            found = _Walk(self._names, self._model, everything).through(loss_fn)
+            if len(self._names) == known:
+                return found
+
+
+def changed(before: Readings, after: Readings) -> str | None:
+    """Return the way to a value that is seen to be another one now, or None."""
+    for way in {**before, **after}:
+        one, other = before.get(way), after.get(way)
+        if one != other and not (isinstance(one, Opaque) and isinstance(other, Opaque)):
+            return way
+    return None
+
+
+class _Walk:
+    """One walk through everything that can be reached; every object is entered once."""
+
+    def __init__(self, names: set[str], model: nn.Module, everything: bool) -> None:
+        self._names = names
+        self._model = model
+        self._everything = everything
+        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._entered: dict[int, Any] = {}  # the objects themselves, so that no other takes their identity
+        self._found: Readings = {}
+
+    def through(self, loss_fn: Any) -> Readings:
+        """Return what a loss function and the model read."""
+        self._enter("loss_fn", loss_fn, 0)
+        self._enter("model", self._model, 0)
+        return self._found
+
+    def _enter(self, way: str, value: Any, depth: int) -> None:
+        if isinstance(value, _PLAIN):
+            self._found[way] = (type(value).__name__, repr(value))
+            return
+        if id(value) in self._own:
+            return
+        if depth > _DEPTH or len(self._found) > _MOST:
+            self._found[way] = Opaque()
+            return
+        if id(value) in self._entered:
+            self._found[way] = self._entered[id(value)][0]
+            return
+        self._entered[id(value)] = (way, value)
+        for kind, follow in _KINDS:
+            if isinstance(value, kind):
+                follow(self, way, value, depth + 1)
+                return
+        self._object(way, value, depth + 1)
+
+    def _tensor(self, way: str, value: torch.Tensor, depth: int) -> None:
+        self._found[way] = _of_tensor(value)
+
+    def _array(self, way: str, value: np.ndarray, depth: int) -> None:
+        if value.dtype.hasobject:
+            self._found[way] = (value.shape, repr(value))
+        else:
+            self._found[way] = (value.shape, str(value.dtype), _digest(value))
+
+    def _generator(self, way: str, value: Any, depth: int) -> None:
+        if isinstance(value, np.random.Generator):
+            state: Any = value.bit_generator.state
+        elif isinstance(value, torch.Generator):
+            state = value.get_state().tolist()
+        else:
+            state = value.getstate() if isinstance(value, random.Random) else value.get_state()
+        self._found[way] = hashlib.sha256(repr(state).encode()).hexdigest()
+
+    def _mapping(self, way: str, value: Mapping[Any, Any], depth: int) -> None:
+        self._found[way] = len(value)
+        for key, item in _ends(list(value.items())):
+            self._enter(f"{way}[{_short(key)}]", item, depth)
+
+    def _container(self, way: str, value: Any, depth: int) -> None:
+        self._found[way] = len(value)
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+        for place, item in enumerate(_ends(items)):
+            self._enter(f"{way}[{place}]", item, depth)
+
+    def _partial(self, way: str, value: partial[Any], depth: int) -> None:
+        self._enter(way, value.func, depth)
+        self._container(f"{way}.args", (*value.args, *value.keywords.values()), depth)
+
+    def _method(self, way: str, value: types.MethodType, depth: int) -> None:
+        self._enter(way, value.__func__, depth)
+        self._enter(f"{way}.__self__", value.__self__, depth)
+
+    def _function(self, way: str, value: types.FunctionType, depth: int) -> None:
+        self._found[way] = value.__code__
+        if _is_library(value.__module__):
+            return
+        names = _names_of(value.__code__)
+        self._names |= names
+        for place, item in enumerate((*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())):
+            self._enter(f"{way}.default[{place}]", item, depth)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if (content := _content(cell)) is not cell:
+                self._enter(f"{way}: variable {name!r}", content, depth)
+        for name in sorted(names & value.__globals__.keys()):
+            self._enter(f"global {name!r}", value.__globals__[name], depth)
+
+    def _namespace(self, way: str, value: types.ModuleType, depth: int) -> None:
+        if not _is_library(value.__name__):
+            for name in sorted(self._names & vars(value).keys()):
+                self._enter(f"{value.__name__}.{name}", vars(value)[name], depth)
+
+    def _class(self, way: str, value: type, depth: int) -> None:
+        self._found[way] = (value.__module__, value.__qualname__, id(value))
+        for base in value.__mro__:
+            if not _is_library(base.__module__):
+                for name in sorted(self._names & vars(base).keys()):
+                    self._enter(f"{base.__name__}.{name}", vars(base)[name], depth)
+
+    def _property(self, way: str, value: Any, depth: int) -> None:
+        for name in ("fget", "__func__", "func"):
+            if (function := getattr(value, name, None)) is not None:
+                self._enter(way, function, depth)
+
+    def _module(self, way: str, value: nn.Module, depth: int) -> None:
+        """A layer, of the model or beside it: its switches, what it keeps, its own code and its hooks."""
+        kind = type(value)
+        self._found[way] = (kind.__qualname__, value.training, *map(id, _hooks(value)))
+        for name, tensor in (*value._parameters.items(), *value._buffers.items()):
+            if tensor is not None and id(tensor) not in self._own:
+                self._found[f"{way}.{name}"] = _of_tensor(tensor)
+        for name, child in value._modules.items():
+            if child is not None:
+                self._enter(f"{way}.{name}", child, depth - 1)  # however deep a model is, all of it is looked at
+        for name, item in vars(value).items():
+            if name not in _OF_TORCH:
+                self._enter(f"{way}.{name}", item, depth)
+        if not _is_library(kind.__module__):
+            self._enter(f"{way}.forward", kind.forward, depth)
+            self._class(f"{way}.__class__", kind, depth)
+
+    def _object(self, way: str, value: Any, depth: int) -> None:
+        kind = type(value)
+        foreign = _is_library(kind.__module__)  # its code is not followed, so nothing says which attributes it reads
+        attributes = set() if _is_ours(kind) else _attributes(value)
+        self._found[way] = (kind.__qualname__, 0 if attributes else id(value))
+        for name in sorted(attributes if foreign or self._everything else self._names & attributes):
+            try:
+                item = object.__getattribute__(value, name)
+            except Exception:  # a slot that is empty yet
+                continue
+            self._enter(f"{way}.{name}", item, depth)
+        if not foreign:
+            if callable(value):
+                self._enter(f"{way}.__call__", kind.__call__, depth)  # type: ignore[operator]
+            self._class(f"{way}.__class__", kind, depth)
+
+    def _iterator(self, way: str, value: Any, depth: int) -> None:
+        self._found[way] = Opaque()  # what comes next cannot be seen without taking it
+
+
+_OF_TORCH = set(vars(nn.Module())) - {"training"}
+_KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
+    (torch.Tensor, _Walk._tensor), (nn.Module, _Walk._module), (types.FunctionType, _Walk._function),
+    (types.MethodType, _Walk._method), (partial, _Walk._partial), (types.ModuleType, _Walk._namespace),
+    (type, _Walk._class), (property | staticmethod | classmethod, _Walk._property),
+    ((torch.Generator, random.Random, np.random.RandomState, np.random.Generator), _Walk._generator),
+    (np.ndarray, _Walk._array), (Mapping, _Walk._mapping), (_CONTAINERS, _Walk._container),
+    (Iterator, _Walk._iterator))
+
+
+def _attributes(value: Any) -> set[str]:
+    slots = {name for base in type(value).__mro__ for name in _as_tuple(vars(base).get("__slots__", ()))}
+    return slots | set(getattr(value, "__dict__", ()))
+
+
+def _as_tuple(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
+                  module._backward_pre_hooks):
+        yield from hooks.values()
+
+
+def _of_tensor(tensor: torch.Tensor) -> Any:
+    facts = (tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+    if tensor.numel() > _LARGEST or tensor.layout is not torch.strided or tensor.is_meta:
+        return (*facts, id(tensor), tensor._version)
+    plain = tensor.detach().to("cpu").resolve_conj().contiguous()
+    return (*facts, _digest(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else "")
+
+
+def _digest(array: np.ndarray) -> str:
+    if array.size <= 8 * _LARGEST:
+        return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    step = array.size // _LARGEST
+    return hashlib.sha256(np.ascontiguousarray(array.reshape(-1)[::step]).tobytes()).hexdigest()
+
+
+def _ends(items: list[Any]) -> list[Any]:
+    return items if len(items) <= _MOST_ITEMS else [*items[:_MOST_ITEMS // 2], *items[-_MOST_ITEMS // 2:]]
+
+
+def _short(key: Any) -> str:
+    return repr(key)[:40]
+
+
+def _content(cell: Any) -> Any:
+    """What a variable is bound to, or the cell itself where it is not yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+@lru_cache(maxsize=4096)
+def _names_of(code: types.CodeType) -> frozenset[str]:
+    """All names that a piece of code, and the functions written inside of it, look up."""
+    inner = [_names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+@lru_cache(maxsize=4096)
+def _is_library(module: str | None) -> bool:
+    """Whether code is Python's, torch's, numpy's or ours: it does as it is told by what is given to it."""
+    if not module:
+        return True
+    if module.partition(".")[0] in _LIBRARIES:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file

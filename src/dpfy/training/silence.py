@@ -1,0 +1,62 @@
+"""Nothing that code says while it has private records is heard; other threads go on speaking."""
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_OURS_TO_KEEP = ("torch",)  # loggers that speak of compilation, and not of what a loss function was given
+
+
+class Silence:
+    """Whether anything was said."""
+
+    broken = False
+
+
+@contextmanager
+def silence() -> Iterator[Silence]:
+    """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it wrote anything."""
+    found, speaker = Silence(), threading.get_ident()
+    stdout, stderr, call_handlers = sys.stdout, sys.stderr, logging.Logger.callHandlers
+
+    def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if threading.get_ident() != speaker:
+            call_handlers(logger, record)
+        elif not record.name.startswith(_OURS_TO_KEEP):
+            found.broken = True
+
+    try:
+        sys.stdout, sys.stderr = _Muted(stdout, speaker, found), _Muted(stderr, speaker, found)
+        logging.Logger.callHandlers = handle  # type: ignore[method-assign, assignment]
+        yield found
+    finally:
+        logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
+        sys.stdout, sys.stderr = stdout, stderr
+
+
+class _Muted:
+    """A stream that one thread writes to in vain."""
+
+    def __init__(self, stream: Any, speaker: int, found: Silence) -> None:
+        self._stream = stream
+        self._speaker = speaker
+        self._found = found
+
+    def write(self, text: Any) -> int:
+        """Drop the text, or pass on that of another thread."""
+        if threading.get_ident() != self._speaker:
+            return int(self._stream.write(text))
+        self._found.broken = True
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Drop them all."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        return _Muted(found, self._speaker, self._found) if name in ("buffer", "raw") else found
