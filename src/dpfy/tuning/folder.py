@@ -194,7 +194,7 @@ class Folder:
     def _forget_times(self, anchor: str | None) -> None:
         """Date every file back to the declaration: from when it began to when it ended, a search tells its trials."""
         declared = (self.path / SEARCH).stat().st_mtime_ns
-        for place in (*self.path.iterdir(), *([] if anchor is None else [anchor]), self.path):
+        for place in (*self.path.iterdir(), *([] if anchor is None else [Path(anchor)]), self.path):
             with contextlib.suppress(OSError):  # an anchor may be somebody else's
                 os.utime(place, ns=(declared, declared))
 

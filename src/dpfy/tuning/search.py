@@ -58,13 +58,16 @@ def resume_tuning(folder: str | Path, *, model: Callable[[], nn.Module] | None =
                   test: Any = None, unit_of: Any = None, tell: Tell = lambda done, trials: None) -> TuningResult:
     """Go on with an interrupted search, with the trials that were not begun; the one that was lost stays paid for.
 
-    A selection cannot be resumed: what was seen of it is not known, and every trial was charged.
+    A selection cannot be resumed: what was seen of it is not known, and every trial was charged, or is charged now if
+    the process was lost.
     """
     found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), shared=False)
     if search.config.accounting == "select":
+        if found.ledger.exists():
+            Ledger.open(found.ledger, anchor=search.config.base.anchor).close()  # charges what a lost process left
         raise InvalidArgument("A selection that was interrupted cannot go on: its trials may have been seen, so each "
-                              "is charged as if it had been released. Begin a new search with a budget of its own; "
-                              "accounting='compose' can be resumed.")
+                              f"is charged as if it had been released; `dpfy report {folder}` says what holds then. "
+                              "Begin a new search with a budget of its own; accounting='compose' can be resumed.")
     search.check()
     return search.run(found, noise_multiplier, tell)
 
