@@ -1,6 +1,7 @@
 """Nothing that can be seen of a selection tells how many trials it had: all is the same with one and with five."""
 
 import gc
+import io
 import json
 import logging
 import os
@@ -38,7 +39,7 @@ import random
 import subprocess
 import sys
 import warnings
-from sys import __stdout__ as stdout
+from sys import __stdout__, stdout
 
 import numpy as np
 import torch
@@ -51,7 +52,8 @@ logging.getLogger("talkative").addHandler(logging.FileHandler("talk.log"))
 def talk(what):
     print(what)
     print(what, file=sys.stderr)
-    stdout.write("to a stream that was kept: " + what + "\\n")
+    for kept in (stdout, __stdout__):
+        kept.write("to a stream that was kept: " + what + "\\n")
     for number in (1, 2):
         os.write(number, what.encode() + b"\\n")
     ctypes.CDLL(None).puts(what.encode())
@@ -298,3 +300,19 @@ def test_a_process_without_output_can_search_as_well():
         1 / 0  # noqa: B018
     os.write(1, b"")
     assert logging.root.manager.disable == 0
+
+
+def test_a_stream_that_was_kept_is_silent_and_then_as_before(monkeypatch):
+    """Fails if code that took hold of a notebook's output, which is no file, is heard; or if it stays silent."""
+    heard, kept = [], io.StringIO()
+    monkeypatch.setattr(sys, "stdout", kept)
+    monkeypatch.setattr(sys, "stderr", kept)
+    with silence():
+        kept.write("inside")
+    kept.write("outside")
+    assert kept.getvalue() == "outside" and "write" not in vars(kept)
+    kept.write = heard.append  # as those do that record what is said
+    with silence():
+        kept.write("inside")
+    kept.write("outside")
+    assert heard == ["outside"]

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, TextIO
 
 from dpfy.training.seclusion import bookmark
 
@@ -32,6 +33,8 @@ def silence() -> Iterator[None]:
         for number in _OUTPUT:
             stack.enter_context(led_to(nowhere.fileno(), number))
         stack.callback(_flush)  # while the numbers lead nowhere: what is left in buffers was said inside
+        for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
+            stack.enter_context(_muted(stream, nowhere))  # a notebook's is no file, and code may have kept it
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.enter_context(warnings.catch_warnings())
@@ -70,6 +73,23 @@ def led_to(target: int, number: int) -> Iterator[None]:
     finally:
         os.dup2(kept, number)
         os.close(kept)
+
+
+@contextmanager
+def _muted(stream: Any, nowhere: TextIO) -> Iterator[None]:
+    """Let what is written to a stream of Python's go to another one, whoever holds it."""
+    own = getattr(stream, "__dict__", None)
+    if own is None:  # there is no stream, or it lets nothing be put in its way
+        yield
+        return
+    before = own.get("write")
+    own["write"] = nowhere.write
+    try:
+        yield
+    finally:
+        own.pop("write", None)
+        if before is not None:
+            own["write"] = before
 
 
 def _flush() -> None:
