@@ -87,8 +87,9 @@ class Search:
         if self.charged:
             return ("The search was interrupted, so that any of its trials may have been seen. Each is charged as if "
                     f"it had been released, beside the search itself: everything that they showed is together {claim}-"
-                    "differentially private, which may be more than the budget of the search. No model was chosen, "
-                    f"and the search cannot go on.{beside}")
+                    "differentially private, given the number of trials that was drawn, which has nothing to do with "
+                    "the data; that may be more than the budget of the search. No model was chosen, and the search "
+                    f"cannot go on.{beside}")
         return (f"The choice is covered: the model that the search chose, with its settings, is {claim}-differentially "
                 "private, which counts the trials that lost, the choice and the model. It was chosen among a secret "
                 f"number of independent trials ({self._laws}); {_SECRET}.{beside}")
