@@ -112,6 +112,7 @@ def seen(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(searching, "EnvelopeGuard", lambda all, _, relation: EnvelopeGuard(all, None, relation))
     monkeypatch.setattr(journal, "datetime", Noon)
     (temporary := tmp_path / "temporary").mkdir()
+    gc.disable()  # networks say when they die: not by chance, in the middle of something
     monkeypatch.setattr("secrets.token_hex", lambda count: "5e" * count)  # ledgers have names of their own
 
     def watched(number, search):
@@ -140,7 +141,8 @@ def seen(monkeypatch, tmp_path, capfd):
         told = [str(each.message) for each in warned]
         return result, said, told, drawn, files(work), files(temporary), logging.root.manager.disable
 
-    return watched
+    yield watched
+    gc.enable()
 
 
 def files(folder):
