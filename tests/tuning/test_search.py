@@ -16,8 +16,10 @@ import dpfy.tuning.folder
 import dpfy.tuning.search as searching
 from dpfy.accounting import EnvelopeGuard
 from dpfy.errors import InvalidArgument, LedgerMismatch, LedgerWriteFailed, TrainingInterrupted
+from dpfy.ledger.events import NonPrivate
 from dpfy.ledger.selection import Selected
 from dpfy.ledger.wrapping import Composed
+from dpfy.reporting.numbers import epsilon_text
 from dpfy.tuning import Choice, Space, TuneConfig, Uniform, resume_tuning, tune
 from dpfy.tuning.trial import Outcome
 
@@ -85,6 +87,7 @@ def test_the_claim_covers_the_search_and_uses_the_budget(selected):
 def test_the_report_says_what_is_covered(selected):
     text = (selected.folder / "report.md").read_text()
     assert "secret number of independent trials" in text and "The final run only" in text
+    assert "The choice is covered" in text and f"({epsilon_text(selected.final_run)}, 1e-3)" in text
     covers = [each["covers"] for each in json.loads((selected.folder / "tuning.json").read_text())["guarantees"]]
     assert covers[0].startswith("the search") and covers[1].startswith("the final run only")
     assert json.loads((selected.folder / "tuning.json").read_text())["trials"] is None
@@ -167,6 +170,22 @@ def test_an_interrupted_selection_charges_every_trial_and_cannot_go_on(tmp_path,
     assert isinstance(charge.event, Composed) and charge.event.times == (5,)
     with pytest.raises(InvalidArgument, match="cannot go on"):
         resume_tuning(tmp_path / "a", model=line, **DATA)
+
+
+def test_a_selection_whose_process_was_lost_is_charged_when_it_is_asked_to_go_on(tmp_path, quick, monkeypatch):
+    """Fails if nobody can get from a ledger that claims nothing to one that says what holds."""
+    quick(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(searching, "try_settings", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(searching.Selection, "__exit__", lambda *_: None)  # as if it had been killed
+        with pytest.raises(TrainingInterrupted):
+            tune(config(tmp_path), model=line, **DATA)
+    lost = dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").uses
+    assert isinstance(lost[-1].event, NonPrivate) and list((tmp_path / "a").glob("*.sealed"))
+    with pytest.raises(InvalidArgument, match="says what holds"):
+        resume_tuning(tmp_path / "a", model=line, **DATA)
+    _, charge = dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").uses
+    assert charge.event.times == (3,) and not list((tmp_path / "a").glob("*.sealed"))
 
 
 def test_what_goes_wrong_with_the_ledger_is_no_outcome(tmp_path, quick, monkeypatch):

@@ -133,13 +133,17 @@ def _say(values: dict[str, Any], as_json: bool, console: "Console", words: str) 
 
 @contextmanager
 def _progress(console: "Console", counted: bool) -> "Iterator[Tell]":
-    """A bar of trials where all are paid for; of a selection, nothing but that it is under way."""
+    """A bar of trials where all are paid for; of a selection one line, since a bar that moves would tell the time."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    count = [TextColumn("{task.completed} of {task.total} trials"), TimeRemainingColumn()] if counted else []
-    words = TextColumn("tuning" if counted else "tuning: a secret number of trials")
-    with Progress(words, BarColumn(), *count, console=console, transient=not counted) as progress:
-        task = progress.add_task("", total=None, visible=not counted)
+    if not counted:
+        console.print("tuning: a secret number of trials, of which nothing is said")
+        yield lambda done, trials: None
+        return
+    columns = (TextColumn("tuning"), BarColumn(), TextColumn("{task.completed} of {task.total} trials"),
+               TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=None, visible=False)
         yield lambda done, trials: progress.update(task, completed=done, total=trials, visible=True)
 
 

@@ -15,13 +15,15 @@ from dpfy.ledger.selection import Selected
 from dpfy.ledger.store import sync_directory
 from dpfy.ledger.wrapping import Composed
 
+_LENGTH = 64  # of the file, whatever the number: who may not read it can still see how long it is
+
 
 def remember(ledger: Path | None, scope: str, trials: int | None) -> None:
     """Make the number of trials durable; None says that it is not drawn yet, hence that nothing has run."""
     if ledger is None:
         return
     try:
-        _write(_place(ledger, scope), json.dumps({"trials": trials}))
+        _write(_place(ledger, scope), json.dumps({"trials": trials}).ljust(_LENGTH))
     except OSError as error:
         raise LedgerWriteFailed(f"The number of trials could not be kept beside {ledger.name}: {error.strerror}. No "
                                 "trial ran; free or repair the storage.") from error

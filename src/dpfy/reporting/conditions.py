@@ -29,7 +29,7 @@ HOLDS, FAILS, DECLARED, UNKNOWN = "holds", "does not hold", "declared", "not kno
 def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
     """List what the accounting assumes and whether it holds (guide, item 3b)."""
     return (_sampling(record), _key(record, costs), _registered(record, costs), _arithmetic(costs), _isolation(facts),
-            _constants(record), _small_delta(record, costs), _durable(record), _intact(record))
+            _constants(record), _small_delta(record, costs), _durable(record), _intact(record), *_secrecy(record))
 
 
 def _sampling(record: LedgerRecord) -> Item:
@@ -69,8 +69,9 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
     early = (" The run has not used all of them: who stops after looking at outputs is entitled to the ε of all "
              "registered steps only, which is the one claimed; the smaller ε of the reserved steps may be claimed if "
              "stopping had nothing to do with the outputs." if record.steps_reserved < record.steps_registered else "")
+    beside = " but for what an interruption was charged" if record.interruptions else ""
     return Item("registered", title, f"{record.steps_registered} steps are registered in the header; "
-                f"{record.steps_reserved} were reserved, all of them from that list.{early}", status=HOLDS)
+                f"{record.steps_reserved} were reserved, all of them from that list{beside}.{early}", status=HOLDS)
 
 
 def _arithmetic(costs: Costs) -> Item:
@@ -126,32 +127,42 @@ def _intact(record: LedgerRecord) -> Item:
                 status=HOLDS if record.durable else UNKNOWN)
 
 
+def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:
+    """What a private selection rests on, where there is one."""
+    text = None if record.search is None else record.search.secrecy
+    return () if text is None else (
+        Item("secret_trials", "Nothing is known of the search but its choice", text, status=DECLARED),)
+
+
 def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
     """Say against whom the output is protected: levels B1 to B6 of §3.1 and the row of Table 1."""
     if not verdict.private:
         return (Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
                 Item("table_1", "Row of Table 1", "None applies.", "Table 1"))
     whose = "users" if record.unit is Unit.USER else "records"
+    of_which = ", for the trial that was chosen: nothing about the others may be seen" if (
+        record.search is not None and record.search.secrecy) else ""
     return (
         Item("threat_level", "Threat level",
-             "B4, and therefore B5 and B6. Protected against somebody who sees every intermediate model and noisy sum "
-             "(B4), the final parameters (B5) or its predictions, any number of them (B6). Not protected: the raw data "
-             f"(B1), the training set (B2) and gradients of single {whose} (B3), which only access control keeps from "
-             "view.", "§3.1"),
+             f"B4, and therefore B5 and B6{of_which}. Protected against somebody who sees every intermediate model and "
+             "noisy sum (B4), the final parameters (B5) or its predictions, any number of them (B6). Not protected: "
+             f"the raw data (B1), the training set (B2) and gradients of single {whose} (B3), which only access "
+             "control keeps from view.", "§3.1"),
         Item("table_1", "Row of Table 1",
              "Mode of access: model weights. Differential privacy is added in the training process; model weights and "
              "model predictions may be public, the training data may not.", "Table 1"),
     )
 
 
-def exclusions(facts: RunFacts) -> tuple[Item, ...]:
+def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
     """List what no number in the report covers."""
+    searched = "" if record.search is None else "The search on record is covered, and what came before it is not. "
     return (
         Item("timing", "Timing and other side channels",
              "How long a step takes, memory, power and logs of the surrounding system depend on the records."),
         Item("tuning", "Hyper-parameters chosen on private data",
-             "If settings were chosen by looking at earlier runs on the same data, those runs have their own cost and "
-             f"so has the choice. Declared: {facts.hyperparameter_selection}."),
+             f"{searched}If settings were chosen by looking at earlier runs on the same data, those runs have their "
+             f"own cost and so has the choice. Declared: {facts.hyperparameter_selection}."),
         Item("curation", "Data curation",
              "Cleaning, filtering, labelling and featurising with statistics of the private data came before the "
              "ledger."),

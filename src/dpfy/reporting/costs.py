@@ -1,5 +1,6 @@
 """What the recorded steps cost: every number of a report, computed once."""
 
+import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, NonPrivate, Poisson, Repeated, Sampled
 from dpfy.reporting.attacks import Attacks
 from dpfy.reporting.numbers import finite
+from dpfy.reporting.record import LedgerRecord
 from dpfy.types import Interval, Relation
 
 METHODS = ("pld", "rdp")
@@ -22,12 +24,16 @@ _MEASURED = 16
 
 
 class Scope(StrEnum):
-    """Which list of steps a number is for; ``FILTER`` is every list that the declared filter would admit."""
+    """Which list of steps a number is for; ``FILTER`` is every list that the declared filter would admit.
+
+    ``ONE_TRIAL`` is one run of a search, as if its settings had been fixed in advance: to be compared, not claimed.
+    """
 
     REGISTERED = "registered"
     RESERVED = "reserved"
     WITHOUT_SAMPLING = "without_sampling"
     FILTER = "filter"
+    ONE_TRIAL = "one_trial"
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Costs:
         accounted = dict(_scopes(best))[headline.scope]
         return cls(
             delta=delta, secret_key=best.private, numerical_delta=accounted.numerical_delta,
-            claims=tuple(claims), headline=headline,
+            claims=(*claims, *_one_trial(ledger, best.relation, delta)), headline=headline,
             without_sampling=_without_sampling(accounted.source.events, accounted.relation, delta),
             guess=(1 + accounted.delta(0.0).upper) / 2,
             curve=_curve(ledger.uses, guarantees, delta, measured), attacks=_attacks(accounted, headline),
@@ -191,6 +197,16 @@ def _claims(guarantee: Guarantee, delta: float) -> list[Claim]:
 
 def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
     return Claim(scope, guarantee.method, guarantee.steps, guarantee.epsilon(delta), guarantee.note(delta))
+
+
+def _one_trial(ledger: Ledger, relation: Relation, delta: float) -> list[Claim]:
+    """What one trial of a search costs by itself; nothing for a ledger without a search."""
+    search, claims = LedgerRecord.of(ledger).search, []
+    if search is not None and search.run is not None:
+        for method in METHODS:
+            with contextlib.suppress(UnsupportedEvent):
+                claims.append(_claim(Scope.ONE_TRIAL, account(search.run, method, relation), delta))
+    return claims
 
 
 def _filter_claim(guarantee: Guarantee, delta: float) -> Claim:

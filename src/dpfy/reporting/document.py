@@ -110,4 +110,4 @@ def report(ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFact
         facts=facts, record=record, costs=costs, verdict=verdict, tier=tier(facts, record, costs, verdict),
         statement=statement.statement(facts, record, costs, verdict),
         assumptions=conditions.assumptions(facts, record, costs),
-        protection=conditions.protection(record, verdict), exclusions=conditions.exclusions(facts))
+        protection=conditions.protection(record, verdict), exclusions=conditions.exclusions(facts, record))

@@ -53,7 +53,7 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
         ("Protected from", "whoever sees models (B4–B6)" if report.verdict.private else "nobody"),
-        ("Steps", f"{record.steps_reserved} {planned}"),
+        ("Steps", f"{record.steps_reserved} {planned}") if record.search is None else ("Tuning", record.search.summary),
         ("Key", record.key_source),
     )
 
@@ -89,7 +89,7 @@ def _with_status(items: tuple[Item, ...]) -> tuple[tuple[str, ...], ...]:
 def _epsilons(report: "Report") -> Table:
     costs = report.costs
     methods = tuple(dict.fromkeys(claim.method for claim in costs.claims))
-    scopes = [scope for scope in (Scope.REGISTERED, Scope.RESERVED, Scope.FILTER)
+    scopes = [scope for scope in (Scope.REGISTERED, Scope.RESERVED, Scope.FILTER, Scope.ONE_TRIAL)
               if any(claim.scope is scope for claim in costs.claims)]
     rows = []
     for scope in scopes:

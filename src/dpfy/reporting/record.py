@@ -1,5 +1,6 @@
 """What the ledger itself says about a run, read once."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -7,7 +8,8 @@ from dpfy._version import __version__
 from dpfy.accounting.rules import NOISES
 from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import Envelope, NonPrivate, Repeated, Sampled
+from dpfy.ledger.events import Envelope, Event, NonPrivate, Repeated, Sampled
+from dpfy.reporting.search import Search, leaves
 from dpfy.types import Relation, Unit
 
 
@@ -31,6 +33,7 @@ class LedgerRecord:
     plan: dict[str, Any] | None
     registered: Envelope
     reserved: Envelope
+    interruptions: Envelope = ()  # what reserved steps were charged for searches that did not end by themselves
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
@@ -44,7 +47,7 @@ class LedgerRecord:
             torn_bytes=ledger.torn_bytes, durable=ledger.durable, unit=header.unit, relation=header.relation,
             key_source=header.key_source, created=header.created, written_by=header.library, read_by=__version__,
             guard=header.guard, filter=header.filter, plan=header.plan, registered=header.envelope,
-            reserved=ledger.uses)
+            reserved=ledger.uses, interruptions=ledger.interruptions)
 
     @property
     def steps_registered(self) -> int:
@@ -62,13 +65,19 @@ class LedgerRecord:
 
         A list that skips registered steps, or ends early, is still dominated by it step by step; one that adds or
         reorders steps is not. The step that stands for a torn last line is left out: its reservation never
-        returned, so nothing was released for it. Under a filter every step that its guard admitted is covered.
+        returned, so nothing was released for it. Under a filter every step that its guard admitted is covered. What
+        an interruption is charged is part of what the registered list is held to.
         """
         if not self.registered or self.filter is not None:
             return 0
         places, missing = list(self.registered), 0
+        charged: Counter[Event] = Counter()
+        for run in self.interruptions:
+            charged[run.event] += run.times
         for run in self.reserved:
-            wanted = run.times
+            beside = min(run.times, charged[run.event])
+            charged[run.event] -= beside
+            wanted = run.times - beside
             while wanted and places:
                 place = places.pop(0)
                 taken = min(wanted, place.times) if place.event == run.event else 0
@@ -81,9 +90,14 @@ class LedgerRecord:
     @property
     def kinds(self) -> tuple[tuple[str, str], ...]:
         """The sampling policies in use, each with the noise of its queries."""
-        events = [run.event for run in (*self.registered, *self.reserved)]
+        events = [leaf for run in (*self.registered, *self.reserved) for leaf in leaves(run.event)]
         return tuple(dict.fromkeys((event.policy.tag, NOISES.get(type(query), query.tag)) for event in events
                                    if isinstance(event, Sampled) for query in event.queries))
+
+    @property
+    def search(self) -> Search | None:
+        """The search for settings that is on record, if there is one."""
+        return Search.of(self.registered, self.reserved, self.interruptions, self.plan)
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The statement that "How to DP-fy ML" (Ponomareva et al. 2023, §5.3.3) asks for, item by item."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text
 from dpfy.reporting.record import LedgerRecord
+from dpfy.reporting.search import RULE
 from dpfy.reporting.verdict import Verdict
 from dpfy.types import Relation, Unit
 
@@ -48,8 +50,9 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
     assert costs.headline.interval is not None
     name, difference = _RELATIONS[record.relation]
-    return (f"The training mechanism, whose output is the whole sequence of released noisy sums and hence every model "
-            f"computed from them, is ({epsilon_text(costs.headline.interval.upper)}, {delta_text(costs.delta)})-"
+    output = ("The training mechanism, whose output is the whole sequence of released noisy sums and hence every model "
+              "computed from them" if record.search is None else f"The search, whose output is {record.search.output}")
+    return (f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, {delta_text(costs.delta)})-"
             f"differentially private in the central model, for {name} neighbours: data sets are neighbours if "
             f"{difference.format(unit=record.unit)}.")
 
@@ -74,32 +77,33 @@ def statement(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verd
              "Central differential privacy: whoever trains sees the raw records, and is trusted to run the mechanism "
              "as recorded and to let nothing out but its output.", "1"),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
-        Item("output", "Output of the mechanism", _output(facts), "2b"),
+        Item("output", "Output of the mechanism", _output(facts, record), "2b"),
         Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
         Item("adjacency", "Adjacency", _adjacency(record), "2d"),
         Item("accounting", "Type of accounting", _accounting(record, costs), "3a"),
         Item("assumptions", "Accounting assumptions",
              "Listed in the table of assumptions, each with whether it holds and how that is known.", "3b"),
         Item("formal_statement", "Formal statement", formal_statement(record, costs, verdict), "3c"),
-        Item("tuning_statement", "Statement for the tuning process",
-             "No guarantee is stated for the choice of hyper-parameters: reads of private data for it, if there were "
-             f"any, are not in this ledger. Declared: {facts.hyperparameter_selection}.", "3c"),
+        Item("tuning_statement", "Statement for the tuning process", _tuning(facts, record, costs, verdict), "3c"),
         Item("without_amplification", "Without amplification by sampling", _unamplified(costs), "3b"),
         Item("verifiability", "Transparency and verifiability", _verifiability(record), "4"),
     )
 
 
 def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
-    return (f"Covered: all reads of the private records by the {record.steps_reserved} steps that this ledger "
-            "reserved, each recorded before the records were read. Not covered: every other read of the same data, "
-            "such as exploring it, choosing hyper-parameters or architecture on it, or training with another ledger. "
+    reads, others = ((f"the {record.steps_reserved} steps that this ledger reserved", "choosing hyper-parameters or "
+                      "architecture") if record.search is None else (record.search.reads, "choosing what to search"))
+    return (f"Covered: all reads of the private records by {reads}, each recorded before the records were read. Not "
+            f"covered: every other read of the same data, such as exploring it, {others} on it, or training with "
+            "another ledger. "
             f"How the hyper-parameters were chosen (declared): {facts.hyperparameter_selection}. Public data used "
             f"(declared): {facts.public_data}.")
 
 
-def _output(facts: RunFacts) -> str:
-    return ("The noisy sums of all steps. What is computed from them and public data is post-processing with the same "
-            f"guarantee: every iterate, optimizer state, average and the final model. Released (declared): "
+def _output(facts: RunFacts, record: LedgerRecord) -> str:
+    output = "the noisy sums of all steps" if record.search is None else record.search.output
+    return (f"{output[:1].upper()}{output[1:]}. What is computed from them and public data is post-processing with "
+            f"the same guarantee: every iterate, optimizer state, average and the final model. Released (declared): "
             f"{facts.released}.")
 
 
@@ -128,7 +132,21 @@ def _accounting(record: LedgerRecord, costs: Costs) -> str:
         by = (f"The claim is the limit of a {rule.title} ({rule.reference}), declared before the first step. "
               "It covers every run that the filter would have admitted, steps chosen from outputs included, and "
               f"does not shrink when less of it is used. {listed}").rstrip()
+    if record.search is not None and record.search.laws:
+        cited.append(RULE)
     return " ".join((by, "Rules:", *cited))
+
+
+def _tuning(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
+    """What holds for the choice of settings."""
+    declared = f" Declared: {facts.hyperparameter_selection}."
+    if record.search is None:
+        return ("No guarantee is stated for the choice of hyper-parameters: reads of private data for it, if there "
+                f"were any, are not in this ledger.{declared}")
+    one = [claim.interval.upper for claim in costs.claims if claim.scope is Scope.ONE_TRIAL and claim.interval]
+    texts = [f"({epsilon_text(epsilon)}, {delta_text(costs.delta)})" for epsilon in
+             (costs.headline.interval.upper if costs.headline.interval else math.inf, *one[:1])]
+    return record.search.statement(texts[0] if verdict.private else None, texts[1] if one else None) + declared
 
 
 def _unamplified(costs: Costs) -> str:
@@ -159,5 +177,6 @@ def scope_name(scope: Scope) -> str:
         Scope.REGISTERED: "All registered steps",
         Scope.RESERVED: "Steps reserved so far",
         Scope.FILTER: "Whatever the filter admits",
+        Scope.ONE_TRIAL: "One trial of the search, as if settings had been fixed in advance (no guarantee)",
         Scope.WITHOUT_SAMPLING: "Same noise, without amplification by sampling",
     }[scope]

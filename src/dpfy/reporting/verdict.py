@@ -46,6 +46,8 @@ def judge(record: LedgerRecord, costs: Costs) -> Verdict:
                        "can subtract the noise.")
     if record.exposures:
         reasons.append("The ledger records releases without any protection: " + "; ".join(record.exposures) + ".")
+        if record.search is not None and record.search.void:
+            reasons.append(record.search.void)
     elif not costs.headline.finite:
         reasons.append(f"No finite ε holds at this δ: {costs.headline.note or 'the bound is infinite'}.")
     if record.unregistered:

@@ -1,5 +1,6 @@
 """What a search leaves behind: the released model, its settings, the ledger, the report, and what all of it covers."""
 
+import contextlib
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from dpfy.training.config import TrainConfig
 from dpfy.training.parts import accuracy_of
 from dpfy.training.trainer import LEDGER, MODEL, Trainer
 from dpfy.tuning.config import TuneConfig
+from dpfy.tuning.silence import silence
 from dpfy.tuning.space import Scalar
 from dpfy.tuning.trial import Outcome
 
@@ -169,7 +171,8 @@ class Folder:
         accuracy = None
         if model is not None:
             save_model(model, str(self.path / MODEL))
-            accuracy = None if draft.data.test is None else accuracy_of(model, draft.data.test)
+            with silence():  # the model may be one that counts
+                accuracy = None if draft.data.test is None else accuracy_of(model, draft.data.test)
         final_run = account(Composed.of(plan.envelope), relation=plan.relation).claim(delta)
         chosen = base.with_flags(best.settings if best else {})
         trials = None if config.accounting == "select" else tuple(
@@ -184,7 +187,16 @@ class Folder:
         _write(self.path / RESULT, result.to_json())
         for file in self.path.glob("trial-*"):
             file.unlink(missing_ok=True)  # of a worker that came too late
+        if config.accounting == "select":
+            self._forget_times(config.base.anchor)
         return result
+
+    def _forget_times(self, anchor: str | None) -> None:
+        """Date every file back to the declaration: from when it began to when it ended, a search tells its trials."""
+        declared = (self.path / SEARCH).stat().st_mtime_ns
+        for place in (*self.path.iterdir(), *([] if anchor is None else [Path(anchor)]), self.path):
+            with contextlib.suppress(OSError):  # an anchor may be somebody else's
+                os.utime(place, ns=(declared, declared))
 
     def _report(self, config: TuneConfig, chosen: TrainConfig, best: Outcome | None, draft: Trainer, final_run: float,
                 delta: float) -> float:

@@ -23,6 +23,7 @@ from dpfy.training.distributed import Ranks
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import Folder, TuningResult
 from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage
+from dpfy.tuning.silence import alike, silence
 from dpfy.tuning.trial import Objects, Outcome, Trial, try_settings
 from dpfy.types import Budget
 
@@ -39,10 +40,12 @@ def tune(config: TuneConfig, *, model: Callable[[], nn.Module] | None = None, tr
     ``"select"`` nothing tells how many trials there were, or what became of the others; under ``"compose"`` all may be
     seen. A trial that fails is an outcome that scores lowest, and is never repeated.
 
-    *Assumes* what :class:`dpfy.Run` does; under ``"select"``, that how long the search takes is not seen.
+    *Assumes* what :class:`dpfy.Run` does; under ``"select"``, that how long the search takes is not seen, and that the
+    code of models and data sets neither keeps nor tells how often it was called: what it prints, warns and logs inside
+    trials is dropped, and every trial finds the generators of torch, NumPy and Python as the first one did.
 
     ``model`` makes a new model at each call. ``tell`` hears how many of all trials are done, under ``"compose"`` only.
-    With ``insecure_test_key`` the number of trials and the settings repeat, and nothing is private.
+    With ``insecure_test_key`` the whole search repeats, and nothing is private.
 
     Reference: Papernot & Steinke 2022; ``docs/proofs/private-selection.md``, Theorem 1; ``docs/proofs/scopes.md``.
     """
@@ -55,13 +58,16 @@ def resume_tuning(folder: str | Path, *, model: Callable[[], nn.Module] | None =
                   test: Any = None, unit_of: Any = None, tell: Tell = lambda done, trials: None) -> TuningResult:
     """Go on with an interrupted search, with the trials that were not begun; the one that was lost stays paid for.
 
-    A selection cannot be resumed: what was seen of it is not known, and every trial was charged.
+    A selection cannot be resumed: what was seen of it is not known, and every trial was charged, or is charged now if
+    the process was lost.
     """
     found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), shared=False)
     if search.config.accounting == "select":
+        if found.ledger.exists():
+            Ledger.open(found.ledger, anchor=search.config.base.anchor).close()  # charges what a lost process left
         raise InvalidArgument("A selection that was interrupted cannot go on: its trials may have been seen, so each "
-                              "is charged as if it had been released. Begin a new search with a budget of its own; "
-                              "accounting='compose' can be resumed.")
+                              f"is charged as if it had been released; `dpfy report {folder}` says what holds then. "
+                              "Begin a new search with a budget of its own; accounting='compose' can be resumed.")
     search.check()
     return search.run(found, noise_multiplier, tell)
 
@@ -264,15 +270,16 @@ class _Search:
             yield number, Ledger.in_memory()
 
     def _select(self, ledger: Ledger, event: Repeated, noise_multiplier: float) -> Outcome | None:
-        """Nothing is written or said between the first trial and the last."""
+        """Nothing is written or said between the first trial and the last, and each begins as the first did."""
         assert isinstance(event.event, Selected)
         law, proposals = event.event.trials, AtRandom(self.config.space, self.stream)
         numbers = SecureStream(self.insecure_test_key, purpose="sampling")
         best: Outcome | None = None
         try:
-            with Selection(ledger, event.event, lambda: draw_trials(law, numbers)) as trials:
+            with silence(), Selection(ledger, event.event, lambda: draw_trials(law, numbers)) as trials:
                 for trial in trials:
-                    found = self._try(proposals, noise_multiplier, trial)
+                    with alike():
+                        found = self._try(proposals, noise_multiplier, trial)
                     # Of equal scores the first stays: trials are alike, so their order tells nothing.
                     best = found if best is None or found.score > best.score else best
         except KeyboardInterrupt:
@@ -290,7 +297,9 @@ class _Search:
         return proposals
 
     def _try(self, proposals: Proposals, noise_multiplier: float, ledger: Ledger) -> Outcome:
-        return try_settings(self.base, proposals.propose(), noise_multiplier, self.config.score, self.objects, ledger)
+        key = None if self.insecure_test_key is None else self.stream.words(4).tobytes()
+        return try_settings(self.base, proposals.propose(), noise_multiplier, self.config.score, self.objects, ledger,
+                            key)
 
 
 def _paid(ledger: Ledger, run: Repeated) -> Iterator[tuple[int, Ledger]]:

@@ -56,11 +56,12 @@ class Trial(Trainer):
         plan = super()._make_plan() if self._noise_multiplier is None else self._uncalibrated()
         return replace(plan, noise_multiplier=self._noise_multiplier, budget=None)
 
-    def outcome(self, ledger: Ledger, settings: dict[str, Scalar], score: str) -> Outcome:
+    def outcome(self, ledger: Ledger, settings: dict[str, Scalar], score: str, insecure_test_key: bytes | None = None,
+                ) -> Outcome:
         """Take all steps and score what they released."""
         accuracies: deque[float] = deque(maxlen=self.plan.steps_per_epoch)
         with privatize(self.model, self.optimizer, self.data.train, self.plan, ledger, announce=False,
-                       **self._options()) as run:
+                       insecure_test_key=insecure_test_key, **self._options()) as run:
             for released, _ in self._walk(run):
                 if self.average is not None:
                     self.average.update_parameters(self.model)
@@ -72,15 +73,16 @@ class Trial(Trainer):
 
 
 def try_settings(config: TrainConfig, settings: dict[str, Scalar], noise_multiplier: float, score: str,
-                 objects: Objects, ledger: Ledger) -> Outcome:
+                 objects: Objects, ledger: Ledger, insecure_test_key: bytes | None = None) -> Outcome:
     """Carry out one trial; whatever goes wrong inside is its outcome, and it is not repeated.
 
     A trial that were drawn again would be a trial that is not counted. What goes wrong with the ledger is not the
     trial's: it ends the search.
     """
     try:
-        return Trial(config.with_flags(settings), objects, noise_multiplier).outcome(ledger, settings, score)
+        trial = Trial(config.with_flags(settings), objects, noise_multiplier)
+        return trial.outcome(ledger, settings, score, insecure_test_key)
     except LedgerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Outcome(settings, -math.inf, failure=type(error).__name__)
