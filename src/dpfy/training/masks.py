@@ -1,7 +1,7 @@
 """Dropout masks from a generator that the proof covers.
 
-On some processors torch draws masks on the CPU by a library whose generator has 31 bits of state, seeded anew by one number
-for every mask. Then the masks of a chunk are one of two billion, and not independent of each other. There dropout layers
+On some processors torch draws masks on the CPU by a library whose generator has 31 bits of state, seeded anew by one
+number for every mask. The masks of a chunk are then one of two billion, and not independent. There dropout layers
 draw from the Mersenne twister instead, whose whole state is secret; masks that are drawn inside of other operations, as
 in attention and between recurrent layers, cannot be, and a model that has them is refused.
 """

@@ -239,7 +239,7 @@ class Probe:
         randomness = self._randomness()
         if randomness.masks and not are_covered():
             raise IsolationError("The model draws masks inside of attention, between recurrent layers or by "
-                                 "torch.bernoulli, and on this processor torch draws those from a generator of 31 bits. "
+                                 "torch.bernoulli, which on this processor come from a generator of 31 bits. "
                                  "Set dropout=0 there, and put nn.Dropout layers or torch.rand in their place.")
         of_chunks = ("the loss has become another one too often to be judged each time" if isolating else
                      "the loss draws from Python's or numpy's generators and may decide by them" if randomness.in_python
