@@ -112,7 +112,7 @@ def test_strict_is_kept_for_life(path, strict):
     step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.1),))
     with Ledger.open(path, header=Header(strict=strict)) as ledger:
         ledger.reserve(step)
-    with pytest.raises(LedgerMismatch, match="another value of strict"):
+    with pytest.raises(LedgerMismatch, match=f"begun with strict={strict}"):
         Ledger.open(path, header=Header(strict=not strict))
     Ledger.open(path, header=Header(strict=strict)).close()
 

@@ -77,7 +77,7 @@ def test_what_rests_on_an_allowance_is_refused_by_name(begin, tmp_path, options,
 
 
 def test_a_model_elsewhere_than_on_the_processor_is_refused(begin):
-    with pytest.raises(InvalidArgument, match="on the CPU.*meta"):
+    with pytest.raises(InvalidArgument, match=r"on the CPU.*meta"):
         begin(model=nn.Linear(3, 1, device="meta"))
 
 
@@ -128,7 +128,7 @@ def test_a_run_goes_on_as_strict_as_it_began(begin, tmp_path, strict):
     run.close()
     options = {"anchor": tmp_path / "anchor"}
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(LedgerMismatch, match="another value of strict"):
+    with pytest.raises(LedgerMismatch, match=f"begun with strict={strict}"):
         dpfy.resume(tmp_path / "saved", model, opt, TensorDataset(ROWS), strict=not strict, **options)
     with dpfy.resume(tmp_path / "saved", model, opt, TensorDataset(ROWS), strict=strict, **options) as again:
         assert again.steps_left == 4 and again.strict is strict

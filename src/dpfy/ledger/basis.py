@@ -45,10 +45,13 @@ def grounds_in(basis: Iterable[Mapping[str, Any]]) -> tuple[Ground, ...]:
 
     A kind that this version does not know counts as an allowance: what a newer one means by it may be no proof.
     """
-    listed = [each for facts in basis for each in _dicts(facts.get("grounds"))]
-    found = dict.fromkeys(Ground(_kind(each.get("kind")), *(str(each.get(name, "")) for name in ("key", "title", "text")))
-                          for each in listed)
-    return tuple(sorted(found, key=lambda ground: list(Kind).index(ground.kind)))
+    return in_order(Ground(_kind(each.get("kind")), *(str(each.get(name, "")) for name in ("key", "title", "text")))
+                    for facts in basis for each in _dicts(facts.get("grounds")))
+
+
+def in_order(grounds: Iterable[Ground]) -> tuple[Ground, ...]:
+    """Return each of them once, theorems first and allowances last."""
+    return tuple(sorted(dict.fromkeys(grounds), key=lambda ground: list(Kind).index(ground.kind)))
 
 
 def _kind(value: object) -> Kind:

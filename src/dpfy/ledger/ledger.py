@@ -314,10 +314,13 @@ class Ledger:
         differ = self.header.differences(header)
         if not set(differ) - {"plan", "envelope"} and canonical_json(self.header.guard) != canonical_json(header.guard):
             differ.append("guard")
+        if "strict" in differ:
+            raise LedgerMismatch(f"{self._store.name} was begun with strict={self.header.strict}, got strict="
+                                 f"{header.strict}. Go on as it was begun, or begin a new ledger.")
         # The filter's guard is what makes later plans legal, so it stays too.
         if differ and (self.header.filter is None or set(differ) - {"plan", "envelope"}):
             raise LedgerMismatch(
-                f"{self._store.name} was begun with another {' and '.join(_words(differ))}. Extending a ledger after looking "
+                f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a ledger after looking "
                 "at its outputs is adaptive composition, which its accounting does not cover unless a filter was "
                 "declared at creation; resume with the same plan or begin a new ledger.")
         return bool(differ)
@@ -395,11 +398,6 @@ class Ledger:
             raise LedgerWriteFailed(f"An append to {self._store.name} could not be made durable: {error.strerror}. "
                                     "Nothing is released after it; free or repair the storage and start a new run."
                                     ) from error
-
-
-def _words(names: list[str]) -> list[str]:
-    """Header fields as a sentence names them."""
-    return ["value of strict" if name == "strict" else name for name in names]
 
 
 def _as_json(values: dict[str, Any] | None, name: str) -> bytes:

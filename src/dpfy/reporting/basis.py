@@ -6,12 +6,12 @@ from typing import Any
 
 from dpfy.accounting import Filter, supported
 from dpfy.accounting.filters import Additive
-from dpfy.ledger.basis import Ground, Kind, grounds_in
+from dpfy.ledger.basis import Ground, Kind, grounds_in, in_order
 from dpfy.reporting.numbers import plain
 from dpfy.reporting.record import LedgerRecord
 
 NO_ALLOWANCE = "no allowance is part of this guarantee"
-NOT_RECORDED = ("Not recorded: no run has written to this ledger what it rests on. Versions before 0.2 did not, and "
+NOT_RECORDED = ("Not recorded: no run has written to this ledger what it rests on. Older versions did not, and "
                 "mechanisms outside of a run do not.")
 _NAMES_A_PAPER = re.compile(r"\b(19|20)\d\d\b")
 _CIPHER = ("That nobody tells the key stream of AES-256 in counter mode (FIPS 197, NIST SP 800-38A), or of ChaCha20 "
@@ -24,8 +24,7 @@ def grounds(record: LedgerRecord, rule: Filter | None) -> tuple[Ground, ...]:
 
     Sampling, noise, accounting and the ledger are this library's for every run; the rest is what runs recorded.
     """
-    found = [*_of_the_library(record), *_of_the_accounting(record, rule), *grounds_in(record.basis)]
-    return tuple(sorted(dict.fromkeys(found), key=lambda ground: list(Kind).index(ground.kind)))
+    return in_order([*_of_the_library(record), *_of_the_accounting(record, rule), *grounds_in(record.basis)])
 
 
 def strict_line(record: LedgerRecord) -> str | None:

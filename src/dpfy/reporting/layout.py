@@ -92,8 +92,9 @@ def _basis(report: "Report") -> tuple[Table, ...]:
     missing = "" if report.record.basis else f" {NOT_RECORDED}"
     return (
         Table("What it rests on", ("Kind", "What", "Status", "How that is known"), rows,
-              "Recorded in the ledger by the run, beside what is true of the library. Only a theorem holds; a check was "
-              f"made on synthetic input, and an allowance is in the noise without a proof that it suffices.{missing}"),
+              "What the run recorded in the ledger, beside what is true of the library. Only a theorem holds; a check "
+              "was made on synthetic input, and an allowance is in the noise without a proof that it suffices."
+              f"{missing}"),
         Table("Where it was computed", ("Fact", "Value"), environment_rows(report.record), "From the ledger."),
     )
 

@@ -156,8 +156,8 @@ class TrainConfig:
         """Refuse settings that rest on an allowance; what depends on the data and the model is told when they bind."""
         strict_engine(self.engine, sampling=self.sampling, workers=self.num_workers, anchored=self.anchor is not None)
         if named_algorithm(self.algorithm)[0] != "dpsgd":
-            raise InvalidArgument(f"Expected algorithm='dpsgd' with strict, got {self.algorithm!r}: it compares losses, "
-                                  "of which last bits are allowed for.")
+            raise InvalidArgument(f"Expected algorithm='dpsgd' with strict, got {self.algorithm!r}: it compares "
+                                  "losses, of which last bits are allowed for.")
 
     def _check_importance(self) -> None:
         """Refuse settings that have no meaning, or no proof, with or without importance sampling."""

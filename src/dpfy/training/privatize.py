@@ -73,9 +73,9 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
         require_declared(len(records), declared)
     if strict:
         engine = strict_engine(
-            engine, sampling=plan.sampling.tag, workers=num_workers, shape=how_declared(example_input, data, collate_fn),
-            anchored=ledger.anchored if isinstance(ledger, Ledger) else anchor is not None,
-            test_key=insecure_test_key is not None, devices={p.device.type for p in parameters.values()})
+            engine, sampling=plan.sampling.tag, workers=num_workers, test_key=insecure_test_key is not None,
+            shape=how_declared(example_input, data, collate_fn), devices={p.device.type for p in parameters.values()},
+            anchored=ledger.anchored if isinstance(ledger, Ledger) else anchor is not None)
     ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records),
