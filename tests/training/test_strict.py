@@ -11,6 +11,7 @@ from dpfy.errors import InvalidArgument, IsolationError, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Kind, grounds_in
 from dpfy.mechanisms.clipping import Clipping, clip_to
+from dpfy.training import basis, strict as strict_rules
 from dpfy.training.chunk import Chunk
 from dpfy.training.config import TrainConfig
 from dpfy.training.engines import LoopEngine
@@ -103,6 +104,23 @@ def test_dropout_is_refused_every_time_it_is_tried(begin):
             step(run, model)
     model.eval()
     step(run, model)
+
+
+def test_what_is_proved_of_random_numbers_is_no_allowance(begin, monkeypatch):
+    # Once generators are keyed for every record, dropout rests on a theorem: equal bits are compared under equal keys.
+    monkeypatch.setattr(basis, "randomness_guarantee", lambda engine: "Keyed for every record.")
+    run, model = begin(model=nn.Sequential(nn.Dropout(0.5), Dot()))
+    step(run, model)
+    found = {ground.key: ground.kind for ground in grounds_in(run.ledger.basis)}
+    assert found["random_numbers"] == Kind.THEOREM and Kind.ALLOWANCE not in found.values()
+
+
+def test_loading_processes_will_do_once_something_is_proved_of_them(begin, monkeypatch):
+    monkeypatch.setattr(strict_rules, "workers_guarantee", lambda: "Keyed for every record.")
+    monkeypatch.setattr(basis, "workers_guarantee", lambda: "Keyed for every record.")
+    run, model = begin(data=Rows(), example_input=(torch.ones(2, 3),), num_workers=1)
+    step(run, model)
+    assert {ground.key: ground.kind for ground in grounds_in(run.ledger.basis)}["workers"] == Kind.THEOREM
 
 
 def test_gradients_that_differ_from_call_to_call_are_refused(begin, monkeypatch):

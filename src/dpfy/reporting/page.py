@@ -41,7 +41,7 @@ th, td { text-align: left; vertical-align: top; padding: .45rem .9rem .45rem 0; 
   overflow-wrap: break-word; }
 thead th { color: var(--soft); font-weight: 600; font-size: .8rem; border-bottom-width: 2px; white-space: nowrap; }
 tbody th { font-weight: 600; min-width: 7rem; max-width: 16rem; }
-.status { white-space: nowrap; font-weight: 600; color: var(--soft); }
+.status { min-width: 8rem; font-weight: 600; color: var(--soft); }
 .holds { color: var(--good); }
 .does-not-hold { color: var(--bad); }
 .not-known, .allowed-for-not-proved { color: var(--warn); }

@@ -17,7 +17,8 @@ from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.training.engines import Engine, LoopEngine
 from dpfy.training.engines.base import LossCall, Substitutes
-from dpfy.training.strict import workers_guarantee
+from dpfy.training.seclusion import bookmark
+from dpfy.training.strict import randomness_guarantee, workers_guarantee
 
 if TYPE_CHECKING:
     from dpfy.training.probe import Probe
@@ -66,7 +67,7 @@ def _generators() -> tuple[Any, ...]:
 
 def _check_strictly(probe: "Probe", engine: Engine, draws: bool) -> None:
     """Refuse a loss whose bits may depend on more than the record."""
-    if draws:
+    if draws and randomness_guarantee(engine.name) is None:
         raise IsolationError("The loss draws random numbers, as dropout does, and a strict run does without: that "
                              "torch's generators stand in for independent numbers is an allowance. Set p=0, call "
                              "model.eval(), or train without strict=True.")
@@ -74,9 +75,10 @@ def _check_strictly(probe: "Probe", engine: Engine, draws: bool) -> None:
         raise IsolationError(f"A strict run computes records one by one, and the engine is {engine.name!r}.")
     made = probe.made_up()
     call, state = LossCall(probe.model, probe.loss_fn), Substitutes(probe.model, probe.parameters)
-    last = made.size - 1
-    in_company, alone = (engine.gradients_at(call, state, chunk, place)[0]
-                         for chunk, place in ((made, last), (made.record(last), 0)))
+    last, again = made.size - 1, bookmark()
+    in_company = engine.gradients_at(call, state, made, last)[0]
+    again()
+    alone = engine.gradients_at(call, state, made.record(last), 0)[0]
     if not all(_same_bits(one, other) for one, other in zip(in_company, alone, strict=True)):
         raise IsolationError("The gradient of a synthetic record has other bits when it is computed again, so that a "
                              "strict run is not possible: something in the model is not deterministic. Try "
@@ -95,14 +97,16 @@ def _grounds(run: "Run", engine: Engine, draws: bool) -> Iterator[Ground]:
     yield from _rounding(run, engine)
     yield from _shape(run)
     if draws:
-        yield Ground(Kind.ALLOWANCE, "random_numbers", "Random numbers of the loss, such as dropout masks",
-                     "They come from torch's, numpy's and Python's generators, whose whole states are drawn from the "
-                     "cipher at every step. That their output stands in for independent numbers is not proved.")
-    if workers := run._records._loader.num_workers:
-        said = workers_guarantee(workers)
+        said = randomness_guarantee(engine.name)
+        yield Ground(Kind.THEOREM if said else Kind.ALLOWANCE, "random_numbers", "Random numbers of the loss, such as "
+                     "dropout masks", said or "They come from torch's, numpy's and Python's generators, whose whole "
+                     "states are drawn from the cipher at every step. That their output stands in for independent "
+                     "numbers is not proved.")
+    if run._records._loader.num_workers:
+        said = workers_guarantee()
         yield Ground(Kind.THEOREM if said else Kind.ALLOWANCE, "workers", "Random numbers of loading processes",
-                     f"Loading processes: {workers}. " + (said or "What they draw for augmentation comes from seeds of "
-                                                          "few bits and is not covered by the proof."))
+                     said or "What they draw for augmentation comes from seeds of few bits and is not covered by the "
+                     "proof.")
 
 
 def _isolation(run: "Run", engine: Engine) -> Iterator[Ground]:
@@ -160,7 +164,8 @@ def companions_of(run: "Run", engine: Engine) -> int:
 
 def _shape(run: "Run") -> Iterator[Ground]:
     title = "What a record looks like"
-    said = how_declared(run._declared_example, run._records.data, run._records.collate_fn)
+    said = getattr(run, "declared", None) or how_declared(
+        run._declared_example, run._records.data, run._records.collate_fn)
     if said is None:
         yield Ground(Kind.ALLOWANCE, "shape", title, "Not declared: the shape that most of a few records have was "
                      "taken as public. Give example_input= to declare it.")

@@ -36,7 +36,7 @@ def strict_engine(engine: str, *, sampling: str, workers: int, anchored: bool, s
         raise InvalidArgument("Expected another sampling than 'importance' with strict=True: records are accepted by "
                               "norms that are known up to an allowance for rounding (docs/proofs/dpis.md). Use "
                               "'poisson'.")
-    if workers and workers_guarantee(workers) is None:
+    if workers and workers_guarantee() is None:
         raise InvalidArgument(f"Expected num_workers=0 with strict=True, got {workers}: what loading processes draw "
                               "for augmentation is not covered by the proof.")
     if not anchored:
@@ -54,6 +54,11 @@ def strict_engine(engine: str, *, sampling: str, workers: int, anchored: bool, s
     return "loop"
 
 
-def workers_guarantee(workers: int) -> str | None:
+def workers_guarantee() -> str | None:
     """Say why what loading processes draw is covered by the proof; None while it is not."""
+    return None
+
+
+def randomness_guarantee(engine: str) -> str | None:
+    """Say why what a loss draws is covered by the proof; None while generators go on from record to record."""
     return None
