@@ -92,9 +92,9 @@ def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
     if not record.basis:
         return Item("isolation", title, f"Not recorded in the ledger. Declared engine: {facts.engine}. Declared "
                     f"isolation: {facts.isolation}.", status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED)
-    known = [f"{ground.text.rstrip('.')} ({ground.status})" for ground in grounds_in(record.basis)
-             if ground.key in ("isolation", "slots", "no_memory")]
-    return Item("isolation", title, f"Recorded by the run: {'; '.join(known)}.", status=CHECKED)
+    known = " ".join(ground.text for ground in grounds_in(record.basis)
+                     if ground.key in ("isolation", "slots", "no_memory"))
+    return Item("isolation", title, f"Recorded by the run: {known}", status=CHECKED)
 
 
 def _rounding(record: LedgerRecord) -> Item:
