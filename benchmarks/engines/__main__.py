@@ -29,6 +29,7 @@ from benchmarks.engines.measure import (
 )
 from benchmarks.engines.workloads import WORKLOADS
 
+_SLOW = ("dpfy:loop", "dpfy:strict")
 _QUICK = ("mlp", "cnn-mnist", "lstm-imdb")
 _LOGICAL = ("mlp", "cnn-mnist", "cnn-cifar")  # the others need minutes for so many records
 _DIVIDED, _DIVIDED_RECORDS, _SPEED_UP = "cnn-cifar", 512, 1.6
@@ -79,7 +80,7 @@ def main() -> None:
 
 def chosen(options: argparse.Namespace, console: Console) -> list[str]:
     """Return the contenders to measure, plain torch first; say which cannot run."""
-    wanted = options.engine or [name for name in contenders()[1:] if not (options.quick and name == "dpfy:loop")]
+    wanted = options.engine or [name for name in contenders()[1:] if not (options.quick and name in _SLOW)]
     reasons = {name: unavailable(name) for name in wanted}
     for name, reason in reasons.items():
         if reason:

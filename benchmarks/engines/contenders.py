@@ -35,10 +35,10 @@ class Ready:
 
 
 def contenders() -> list[str]:
-    """Return all names: plain torch, dpfy's choice and each of its engines, the peers."""
+    """Return all names: plain torch, dpfy's choice, each of its engines and strict runs, the peers."""
     from dpfy.training.engines import ENGINES
 
-    return ["torch", "dpfy", *(f"dpfy:{name}" for name in ENGINES), *OPACUS, "vmap"]
+    return ["torch", "dpfy", *(f"dpfy:{name}" for name in ENGINES), "dpfy:strict", *OPACUS, "vmap"]
 
 
 def unavailable(name: str) -> str | None:
@@ -53,7 +53,9 @@ def prepare(name: str, workload: Workload, folder: Path) -> Ready:
             return _plain(workload)
         case ("dpfy", _, engine):
             ledger = folder / f"{name.replace(':', '-')}.dpl"
-            return private(workload, workload.data(), workload.batch, ledger, engine=engine or "auto")
+            options = {"strict": True, "anchor": folder / "anchor"} if engine == "strict" else \
+                {"engine": engine or "auto"}
+            return private(workload, workload.data(), workload.batch, ledger, **options)
         case ("opacus", _, _):
             return _opacus(workload, OPACUS[name])
         case ("vmap", _, _):

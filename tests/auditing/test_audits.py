@@ -110,6 +110,8 @@ def test_the_command_writes_a_page_and_says_what_came_out(tmp_path, capfd):
     assert code in (0, None) and not found["refuted"]
     page = (tmp_path / "a" / "audit.html").read_text()
     assert page.count("<svg") == 2 and "http" not in page
+    assert {"theorem", "citation", "check", "allowance"} <= {each["kind"] for each in found["basis"]}
+    assert "What the claim rests on" in page and "allowed for, not proved" in page
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["delta"] == found["delta"]
 
 

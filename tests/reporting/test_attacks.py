@@ -103,6 +103,6 @@ def test_what_is_no_certificate_is_explained(published, tmp_path):
     with pytest.raises(InvalidArgument, match="schema_version"):
         differences(Ledger.read(published / "ledger.dpl"), {"schema_version": 1})
     with pytest.raises(InvalidArgument, match="whole report"):
-        differences(Ledger.read(published / "ledger.dpl"), {"schema_version": 2})
+        differences(Ledger.read(published / "ledger.dpl"), {"schema_version": 3})
     (published / "report.json").unlink()
     assert command(str(published), "--verify") == 2

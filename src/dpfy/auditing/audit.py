@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpfy import _validate
-from dpfy.accounting import account
+from dpfy.accounting import FilterGuarantee, account
 from dpfy.accounting.conversions import TradeoffCurve, tradeoff_curve
 from dpfy.auditing.bounds import (
     Guesses,
@@ -30,7 +30,10 @@ from dpfy.auditing.inputs import ATTACKS, KINDS, InputCanaries, make, shape_of
 from dpfy.auditing.membership import as_trials
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
+from dpfy.ledger.basis import Ground
 from dpfy.plan import Plan
+from dpfy.reporting.basis import grounds
+from dpfy.reporting.record import LedgerRecord
 from dpfy.training.config import TrainConfig
 from dpfy.training.privatize import as_optimizers, privatize
 from dpfy.training.trainer import Trainer
@@ -49,7 +52,8 @@ class Audit:
     nothing but fair coins; ``epsilon_trials`` and ``mu_trials`` take the canaries for independent trials, which input
     canaries, and those under bounds that follow what is released, are not: theirs are 0, and ``trials`` is None. All
     are lower bounds at ``confidence``; ``epsilon_claimed`` is the upper bound. ``refuted`` says that canaries betray
-    more than the ledger allows, which a correct pipeline does with probability below 1e-6.
+    more than the ledger allows, which a correct pipeline does with probability below 1e-6. ``basis`` is what the claim
+    rests on, as in a report.
     """
 
     setting: str
@@ -66,6 +70,7 @@ class Audit:
     trials: Trials | None
     claimed: TradeoffCurve
     attack: TradeoffCurve
+    basis: tuple[Ground, ...] = ()
 
     @property
     def epsilon_lower(self) -> float:
@@ -79,7 +84,8 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain JSON values."""
-        return {**asdict(self), "epsilon_lower": self.epsilon_lower, "gaussian_lower": self.gaussian_lower}
+        return {**asdict(self), "epsilon_lower": self.epsilon_lower, "gaussian_lower": self.gaussian_lower,
+                "basis": [{**ground.to_json(), "status": ground.status} for ground in self.basis]}
 
 
 def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, plan: Plan,
@@ -227,7 +233,8 @@ def _judge(scores: torch.Tensor, watched: Canaries, plan: Plan, ledger: Ledger, 
         epsilon_trials=0.0 if trials is None else epsilon_from_trials(trials, delta, confidence),
         mu_trials=0.0 if trials is None else mu_from_trials(trials, confidence),
         refuted=refuted, canaries=len(scores), guesses=found, trials=trials,
-        claimed=tradeoff_curve(guarantee, _RATES), attack=_attack(scores, present))
+        claimed=tradeoff_curve(guarantee, _RATES), attack=_attack(scores, present),
+        basis=grounds(LedgerRecord.of(ledger), guarantee.filter if isinstance(guarantee, FilterGuarantee) else None))
 
 
 def _attack(scores: torch.Tensor, present: torch.Tensor) -> TradeoffCurve:

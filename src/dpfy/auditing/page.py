@@ -22,6 +22,8 @@ def render(audit: Audit) -> str:
     """Return the page."""
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
                    for name, value in facts(audit))
+    basis = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in (
+        ground.kind, ground.title, ground.status, ground.text)) + "</tr>" for ground in audit.basis)
     return "\n".join((
         "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -34,7 +36,9 @@ def render(audit: Audit) -> str:
         f"<figure>{_bounds(audit)}<figcaption>What may be claimed, and what canaries betrayed.</figcaption></figure>",
         f"<figure>{_tradeoff(audit)}<figcaption>Errors of any attack, as the ledger bounds them, and of this one."
         "</figcaption></figure>", "</section>",
-        f"<table><tbody>{rows}</tbody></table>", "</main>", "</body>", "</html>", ""))
+        f"<table><tbody>{rows}</tbody></table>",
+        f"<section><h2>What the claim rests on</h2><table><tbody>{basis}</tbody></table></section>",
+        "</main>", "</body>", "</html>", ""))
 
 
 def headline(audit: Audit) -> str:

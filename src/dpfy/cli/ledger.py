@@ -67,7 +67,7 @@ def _read(path: Path, anchor: Path | None) -> Ledger:
 def _summary(ledger: Ledger) -> dict[str, Any]:
     return {"path": str(ledger.path), "lines": ledger.lines, "head_hash": ledger.head_hash, "steps": ledger.count,
             "torn_bytes": ledger.torn_bytes, "filter_used": _filter_used(ledger),
-            "header": ledger.header.to_json() if ledger.header else None,
+            "header": ledger.header.to_json() if ledger.header else None, "basis": list(ledger.basis),
             "uses": [run.to_json() for run in ledger.uses]}
 
 
@@ -94,7 +94,8 @@ def _header_table(ledger: Ledger) -> Table:
         planned = sum(run.times for run in ledger.header.envelope)
         rows |= {name: str(header[name]) for name in ("unit", "relation", "key_source", "library", "created")}
         rows |= {"registered steps": str(planned) if planned else "none",
-                 **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")}}
+                 **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")},
+                 "strict": "yes" if ledger.header.strict else "no"}
     if (used := _filter_used(ledger)) is not None:
         rows["filter used"] = f"{used:.1%}: a reading; the guarantee is the filter's limit, however little is used"
     for name, value in rows.items():

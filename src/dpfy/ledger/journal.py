@@ -67,7 +67,9 @@ class Header:
     """What a ledger was opened for: declared before the first step, and equal for everyone who writes to it.
 
     ``plan`` is an opaque JSON object. ``guard`` is filled in from the guard that the ledger is opened with.
-    ``filter`` declares, at creation or never, that plans may be added later and how they are accounted.
+    ``filter`` declares, at creation or never, that plans may be added later and how they are accounted. ``strict`` says
+    that no release may rest on an allowance; it is written where it is true only, so that other headers have the bytes
+    that they always had, and a version that does not know of it refuses to write to a strict ledger.
 
     >>> header = Header(plan={"steps": 3})
     >>> Header.from_json(header.to_json()) == header
@@ -84,11 +86,14 @@ class Header:
     library: str = __version__
     created: str = field(default_factory=_now)
     identity: str = field(default_factory=lambda: secrets.token_hex(16))  # two ledgers of one plan must differ
+    strict: bool = False
 
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "unit", Unit(self.unit))
             object.__setattr__(self, "relation", Relation(self.relation))
+            if not isinstance(self.strict, bool):
+                raise ValueError(f"strict={self.strict!r} is not a truth value")
             canonical_json(self.to_json())
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"Expected a header of plain JSON values with a known unit and relation: {error}."
@@ -96,7 +101,7 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """Return the header as plain JSON values, with the schema version of the ledger."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "strict" or self.strict}
         return {**values, "envelope": envelope_to_json(self.envelope), "schema": SCHEMA}
 
     @classmethod
@@ -107,15 +112,15 @@ class Header:
             raise InvalidArgument(f"Expected a ledger of schema {SCHEMA}, got {given!r}. "
                                   "Read it with the version of dpfy that wrote it, or with a newer one.")
         values = {name: item for name, item in value.items() if name != "schema"}
-        if set(values) != {item.name for item in fields(cls)}:
+        if set(values) | {"strict"} != {item.name for item in fields(cls)} or values.get("strict", True) is not True:
             raise InvalidArgument(f"Expected a header with the fields {', '.join(item.name for item in fields(cls))}.")
         return cls(**{**values, "envelope": envelope_from_json(values["envelope"])})
 
     def differences(self, other: "Header") -> list[str]:
         """Return the names of the fields in which two writers of one ledger must agree and do not."""
         mine, theirs = self.to_json(), other.to_json()
-        names = ("unit", "relation", "plan", "envelope", "key_source", "filter")
-        return [name for name in names if canonical_json(mine[name]) != canonical_json(theirs[name])]
+        names = ("unit", "relation", "plan", "envelope", "key_source", "filter", "strict")
+        return [name for name in names if canonical_json(mine.get(name)) != canonical_json(theirs.get(name))]
 
 
 class Journal:
@@ -141,6 +146,7 @@ class Journal:
         self._envelope_ends: list[int] = []
         self.open: dict[str, Event] = {}  # selections that have begun and not ended
         self.interruptions: list[Repeated] = []
+        self.basis: list[dict[str, Any]] = []  # what runs recorded of what they rest on; it spends nothing
 
     def feed(self, line: bytes) -> None:
         """Verify one more line and take it in."""
@@ -223,8 +229,11 @@ class Journal:
                 self._begin(**payload)
             elif kind == "end":
                 self._end(**payload)
-            else:
-                raise ValueError(f"unexpected {kind!r}")
+            elif kind == "basis" and self.headers:
+                self._found(payload)
+            else:  # a kind that is not known may be a charge: it cannot be passed over
+                raise ValueError(f"unexpected {kind!r}; dpfy {__version__} knows no such entry in this place, a newer "
+                                 "version may")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.damaged(f"it is chained but not allowed here: {error}") from error
 
@@ -233,7 +242,7 @@ class Journal:
             raise ValueError("a second header without a filter declared in the first")
         if self.headers and (set(self.headers[0].differences(header)) - {"plan", "envelope"}
                              or canonical_json(self.headers[0].guard) != canonical_json(header.guard)):
-            raise ValueError("a second header with another unit, relation, filter, guard or key source")
+            raise ValueError("a second header with another unit, relation, filter, guard, key source or strict")
         self.headers.append(header)
         self.header_start = self._spent
         self._envelope_ends = list(accumulate(run.times for run in header.envelope))
@@ -268,6 +277,12 @@ class Journal:
         event, times = self._runs[-1]
         self._runs[-1] = event, times - unused
         self._spent -= unused
+        self._settleable = 0
+
+    def _found(self, facts: object) -> None:
+        if not isinstance(facts, dict):
+            raise ValueError("what a run rests on is an object with names")
+        self.basis.append(facts)
         self._settleable = 0
 
     def _begin(self, scope: str, event: str) -> None:

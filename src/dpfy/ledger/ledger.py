@@ -116,7 +116,7 @@ class Ledger:
         ``note`` holds public annotations of the step, such as the realised scale. After a failed write this and
         every later reservation raises :class:`~dpfy.errors.LedgerWriteFailed`.
         """
-        annotation = _as_json(note)
+        annotation = _as_json(note, "note")
         with self._mutex:
             self._check_writable()
             if self._prepaid and self._paid_for == (event, annotation):
@@ -160,6 +160,28 @@ class Ledger:
             self._append([("end", {"scope": scope, "charge": charge and charge.to_json()})])
             if charge is not None and self._guard is not None:
                 self._guard.record(charge.event, charge.times)
+
+    def record_basis(self, facts: dict[str, Any]) -> None:
+        """Record durably what a run rests on, unless it is on record already; it costs nothing and releases nothing.
+
+        Args:
+            facts: plain JSON values about the engine, the machine and what was declared. Anybody may read them:
+                nothing that was computed from private records belongs here.
+
+        Raises:
+            InvalidArgument: if ``facts`` are no plain JSON values.
+            LedgerWriteFailed: as of :meth:`reserve`; nothing may be released after it.
+        """
+        if not isinstance(facts, dict):
+            raise InvalidArgument(f"Expected facts={facts!r} to be a dict of plain JSON values.")
+        found = _as_json(facts, "facts")
+        with self._mutex:
+            self._check_writable()
+            if any(canonical_json(known) == found for known in self._journal.basis):
+                return
+            self._ready_guard()
+            self._settle()  # a settlement follows its use directly
+            self._append([("basis", facts)])
 
     def admits(self, event: Event) -> bool:
         """Tell whether the guard would let one more of ``event`` pass; nothing is recorded."""
@@ -235,6 +257,16 @@ class Ledger:
         return self.count - self._journal.header_start
 
     @property
+    def basis(self) -> tuple[dict[str, Any], ...]:
+        """What runs recorded of what they rest on, in order; empty in ledgers of versions that did not record it."""
+        return tuple(self._journal.basis)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the head is kept in a second place as well."""
+        return isinstance(self._store, FileStore) and self._store.anchored
+
+    @property
     def torn_bytes(self) -> int:
         """The length of an unterminated last line, which counts as one step."""
         return len(self._journal.torn)
@@ -282,6 +314,9 @@ class Ledger:
         differ = self.header.differences(header)
         if not set(differ) - {"plan", "envelope"} and canonical_json(self.header.guard) != canonical_json(header.guard):
             differ.append("guard")
+        if "strict" in differ:
+            raise LedgerMismatch(f"{self._store.name} was begun with strict={self.header.strict}, got strict="
+                                 f"{header.strict}. Go on as it was begun, or begin a new ledger.")
         # The filter's guard is what makes later plans legal, so it stays too.
         if differ and (self.header.filter is None or set(differ) - {"plan", "envelope"}):
             raise LedgerMismatch(
@@ -365,11 +400,11 @@ class Ledger:
                                     ) from error
 
 
-def _as_json(note: dict[str, Any] | None) -> bytes:
+def _as_json(values: dict[str, Any] | None, name: str) -> bytes:
     try:
-        return canonical_json(note)
+        return canonical_json(values)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"Expected note to hold plain JSON values: {error}.") from error
+        raise InvalidArgument(f"Expected {name} to hold plain JSON values: {error}.") from error
 
 
 def _replay(store: Store) -> Journal:

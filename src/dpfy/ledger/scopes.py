@@ -42,6 +42,11 @@ class Scope(Ledger):
         """Whether the event that pays for all of it survives the process."""
         return self._outer.durable
 
+    @property
+    def anchored(self) -> bool:
+        """Whether the head of the outer ledger is kept in a second place as well."""
+        return self._outer.anchored
+
     def register(self, guard: Guard | None, header: Header) -> None:
         """Declare what runs here: for the unit and the relation of the outer ledger, and with keys as secret."""
         outer = self._outer.header
@@ -51,6 +56,8 @@ class Scope(Ledger):
         if outer is not None and outer.key_source in _SECRET_KEYS and header.key_source not in _SECRET_KEYS:
             raise LedgerMismatch("The outer ledger says that keys are secret, and this run's are not. Begin the outer "
                                  f"ledger with key_source={header.key_source!r}.")
+        if outer is not None and outer.strict and not header.strict:
+            raise LedgerMismatch("The outer ledger is strict, and this run is not. Give the run strict=True.")
         super().register(guard, header)
 
     def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:

@@ -173,6 +173,11 @@ class FileStore:
         self._fd = -1
         self._size = 0
 
+    @property
+    def anchored(self) -> bool:
+        """Whether there is an anchor."""
+        return len(self._heads) > 1
+
     def marks(self) -> list[Mark]:
         """Return what head and anchor promise."""
         if not self.path.is_file():

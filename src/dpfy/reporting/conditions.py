@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpfy.ledger.basis import Ground, Kind, grounds_in
+from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.numbers import delta_text, plain
@@ -23,13 +25,16 @@ _LAWS = {
                   "others is part of the cost.",
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an event is an epoch.",
 }
-HOLDS, FAILS, DECLARED, UNKNOWN = "holds", "does not hold", "declared", "not known"
+HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = "holds", "does not hold", "declared", "not known", "recorded"
+INTACT = "checked when it was read"
+CHECKED, ALLOWED = (Ground(kind, "", "", "").status for kind in (Kind.CHECK, Kind.ALLOWANCE))
 
 
 def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
-    """List what the accounting assumes and whether it holds (guide, item 3b)."""
-    return (_sampling(record), _key(record, costs), _registered(record, costs), _arithmetic(costs), _isolation(facts),
-            _constants(record), _small_delta(record, costs), _durable(record), _intact(record), *_secrecy(record))
+    """List what the accounting assumes and how that is known (guide, item 3b); only theorems hold."""
+    return (_sampling(record), _key(record, costs), _registered(record, costs), _arithmetic(costs),
+            _isolation(facts, record), _rounding(record), _constants(record), _small_delta(record, costs),
+            _durable(record), _intact(record), *_secrecy(record))
 
 
 def _sampling(record: LedgerRecord) -> Item:
@@ -50,7 +55,7 @@ def _key(record: LedgerRecord, costs: Costs) -> Item:
             "Noise and samples can be recomputed and subtracted by whoever knows the key. Runs with such keys are for "
             "testing.")
     return Item("secret_key", "Noise and samples come from a secret key", f"Key source: {record.key_source}. {text}",
-                status=HOLDS if costs.secret_key else FAILS)
+                status=RECORDED if costs.secret_key else FAILS)
 
 
 def _registered(record: LedgerRecord, costs: Costs) -> Item:
@@ -83,10 +88,25 @@ def _arithmetic(costs: Costs) -> Item:
                 f"{delta_text(costs.numerical_delta)}; it is set aside before ε is claimed.", status=HOLDS)
 
 
-def _isolation(facts: RunFacts) -> Item:
-    return Item("isolation", "A record influences nothing but its own clipped contribution",
-                f"Engine: {facts.engine}. Isolation: {facts.isolation}.",
-                status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED)
+def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
+    title = "A record influences nothing but its own clipped contribution"
+    if not record.basis:
+        return Item("isolation", title, f"Not recorded in the ledger. Declared engine: {facts.engine}. Declared "
+                    f"isolation: {facts.isolation}.", status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED)
+    known = " ".join(ground.text for ground in grounds_in(record.basis)
+                     if ground.key in ("isolation", "slots", "no_memory"))
+    return Item("isolation", title, f"Recorded by the run: {known}", status=CHECKED)
+
+
+def _rounding(record: LedgerRecord) -> Item:
+    """What is known of last bits, the weakest of all that was recorded."""
+    title = "Other records do not change what a record adds, in its last bits either"
+    if not record.basis:
+        return Item("rounding", title, NOT_RECORDED, status=UNKNOWN)
+    allowed = [ground.text for ground in grounds_in(record.basis) if ground.kind is Kind.ALLOWANCE
+               and ground.key.startswith("last_bits")]
+    proved = "No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."
+    return Item("rounding", title, " ".join(allowed) or proved, status=ALLOWED if allowed else HOLDS)
 
 
 def _constants(record: LedgerRecord) -> Item:
@@ -124,7 +144,7 @@ def _intact(record: LedgerRecord) -> Item:
                "together with its head, anchor and checkpoint cannot be noticed locally." if record.durable else
                "Only the process that kept it can vouch for it.")
     return Item("intact", "The ledger is complete and unaltered", torn + checked,
-                status=HOLDS if record.durable else UNKNOWN)
+                status=INTACT if record.durable else UNKNOWN)
 
 
 def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.ledger import Ledger
+from dpfy.ledger.basis import Ground
 from dpfy.reporting import conditions, html, markdown, model_card, statement
+from dpfy.reporting.basis import grounds
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import RunFacts
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.statement import Item
 from dpfy.reporting.verdict import Tier, Verdict, judge, tier
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Report:
     assumptions: tuple[Item, ...]
     protection: tuple[Item, ...]
     exclusions: tuple[Item, ...]
+    basis: tuple[Ground, ...]
 
     @property
     def formal_statement(self) -> str:
@@ -69,6 +72,7 @@ class Report:
             "tier": self.tier.to_json(), "costs": self.costs.to_json(),
             **{name: [item.to_json() for item in getattr(self, name)]
                for name in ("statement", "assumptions", "protection", "exclusions")},
+            "basis": [{**ground.to_json(), "status": ground.status} for ground in self.basis],
             "facts": self.facts.to_json(), "ledger": self.record.to_json(),
         }
 
@@ -110,4 +114,5 @@ def report(ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFact
         facts=facts, record=record, costs=costs, verdict=verdict, tier=tier(facts, record, costs, verdict),
         statement=statement.statement(facts, record, costs, verdict),
         assumptions=conditions.assumptions(facts, record, costs),
-        protection=conditions.protection(record, verdict), exclusions=conditions.exclusions(facts, record))
+        protection=conditions.protection(record, verdict), exclusions=conditions.exclusions(facts, record),
+        basis=grounds(record, costs.filter))

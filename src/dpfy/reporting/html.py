@@ -10,7 +10,8 @@ from dpfy.reporting.page import STYLE
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
 
-_MARKS = {"holds": "✓", "does not hold": "✗", "declared": "◦", "not known": "?"}
+_MARKS = {"holds": "✓", "does not hold": "✗", "declared": "◦", "not known": "?", "recorded": "◦", "cited": "◦",
+          "checked on synthetic input": "◦", "checked when it was read": "◦", "allowed for, not proved": "~"}
 
 
 def render(report: "Report") -> str:
@@ -69,7 +70,7 @@ def _cell(index: int, text: str) -> str:
     if index == 0:
         return f'<th scope="row">{_escape(text)}</th>'
     if text in _MARKS:
-        return f'<td class="status {text.replace(" ", "-")}">{_MARKS[text]} {_escape(text)}</td>'
+        return f'<td class="status {re.sub("[ ,]+", "-", text)}">{_MARKS[text]} {_escape(text)}</td>'
     return f"<td>{_breakable(text)}</td>"
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.ledger.events import canonical_json
 from dpfy.reporting.attacks import FALSE_ALARM
+from dpfy.reporting.basis import NOT_RECORDED, environment_rows, strict_line
 from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text, plain
@@ -48,7 +49,9 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
     record, tier = report.record, report.tier
     planned = f"of {record.steps_registered or 'not registered'}" if report.costs.filter is None else \
         f"under a {report.costs.filter.title}"
+    strict = strict_line(record)
     return (
+        *((("strict", strict),) if strict else ()),
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
@@ -71,6 +74,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
               tuple((item.title, item.guide, item.text) for item in report.statement)),
         Table("Assumptions", ("Assumption", "Status", "How that is known"), _with_status(report.assumptions),
               "The guarantee is as good as what it rests on."),
+        *_basis(report),
         Table("Whom it protects from", ("Question", "Guide", "Answer"),
               (*((item.title, item.guide, item.text) for item in report.protection),
                ("Tier", "§5.2.1", report.tier.text))),
@@ -79,6 +83,19 @@ def tables(report: "Report") -> tuple[Table, ...]:
         Table("Declared facts", ("Fact", "Value"), declared, "Stated by whoever made the run; a ledger cannot know."),
         Table("The ledger", ("Fact", "Value"), _ledger_rows(report)),
         _odometer(report), _curve(report), _history(report),
+    )
+
+
+def _basis(report: "Report") -> tuple[Table, ...]:
+    """What the guarantee rests on, by how it is known, and where it was computed."""
+    rows = tuple((str(ground.kind), ground.title, ground.status, ground.text) for ground in report.basis)
+    missing = "" if report.record.basis else f" {NOT_RECORDED}"
+    return (
+        Table("What it rests on", ("Kind", "What", "Status", "How that is known"), rows,
+              "What the run recorded in the ledger, beside what is true of the library. Only a theorem holds; a check "
+              "was made on synthetic input, and an allowance is in the noise without a proof that it suffices."
+              f"{missing}"),
+        Table("Where it was computed", ("Fact", "Value"), environment_rows(report.record), "From the ledger."),
     )
 
 

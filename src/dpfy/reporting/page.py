@@ -41,10 +41,10 @@ th, td { text-align: left; vertical-align: top; padding: .45rem .9rem .45rem 0; 
   overflow-wrap: break-word; }
 thead th { color: var(--soft); font-weight: 600; font-size: .8rem; border-bottom-width: 2px; white-space: nowrap; }
 tbody th { font-weight: 600; min-width: 7rem; max-width: 16rem; }
-.status { white-space: nowrap; font-weight: 600; color: var(--soft); }
+.status { min-width: 8rem; font-weight: 600; color: var(--soft); }
 .holds { color: var(--good); }
 .does-not-hold { color: var(--bad); }
-.not-known { color: var(--warn); }
+.not-known, .allowed-for-not-proved { color: var(--warn); }
 footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .92em; }
 @media print {

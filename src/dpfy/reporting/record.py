@@ -34,6 +34,8 @@ class LedgerRecord:
     registered: Envelope
     reserved: Envelope
     interruptions: Envelope = ()  # what reserved steps were charged for searches that did not end by themselves
+    strict: bool = False
+    basis: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
@@ -47,7 +49,7 @@ class LedgerRecord:
             torn_bytes=ledger.torn_bytes, durable=ledger.durable, unit=header.unit, relation=header.relation,
             key_source=header.key_source, created=header.created, written_by=header.library, read_by=__version__,
             guard=header.guard, filter=header.filter, plan=header.plan, registered=header.envelope,
-            reserved=ledger.uses, interruptions=ledger.interruptions)
+            reserved=ledger.uses, interruptions=ledger.interruptions, strict=header.strict, basis=ledger.basis)
 
     @property
     def steps_registered(self) -> int:
@@ -105,6 +107,11 @@ class LedgerRecord:
         return tuple(dict.fromkeys(policy for policy, _ in self.kinds))
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that runs recorded."""
+        return tuple(dict.fromkeys(str(facts["engine"]) for facts in self.basis if "engine" in facts))
+
+    @property
     def exposures(self) -> tuple[str, ...]:
         """The recorded reasons of what was released without any guarantee."""
         return tuple(dict.fromkeys(run.event.reason for run in self.reserved if isinstance(run.event, NonPrivate)))
@@ -119,4 +126,5 @@ class LedgerRecord:
             "steps_registered": self.steps_registered, "steps_reserved": self.steps_reserved,
             "registered": [run.to_json() for run in self.registered],
             "reserved": [run.to_json() for run in self.reserved],
+            "strict": self.strict, "basis": list(self.basis),
         }

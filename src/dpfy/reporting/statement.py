@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter, supported
-from dpfy.accounting.filters import Additive
+from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter
+from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text
@@ -123,9 +123,8 @@ def _adjacency(record: LedgerRecord) -> str:
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
-    cited = [f"{METHOD_NAMES[row.method]}, {row.policy} sampling, {row.noise} noise: {row.reference}."
-             for row in supported() if row.relation == record.relation and (row.policy, row.noise) in record.kinds
-             and not (isinstance(costs.filter, Additive) and row.method != costs.filter.rules)]
+    rules = [f"{METHOD_NAMES[method]}, {policy} sampling, {noise} noise: {reference}."
+             for method, policy, noise, reference in cited(record, costs.filter)]
     rule, by = costs.filter, f"The claim is by {METHOD_NAMES[costs.headline.method]}. {_COMPOSITION}"
     if rule is not None:
         listed = by if isinstance(rule, DominatedBy) else ""
@@ -133,8 +132,8 @@ def _accounting(record: LedgerRecord, costs: Costs) -> str:
               "It covers every run that the filter would have admitted, steps chosen from outputs included, and "
               f"does not shrink when less of it is used. {listed}").rstrip()
     if record.search is not None and record.search.laws:
-        cited.append(RULE)
-    return " ".join((by, "Rules:", *cited))
+        rules.append(RULE)
+    return " ".join((by, "Rules:", *rules))
 
 
 def _tuning(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:

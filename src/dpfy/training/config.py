@@ -12,6 +12,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import Controller, named_schedule
 from dpfy.training.adaptive import importance_options, named_algorithm, named_noise, named_optimizer, plan_options
+from dpfy.training.strict import strict_engine
 from dpfy.types import Relation
 
 SCHEDULES = ("constant", "cosine", "linear")
@@ -95,6 +96,8 @@ class TrainConfig:
     early_stop: int = _option(0, "stop after so many evaluations on public data without improvement; 0 is off")
     checkpoint_every: int = _option(1, "epochs between checkpoints")
     engine: str = _option("auto", "how per-record gradients are computed: auto, bookkeeping, ghost, vmap or loop")
+    strict: bool = _option(False, "refuse whatever rests on an allowance instead of a proof: records are computed one "
+                           "by one (loop), and an anchor is needed")
     max_physical_batch: int | None = _option(None, "most records in memory at once; changes last bits only")
     num_workers: int = _option(0, "processes that load records")
     seed: int = _option(0, "of the initial weights; never of noise, sampling or dropout")
@@ -146,6 +149,15 @@ class TrainConfig:
         if self.clip_schedule:
             named_schedule(self.clip_schedule)
         self._check_importance()
+        if self.strict:
+            self._check_strict()
+
+    def _check_strict(self) -> None:
+        """Refuse settings that rest on an allowance; what depends on the data and the model is told when they bind."""
+        strict_engine(self.engine, sampling=self.sampling, workers=self.num_workers, anchored=self.anchor is not None)
+        if named_algorithm(self.algorithm)[0] != "dpsgd":
+            raise InvalidArgument(f"Expected algorithm='dpsgd' with strict, got {self.algorithm!r}: it compares "
+                                  "losses, of which last bits are allowed for.")
 
     def _check_importance(self) -> None:
         """Refuse settings that have no meaning, or no proof, with or without importance sampling."""

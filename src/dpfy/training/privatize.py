@@ -17,6 +17,7 @@ from dpfy.ledger import Header, Ledger
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.plan import Plan
+from dpfy.training.basis import how_declared
 from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import ENGINES
@@ -24,6 +25,7 @@ from dpfy.training.gate import trainable
 from dpfy.training.loaders import taken_from
 from dpfy.training.pieces import check_leaves
 from dpfy.training.run import Run, Streams
+from dpfy.training.strict import strict_engine
 from dpfy.training.units import records_by_unit
 from dpfy.types import Unit
 
@@ -33,7 +35,7 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
               engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
               example_input: Any = None, insecure_test_key: int | bytes | None = None,
               anchor: str | Path | None = None, block: int = 1, announce: bool = True, unit: Unit | str | None = None,
-              unit_of: Any = None, rows_per_user: int | None = None) -> Run:
+              unit_of: Any = None, rows_per_user: int | None = None, strict: bool = False) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
 
     ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling: it is not
@@ -49,6 +51,8 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     whose the rows are: a sequence with one id per row, or a function from a row's index to its id. A step draws users;
     each takes part with at most ``rows_per_user`` of its rows (16), drawn anew, and the mean of their losses.
     ``loss_fn`` still returns one loss per row.
+
+    ``strict`` refuses whatever rests on an allowance instead of a proof: docs/how-to/engines.md.
 
     In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
     rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
@@ -67,6 +71,11 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     records = records_by_unit(data, collate_fn, num_workers, plan.unit, unit_of, rows_per_user)
     if (declared := getattr(plan.sampling, "records", None)) is not None:
         require_declared(len(records), declared)
+    if strict:
+        engine = strict_engine(
+            engine, sampling=plan.sampling.tag, workers=num_workers, test_key=insecure_test_key is not None,
+            shape=how_declared(example_input, data, collate_fn), devices={p.device.type for p in parameters.values()},
+            anchored=ledger.anchored if isinstance(ledger, Ledger) else anchor is not None)
     ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records),
@@ -79,10 +88,10 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
                        training=ranks.own(SecureStream(insecure_test_key, purpose="training")))
     example = None if example_input is None else _declared(example_input)
     with ranks.together():
-        opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block) if ranks.first else None
+        opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict) if ranks.first else None
     try:
         run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example, ranks,
-                  max_physical_batch)
+                  max_physical_batch, strict)
     except BaseException:
         if opened is not None and opened is not ledger:
             opened.close()  # nobody else could
@@ -110,12 +119,12 @@ def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimi
 
 
 def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, anchor: str | Path | None,
-                 block: int) -> Ledger:
+                 block: int, strict: bool) -> Ledger:
     guard, rule = plan.guard(), plan.filter
     # Under a filter nothing but the filter is claimed, and a list of steps would not hold those chosen from outputs.
     header = Header(unit=plan.unit, relation=plan.relation, plan=plan.to_json(), key_source=key_source,
                     guard=guard.describe(), envelope=plan.envelope if rule is None else (),
-                    filter=None if rule is None else rule.to_json(), library=__version__)
+                    filter=None if rule is None else rule.to_json(), library=__version__, strict=strict)
     if isinstance(ledger, Ledger):
         if anchor is not None or block != 1:
             raise InvalidArgument("anchor= and block= belong to Ledger.open; this ledger is open already.")

@@ -33,6 +33,7 @@ from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.plan import Plan
 from dpfy.training.ambient import certified
+from dpfy.training.basis import record_basis
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records, visit, visit_loaded
@@ -92,8 +93,9 @@ class Run:
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
                  parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger | None,
                  streams: Streams, engine: str, example: Chunk | None, ranks: Ranks,
-                 max_physical_batch: int | None = None) -> None:
+                 max_physical_batch: int | None = None, strict: bool = False) -> None:
         self.plan = plan
+        self.strict = strict  # whether no release may rest on an allowance
         self.model = model
         self.optimizers = optimizers
         self.restored: dict[str, Any] = {}  # what ``save`` was given as ``extra``, after a resume
@@ -409,6 +411,7 @@ class Run:
             with self._ranks.together():
                 if probe is None or engine is None:
                     return None
+                record_basis(self, probe, engine)
                 name, at_once = json.loads(first)
                 chosen = engine if engine.name == name else probe.choose(name, isolating)
                 chosen.records_at_once = at_once

@@ -44,6 +44,9 @@ class _Search:
                                   "for choices and comparisons on other samples.")
         if run._ranks.size > 1:
             raise InvalidArgument("Searches over losses run in one process; this one is one of several.")
+        if run.strict:
+            raise InvalidArgument("A strict run compares no losses: that last bits of the others' losses hardly move "
+                                  "is an allowance. Take steps with run.backward, or leave strict=True out.")
         self._run, self._bound = run, _validate.positive("bound", bound)
         self._blocks = Blocks.planned(run.plan.expected_batch, run.largest_chunk)
 

@@ -170,7 +170,7 @@ class Trainer:
         config = self.config
         return {"engine": config.engine, "max_physical_batch": config.max_physical_batch,
                 "num_workers": config.num_workers, "anchor": config.anchor, "unit_of": self.data.owners,
-                "rows_per_user": config.rows_per_user}
+                "rows_per_user": config.rows_per_user, "strict": config.strict}
 
     def _make_plan(self) -> Plan:
         return self._uncalibrated().calibrate(

@@ -78,6 +78,9 @@ class TuneConfig:
         if self.base.algorithm != "dpsgd":
             raise InvalidArgument(f"Expected algorithm='dpsgd' in a search, got {self.base.algorithm!r}: its steps are "
                                   "chosen from outputs, and those of a trial are declared before it.")
+        if self.base.strict:
+            raise InvalidArgument("A search is not strict: nobody may see what its trials rest on. Leave strict out, "
+                                  "or train with settings that were not chosen on private data.")
         for name, each in self.space.settings.items():
             for value in each.corners:  # what no run takes is noticed before there is a ledger
                 self.base.with_flags({name: value})
