@@ -16,6 +16,7 @@ from dpfy.training.engines.bookkeeping.capture import Unit, observe
 from dpfy.training.engines.bookkeeping.contributions import Contribution, InBlocks, Kept, Outer, Rows, Tied
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured, outer_costs
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink
+from dpfy.training.kinds import require_python_modules
 from dpfy.training.probe import Probe
 from dpfy.training.tracing import refuses_tracing
 
@@ -72,6 +73,7 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
 
     Reference: Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023.
     """
+    require_python_modules(model)
     chunk = as_chunk(batch)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
