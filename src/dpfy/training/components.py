@@ -207,7 +207,7 @@ COMPONENTS = (
               _all(_is(nn.Embedding, nn.EmbeddingBag), lambda part: part.sparse)),
     Component("recurrent layer", FINE, "Its state starts anew with every record.",
               "Do not carry the state from one batch to the next. If you pack sequences, do it in the model, from "
-              "padded tensors and a field of lengths: lengths are read as numbers, so records are computed one at a time.",
+              "padded tensors and a field of lengths: these are read as numbers, so records are computed one by one.",
               _is(nn.RNNBase, nn.RNNCellBase)),
     Component("dropout", FINE, "Every record draws a mask of its own.", "", _is(nn.modules.dropout._DropoutNd)),
     Component("tied weights", FINE, "The norm of a record's gradient is taken over all uses of a weight together.",

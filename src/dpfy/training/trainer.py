@@ -259,8 +259,9 @@ class Trainer:
                 _tell(callbacks, "on_end")
             self._save(run)
         found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
+        share = None if self.contributing is None else self.contributing.mean
         return TrainingResult(self.folder, Interval(*found["spent"]), found["claim"], self._delta,
-                              tuple(self._evaluations), stopped_early, self.contributing and self.contributing.mean)
+                              tuple(self._evaluations), stopped_early, share)
 
     def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
         """Take the steps of the plan; return whether the public data said to stop before the last."""
