@@ -12,6 +12,7 @@ from torch.func import functional_call
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.training.chunk import Chunk
 from dpfy.training.losses import Losses, per_example, statistics_of
+from dpfy.training.uncompiled import uncompiled
 
 LossFn = Callable[..., Any]
 
@@ -123,7 +124,8 @@ class LossCall(nn.Module):
         observers: list[Any] = [module.observed for module in self.model.modules()
                                 if callable(getattr(module, "observed", None))]
         try:
-            returned = self._call(*arguments)
+            with uncompiled():
+                returned = self._call(*arguments)
         finally:
             observed = {name: rows for observe in observers for name, rows in observe().items()}
         if not observed:
