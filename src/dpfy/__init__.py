@@ -44,12 +44,18 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         clip_groups as clip_groups,
         clip_jointly as clip_jointly,
     )
-    from dpfy.mechanisms.query import NormsBelow as NormsBelow, SampleSize as SampleSize, Statistic as Statistic
+    from dpfy.mechanisms.query import (
+        Contributing as Contributing,
+        NormsBelow as NormsBelow,
+        SampleSize as SampleSize,
+        Statistic as Statistic,
+    )
     from dpfy.mechanisms.statistics import soft_accuracy as soft_accuracy
     from dpfy.plan import Plan as Plan, dpsgd as dpsgd
     from dpfy.training.callbacks import Callback as Callback
     from dpfy.training.checkpoint import resume as resume
     from dpfy.training.config import TrainConfig as TrainConfig
+    from dpfy.training.contributing import ContributingShare as ContributingShare
     from dpfy.training.explain import Explanation as Explanation, explain as explain
     from dpfy.training.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.training.losses import Losses as Losses
@@ -71,10 +77,11 @@ _HOMES = {
     "dpfy.ledger": ("Ledger",),
     "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "NormNoise", "QuantileClipping", "ValidationDecay"),
     "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
-    "dpfy.mechanisms.query": ("NormsBelow", "SampleSize", "Statistic"),
+    "dpfy.mechanisms.query": ("Contributing", "NormsBelow", "SampleSize", "Statistic"),
     "dpfy.mechanisms.statistics": ("soft_accuracy",),
     "dpfy.plan": ("Plan", "dpsgd"),
     "dpfy.training.checkpoint": ("resume",),
+    "dpfy.training.contributing": ("ContributingShare",),
     "dpfy.training.explain": ("Explanation", "explain"),
     "dpfy.training.fix": ("batchnorm_statistics", "fix"),
     "dpfy.training.losses": ("Losses",),

@@ -12,7 +12,7 @@ from dpfy.accounting.canonical import noise_multiplier
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact, SumQuery
 from dpfy.mechanisms.groups import clip_groups, clip_jointly, composed_multiplier
-from dpfy.mechanisms.query import ClippedSum, NormsBelow, Query, SampleSize, Statistic
+from dpfy.mechanisms.query import ClippedSum, Contributing, NormsBelow, Query, SampleSize, Statistic
 
 
 def network():
@@ -120,6 +120,7 @@ def test_a_calibrated_plan_with_statistics_stays_within_its_budget():
 
 @pytest.mark.parametrize("leaf", [
     ClippedSum(1.0, "a", ("x", "y"), (1.0, 2.0), 0.5), Statistic("s", 2.0, (3, 4), 5, 0.1), SampleSize(share=0.2),
+    Contributing(every=2),
     NormsBelow(thresholds=(0.5, 1.0, 2.0), of=("g", "g", "h")),
 ])
 def test_sums_survive_a_round_trip(leaf):
@@ -139,6 +140,8 @@ def test_sums_survive_a_round_trip(leaf):
     (lambda: Query.of([ClippedSum(1.0)], slots=4, least_sample=3.0), "no sample size"),
     (lambda: ClippedSum(1.0, "a", ("x",), (1.0, 2.0)), "one scale for each"),
     (lambda: SampleSize(bound=2.0), "bound 1"),
+    (lambda: Contributing(bound=0.5), "bound 1"),
+    (lambda: Query.of([ClippedSum(1.0)], [Contributing()], slots=4), "no statistics"),
     (lambda: clip_groups(network(), {"first": "0.*"}), "fits none of the patterns"),
     (lambda: clip_groups(network(), "layers"), "by"),
     (lambda: clip_groups(network(), bounds={"0": 1.0}), "0, 2"),

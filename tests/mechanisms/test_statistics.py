@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 import dpfy
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.query import ClippedSum, NormsBelow, Query, SampleSize, Statistic
+from dpfy.mechanisms.query import ClippedSum, Contributing, NormsBelow, Query, SampleSize, Statistic
 from dpfy.mechanisms.statistics import ROUNDING, bounded_sum, shared_rounding
 
 LAST_BITS = 15 * 2.0**-23
@@ -45,6 +45,27 @@ def test_the_mean_is_the_share_of_norms_below_less_one_half():
     shares = below(quantiles.exp().tolist(), thresholds).mean(0) + 0.5
     expected = torch.distributions.Normal(0, 1).cdf(torch.tensor(thresholds).double().log())
     assert float((shares - expected).abs().max()) < 0.0025
+
+
+def contributes(*norms):
+    """What a record adds whose gradients have these norms, one for each group."""
+    squares = torch.tensor([norms], dtype=torch.float64).square()
+    return float(bounded_sum(Contributing(), {}, squares, ["g"] * len(norms), 1.0))
+
+
+@pytest.mark.parametrize(("norms", "adds"), [
+    ((0.0,), 1), ((1.0,), 1), ((1e-300, 1e16), 1), ((2.0**58,), 0.5), ((2.0**60,), 0), ((1e200,), 0),
+    ((math.nan,), 0), ((math.inf,), 0), ((1.0, math.nan), 0), ((math.inf, 0.0), 0), ((math.nan, 1.0, 1.0), 0)])
+def test_a_record_contributes_if_all_of_its_gradients_are_finite(norms, adds):
+    """Were the first group asked alone, or NaN taken for small, the fourth and later rows would count."""
+    assert contributes(*norms) == adds
+
+
+@settings(max_examples=300, deadline=None)
+@given(octave=st.floats(50, 66), moved=NEAR_ONE, other=st.floats(0, 2.0**60))
+def test_the_last_bits_of_a_norm_move_who_contributes_by_no_more_than_is_charged(octave, moved, other):
+    """``isfinite`` would turn all records round at once where gradients overflow: by one bound each."""
+    assert abs(contributes(2.0**octave, other) - contributes(2.0**octave * moved, other * moved)) <= 2.0**-20
 
 
 @settings(max_examples=300, deadline=None)
@@ -92,6 +113,8 @@ def test_what_companions_move_is_charged_for_every_sum_by_its_share():
     assert shared_rounding(query, 1, 1e-6) == pytest.approx(first)
     assert shared_rounding(query, 2, 1e-6) == pytest.approx(second)
     assert shared_rounding(Query.of([ClippedSum(1.0)]), 1, 1e-6) == 1e-6
+    counted = Query.of([ClippedSum(1.0)], [Contributing(share=0.1)])
+    assert shared_rounding(counted, 1, 1e-6) == pytest.approx(math.sqrt(0.9 * 1e-12 + 0.1 * 2.0**-40))
 
 
 def test_rows_that_are_not_finite_missing_or_of_another_shape_add_nothing():

@@ -53,6 +53,26 @@ def test_what_the_probe_refuses_is_told(made, fields, reason):
     assert not found.trainable and re.search(reason, found.probed.reason)
 
 
+class Frames(nn.Module):
+    """Log-probabilities of four letters, as CTC takes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.letters(x).log_softmax(-1).transpose(0, 1)
+
+
+def test_what_types_and_shapes_cannot_make_up_is_said_with_the_way_out():
+    """Made-up lengths are 0 and 1, for which no target fits; a batch of one's own is judged."""
+    model, criterion = Frames(), nn.CTCLoss(reduction="none")
+    found = check((model, criterion), [("float32", (12, 5)), ("int64", (4,)), ("int64", ()), ("int64", ())])
+    assert "lengths that leave room" in found.probed.reason and "dpfy.explain(model, batch" in found.probed.reason
+    batch = torch.randn(3, 12, 5), torch.randint(1, 4, (3, 4)), torch.full((3,), 12), torch.tensor([1, 2, 4])
+    assert dpfy.explain(model, batch, lambda x, *rest: criterion(model(x), *rest)).engine == "bookkeeping"
+
+
 def test_several_optimizers_and_json():
     model = net()
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.LBFGS(model[2].parameters())]

@@ -84,6 +84,12 @@ def attribute(value):
     return model
 
 
+def scripted(how, *given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: TorchScript has had its day
+        return how(*given)
+
+
 class KFAC(torch.optim.SGD):
     pass
 
@@ -116,6 +122,9 @@ EXAMPLES = {
     "dropout": [lambda: net(nn.Dropout()), lambda: net(nn.AlphaDropout())],
     "tied weights": [tied],
     "compiled module": [lambda: torch.compile(net(), backend="eager"), compiled_in_place],
+    "compiled function": [lambda: (net(), torch.compile(nn.functional.l1_loss, backend="eager"))],
+    "TorchScript": [lambda: scripted(torch.jit.script, net()),
+                    lambda: net(scripted(torch.jit.trace, nn.Linear(3, 2), torch.ones(1, 3)))],
     "wrapper for several devices": [lambda: nn.DataParallel(net()),
                                     lambda: net(fake("FullyShardedDataParallel", nn.Module))],
     "backward hooks": [hooked],

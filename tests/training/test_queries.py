@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dpfy
 from dpfy.errors import BudgetExhausted, DataError, InvalidArgument, IsolationError, LossError
 from dpfy.mechanisms.groups import clip_groups, clip_jointly
-from dpfy.mechanisms.query import ClippedSum, NormsBelow, Query, SampleSize, Statistic
+from dpfy.mechanisms.query import ClippedSum, Contributing, NormsBelow, Query, SampleSize, Statistic
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES
 from dpfy.training.pieces import Pieces
@@ -47,6 +47,7 @@ QUERIES = {
     "with statistics": lambda model: Query.of(per_layer(model, clip=0.7), [
         Statistic("rows", bound=0.3, shape=(2 * WIDTH,), share=0.2), SampleSize(share=0.05),
         NormsBelow(thresholds=(0.5, 1.0, 2.0), of=("one", "two", "two"), share=0.1)]),
+    "contributing": lambda model: Query.of(per_layer(model, clip=0.7), [Contributing(share=0.05)]),
 }
 
 
@@ -125,7 +126,7 @@ def test_statistics_are_released_in_their_own_units():
     assert found.statistics["norms below"].tolist() == pytest.approx([small - 0.5, 0.5])
 
 
-@pytest.mark.parametrize("kind", ["joint", "own bounds and noise", "with statistics"])
+@pytest.mark.parametrize("kind", ["joint", "own bounds and noise", "with statistics", "contributing"])
 def test_each_sum_has_the_noise_that_it_declares(kind):
     """|Σ(x/σ)²/d − 1| < 6·√(2/d): a false alarm below 1e-8 for d = 6000, and no power is lost at 2/3 or 3/2."""
     rounds, z = 2000, 1.5

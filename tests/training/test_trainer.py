@@ -227,7 +227,7 @@ def test_noise_that_follows_public_accuracy_ends_the_run_with_the_budget_and_sur
     resumed = trainer(tmp_path, [listener], **settings)
     result = resumed.resume()
     ledger = dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl")
-    first = resumed.plan.noise_multiplier
+    first = resumed.plan.event.queries[0].stddev
     noises = [run.event.queries[0].stddev / first for run in ledger.uses]
     assert noises[:2] == [1.0, 0.5] and noises == [0.5**place for place in range(len(noises))]
     assert ledger.count == result.evaluations[-1].step < resumed.plan.steps == 40

@@ -59,7 +59,7 @@ def test_private_batchnorm_releases_its_statistics_and_learns_them(tmp_path):
     assert bool((layer.running_mean != 0).all()) and result.spent.upper <= 3.0
     event = dpfy.Ledger.read(result.folder / "ledger.dpl").uses[0].event
     assert isinstance(event, Sampled)
-    assert [query.name for query in event.queries] == ["gradient", "accuracy", "loss", "batchnorm 1"]
+    assert [query.name for query in event.queries] == ["gradient", "accuracy", "loss", "batchnorm 1", "contributing"]
 
 
 def test_public_batchnorm_has_the_statistics_of_public_records_and_the_report_says_so(tmp_path):

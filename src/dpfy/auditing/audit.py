@@ -31,6 +31,7 @@ from dpfy.auditing.membership import as_trials
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.mechanisms.query import Contributing
 from dpfy.plan import Plan
 from dpfy.reporting.basis import grounds
 from dpfy.reporting.record import LedgerRecord
@@ -194,7 +195,7 @@ def _check_settings(trainer: Trainer, kind: str) -> None:
     if trainer.config.algorithm != "dpsgd":
         raise InvalidArgument(f"Expected algorithm='dpsgd' in an audit, got {trainer.config.algorithm!r}: canaries are "
                               "watched in the gradients of ordinary steps, and this one compares losses too.")
-    if trainer._statistics() or trainer.data.owners is not None:
+    if any(not isinstance(each, Contributing) for each in trainer._statistics()) or trainer.data.owners is not None:
         raise InvalidArgument("An audit plants records and watches gradients. Leave private_metrics, private BatchNorm "
                               "and users out of its settings.")
     if kind == "gradient" and trainer.config.groups != "flat":

@@ -110,6 +110,27 @@ class SampleSize(Statistic, tag="sample_size"):
 
 
 @dataclass(frozen=True)
+class Contributing(Statistic, tag="contributing"):
+    """The share of records that contributed: they were loaded and collated, and every gradient of theirs was finite.
+
+    A record adds 1, and 0 if the norm of any of its gradients is not finite; one that cannot be loaded or makes the
+    loss raise adds nothing. So that last bits cannot turn many records round at once, a norm counts in full up to 2⁵⁶
+    and less and less up to 2⁶⁰. What is released is the noisy count over the plan's divisor, the expected batch size:
+    :class:`dpfy.ContributingShare` says when it is too low to be chance. The share of 0.01 makes the gradient's noise
+    larger by half a percent.
+
+    *Formal guarantee*: one record moves the count by at most 1. Proof: docs/proofs/queries.md.
+    """
+
+    name: str = "contributing"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shape or self.bound != 1:
+            raise InvalidArgument("A record contributes once: the number of those that do has bound 1 and no shape.")
+
+
+@dataclass(frozen=True)
 class NormsBelow(Statistic, tag="norms_below"):
     """For each threshold, the share of records whose gradient norm is at most that, less one half.
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.query import ClippedNorms, NormsBelow, Query, SampleSize, Statistic, SumNorm
+from dpfy.mechanisms.query import ClippedNorms, Contributing, NormsBelow, Query, SampleSize, Statistic, SumNorm
 
 ROUNDING = 2.0**-15
 """By how many bounds one record more may move each other's row of a statistic: docs/proofs/queries.md."""
+_FINITE = (56, 60)  # norms of at most 2^56 count as finite, from 2^60 on they do not
 _RAMP = 2.0**-3  # of a threshold, or of the largest score: the width over which a record comes to count
 
 
@@ -32,12 +33,20 @@ def bounded_sum(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: 
 def shared_rounding(query: Query, step: int, gradients: float) -> float:
     """Return by how much one record more may move what each other adds in a step, in units of the query's reach.
 
-    ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by ``ROUNDING`` bounds.
+    ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by ``ROUNDING`` bounds,
+    and the count of those that contribute by 2⁻²⁰.
     """
-    statistics, reach = math.fsum(each.share for each in query.due(step)), query.reach(step)
-    if not statistics:
+    due, reach = query.due(step), query.reach(step)
+    if not due:
         return gradients
-    return math.hypot(gradients * math.sqrt(reach**2 - statistics), ROUNDING * math.sqrt(statistics)) / reach
+    of_gradients = reach**2 - math.fsum(each.share for each in due)
+    return math.hypot(gradients * math.sqrt(of_gradients),
+                      *(_rounding(each) * math.sqrt(each.share) for each in due)) / reach
+
+
+def _rounding(statistic: Statistic) -> float:
+    """By how many bounds one record more may move each other's row of this statistic."""
+    return 2.0**-20 if isinstance(statistic, Contributing) else ROUNDING
 
 
 def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -70,6 +79,8 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
     match statistic:
         case SampleSize():
             return torch.ones(len(norms), dtype=torch.float64, device=norms.device)
+        case Contributing():
+            return _finite(norms)
         case NormsBelow():
             compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)  # a NaN is not below anything
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
@@ -81,6 +92,13 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
             compared = _compared(norms, leaves, statistic.of)
             return torch.where(compared.isfinite(), (compared / limits).clamp(max=1.0), 0.0)
     return stats.get(statistic.name)
+
+
+def _finite(norms: torch.Tensor) -> torch.Tensor:
+    """Return 1 for each record whose gradients all have finite norms, 0 for others, and a part of 1 in between."""
+    low, high = _FINITE
+    largest = norms.nan_to_num(nan=math.inf).amax(1)
+    return ((high - largest.log2() / 2) / (high - low)).clamp(0.0, 1.0)
 
 
 def _compared(norms: torch.Tensor, leaves: Sequence[str], of: Sequence[str]) -> torch.Tensor:

@@ -45,6 +45,9 @@ class Callback:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """The model was evaluated on public data."""
 
+    def on_notice(self, text: str) -> None:
+        """Released values show that something is wrong with the run; the trainer prints the text too."""
+
     def on_end(self) -> None:
         """The run ended, early or not."""
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dpfy.training.expected import Expected
 
 _RECORDS = 4
+_OWN_EXAMPLE = ("Here records are made up from types and shapes alone; dpfy.explain(model, batch, loss_fn) judges the "
+                "same on a batch of your own.")
 
 Fields = Sequence[tuple[str, tuple[int, ...]]]
 """The type and shape of each field of one record."""
@@ -124,7 +126,8 @@ def _probed(parts: Parts, fields: Fields) -> Probed:
         found = explain(model, batch, loss)
         compared = parity(model, batch, loss)
     except Exception as error:  # of the user's own code, on made-up input: the text quotes no record
-        return Probed(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Probed(False, f"{reason} {_OWN_EXAMPLE}" if "example_input" in reason else reason)
     return Probed(True, ENGINES[found.engine].isolation, found, compared, tuple(dict(model.named_buffers())))
 
 
@@ -145,6 +148,8 @@ def made_up(fields: Fields) -> tuple[Any, ...]:
 
 def of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
     """Return a loss as a function of the fields: a criterion compares the model's output with the last one."""
+    if isinstance(loss, nn.CTCLoss):  # the last fields are targets, input lengths and target lengths
+        return lambda *fields: loss(model(*fields[:-3]), *fields[-3:])
     if isinstance(loss, nn.Module):
         return lambda *fields: loss(model(*fields[:-1]), fields[-1])
     if "reduction" in inspect.signature(loss).parameters:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 _PLAIN = (str, bytes, bool, int, float)
 
@@ -34,7 +35,8 @@ class Chunk:
     @classmethod
     def of(cls, collated: Any, size: int) -> "Chunk":
         """Wrap what a collate function returned: a tuple or list is positional, anything else is one argument."""
-        fields = collated if isinstance(collated, list | tuple) and not _is_column(collated, size) else (collated,)
+        positional = isinstance(collated, list | tuple) and not isinstance(collated, PackedSequence)
+        fields = collated if positional and not _is_column(collated, size) else (collated,)
         return cls(tuple(_normalised(field, size) for field in fields), size)
 
     @classmethod
@@ -103,6 +105,9 @@ def _normalised(value: Any, size: int) -> Any:
     """Return a field in the structures above, or refuse it by its type."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, PackedSequence):
+        raise UnsupportedField("a PackedSequence, whose rows belong to several records; pad to a public length, give "
+                               "the lengths as a field, and let the model pack them")
     if isinstance(value, torch.Tensor):
         if not value.ndim or len(value) != size:
             rows = f"{len(value)} rows" if value.ndim else "no rows"

@@ -137,11 +137,16 @@ def _own_parameters(test: Predicate) -> Predicate:
 
 def _is_pruned(part: Any) -> bool:
     return isinstance(part, nn.Module) and any(
-        f"{name.removesuffix('_orig')}_mask" in part._buffers for name in part._parameters if name.endswith("_orig"))
+        hasattr(part, f"{name.removesuffix('_orig')}_mask")
+        for name, _ in part.named_parameters(recurse=False) if name.endswith("_orig"))
 
 
 def _is_compiled(part: Any) -> bool:
     return isinstance(part, nn.Module) and (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None)
+
+
+def _is_compiled_function(part: Any) -> bool:
+    return not isinstance(part, nn.Module) and "_torchdynamo_orig_callable" in getattr(part, "__dict__", {})
 
 
 def _ties_weights(part: Any) -> bool:
@@ -201,13 +206,22 @@ COMPONENTS = (
               "sparse=True saves no memory here, and the optimizer must take dense gradients.",
               _all(_is(nn.Embedding, nn.EmbeddingBag), lambda part: part.sparse)),
     Component("recurrent layer", FINE, "Its state starts anew with every record.",
-              "Do not carry the state from one batch to the next.", _is(nn.RNNBase, nn.RNNCellBase)),
+              "Do not carry the state from one batch to the next. If you pack sequences, do it in the model, from "
+              "padded tensors and a field of lengths: these are read as numbers, so records are computed one by one.",
+              _is(nn.RNNBase, nn.RNNCellBase)),
     Component("dropout", FINE, "Every record draws a mask of its own.", "", _is(nn.modules.dropout._DropoutNd)),
     Component("tied weights", FINE, "The norm of a record's gradient is taken over all uses of a weight together.",
               "", _ties_weights, whole=True),
     # Around the model
     Component("compiled module", CHANGE, "Compiled code drops the parameters that are put in for each record.",
               "Pass the module that was compiled.", _is_compiled),
+    Component("compiled function", FINE,
+              "It is run as the Python function that was compiled: gradients of single records need hooks, which "
+              "compiled code is made anew for at every size of a batch.", "Leave torch.compile out.",
+              _is_compiled_function),
+    Component("TorchScript", CHANGE, "Neither hooks nor the parameters of single records reach into it.",
+              "Pass the Python module that was scripted or traced; scripting the trained model costs no privacy.",
+              _is(torch.jit.ScriptModule)),
     Component("wrapper for several devices", CHANGE, "It averages raw gradients over the processes.",
               "Pass the module inside (.module); in a process group the run divides the work itself.",
               _derives_from("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")),
@@ -215,7 +229,7 @@ COMPONENTS = (
               "Remove them.", lambda part: isinstance(part, nn.Module) and bool(
                   part._backward_hooks or part._backward_pre_hooks)),
     Component("lazy layer", CHANGE, "Its parameters have no shape yet.",
-              "Run a made-up batch through the model before you make the optimizer.",
+              "Run one made-up batch through the model first: model(example).",
               _own_parameters(nn.parameter.is_lazy)),
     Component("complex parameters", CHANGE, "Norms and noise are those of real numbers.",
               "Hold real and imaginary parts as two real parameters.", _own_parameters(lambda p: p.dtype.is_complex)),
@@ -252,7 +266,9 @@ COMPONENTS = (
     Component("loss of one record", FINE, "Each record has a loss of its own.", "",
               _all(_TORCH_LOSS, _except(_any(_REDUCED, _PAIRS, _is(nn.CTCLoss))))),
     Component("connectionist temporal classification", FINE, "Each sequence has a loss of its own.",
-              "Pad sequences and targets to a public length, and let their lengths be fields of the record.",
+              "Pad sequences and targets to a public length, and let their lengths be fields of the record: "
+              "loss_fn(x, targets, input_lengths, target_lengths). Pass example_input= with lengths that leave room "
+              "for the targets. A record whose target does not fit has an infinite loss and is left out.",
               _is(nn.CTCLoss)),
     Component("loss of pairs or triplets", DEPENDS, "The gradient of a pair depends on all of its members.",
               "Let one record of the data set be a whole pair or triplet, assigned beforehand: the guarantee is then "

@@ -83,6 +83,9 @@ class TrainConfig:
     algorithm: str = _option("dpsgd", "dpsgd, or how long steps are by private comparisons of losses, under a filter: "
                              "noisy_max (noisy_max:SHARE, with sampling full), line_search (line_search:SHARE)")
     private_metrics: bool = _option(False, "release accuracy and loss on the private sample, with noise, at every step")
+    contributing: bool = _option(True, "release how many records contributed (loaded, with a finite gradient), with "
+                                 "noise, for half a percent more noise in the gradient, and say so if hardly any do; "
+                                 "left out with importance sampling and in searches")
     optimizer: str = _option("sgd", "sgd, adam, adam_bc (without the bias of noise; adam_bc:FLOOR) or adadp (finds its "
                              "learning rate; adadp:TOLERANCE)")
     learning_rate: float | None = _option(None, "the step size")

@@ -16,8 +16,10 @@ from dpfy.training.engines.bookkeeping.capture import Unit, observe
 from dpfy.training.engines.bookkeeping.contributions import Contribution, InBlocks, Kept, Outer, Rows, Tied
 from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_measured, outer_costs
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink
+from dpfy.training.kinds import require_python_modules
 from dpfy.training.probe import Probe
 from dpfy.training.tracing import refuses_tracing
+from dpfy.training.uncompiled import uncompiled
 
 _FEW_RECORDS = 8  # in a chunk: too few for the hardware to be busy
 _HEADINGS = ("layer", "kind", "input", "way", "extra work", "numbers kept")
@@ -72,6 +74,7 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
 
     Reference: Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023.
     """
+    require_python_modules(model)
     chunk = as_chunk(batch)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
@@ -158,7 +161,7 @@ def _numbers(part: Contribution) -> int:
 def _layers(engine: BookkeepingEngine | GhostEngine, loss_fn: LossFn, chunk: Chunk) -> list[LayerCost]:
     """Return a row for every unit, and one for every parameter that is used outside of them."""
     units = engine.units or []
-    with torch.no_grad():
+    with torch.no_grad(), uncompiled():
         seen = observe({unit.name: unit.module for unit in units}, lambda: loss_fn(*chunk.arguments))
     noting = _Noting(cheapest_measured if isinstance(engine, GhostEngine) else cheapest_kept, chunk.size)
     engine._pass(loss_fn, chunk, noting)

@@ -22,6 +22,7 @@ from dpfy.training.chunk import Chunk, UnsupportedField
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import ENGINES
 from dpfy.training.gate import trainable
+from dpfy.training.kinds import require_python_modules
 from dpfy.training.loaders import taken_from
 from dpfy.training.pieces import check_leaves
 from dpfy.training.run import Run, Streams
@@ -149,6 +150,7 @@ def _declared(example_input: Any) -> Chunk:
 
 
 def _check_model(model: nn.Module) -> None:
+    require_python_modules(model)
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise InvalidArgument(f"{type(module).__name__} averages raw gradients. Pass the module inside (its "

@@ -107,11 +107,12 @@ class Probe:
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
         except Exception as error:
             raise LossError(f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: {error}). "
-                            "If valid input has to look otherwise (labels, token ids), pass example_input= a collated "
-                            "batch of made-up but valid examples.") from None
+                            "If valid input has to look otherwise (labels, token ids, lengths of sequences), pass "
+                            "example_input= a collated batch of made-up but valid examples.") from None
         shown = shown_of_each(returned, chunk.size)
         if not bool(shown[:, 0].isfinite().all()):
-            raise LossError("The loss is not finite on synthetic input, so the model cannot be judged. Pass "
+            raise LossError("The loss is not finite on synthetic input, so the model cannot be judged. If valid input "
+                            "has to look otherwise (for CTC, lengths that leave room for the targets), pass "
                             "example_input= a collated batch of made-up but valid examples.")
         self._check_statistics(statistics_of(returned))
         return shown

@@ -20,7 +20,7 @@ from dpfy.importance import dpis
 from dpfy.ledger import Ledger
 from dpfy.mechanisms.controllers import ValidationDecay
 from dpfy.mechanisms.groups import clip_automatically, clip_groups
-from dpfy.mechanisms.query import Statistic
+from dpfy.mechanisms.query import Contributing, Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.models.batchnorm import PrivateBatchNorm
 from dpfy.plan import Plan, dpsgd
@@ -29,6 +29,7 @@ from dpfy.training.adaptive import importance_options, named_algorithm, named_cl
 from dpfy.training.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.training.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.training.config import TrainConfig
+from dpfy.training.contributing import ContributingShare
 from dpfy.training.distributed import Ranks, joined
 from dpfy.training.fix import batchnorm_statistics
 from dpfy.training.losses import Losses
@@ -57,6 +58,7 @@ class TrainingResult:
     """What a training run left behind; all of it is released or public.
 
     ``claim`` is the ε one may claim at ``delta``: that of the whole plan where the run stopped early after looking.
+    ``contributing`` is the mean of the noisy shares of records that contributed, if they were released.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class TrainingResult:
     delta: float
     evaluations: tuple[Evaluation, ...]
     stopped_early: bool
+    contributing: float | None = None
 
 
 class Trainer:
@@ -95,6 +98,8 @@ class Trainer:
         self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
+        counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
+        self.contributing = ContributingShare(self.plan) if counted else None
 
     def fit(self) -> TrainingResult:
         """Train from the beginning and write everything to a new folder."""
@@ -209,13 +214,19 @@ class Trainer:
                                          config.norm_sum))
 
     def _statistics(self) -> list[Statistic]:
-        """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need."""
+        """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need.
+
+        The share of records that contributed is released too, unless records are drawn by their norms: of those that
+        are proposed and not accepted nobody would know.
+        """
         metrics = _METRICS if self.config.private_metrics else ()
         needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
-        return [*metrics, *(batchnorm_statistics(self.model) if needed else ())]
+        counted = self.config.contributing and self.config.sampling != "importance"
+        return [*metrics, *(batchnorm_statistics(self.model) if needed else ()), *([Contributing()] if counted else ())]
 
     def _stateful(self) -> dict[str, Any]:
-        return {"scheduler": self.scheduler} | ({"average": self.average} if self.average is not None else {})
+        found = {"scheduler": self.scheduler, "average": self.average, "contributing": self.contributing}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def _delta(self) -> float:
@@ -248,8 +259,9 @@ class Trainer:
                 _tell(callbacks, "on_end")
             self._save(run)
         found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
+        share = None if self.contributing is None else self.contributing.mean
         return TrainingResult(self.folder, Interval(*found["spent"]), found["claim"], self._delta,
-                              tuple(self._evaluations), stopped_early)
+                              tuple(self._evaluations), stopped_early, share)
 
     def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
         """Take the steps of the plan; return whether the public data said to stop before the last."""
@@ -264,13 +276,22 @@ class Trainer:
             evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or last
             if ranks.first and (evaluates or step % between == 0):
                 epsilon = run.spent(self._delta).upper
-            metrics = {name: float(value) for name, value in released.statistics.items() if not value.ndim}
+            self._notice(released, callbacks)
+            metrics = {name: float(value) for name, value in released.statistics.items()
+                       if not value.ndim and name != Contributing.name}  # which is spoken of if it is low
             _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
             if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
                 return True
             if step % (self.config.checkpoint_every * per_epoch) == 0:
                 self._save(run)
         return False
+
+    def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
+        """Say it, once, if hardly any records contribute: that was released and paid for."""
+        text = None if self.contributing is None else self.contributing.observe(released)
+        if text is not None and Ranks.present().first:
+            sys.stdout.write(f"{text}\n")
+            _tell(callbacks, "on_notice", text)
 
     def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
         """Train, and yield what each step released and how long it was."""
@@ -351,6 +372,7 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
 
     with joined() as ranks:
         values = json.loads(ranks.from_first(settings))
+        values.setdefault("contributing", False)  # a run of an older version has released nothing of the kind
         config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
         return Trainer(config, callbacks=callbacks).resume()
 

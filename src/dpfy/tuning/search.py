@@ -152,7 +152,8 @@ class _Search:
 
     def __post_init__(self) -> None:
         base = self.config.base
-        changes: dict[str, Any] = {"epsilon": self.config.epsilon, "anchor": None,
+        # Trials are silent, so none of them pays for what would have to be said aloud.
+        changes: dict[str, Any] = {"epsilon": self.config.epsilon, "anchor": None, "contributing": False,
                                    "private_metrics": base.private_metrics or self.config.score == "private"}
         self.draft = Trial(replace(base, **changes), self.objects)
         if base.delta == "auto":  # settled here: a trial that said so again would be a trial that is heard

@@ -13,6 +13,7 @@ from dpfy.mechanisms.clipping import Clipping
 from dpfy.training.ambient import users_code
 from dpfy.training.chunk import Chunk
 from dpfy.training.losses import Losses, per_example, statistics_of
+from dpfy.training.uncompiled import uncompiled
 
 LossFn = Callable[..., Any]
 
@@ -125,7 +126,7 @@ class LossCall(nn.Module):
         observers: list[Any] = [module.observed for module in self.model.modules()
                                 if callable(getattr(module, "observed", None))]
         try:
-            with users_code():
+            with users_code(), uncompiled():
                 returned = self._call(*arguments)
         finally:
             observed = {name: rows for observe in observers for name, rows in observe().items()}
