@@ -75,6 +75,11 @@ class Streams:
     sampling: SecureStream
     training: SecureStream
 
+    def refresh(self) -> None:
+        """Give each a new key before a release draws from it: a restored copy of the machine has the old ones."""
+        for stream in (self.noise, self.sampling, self.training):
+            stream.refresh()
+
 
 class Run:
     """The steps of a plan. Iterate over it, call :meth:`backward` for every batch, then ``opt.step()``.
@@ -192,6 +197,7 @@ class Run:
     def release(self, loss_fn: LossFn, batch: Batch) -> Released:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
         self._check_ready(batch)
+        self._streams.refresh()
         step = self._taken + 1  # a batch that nobody released is no step
         if due_before(self, step):
             release_norms(self, loss_fn, step)

@@ -131,6 +131,7 @@ class _Losses:
 
     def __init__(self, run: Run, loss_fn: LossFn, bound: float, blocks: Blocks, event: Sampled) -> None:
         self._run, self._bound = run, bound
+        run._streams.refresh()
         run.ledger.reserve(event, note={"loss bound": bound})
         with secluded(run._streams.training):
             engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
