@@ -263,7 +263,7 @@ def test_a_group_that_is_clipped_by_itself_has_its_own_bound_and_gamma():
 
 
 def test_scales_divide_norms_by_their_squares():
-    """The line that no test pinned: with α for α², a scale of a tenth would let ten bounds through."""
+    """The line that no test pinned: with α for α², a scale of a tenth would let √10 bounds through."""
     clipping = Clipping(ClipEach((1.0,)), GRID, (0, 0), scales=(0.1, 10.0), units=(0.1, 10.0))
     (norms,) = clipping.norms([torch.tensor([9.0]), torch.tensor([1600.0])]).tolist()
     assert norms == pytest.approx([9 / 0.01 + 1600 / 100])

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from clipping_forms import FORMS, NUMBERS, SIZES, Layers
+from recipes import Descent
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -17,6 +18,7 @@ from dpfy.mechanisms.query import LEAST, MOST, ClippedSum, NormalisedSum, Query,
 from dpfy.training.chunk import Chunk
 from dpfy.training.engines import ENGINES, WRITING
 from dpfy.training.pieces import Pieces
+from dpfy.training.searches import FirstDecrease, LeastLoss
 
 
 def released(clip, engine, rows, dtype=torch.float32, **options):
@@ -154,6 +156,13 @@ def test_what_is_beyond_the_limits_is_refused(make, value):
 def test_the_arithmetic_itself_refuses_them(make):
     with pytest.raises(InvalidArgument):
         make()
+
+
+@pytest.mark.parametrize("search", [LeastLoss, FirstDecrease])
+def test_losses_have_the_same_limits(search):
+    """Steps per bound would be infinite, and a loss of zero, which is no number of them, end the run."""
+    with pytest.raises(InvalidArgument, match="bound"):
+        search(Descent().run, 1e-310, 0.5)
 
 
 def test_what_controllers_choose_stays_within_the_limits():

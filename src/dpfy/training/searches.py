@@ -19,6 +19,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Poisson, Sampled
 from dpfy.mechanisms.controllers.directed import Directed
 from dpfy.mechanisms.one_shot import ExponentialMechanism, Mechanism, SparseVector
+from dpfy.mechanisms.query import LEAST, MOST
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.training.blocks import Blocks
 from dpfy.training.chunk import Chunk
@@ -44,7 +45,7 @@ class _Search:
                                   "for choices and comparisons on other samples.")
         if run._ranks.size > 1:
             raise InvalidArgument("Searches over losses run in one process; this one is one of several.")
-        self._run, self._bound = run, _validate.positive("bound", bound)
+        self._run, self._bound = run, _validate.real("bound", bound, LEAST, MOST)
         self._blocks = Blocks.planned(run.plan.expected_batch, run.largest_chunk)
 
     @property
