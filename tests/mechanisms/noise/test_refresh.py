@@ -1,5 +1,6 @@
 """A machine that was restored from a snapshot, perhaps twice: its copies have one key until they draw fresh ones."""
 
+import hashlib
 import os
 import threading
 import time
@@ -95,6 +96,23 @@ def test_a_child_that_was_forked_during_a_refresh_does_not_wait_for_it():
     stream = SecureStream()
     with stream._lock:
         assert len(in_child(lambda: (stream.refresh(), stream.words(4))[1].tobytes())) == 32
+
+
+def test_no_thread_of_a_child_draws_from_the_parent_s_key_while_another_replaces_it(monkeypatch):
+    stream, parent = (SecureStream(insecure_test_key=5) for _ in range(2))
+    stream._process = (0, 0)  # as in a forked child
+    drawn, second, sha256 = [], threading.Thread(target=lambda: drawn.append(stream.words(4))), hashlib.sha256
+
+    def interrupted(data):
+        if second.ident is None:
+            second.start()
+            second.join(0.1)  # which it survives if it waits for the new key
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", interrupted)
+    drawn.append(stream.words(4))
+    second.join()
+    assert not set(parent.words(8)) & {*drawn[0], *drawn[1]}
 
 
 def test_threads_that_draw_while_others_refresh_share_no_word():
