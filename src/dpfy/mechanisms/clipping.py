@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from dpfy import _validate
 from dpfy.mechanisms.controllers import Coordinates
+from dpfy.mechanisms.query import LEAST, MOST
 
 Weigh = Callable[[torch.Tensor], torch.Tensor]
 """From squared norms [records, groups] to weights [records, groups], one record at a time."""
@@ -29,6 +31,12 @@ class Clipping:
     scales: tuple[float, ...] = ()
     units: tuple[float, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
+
+    def __post_init__(self) -> None:
+        for scale in self.scales:
+            _validate.real("scale", scale, LEAST, MOST)
+        for unit in self.units:  # scale·bound over the root of a share: from nearly LEAST² on, and shares may be tiny
+            _validate.real("unit", unit, 1e-61, 1e300)
 
     def transformed(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return the gradients [records, …] of every parameter in the coordinates in which they are bounded.
@@ -72,7 +80,7 @@ class ClipEach:
     """Scales each group of a record down to its own bound, whatever the other groups are.
 
     A group whose one of ``gammas`` is above zero is normalised instead, up as well as down: its weight is
-    bound/(norm + gamma), and its norm stays below the bound.
+    bound/(norm + gamma), and its norm stays below the bound. All weights are finite: a gradient of zero stays zero.
 
     >>> ClipEach((2.0,), gammas=(1.0,))(torch.tensor([[9.0], [0.0]])).flatten().tolist()
     [0.5, 2.0]
@@ -80,6 +88,12 @@ class ClipEach:
 
     bounds: tuple[float, ...]
     gammas: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for bound in self.bounds:
+            _validate.real("bound", bound, LEAST, MOST)
+        for gamma in filter(None, self.gammas):
+            _validate.real("gamma", gamma, LEAST, MOST)
 
     def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
         """Return the weights min(1, bound/norm) or bound/(norm + gamma), and 0 where the norm is not finite."""

@@ -70,7 +70,7 @@ def clip_jointly(model: Model, scales: Mapping[str, float], *, clip: float = 1.0
     names = [parameter for parameter, _ in _trainable(model)]
     patterns = {pattern: pattern for pattern in scales}
     return ClippedSum(clip, name, tuple(names),
-                      tuple(_validate.positive("scale", scales[_first_fit(patterns, each)]) for each in names))
+                      tuple(scales[_first_fit(patterns, each)] for each in names))
 
 
 def clip_automatically(clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, *,

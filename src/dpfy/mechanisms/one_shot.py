@@ -68,7 +68,9 @@ def release(mechanism: Mechanism[Values, Answer], ledger: Ledger, compute: Calla
                              f"{declared}. Declare Header(key_source={stream.key_source!r}), or pass no stream.")
     event = mechanism.event
     ledger.reserve(replace(event, adaptive=True) if adaptive else event, note)
-    return mechanism.release(compute(), stream)
+    values = compute()
+    stream.refresh()  # a restored copy of the machine has the old key
+    return mechanism.release(values, stream)
 
 
 def _once(query: Query) -> Sampled:

@@ -14,6 +14,8 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact, SumQuery
 
+LEAST, MOST = 1e-30, 1e30
+"""Of bounds, scales and gammas: no square, product or quotient of them under- or overflows (docs/proofs/queries.md)."""
 _ROUNDING = 1e-9  # of shares that add up to one
 
 
@@ -34,13 +36,13 @@ class ClippedSum(Fact, tag="clipped_sum"):
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.positive("clip", self.bound, remedy="The clip bound is a public constant above zero.")
+        _validate.real("clip", self.bound, LEAST, MOST, remedy="The clip bound is a public constant above zero.")
         _validate.positive("share", self.share)
         if len(self.scales) not in (0, len(self.parameters)):
             raise InvalidArgument(f"Expected one scale for each of {len(self.parameters)} parameters, got "
                                   f"{len(self.scales)}.")
         for scale in self.scales:
-            _validate.real("scale", scale, 1e-100, 1e100)  # its square is a number, and so are products with it
+            _validate.real("scale", scale, LEAST, MOST)
 
     def scale_of(self, parameter: str) -> float:
         """What the gradient of a parameter is divided by before norms are taken."""
@@ -58,7 +60,7 @@ class NormalisedSum(ClippedSum, tag="normalised_sum"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.positive("gamma", self.gamma)
+        _validate.real("gamma", self.gamma, LEAST, MOST)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Statistic(Fact, tag="statistic"):
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        _validate.positive("bound", self.bound)
+        _validate.real("bound", self.bound, LEAST, MOST)
         _validate.count("every", self.every)
         _validate.real("share", self.share, 0, 1, open_low=True, open_high=True)
         for size in self.shape:

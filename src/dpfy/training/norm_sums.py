@@ -64,6 +64,7 @@ def release_norms(run: "Run", loss_fn: LossFn, step: int) -> None:
     """
     controller, sampler = norms_followed(run.plan), run._importance
     assert controller is not None and sampler is not None
+    run._streams.refresh()
     state = dict(_state(run, controller))
     declared = sampler.policy.population
     if controller.size_event is not None and controller.size_stddev is not None and state["size"] is None:

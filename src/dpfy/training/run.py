@@ -77,6 +77,11 @@ class Streams:
     sampling: SecureStream
     training: SecureStream
 
+    def refresh(self) -> None:
+        """Give each a new key before a release draws from it: a restored copy of the machine has the old ones."""
+        for stream in (self.noise, self.sampling, self.training):
+            stream.refresh()
+
 
 class Run:
     """The steps of a plan. Iterate over it, call :meth:`backward` for every batch, then ``opt.step()``.
@@ -202,6 +207,7 @@ class Run:
         """Reserve the step, draw the sample and return its noisy gradients; model and ``p.grad`` stay as they are."""
         with certified():  # whatever torch is set to around it; one thread of a process at a time
             self._check_ready(batch)
+            self._streams.refresh()
             step = self._taken + 1  # a batch that nobody released is no step
             if due_before(self, step):
                 release_norms(self, loss_fn, step)

@@ -19,6 +19,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Poisson, Sampled
 from dpfy.mechanisms.controllers.directed import Directed
 from dpfy.mechanisms.one_shot import ExponentialMechanism, Mechanism, SparseVector
+from dpfy.mechanisms.query import LEAST, MOST
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.training.blocks import Blocks
 from dpfy.training.chunk import Chunk
@@ -47,7 +48,7 @@ class _Search:
         if run.strict:
             raise InvalidArgument("A strict run compares no losses: that last bits of the others' losses hardly move "
                                   "is an allowance. Take steps with run.backward, or leave strict=True out.")
-        self._run, self._bound = run, _validate.positive("bound", bound)
+        self._run, self._bound = run, _validate.real("bound", bound, LEAST, MOST)
         self._blocks = Blocks.planned(run.plan.expected_batch, run.largest_chunk)
 
     @property
@@ -134,6 +135,7 @@ class _Losses:
 
     def __init__(self, run: Run, loss_fn: LossFn, bound: float, blocks: Blocks, event: Sampled) -> None:
         self._run, self._bound = run, bound
+        run._streams.refresh()
         run.ledger.reserve(event, note={"loss bound": bound})
         with secluded(run._streams.training):
             engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss

@@ -6,12 +6,10 @@ from typing import Any, ClassVar, Protocol
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Envelope, Fact
-from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic
+from dpfy.mechanisms.query import LEAST, MOST, ClippedSum, NormalisedSum, Query, Statistic
 
 State = dict[str, Any]
 """What a controller remembers: numbers, texts, lists and tensors, all computed from released values."""
-
-_LEAST, _MOST = 1e-30, 1e30  # of bounds: their squares, and quotients by them, are numbers
 
 
 class Outcome(Protocol):
@@ -111,8 +109,8 @@ def with_statistic(query: Query, statistic: Statistic) -> Query:
 
 
 def with_bounds(setting: Setting, bounds: Mapping[str, float]) -> Setting:
-    """Return the setting with other bounds of its clipped sums, by their names."""
-    leaves = tuple(replace(leaf, bound=bounds[leaf.name]) for leaf in setting.query.leaves)
+    """Return the setting with other bounds of its clipped sums, by their names, as far as these can be used."""
+    leaves = tuple(replace(leaf, bound=kept_within(bounds[leaf.name])) for leaf in setting.query.leaves)
     return replace(setting, query=replace(setting.query, leaves=leaves))
 
 
@@ -122,9 +120,10 @@ def with_limits(setting: Setting, name: str, change: Callable[[Any], Statistic])
     return replace(setting, query=replace(setting.query, statistics=statistics))
 
 
-def kept_within(bound: float, least: float = _LEAST, most: float = _MOST) -> float:
+def kept_within(bound: float, least: float = LEAST, most: float = MOST) -> float:
     """Return a bound that a step can use, whatever noise has made of it; NaN becomes the least."""
-    return min(max(bound, least), most) if bound == bound else least
+    inside = min(max(bound, least), most) if bound == bound else least
+    return min(max(inside, LEAST), MOST)
 
 
 def require_clipping(query: Query, controller: str) -> None:

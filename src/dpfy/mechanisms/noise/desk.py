@@ -29,6 +29,7 @@ class _Order:
 
     count: int
     spread: float
+    generation: int  # of the key that its streams were drawn from
     segments: list[tuple[_Segment, "Future[Floats]"]]
     rooms: list[Floats]
 
@@ -63,7 +64,7 @@ class Desk:
         """Begin to draw what :meth:`deliver` will be asked for, if it is much and torch leaves a core to do so."""
         self._forget_order()
         if count > _SERIAL and _has_core_to_spare():
-            kernels, rooms = kernels_for(count), self._take_rooms()
+            kernels, rooms, generation = kernels_for(count), self._take_rooms(), stream.generation
             try:
                 segments = [
                     (segment, self._threads.submit(kernels.draw, _room(rooms, index, size), spread, own))
@@ -71,15 +72,17 @@ class Desk:
             except BaseException:
                 self.close()
                 raise
-            self._ordered = _Order(count, spread, segments, rooms)  # an incomplete one would leave values without noise
+            # An incomplete one would leave values without noise.
+            self._ordered = _Order(count, spread, generation, segments, rooms)
 
     def deliver(self, vector: Vector, spread: float, stream: SecureStream) -> None:
         """Add fresh noise to a vector.
 
-        What was ordered and begun is added on this thread. Then it draws and adds the rest, with the help of all of
-        torch's threads if they can be had. If not, others do the same, one fewer than torch uses, as its own look out
-        for work at full speed for some milliseconds after an operation. Who gets less of a core takes fewer segments.
-        To what is on a device this thread alone adds: there is an order of work for each thread.
+        What was ordered under the stream's present key, and begun, is added on this thread. Then it draws and adds the
+        rest, with the help of all of torch's threads if they can be had. If not, others do the same, one fewer than
+        torch uses, as its own look out for work at full speed for some milliseconds after an operation. Who gets less
+        of a core takes fewer segments. To what is on a device this thread alone adds: there is an order of work for
+        each thread.
         """
         count = len(vector)
         order, waiting, kernels = self._forget_order(), deque[_Segment](), kernels_for(count, shared=True)
@@ -90,7 +93,8 @@ class Desk:
                 kernels.draw_and_add(vector, start, room[:size], spread, own)
 
         try:
-            if order is not None and (order.count, order.spread) == (count, spread):
+            wanted = count, spread, stream.generation
+            if order is not None and (order.count, order.spread, order.generation) == wanted:
                 waiting.extend(order.deliver(partial(kernels.add, vector)))
                 rooms = order.rooms
             else:

@@ -49,7 +49,8 @@ class LatticeGaussian:
         """Begin to draw the noise of the next release on another thread, if torch leaves a core to do so.
 
         It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never: for another number of
-        values or another ``stddev / grid`` fresh noise is drawn. A fork leaves it to the parent.
+        values, another ``stddev / grid`` or a stream that was refreshed since, fresh noise is drawn. A fork leaves it
+        to the parent.
         """
         if stddev != 0:
             spread, _ = _columns(stddev, grid)

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import threading
+import time
 from pathlib import Path
 from typing import Literal, Never
 
@@ -20,11 +21,12 @@ Words = npt.NDArray[np.uint64]
 _PURPOSES = ("noise", "sampling", "training")
 _ZEROS = bytes(1 << 16)  # encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible
 _forks = 0
+_leaving = threading.Lock()  # of threads of a child that find a stream of the parent
 
 
 def _count_fork() -> None:
-    global _forks
-    _forks += 1
+    global _forks, _leaving
+    _forks, _leaving = _forks + 1, threading.Lock()  # the parent's may have been copied locked
 
 
 os.register_at_fork(after_in_child=_count_fork)
@@ -75,7 +77,9 @@ class SecureStream(KeyStream):
 
     *Formal guarantee.* The words are the key stream of AES-256-CTR (ChaCha20 where the processor has no AES
     instructions) under a key of 256 bits that the operating system drew for this object in this process. After a fork
-    the child draws another key. A stream cannot be copied, pickled or saved, so no word is ever emitted twice.
+    the child draws another key. A stream cannot be copied, pickled or saved, so no word is ever emitted twice. Copies
+    of the whole machine, such as a snapshot that is restored twice, share words until the next :meth:`refresh`; a run
+    calls it at the beginning of every step.
 
     *Assumes* that the cipher is a pseudo-random function and that ``os.urandom`` is unpredictable: the differential
     privacy of what is built on it is computational in this sense.
@@ -94,7 +98,8 @@ class SecureStream(KeyStream):
         self.purpose: Purpose = purpose
         _validate.choice("purpose", purpose, _PURPOSES)
         self._insecure = insecure_test_key is not None
-        self._rekey(os.urandom(32) if insecure_test_key is None else _test_secret(insecure_test_key))
+        self.generation = 0
+        self._start(os.urandom(32) if insecure_test_key is None else _test_secret(insecure_test_key))
 
     @property
     def key_source(self) -> str:
@@ -103,10 +108,28 @@ class SecureStream(KeyStream):
 
     def fill(self, out: Words) -> None:
         """Overwrite the contiguous array ``out`` with fresh words."""
-        if self._process != this_process():
-            self._rekey(os.urandom(32))
+        self._leave_parent()
         with self._lock:
             super().fill(out)
+
+    def refresh(self) -> None:
+        """Go on under a new key, from the old stream, the operating system and the clock.
+
+        *Formal guarantee*: two copies of a stream share no word after it if the operating system gives them other
+        bytes, or if they call it at another nanosecond. Whoever knows one of the old key and the new bytes, but not
+        both, knows nothing of the new key; nor does the new key tell the old one. A stream with a test key stays as it
+        is.
+
+        The clock is for machines whose generator was restored with the rest and has not been reseeded since.
+        """
+        if self._insecure:
+            return
+        self._leave_parent()
+        with self._lock:
+            own = np.empty(4, dtype=np.uint64)
+            super().fill(own)
+            clock = time.time_ns().to_bytes(16, "big", signed=True)
+            self._set_key(b"refreshed" + own.tobytes() + os.urandom(32) + clock)
 
     def split(self) -> "SecureStream":
         """Return an independent stream whose key is drawn from this one."""
@@ -118,9 +141,19 @@ class SecureStream(KeyStream):
         """Return streams for the parts of one vector, under a key that is drawn from this stream."""
         return Parts(self.words(4).tobytes())
 
-    def _rekey(self, secret: bytes) -> None:
-        self._process = this_process()
+    def _leave_parent(self) -> None:
+        if self._process != this_process():
+            with _leaving:
+                if self._process != this_process():  # another thread was first
+                    self._start(os.urandom(32))
+
+    def _start(self, secret: bytes) -> None:
         self._lock = threading.Lock()  # a new one, since the fork may have copied it locked
+        self._set_key(secret)
+        self._process = this_process()  # at last: other threads go by it
+
+    def _set_key(self, secret: bytes) -> None:
+        self.generation += 1
         super().__init__(hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest())
 
     def __reduce_ex__(self, protocol: object) -> Never:
@@ -149,7 +182,7 @@ class Parts:
 
     def _own_key(self) -> bytes:
         if self._process != this_process():
-            self._process, self._key = this_process(), os.urandom(32)
+            self._key, self._process = os.urandom(32), this_process()  # in this order: other threads go by the process
         return self._key
 
     def __reduce_ex__(self, protocol: object) -> Never:
