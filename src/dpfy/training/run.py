@@ -34,18 +34,19 @@ from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.plan import Plan
 from dpfy.training.attributes import switches_of
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
-from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records, visit, visit_loaded
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import ENGINES, EXACT, WRITING, Engine
 from dpfy.training.engines.base import LossFn
+from dpfy.training.example import Declared
 from dpfy.training.gate import Gate, is_finite
 from dpfy.training.importance import Weighing, expected_proposals, importance_for, propose, with_room_for_bits
 from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
+from dpfy.training.mixing import refuse_mixing
 from dpfy.training.norm_sums import due_before, paid_beside, release_norms
 from dpfy.training.pieces import Pieces, rehearse
-from dpfy.training.probe import Probe, check_collation
+from dpfy.training.probe import Probe
 from dpfy.training.released import Released
 from dpfy.training.seclusion import secluded
 from dpfy.training.steering import Steering
@@ -90,7 +91,7 @@ class Run:
 
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
                  parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger | None,
-                 streams: Streams, engine: str, example: Chunk | None, ranks: Ranks,
+                 streams: Streams, engine: str, example: Declared, ranks: Ranks,
                  max_physical_batch: int | None = None) -> None:
         self.plan = plan
         self.model = model
@@ -108,7 +109,7 @@ class Run:
         self._gate = Gate(optimizers, parameters)
         self._records = records
         self._wanted_engine = engine
-        self._declared_example = example
+        self._example = example
         self._max_physical_batch = max_physical_batch
         self._streams = streams
         self._importance = importance_for(plan, streams.sampling, engine, ranks.size, parameters)
@@ -208,13 +209,12 @@ class Run:
             with self._ranks.together():
                 if self._ranks.first:  # while the engine is at work; the noise of a step is used in it or never
                     self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
-                if engine is not None:
-                    if self._importance is not None:  # whom to compute depends on what the engine finds
-                        if setting.draw is not None:
-                            self._importance.follow(setting.draw)
-                        drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
-                                        pieces.clipping(mechanism.grid), self._largest_chunk(engine))
-                    self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, mechanism.grid)
+                if self._importance is not None:  # whom to compute depends on what the engine finds
+                    if setting.draw is not None:
+                        self._importance.follow(setting.draw)
+                    drawn = propose(self._importance, self._streams.sampling, step, self._records, engine, loss_fn,
+                                    pieces.clipping(mechanism.grid), self._largest_chunk(engine))
+                self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, mechanism.grid)
         if self._ranks.size > 1:
             self._ranks.sum_to_first(sums.vector)
         outputs = pieces.outputs(sums.tensors)
@@ -270,11 +270,11 @@ class Run:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine | None, step: int, setting: Setting, pieces: Pieces) -> GaussianSum:
+    def _mechanism(self, engine: Engine, step: int, setting: Setting, pieces: Pieces) -> GaussianSum:
         """The mechanism of this step; its noise depends on the plan, what was released, the model and the engine."""
         query = setting.query
         dimension = sum(p.numel() for p in self._parameters.values()) + sum(each.size for each in query.due(step))
-        if engine is None or query.slots is not None:  # a slot shares its arithmetic with no other
+        if query.slots is not None:  # a slot shares its arithmetic with no other
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = self._blocks(engine, step, setting)
@@ -305,7 +305,7 @@ class Run:
                                       self._importance and companions) if limit]
         return max(1, min(limits) // self._records.rows_per_unit) if limits else None
 
-    def _blocks(self, engine: Engine | None, step: int, setting: Setting, ranks: int = 1) -> Blocks:
+    def _blocks(self, engine: Engine, step: int, setting: Setting, ranks: int = 1) -> Blocks:
         """How the records that a step computes on are divided, from public and released numbers."""
         if self._importance is None:
             return Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), ranks)
@@ -362,19 +362,18 @@ class Run:
         """What decides which engine suits."""
         return identity(loss_fn), switches_of(self.model), tuple(self._trained())
 
-    def _engine_for(self, loss_fn: LossFn) -> Engine | None:
-        """The engine that the probe chose for this loss in this mode; None while there is no record to look at."""
+    def _engine_for(self, loss_fn: LossFn) -> Engine:
+        """The engine that the probe chose for this loss in this mode; no record has a part in it."""
         trained, key = self._trained(), self._engine_key(loss_fn)
         if key not in self._engines:
             check_same_records(self._ranks, self._records)
+            if not self._engines:
+                refuse_mixing(self._records)
             with self._ranks.together():
                 probe = self._probe(loss_fn, trained)
-                engine = None if probe is None else probe.choose(self._wanted_engine)
-            first = self._ranks.from_first(
-                lambda: json.dumps(engine and [engine.name, engine.records_at_once]).encode())
+                engine = probe.choose(self._wanted_engine)
+            first = self._ranks.from_first(lambda: json.dumps([engine.name, engine.records_at_once]).encode())
             with self._ranks.together():
-                if probe is None or engine is None:
-                    return None
                 name, at_once = json.loads(first)
                 self._engines[key] = engine if engine.name == name else probe.choose(name)
                 self._engines[key].records_at_once = at_once
@@ -384,17 +383,9 @@ class Run:
                     setting.coordinates))
         return self._engines[key]
 
-    def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
-        """The judge of this loss on made-up input of the declared shape, or of the shape that most records have."""
-        looked_at = self._declared_example
-        if looked_at is None:
-            found = self._records.example()
-            if found is None:
-                return None
-            record, looked_at = found
-            if self._records.collate_fn is not None:
-                check_collation(self._records.collate_fn, record)
-        return Probe(self.model, trained, loss_fn, looked_at, looked_at is self._declared_example,
+    def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe:
+        """The judge of this loss on synthetic input of the declared shape."""
+        return Probe(self.model, trained, loss_fn, self._example.chunk, self._example.valid,
                      self.plan.query.statistics, self._engine_choice)
 
     @property
@@ -413,6 +404,11 @@ class Run:
             raise LedgerError("The ledger of this run, and what was spent, are with rank 0. Ask there, and send the "
                               "answer to the other ranks if they need it.")
         return self._ledger
+
+    @property
+    def declared(self) -> str:
+        """Who declared the shape of records: example_input, the data set, or tensors that are stacked."""
+        return self._example.how
 
     @property
     def isolation(self) -> str:
@@ -457,6 +453,7 @@ class Run:
             self._closed = True
             self._gate.close()
             self._noise.close()
+            self._records.close()
             if self._ledger is not None:
                 self._ledger.close()
 

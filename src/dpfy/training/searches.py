@@ -133,14 +133,14 @@ class _Losses:
         self._run, self._bound = run, bound
         run.ledger.reserve(event, note={"loss bound": bound})
         with secluded(run._streams.training):
-            engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
+            run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
         words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1) \
             if (drawn := run._draw()) else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
         indices, lots = words[0], words[1]
         self._sample = run._records.sample(indices, words[2:])
         places = blocks.of(lots)
         self._parts = [part for place in places.unique() for part in
-                       blocks.divided(indices[places == place], lots[places == place])] if engine is not None else []
+                       blocks.divided(indices[places == place], lots[places == place])]
         self._call = LossCall(run.model, loss_fn)
 
     def of(self, weights: Weights) -> float:

@@ -18,7 +18,7 @@ def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: b
 
     Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole numbers (labels, tokens)
     are 0 or 1. An example that the user ``declared`` is public and valid: then its own rows are used, and a single
-    row is varied a little.
+    row is varied a little. A field of zeros declares a shape only: equal records would let every model pass.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(example.size, (size,), generator=generator)
@@ -27,7 +27,7 @@ def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: b
         if not isinstance(leaf, torch.Tensor):
             return Column(leaf[row] if declared else _MADE_UP[type(leaf[0])] for row in rows.tolist())
         numbers = leaf.is_floating_point() or leaf.is_complex()
-        if declared:
+        if declared and leaf.any():
             taken = leaf[rows.to(leaf.device)]
             wobble = 1 + _WOBBLE * torch.rand(taken.shape, generator=generator).to(leaf.device)
             return (taken * wobble).to(leaf.dtype) if numbers and example.size == 1 else taken
