@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from runs import Dot, Started
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 import dpfy
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream

@@ -15,8 +15,8 @@ import dpfy
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.noise import SecureStream
-from dpfy.training.engines import LoopEngine
 from dpfy.training.chunk import Chunk
+from dpfy.training.engines import LoopEngine
 from dpfy.training.units import UserRecords, Users, drawn_rows
 
 WIDTH, BOUND = 3, 0.5

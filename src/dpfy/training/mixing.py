@@ -65,8 +65,8 @@ def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = No
     looking = _Looking(records.loading)
     there = _in_a_worker(looking.fingerprints, records.witnesses(_WITNESSES))
     here, problems = looking.at(list(there))
-    found = [problem for problem in problems.values() if problem] or [_ELSEWHERE for row in here if
-                                                                     here[row] != there[row]]
+    elsewhere = [_ELSEWHERE for row in here if problems[row] is None and here[row] != there[row]]
+    found = [problem for problem in _followed(looking, problems).values() if problem] + elsewhere
     if found:
         raise _refusal(data, found[0])
 
@@ -79,10 +79,24 @@ def refuse_mixing(records: Records) -> None:
     if not _runs_code(records):
         return
     looking, rows = _Looking(records.loading), records.witnesses(_WITNESSES)
-    problems = _in_a_worker(looking.problems, rows) if records.has_workers else looking.at(rows)[1]
+    seen = _in_a_worker(looking.problems, rows) if records.has_workers else looking.at(rows)[1]
+    problems = _followed(looking, seen)
     found = sorted(problem for problem in problems.values() if problem)
     if len(found) >= max(_LEAST, len(problems) / 2):
         raise _refusal(records.data, max(found, key=found.count))
+
+
+def _followed(looking: "_Looking", problems: dict[int, str | None]) -> dict[int, str | None]:
+    """Drop changes that follow from no state: two copies of this process, which has all of it, differ in them too.
+
+    Randomness that the operating system gave for this very call is as secret as ours.
+    """
+    changed = [row for row, problem in problems.items() if problem == _CHANGES]
+    if not changed:
+        return problems
+    one, other = (_in_a_worker(looking.fingerprints, changed) for _ in range(2))
+    return {row: None if problem == _CHANGES and one.get(row) != other.get(row) else problem
+            for row, problem in problems.items()}
 
 
 def _runs_code(records: Records) -> bool:
