@@ -4,9 +4,11 @@ torch's own loading workers raise in the main process, wherever that is, when on
 These are asked again, one record at a time, for what a dead one had been asked for.
 """
 
+import faulthandler
 import os
 import pickle
 import signal
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -131,6 +133,16 @@ class _Worker:
         self.line, self.process, self.busy = None, None, False
 
 
+def _hush() -> None:
+    """Let whatever this process says go nowhere, also what the interpreter and libraries say when it crashes."""
+    faulthandler.disable()
+    warnings.simplefilter("ignore")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    sys.stdout = sys.stderr = os.fdopen(nowhere, "w", encoding="utf-8", errors="replace")
+
+
 class _Pickler(pickle.Pickler):
     """Writes tensors as they are in memory; torch's own way through shared memory needs both processes alive."""
 
@@ -162,10 +174,7 @@ def _serve(line: Connection, parents: Connection, load: Callable[[bytes, Rows], 
     """Load rows until the parent is gone."""
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    warnings.simplefilter("ignore")
+    _hush()
     torch.set_num_threads(1)
     torch_worker._worker_info = info
     parent = os.getppid()
