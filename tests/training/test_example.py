@@ -181,6 +181,19 @@ def test_zeros_declare_a_shape_and_do_not_blind_the_probe(started):
         started([torch.ones(4)], model=model, example_input=torch.zeros(1, 4)).release(lambda x: model(x).squeeze(1))
 
 
+def test_equal_rows_are_varied_or_refused(started):
+    """Whole numbers and texts that are the same in all rows would blind the probe."""
+    for example in (torch.ones(1, 3, dtype=torch.long), torch.full((2, 3), 7), ["a"],
+                    (["a", "a"], torch.tensor([5, 5]))):
+        with pytest.raises(dpfy.InvalidArgument, match="different rows"):
+            started([torch.ones(3)], example_input=example)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1))
+    for rows in (1, 3):
+        with pytest.raises(dpfy.IsolationError, match="BatchNorm1d"):
+            started([torch.ones(4)], model=model, example_input=torch.ones(rows, 4)).release(
+                lambda x: model(x).squeeze(1))
+
+
 def test_one_empty_text_in_front_does_not_end_a_run(started):
     """The first record decided what synthetic texts look like."""
     model = Dot(1)

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.training.chunk import Chunk, UnsupportedField
+from dpfy.training.synthetic import can_vary
 
 _REMEDY = ("Pass example_input=, a collated batch of synthetic examples of the largest shape that a record may have, "
            "such as example_input=(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)), or give the data set "
@@ -70,10 +71,14 @@ def declared_example(data: Any, collate_fn: Callable[[list[Any]], Any] | None, e
 def as_chunk(example_input: Any) -> Chunk:
     """Return a declared example as a chunk; its first tensor, or first list of texts, says how many rows it has."""
     try:
-        return Chunk.of(example_input, _rows(example_input))
+        chunk = Chunk.of(example_input, _rows(example_input))
     except UnsupportedField as error:
         raise InvalidArgument(f"Expected example_input to be a collated batch, tensors with one row per example: it "
                               f"has {error}.") from None
+    if not any(map(can_vary, chunk.leaves())):
+        raise InvalidArgument("Expected example_input to have different rows: the probe changes one record and looks "
+                              "at the others. Give at least two that differ, or zeros, which declare a shape only.")
+    return chunk
 
 
 def _rows(collated: Any) -> int:
