@@ -212,3 +212,23 @@ def test_records_that_require_gradients_are_constants(started):
     assert torch.equal(started(rows.clone().requires_grad_(), engine="vmap", max_physical_batch=4).release(), expected)
     assert torch.equal(started([row.clone().requires_grad_() for row in rows], engine="vmap",
                                max_physical_batch=4).release(), expected)
+
+
+def test_settings_and_the_trainer_declare_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "declaring.py").write_text("import torch\n\ndef example():\n"
+                                           "    return torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)\n")
+    settings = {"data": "own", "records": 6, "batch_size": 3, "epochs": 1, "learning_rate": 0.1, "clip": 1.0,
+                "epsilon": 3.0, "delta": 1e-3}
+    records = [(torch.ones(3), torch.tensor(number % 2)) for number in range(6)]
+
+    def fitted(name, example_input=None, **more):
+        config = dpfy.TrainConfig(**settings, name=name, **more)
+        return dpfy.Trainer(config, model=nn.Linear(3, 2), train=records, example_input=example_input).fit().folder
+
+    with pytest.raises(dpfy.DataError, match="example = "):
+        fitted("undeclared")
+    assert not (tmp_path / "runs" / "undeclared").exists()
+    assert fitted("settings", example="declaring:example").exists()
+    assert fitted("object", (torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))).exists()

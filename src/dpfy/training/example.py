@@ -17,7 +17,7 @@ from dpfy.training.synthetic import can_vary
 
 _REMEDY = ("Pass example_input=, a collated batch of synthetic examples of the largest shape that a record may have, "
            "such as example_input=(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)), or give the data set "
-           "an attribute example_input.")
+           "an attribute example_input; settings name it as example = \"module:name\".")
 
 
 @dataclass(frozen=True)
