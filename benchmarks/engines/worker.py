@@ -108,6 +108,7 @@ class Cycled(Dataset[tuple[torch.Tensor, ...]]):
 
     def __init__(self, data: TensorDataset, records: int) -> None:
         self.data, self.records = data, records
+        self.example_input = tuple(torch.zeros_like(tensor[:1]) for tensor in data.tensors)
 
     def __len__(self) -> int:
         return self.records

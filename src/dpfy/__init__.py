@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.training.explain import Explanation as Explanation, explain as explain
     from dpfy.training.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.training.losses import Losses as Losses
+    from dpfy.training.mixing import check_data_set as check_data_set
     from dpfy.training.privatize import privatize as privatize
     from dpfy.training.released import Released as Released
     from dpfy.training.run import Run as Run
@@ -85,6 +86,7 @@ _HOMES = {
     "dpfy.training.explain": ("Explanation", "explain"),
     "dpfy.training.fix": ("batchnorm_statistics", "fix"),
     "dpfy.training.losses": ("Losses",),
+    "dpfy.training.mixing": ("check_data_set",),
     "dpfy.training.config": ("TrainConfig",),
     "dpfy.training.callbacks": ("Callback",),
     "dpfy.training.trainer": ("Trainer", "TrainingResult"),

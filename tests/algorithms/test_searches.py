@@ -105,6 +105,8 @@ class _Listening:
 class Watched(Dataset):
     """Notes how much was recorded whenever a record is read."""
 
+    example_input = torch.zeros(1, 2), torch.zeros(1)
+
     def __init__(self):
         self.ledger, self.reads = None, []
 

@@ -29,6 +29,19 @@ def mixing():
 
 def nothing():
     return [1, 2]
+
+class Mixup(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rows = torch.randn(8, 36)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.rows[index] + self.rows[torch.randint(8, ())]
+
+def data():
+    return torch.utils.data.TensorDataset(torch.zeros(4, 36)), None
 '''
 EXAMPLE = "float32[1,6,6],int64[]"
 
@@ -103,3 +116,10 @@ def test_an_example_that_cannot_be_read_is_told_before_the_model_is_made(run, ex
 def test_what_is_no_factory_of_a_model_is_told(run, factory, says):
     code, _, err = run(factory)
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_data_set_is_looked_at_too(run):
+    code, out, _ = run("checked_models:alone", "--data", "checked_models:data")
+    assert code == 0 and "nothing shows that one depends on another" in out
+    code, _, err = run("checked_models:alone", "--data", "checked_models:Mixup")
+    assert code == 1 and "reads other records" in " ".join(err.split())

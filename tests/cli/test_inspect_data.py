@@ -24,3 +24,45 @@ def test_bad_records_are_listed_with_a_warning(tmp_path, monkeypatch, capsys, na
     assert "rivate facts" in output.err
     assert "record 1: holds NaN" in output.out and "2 findings in 3 records" in output.out
     assert "record 2" not in output.out
+
+
+SEQUENCES = """
+import torch
+
+class Sequences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.ones(index + 1)
+
+class Mixing(Sequences):
+    rows = torch.ones(6, 2)
+
+    def __init__(self):
+        self.rows = torch.randn(6, 2)
+
+    def __getitem__(self, index):
+        return self.rows[index] + self.rows[index - 1]
+
+def example():
+    return torch.zeros(1, 4)
+"""
+
+
+def test_records_are_compared_with_the_declared_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "inspected_sequences.py").write_text(SEQUENCES)
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect-data", "inspected_sequences:Sequences", "--example", "inspected_sequences:example"])
+    output = capsys.readouterr().out
+    assert not caught.value.code and "2 findings in 6 records" in output
+    assert "record 4: does not fit the declared example: it has float32[5], and the largest" in output
+
+
+def test_a_data_set_that_mixes_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "inspected_mixing.py").write_text(SEQUENCES)
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect-data", "inspected_mixing:Mixing"])
+    assert caught.value.code == 1 and "reads other records" in capsys.readouterr().err

@@ -11,6 +11,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 class Vanishing:
+    example_input = torch.zeros(1, 2), torch.zeros(1, dtype=torch.long)
+
     def __len__(self):
         raise RuntimeError("secret 42")
 

@@ -38,6 +38,8 @@ RULE = RenyiFilter(8.0, 1e-2, (float(ORDER),))
 class Records(torch.utils.data.Dataset):
     """Inputs of very different sizes, of which one is not a number and one cannot be loaded."""
 
+    example_input = torch.zeros(1, WIDTH), torch.zeros(1, dtype=torch.long)
+
     def __init__(self, odd=True):
         generator = torch.Generator().manual_seed(3)
         self.x = torch.randn(N, WIDTH, generator=generator) * torch.logspace(-2, 1, N).unsqueeze(1)

@@ -27,6 +27,8 @@ from torch.utils.data import Dataset, TensorDataset
 class Records(Dataset):
     """Good records; with the canary, also one with a huge loss, one that is not finite and one that cannot be read."""
 
+    example_input = torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)
+
     def __init__(self, canary):
         y = torch.arange(300) % 2
         self.rows = [(x, label) for x, label in zip(torch.randn(300, 3) + 2.0 * y.unsqueeze(1), y)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import dpfy
 
@@ -206,7 +207,7 @@ def test_the_probe_never_looks_at_values(started):
 
 def test_one_oddly_shaped_record_does_not_decide_the_public_shape(started):
     model = nn.Linear(4, 2)
-    s = started([torch.zeros(9), *ROWS], model=model)
+    s = started([torch.zeros(9), *ROWS], model=model, example_input=torch.zeros(1, 4))
     assert s.release(lambda x: model(x).square().sum(1)).any()
 
 
@@ -223,13 +224,14 @@ def fixed(records):
 def test_padding_to_the_longest_neighbour_is_refused_and_to_a_public_length_accepted(started):
     model = nn.Linear(1, 1)
     records = [(torch.ones(n), 1.0) for n in (3, 5, 2, 4)]
+    example = torch.zeros(1, 6), torch.zeros(1)
 
     def loss(x, y):
         return model(x.unsqueeze(2)).sum((1, 2)) * y
 
     with pytest.raises(dpfy.IsolationError, match="pads"):
-        started(records, model=model, collate_fn=longest).release(loss)
-    assert started(records, model=model, collate_fn=fixed).release(loss).any()
+        started(TensorDataset(torch.ones(4, 3), torch.ones(4)), model=model, collate_fn=longest)
+    assert started(records, model=model, collate_fn=fixed, example_input=example).release(loss).any()
 
 
 def test_buckets_of_several_lengths_are_collated_by_length(started):
@@ -239,7 +241,8 @@ def test_buckets_of_several_lengths_are_collated_by_length(started):
     def loss(x):
         return model(x.unsqueeze(2)).mean((1, 2))
 
-    torch.testing.assert_close(started(records, model=model, clip=10.0).release(loss), torch.tensor([5.0, 5.0]))
+    s = started(records, model=model, clip=10.0, example_input=torch.zeros(1, 8))
+    torch.testing.assert_close(s.release(loss), torch.tensor([5.0, 5.0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -37,7 +37,8 @@ def test_data_that_are_smaller_than_the_batch_keep_the_noise_in_the_mean(monkeyp
     plans = []
     from dpfy.training import rehearsal
     real = rehearsal.privatize
-    monkeypatch.setattr(rehearsal, "privatize", lambda *args: plans.append(args[3]) or real(*args))
+    monkeypatch.setattr(rehearsal, "privatize", lambda *args, **options: plans.append(args[3]) or
+                        real(*args, **options))
     REHEARSAL(Trial(batch_size=1200, steps=1, learning_rate=0.1, clip=0.5, noise_multiplier=20.0))
     (plan,) = plans
     assert plan.divisor == 120 and plan.noise_multiplier * plan.clip / plan.divisor == pytest.approx(20 * 0.5 / 1200)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from runs import Dot, Started
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 import dpfy
 from dpfy.mechanisms.noise import LatticeGaussian, SecureStream
@@ -108,7 +108,7 @@ class Pair(NamedTuple):
 ], ids=["tuple", "list", "namedtuple", "dict", "bare tensor", "nested", "text", "losses"])
 @pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_fields_reach_the_loss_by_position_or_as_one_argument(started, record, loss, engine):
-    s = started([record(row) for row in ROWS], engine=engine)
+    s = started([record(row) for row in ROWS], engine=engine, example_input=default_collate([record(torch.zeros(3))]))
     torch.testing.assert_close(s.release(loss(s.model)), CLIPPED)
 
 
@@ -314,8 +314,9 @@ def test_records_that_cannot_be_collated_contribute_nothing(started, engine, bad
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_records_whose_loss_raises_contribute_nothing(started, engine):
     labelled = [(row, torch.tensor(index % 3)) for index, row in enumerate(GOOD)]
-    good = started(labelled, engine=engine)
-    bad = started([*labelled[:7], (GOOD[0], torch.tensor(99)), *labelled[7:]], engine=engine)
+    example = torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)
+    good = started(labelled, engine=engine, example_input=example)
+    bad = started([*labelled[:7], (GOOD[0], torch.tensor(99)), *labelled[7:]], engine=engine, example_input=example)
     assert torch.equal(bad.release(picky(bad.model)), good.release(picky(good.model)))
 
 

@@ -48,7 +48,8 @@ def test_a_public_seed_does_not_fix_dropout_or_augmentation():
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
         model = Dot()
         run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), Augmented(ROWS),
-                             dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0), dpfy.Ledger.in_memory())
+                             dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0), dpfy.Ledger.in_memory(),
+                             example_input=torch.zeros(1, 3))
         found += [run.release(lambda x: F.dropout(model(x)), batch).gradients["weight"] for batch in run]  # noqa: B023
     assert len({tuple(gradient.tolist()) for gradient in found}) == 4
 
@@ -135,15 +136,18 @@ class Odd:
 
 
 @pytest.mark.parametrize(("collate", "says"), [
-    (lambda records: (torch.stack(records), Odd(4711)), "Odd"),
-    (lambda records: (torch.stack(records), torch.tensor(3.0)), "no rows"),
-    (lambda records: (torch.stack(records), [record[:2] for record in records]), "2 rows"),
-    (lambda records: (torch.stack(records), [Odd(4711) for _ in records]), "Odd"),
+    (lambda rows: (rows, Odd(4711)), "Odd"),
+    (lambda rows: (rows, torch.tensor(3.0)), "no rows"),
+    (lambda rows: (rows, [row[:2] for row in rows]), "2 rows"),
+    (lambda rows: (rows, [Odd(4711) for _ in rows]), "Odd"),
 ], ids=["object", "scalar", "ragged", "objects"])
 def test_fields_that_cannot_be_divided_are_refused_by_their_type(started, collate, says):
+    """Also where they are declared: otherwise every record would be left out, without a word."""
     with pytest.raises(dpfy.DataError, match=says) as caught:
-        started([*ROWS], collate_fn=collate).release(lambda x, _: x.sum(1))
-    assert "4711" not in str(caught.value)
+        started(ROWS, collate_fn=lambda records: collate(torch.stack([row for row, in records])))
+    with pytest.raises(dpfy.InvalidArgument, match=says) as declared:
+        started([*ROWS], example_input=collate(ROWS[:1]))
+    assert "4711" not in str(caught.value) + str(declared.value)
 
 
 def test_numpy_fields_are_divided_by_records(started):

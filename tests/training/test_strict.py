@@ -11,7 +11,6 @@ from dpfy.errors import InvalidArgument, IsolationError, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Kind, grounds_in
 from dpfy.mechanisms.clipping import Clipping, clip_to
-from dpfy.training import basis, strict as strict_rules
 from dpfy.training.chunk import Chunk
 from dpfy.training.config import TrainConfig
 from dpfy.training.engines import LoopEngine
@@ -66,15 +65,20 @@ def test_a_strict_run_computes_records_alone_and_rests_on_no_allowance(begin, en
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"engine": "bookkeeping"}, "got 'bookkeeping'.*allowance"), ({"engine": "ghost"}, "got 'ghost'.*allowance"),
-    ({"engine": "vmap"}, "got 'vmap'.*allowance"), ({"num_workers": 1}, "num_workers=0"),
+    ({"engine": "vmap"}, "got 'vmap'.*allowance"),
     ({"anchor": None}, "anchor=FILE"), ({"ledger": Ledger.in_memory(), "anchor": None}, "anchor=FILE"),
-    ({"data": Rows()}, "example_input="), ({"insecure_test_key": 1}, "insecure_test_key"),
+    ({"insecure_test_key": 1}, "insecure_test_key"),
     ({"plan": dpfy.dpis(records=60, batch_size=10, steps=2, clip=1.0, noise_multiplier=2.0)}, "'poisson'"),
 ], ids=str)
 def test_what_rests_on_an_allowance_is_refused_by_name(begin, tmp_path, options, said):
     with pytest.raises(InvalidArgument, match=said):
         begin(**options)
     assert not (tmp_path / "run.dpl").exists()  # before anything was declared
+
+
+def test_a_shape_that_is_not_declared_is_refused(begin):
+    with pytest.raises(DataError, match="example_input="):
+        begin(data=Rows())
 
 
 def test_a_model_elsewhere_than_on_the_processor_is_refused(begin):
@@ -86,7 +90,7 @@ def test_a_shape_that_is_declared_will_do(begin):
     run, model = begin(data=Rows(), example_input=(torch.ones(2, 3),))
     step(run, model)
     found = {ground.key: ground.kind for ground in grounds_in(run.ledger.basis)}
-    assert found["shape"] == found["loading"] == Kind.DECLARATION
+    assert found["shape"] == Kind.DECLARATION and found["loading"] == Kind.THEOREM
 
 
 def test_an_open_ledger_with_an_anchor_will_do(begin, tmp_path):
@@ -104,12 +108,10 @@ def test_what_is_proved_of_random_numbers_is_no_allowance(begin):
     assert found["random_numbers"] == Kind.THEOREM and Kind.ALLOWANCE not in found.values()
 
 
-def test_loading_processes_will_do_once_something_is_proved_of_them(begin, monkeypatch):
-    monkeypatch.setattr(strict_rules, "workers_guarantee", lambda: "Keyed for every record.")
-    monkeypatch.setattr(basis, "workers_guarantee", lambda: "Keyed for every record.")
+def test_loading_processes_will_do_since_every_record_has_a_key_of_its_own(begin):
     run, model = begin(data=Rows(), example_input=(torch.ones(2, 3),), num_workers=1)
     step(run, model)
-    assert {ground.key: ground.kind for ground in grounds_in(run.ledger.basis)}["workers"] == Kind.THEOREM
+    assert {ground.key: ground.kind for ground in grounds_in(run.ledger.basis)}["loading"] == Kind.THEOREM
 
 
 def test_gradients_that_differ_from_call_to_call_are_refused(begin, monkeypatch):
@@ -148,7 +150,7 @@ def test_searches_over_losses_are_refused(begin):
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    ({}, "anchor"), ({"anchor": "a", "engine": "vmap"}, "vmap"), ({"anchor": "a", "num_workers": 2}, "num_workers"),
+    ({}, "anchor"), ({"anchor": "a", "engine": "vmap"}, "vmap"),
     ({"anchor": "a", "sampling": "importance"}, "importance"), ({"anchor": "a", "algorithm": "line_search"}, "losses"),
 ])
 def test_settings_are_refused_before_there_is_data(settings, said):

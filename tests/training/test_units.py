@@ -15,6 +15,7 @@ import dpfy
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.noise import SecureStream
+from dpfy.training.chunk import Chunk
 from dpfy.training.engines import LoopEngine
 from dpfy.training.units import UserRecords, Users, drawn_rows
 
@@ -205,10 +206,13 @@ def test_which_shape_a_user_has_is_not_decided_by_others(before):
     assert shapes[1] == (2,)
 
 
-def test_who_has_most_of_the_rows_does_not_decide_about_the_public_shape():
-    rows = [torch.ones(7)] * 90 + [torch.ones(2)] * 10
-    records = UserRecords(Rows(rows), None, 0, [0] * 90 + list(range(1, 11)), 3)
-    assert records.example()[1].arguments[0].shape == (1, 2)
+def test_rows_that_are_not_as_declared_are_left_out_of_their_user_alone():
+    rows = [torch.ones(7), torch.ones(2), torch.ones(1), torch.ones(2, dtype=torch.long), torch.ones(7)]
+    records = UserRecords(Rows(rows), None, 0, [0, 0, 1, 1, 2], 3, Chunk((torch.zeros(1, 2),), 1))
+    found = {index: (each.chunk.rows, each.chunk.arguments[0].shape[1:])
+             for each in records.chunks([torch.arange(3)]) for index in each.indices}
+    assert found == {0: (1, (2,)), 1: (1, (1,))}
+    assert records.alone(2) is None
 
 
 # What a user can do to a release

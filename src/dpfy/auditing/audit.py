@@ -36,6 +36,7 @@ from dpfy.plan import Plan
 from dpfy.reporting.basis import grounds
 from dpfy.reporting.record import LedgerRecord
 from dpfy.training.config import TrainConfig
+from dpfy.training.example import declared_example
 from dpfy.training.privatize import as_optimizers, privatize
 from dpfy.training.trainer import Trainer
 from dpfy.types import Relation
@@ -92,7 +93,7 @@ class Audit:
 def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, plan: Plan,
               loss_fn: Callable[..., Any], delta: float, *, canaries: int | Sequence[Any] = 1000,
               guesses: int | None = None, confidence: float = 0.95, engine: str = "auto", key: int | None = None,
-              attack: str = "white-box", public: bool = False,
+              attack: str = "white-box", public: bool = False, example_input: Any = None,
               tell: Callable[[int, int], None] = lambda step, steps: None) -> Audit:
     """Train as planned with canaries among the records, and try to tell which of them were in.
 
@@ -100,7 +101,8 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
     and the optimizer are put back to where they were, and what is returned depends on canaries and noise alone. Plans
     that follow what they release would break that, and are refused unless ``data`` is ``public``.
     ``guesses`` are made about the canaries with the highest and the lowest scores; their number is fixed beforehand, an
-    eighth of the canaries by default. ``tell`` is called after every step.
+    eighth of the canaries by default. ``example_input`` is as for :func:`dpfy.privatize`. ``tell`` is called after
+    every step.
 
     ``canaries`` is a number of gradient canaries, or a list of made-up records: those of
     :func:`~dpfy.auditing.mislabelled` and :func:`~dpfy.auditing.crafted`, or your own. Such *input* canaries are scored
@@ -116,8 +118,9 @@ def audit_run(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, pla
     ledger, loss = Ledger.in_memory(), watched.loss(model, loss_fn)
     optimizers = (*as_optimizers(optimizer), *watched.optimizers)
     with _put_back(model, optimizer):
-        with watched.on(model), privatize(model, optimizers, watched.among(data), plan, ledger, engine=engine,
-                                          announce=False, insecure_test_key=key) as run:
+        among, example = watched.among(data, example_input)
+        with watched.on(model), privatize(model, optimizers, among, plan, ledger, engine=engine, announce=False,
+                                          insecure_test_key=key, example_input=example) as run:
             for batch in run:
                 for each in optimizers:
                     each.zero_grad()
@@ -168,7 +171,7 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
     """Audit what ``dpfy train`` would run with these settings; ``options`` are those of :func:`audit_run`.
 
     ``kind`` is gradient, mislabelled or crafted. The latter two run alone, unless the data are ``public``: others would
-    only hide them. Of private ones nothing is looked at but the shape.
+    only hide them. Of private ones nothing is looked at but the shape that is declared.
     """
     trainer = Trainer(settings)
     _check_settings(trainer, _validate.choice("kind", kind, ("gradient", *KINDS)))
@@ -177,17 +180,19 @@ def audit_settings(settings: TrainConfig, kind: str = "gradient", canaries: int 
         return F.cross_entropy(trainer.model(x), y, reduction="none")
 
     data: Any = trainer.data.train
+    example = declared_example(data, None, trainer.data.example).chunk
     planted: int | Sequence[Any] = canaries
     if kind != "gradient":
         _check(trainer.plan, canaries, options.get("guesses"))
-        shape = shape_of(data[0])
+        shape = shape_of(tuple(field[0] for field in example.arguments))
         with torch.no_grad():
             classes = trainer.model(torch.zeros(1, *shape)).shape[-1]
         data = data if public else []
         planted = make(kind, trainer.model, loss, shape, classes, canaries, trainer.plan.clip)
         public = True
     return audit_run(trainer.model, trainer.optimizer, data, trainer.plan, loss, trainer._delta,
-                     engine=trainer.config.engine, canaries=planted, public=public, **options)
+                     engine=trainer.config.engine, canaries=planted, public=public, example_input=example.arguments,
+                     **options)
 
 
 def _check_settings(trainer: Trainer, kind: str) -> None:

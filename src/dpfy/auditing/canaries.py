@@ -13,6 +13,7 @@ from dpfy import _validate
 from dpfy.mechanisms.controllers import ClipSchedule
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.plan import Plan
+from dpfy.training.example import declared_example
 from dpfy.training.losses import Losses
 from dpfy.training.released import Released
 
@@ -45,8 +46,8 @@ class Canaries(ABC):
         self.present = present
 
     @abstractmethod
-    def among(self, data: Any) -> Any:
-        """Return the records and the canaries that are in."""
+    def among(self, data: Any, example_input: Any) -> tuple[Any, Any]:
+        """Return the records and the canaries that are in, and an example of both; one of records may be declared."""
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the loss of records and canaries."""
@@ -93,9 +94,10 @@ class GradientCanaries(Canaries):
         finally:
             del model._parameters[NAME]
 
-    def among(self, data: Any) -> "WatchedData":
-        """Return the records and the canaries that are in."""
-        return WatchedData(data, self.present)
+    def among(self, data: Any, example_input: Any) -> tuple["WatchedData", tuple[Any, ...]]:
+        """Return the records and the canaries that are in, and an example of both."""
+        fields = declared_example(data, None, example_input).chunk.record(0).arguments
+        return WatchedData(data, self.present, tuple(map(_blank, fields))), (*fields, torch.zeros(1, dtype=torch.long))
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         """Return a loss that is ``loss_fn`` for ordinary records and pulls at its coordinate for a canary."""
@@ -124,10 +126,10 @@ class GradientCanaries(Canaries):
 class WatchedData:
     """Records and, after them, the canaries that are in; a field more says which one it is, or that it is none."""
 
-    def __init__(self, data: Any, present: torch.Tensor) -> None:
+    def __init__(self, data: Any, present: torch.Tensor, blank: tuple[Any, ...]) -> None:
         self._data = data
         self._present = torch.nonzero(present).flatten().tolist()
-        self._blank = tuple(_blank(field) for field in fields_of(data[0]))
+        self._blank = blank
 
     def __len__(self) -> int:
         return len(self._data) + len(self._present)
@@ -144,5 +146,5 @@ def fields_of(record: Any) -> Sequence[Any]:
 
 
 def _blank(field: Any) -> Any:
-    """A field like those of records, without what it says."""
-    return torch.zeros_like(field) if isinstance(field, torch.Tensor) else type(field)(0)
+    """A field of a record like that of a collated example, without what it says."""
+    return torch.zeros_like(field[0]) if isinstance(field, torch.Tensor) else type(field[0])()

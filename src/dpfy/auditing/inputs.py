@@ -41,6 +41,11 @@ class MadeUp(Dataset[tuple[torch.Tensor, int]]):
         self.shape, self.classes = tuple(shape), _validate.count("classes", classes)
         self.count, self.seed = _validate.count("count", count), seed
 
+    @property
+    def example_input(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """An example of the shape that all have."""
+        return torch.zeros(1, *self.shape), torch.zeros(1, dtype=torch.long)
+
     def __len__(self) -> int:
         return self.count
 
@@ -123,10 +128,10 @@ class InputCanaries(Canaries):
         self._squares = torch.zeros(len(self._sizes), dtype=torch.float64)
         self._losses = torch.zeros(()) if self._white else self._losses_now()
 
-    def among(self, data: Any) -> "ConcatDataset[Any]":
-        """Return the records and the canaries that are in."""
+    def among(self, data: Any, example_input: Any) -> tuple["ConcatDataset[Any]", tuple[Any, ...]]:
+        """Return the records and the canaries that are in, and all canaries as examples of both."""
         chosen: Any = [self._records[place] for place in self.present.nonzero().flatten().tolist()]
-        return ConcatDataset([data, chosen])
+        return ConcatDataset([data, chosen]), self._chunk.arguments
 
     def see(self, released: Released) -> None:
         """Multiply what was released with what each canary would have contributed, tensor by tensor."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfy._objects import make_object
+from dpfy._objects import load_object, make_object
 from dpfy.cli._options import JsonOption
 from dpfy.errors import InvalidArgument
 
@@ -29,6 +29,11 @@ def check(
     example: Annotated[str | None, typer.Option(help="Type and shape of each field of one record, such as "
                                                      "'float32[3,32,32],int64[]': runs the probe.",
                                                 show_default=False)] = None,
+    data: Annotated[str | None, typer.Option(help="A data set, or a function that returns one, as "
+                                                  "package.module:name: looks whether data[i] depends on record i "
+                                                  "alone. For the owner of the data.", show_default=False)] = None,
+    collate: Annotated[str | None, typer.Option(help="The collate function of the run: package.module:name.",
+                                                show_default=False)] = None,
     batch_size: Annotated[int, typer.Option(help="Of the steps that are timed, on made-up records.")] = 256,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,16 +46,24 @@ def check(
     Without one the sum of the outputs stands in for it; a last field that the model does not take, a label, is left
     out.
 
+    With --data a few records are loaded, several times and in a fresh process: a data set that mixes records in
+    __getitem__, draws from a generator of its own or keeps state is an error. What is not seen: data that were
+    standardised by their own mean, encoded by what their rows say, or are read beside torch (numpy, files).
+
     Examples:
 
     dpfy check mymodel:make
 
     dpfy check mymodel:make --example 'float32[3,32,32],int64[]'
 
+    dpfy check mymodel:make --data mydata:train_set
+
     dpfy check mymodel:make --example 'int64[128]' --json
     """
     fields = None if example is None else parse_fields(example)
     made = make_object(factory)
+    if data is not None:
+        _check_data(data, collate)
 
     from dpfy.cli._output import print_json
     from dpfy.training.check import check as check_parts, measure  # torch is loaded only when it is needed
@@ -61,8 +74,17 @@ def check(
         print_json({**found.to_json(), "expected": measured and measured.to_json()})
     else:
         _describe(found, measured, asked=fields is not None)
+        if data is not None:
+            typer.echo("A few records of the data set were loaded: nothing shows that one depends on another.")
     if not found.trainable:
         raise typer.Exit(1)
+
+
+def _check_data(data: str, collate: str | None) -> None:
+    from dpfy.training.mixing import check_data_set
+
+    loaded = make_object(data)
+    check_data_set(loaded[0] if isinstance(loaded, tuple) else loaded, load_object(collate) if collate else None)
 
 
 def parse_fields(example: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
@@ -99,6 +99,22 @@ class AugmentedData(Dataset[tuple[Any, ...]]):
     def __init__(self, data: Any, augment: Augment, multiplicity: int) -> None:
         self.data, self.augment = data, augment
         self.multiplicity = _validate.count("multiplicity", multiplicity)
+
+    @property
+    def example_input(self) -> tuple[torch.Tensor, ...] | None:
+        """What the data inside declare, with variations; None if they declare nothing."""
+        data = self.data
+        while type(data) is Subset:
+            data = data.dataset
+        given = getattr(data, "example_input", None)
+        if given is None and type(data) is TensorDataset:
+            given = [torch.zeros(1, *tensor.shape[1:], dtype=tensor.dtype) for tensor in data.tensors]
+        if given is None:
+            return None
+        first, *others = given
+        with torch.random.fork_rng(devices=[]):
+            varied = self.augment(first[:1].repeat_interleave(self.multiplicity, 0))
+        return (varied.unsqueeze(0), *(other[:1] for other in others))
 
     def __len__(self) -> int:
         return len(self.data)

@@ -3,27 +3,27 @@
 import platform
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
 
 from dpfy._version import __version__
 from dpfy.errors import IsolationError
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
+from dpfy.training.data import is_stacked
 from dpfy.training.engines import Engine, LoopEngine
 from dpfy.training.engines.base import LossCall, Substitutes
 from dpfy.training.seclusion import bookmark
-from dpfy.training.strict import randomness_guarantee, workers_guarantee
 
 if TYPE_CHECKING:
     from dpfy.training.probe import Probe
     from dpfy.training.run import Run
 
+_RANDOM_NUMBERS = "Random numbers of the loss, such as dropout masks"
 _LIBRARIES = re.compile(r"^\s*- (.*(?:Math Kernel Library|MKL-DNN|OpenBLAS|Accelerate|CUDA Runtime|CuDNN).*)$", re.M)
 
 
@@ -33,21 +33,14 @@ def record_basis(run: "Run", probe: "Probe", engine: Engine) -> None:
     To be called before the engine sees a record. Of several processes rank 0 writes, and all of them check.
 
     Raises:
-        IsolationError: in a strict run, if the loss draws random numbers or gives other bits for equal input.
+        IsolationError: in a strict run, if the loss gives other bits for equal input.
     """
     draws = draws_random_numbers(probe)
     if run.strict:
-        _check_strictly(probe, engine, draws)
+        _check_strictly(probe, engine)
     if run._ranks.first:
         run.ledger.record_basis({"engine": engine.name, "strict": run.strict, "environment": _environment(run),
                                  "grounds": [each.to_json() for each in _grounds(run, engine, draws)]})
-
-
-def how_declared(example: Any, data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> str | None:
-    """Say how the shape of a record was declared; None if it was not."""
-    if example is not None:
-        return "example_input"
-    return "stacked tensors" if type(data) is TensorDataset and collate_fn is None else None
 
 
 def draws_random_numbers(probe: "Probe") -> bool:
@@ -65,12 +58,8 @@ def _generators() -> tuple[Any, ...]:
             *(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)))
 
 
-def _check_strictly(probe: "Probe", engine: Engine, draws: bool) -> None:
+def _check_strictly(probe: "Probe", engine: Engine) -> None:
     """Refuse a loss whose bits may depend on more than the record."""
-    if draws and randomness_guarantee(engine.name) is None:
-        raise IsolationError("The loss draws random numbers, as dropout does, and a strict run does without: that "
-                             "torch's generators stand in for independent numbers is an allowance. Set p=0, call "
-                             "model.eval(), or train without strict=True.")
     if not isinstance(engine, LoopEngine):
         raise IsolationError(f"A strict run computes records one by one, and the engine is {engine.name!r}.")
     made = probe.made_up()
@@ -96,17 +85,18 @@ def _grounds(run: "Run", engine: Engine, draws: bool) -> Iterator[Ground]:
     yield from _isolation(run, engine)
     yield from _rounding(run, engine)
     yield from _shape(run)
-    if draws:
-        said = randomness_guarantee(engine.name)
-        yield Ground(Kind.THEOREM if said else Kind.ALLOWANCE, "random_numbers", "Random numbers of the loss, such as "
-                     "dropout masks", said or "They come from torch's, numpy's and Python's generators, whose whole "
-                     "states are drawn from the cipher at every step. That their output stands in for independent "
-                     "numbers is not proved.")
-    if run._records._loader.num_workers:
-        said = workers_guarantee()
-        yield Ground(Kind.THEOREM if said else Kind.ALLOWANCE, "workers", "Random numbers of loading processes",
-                     said or "What they draw for augmentation comes from seeds of few bits and is not covered by the "
-                     "proof.")
+    if draws and engine.one_by_one:
+        yield Ground(Kind.THEOREM, "random_numbers", _RANDOM_NUMBERS, "The cipher draws whole states of torch's, "
+                     "numpy's and Python's generators for each record alone, so that what it draws is independent of "
+                     "all others: docs/proofs/isolation.md.")
+    elif draws:
+        yield Ground(Kind.ALLOWANCE, "random_numbers", _RANDOM_NUMBERS, "They come from torch's, numpy's and Python's "
+                     "generators, whose whole states are drawn from the cipher for every chunk. That their output "
+                     "stands in for independent numbers is not proved.")
+    if not is_stacked(run._records.data):
+        yield Ground(Kind.THEOREM, "loading", "Random numbers that loading a record draws",
+                     "The generators have states that follow from a secret key of the step and from the record's "
+                     "index, in loading processes too: docs/proofs/isolation.md.")
 
 
 def _isolation(run: "Run", engine: Engine) -> Iterator[Ground]:
@@ -163,17 +153,8 @@ def companions_of(run: "Run", engine: Engine) -> int:
 
 
 def _shape(run: "Run") -> Iterator[Ground]:
-    title = "What a record looks like"
-    said = getattr(run, "declared", None) or how_declared(
-        run._declared_example, run._records.data, run._records.collate_fn)
-    if said is None:
-        yield Ground(Kind.ALLOWANCE, "shape", title, "Not declared: the shape that most of a few records have was "
-                     "taken as public. Give example_input= to declare it.")
-        return
-    yield Ground(Kind.DECLARATION, "shape", title, f"Declared by {said}.")
-    if run.strict and said != "stacked tensors":
-        yield Ground(Kind.DECLARATION, "loading", "Loading a record draws no random numbers",
-                     "By strict=True; what a data set does with its records cannot be seen on synthetic input.")
+    yield Ground(Kind.DECLARATION, "shape", "What a record looks like", f"Declared by {run.declared}: "
+                 f"{run._example.shapes}. What is larger or of another type contributes nothing.")
 
 
 def _environment(run: "Run") -> dict[str, Any]:
@@ -188,7 +169,7 @@ def _environment(run: "Run") -> dict[str, Any]:
         "autocast": torch.is_autocast_enabled(device.type),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(), "processes": run._ranks.size,
-        "loading_processes": run._records._loader.num_workers,
+        "loading_processes": run._records.num_workers,
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,16 @@ class Chunk:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """The shapes and types of one record, and how many rows it has; chunks that share it can be joined."""
-        return (self.rows, *((tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else "column"
-                             for leaf in self.leaves()))
+        """The structure, shapes and types of one record, and how many rows it has; chunks that share it can be joined.
+
+        Two mappings with their keys in another order differ: their leaves are joined by place.
+        """
+        return (self.rows, *map(_signature, self.arguments))
+
+    def fits(self, declared: "Chunk") -> bool:
+        """Whether records are as was declared: in structure, types and numbers of axes, and no axis is longer."""
+        return (len(self.arguments) == len(declared.arguments)
+                and all(map(_fits, self.arguments, declared.arguments)))
 
     def __repr__(self) -> str:
         return "Chunk(sensitive)"
@@ -112,7 +120,9 @@ def _normalised(value: Any, size: int) -> Any:
         if not value.ndim or len(value) != size:
             rows = f"{len(value)} rows" if value.ndim else "no rows"
             raise UnsupportedField(f"a tensor with {rows} for {size} records; every tensor needs one row per record")
-        return value
+        if value.layout is not torch.strided:
+            raise UnsupportedField(f"a tensor of layout {value.layout}; use .to_dense()")
+        return value.detach()
     if isinstance(value, Mapping):
         return _like(value, {key: _normalised(item, size) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -121,6 +131,29 @@ def _normalised(value: Any, size: int) -> Any:
         return Column(value) if _is_column(value, size) else type(value)(_normalised(item, size) for item in value)
     raise UnsupportedField(f"a field of type {type(value).__name__}; expected tensors with one row per record, or "
                            "lists with one text or number per record")
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape[1:]), value.dtype, value.device
+    if isinstance(value, Column):
+        return "column"
+    if isinstance(value, Mapping):
+        return type(value), tuple((key, _signature(item)) for key, item in value.items())
+    return type(value), tuple(map(_signature, value))
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether a field is as was declared; a list fits a tuple, since torch's collation makes one of the other."""
+    if isinstance(value, torch.Tensor):
+        return (isinstance(declared, torch.Tensor) and value.dtype == declared.dtype and value.ndim == declared.ndim
+                and all(map(le, value.shape[1:], declared.shape[1:])))
+    if isinstance(value, Column) or isinstance(declared, Column | torch.Tensor):
+        return isinstance(value, Column) and isinstance(declared, Column)
+    if isinstance(value, Mapping):
+        return (isinstance(declared, Mapping) and value.keys() == declared.keys()
+                and all(_fits(item, declared[key]) for key, item in value.items()))
+    return not isinstance(declared, Mapping) and len(value) == len(declared) and all(map(_fits, value, declared))
 
 
 def _is_column(value: Any, size: int) -> bool:

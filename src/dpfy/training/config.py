@@ -55,6 +55,8 @@ class TrainConfig:
                              "beside the gradient), public (those of the public records), or refuse")
     users: str | None = _option(None, "the user of each row as module:name, a sequence or a function that returns one; "
                                 "users are then what is protected and what records and batch_size count")
+    example: str | None = _option(None, "a collated batch of synthetic examples as module:name, of the largest shape "
+                                  "that a record may have; needed where records may differ in shape")
     rows_per_user: int | None = _option(None, "the most rows of a user in a step; 16 unless you say otherwise")
     epsilon: float = _option(3.0, "the privacy budget")
     delta: float | str = _option(1e-5, "the failure probability, or 'auto' for 1/records^1.1")
@@ -157,7 +159,7 @@ class TrainConfig:
 
     def _check_strict(self) -> None:
         """Refuse settings that rest on an allowance; what depends on the data and the model is told when they bind."""
-        strict_engine(self.engine, sampling=self.sampling, workers=self.num_workers, anchored=self.anchor is not None)
+        strict_engine(self.engine, sampling=self.sampling, anchored=self.anchor is not None)
         if named_algorithm(self.algorithm)[0] != "dpsgd":
             raise InvalidArgument(f"Expected algorithm='dpsgd' with strict, got {self.algorithm!r}: it compares "
                                   "losses, of which last bits are allowed for.")

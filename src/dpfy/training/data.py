@@ -1,23 +1,27 @@
 """From a data set to chunks, so that no record can stop, reshape or announce itself in a run.
 
-A record that cannot be loaded or collated contributes nothing: no text, no count, no traceback.
+A record that cannot be loaded or collated, or is not as was declared, contributes nothing: no text, no count, no
+traceback.
 """
 
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from dpfy.errors import DataError
-from dpfy.training.chunk import Chunk, UnsupportedField
-from dpfy.training.seclusion import renew_randomness
+from dpfy.mechanisms.noise import SecureStream
+from dpfy.training.ambient import users_code
+from dpfy.training.chunk import Chunk
+from dpfy.training.keys import KEY_BYTES, set_generators
+from dpfy.training.seclusion import bookmark, renew_randomness
+from dpfy.training.workers import Rows, Workers, packed
 
-_WITNESSES = 32  # records whose shapes are looked at for the public shape; one odd record among many cannot win
-_BAD = "dpfy: this record could not be loaded"
+_WITNESSES = 32  # records that are looked at where processes compare their data sets
 
 Groups = list[tuple[Chunk, list[int]]]
 """Chunks of rows of one shape each, and the places that their rows had among those that were asked for."""
@@ -38,23 +42,24 @@ class Records:
     """The private records behind a loader that treats every record alone.
 
     ``collate_fn`` is only ever given one record, and records of one shape are put together afterwards: whatever it
-    does, it cannot mix them.
+    does, it cannot mix them. While a record is loaded and collated, the generators have states that follow from a
+    secret key and from the record's index. ``example`` is what was declared about the records; what does not fit it is
+    left out.
     """
 
     rows_per_unit = 1  # the most that one unit of privacy has in a step
     seed_words = 0  # random words that a unit needs to choose its rows by
 
-    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int) -> None:
-        _check_map_style(data)
+    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int,
+                 example: Chunk | None = None, stream: SecureStream | None = None) -> None:
+        check_map_style(data)
         self.data = data
-        self.collate_fn = collate_fn
-        self._guarded = _GuardedData(data)
-        self._collate = _GuardedCollate(collate_fn)
-        self._step = _Step()
+        self.loading = Loading(data, collate_fn, example)
+        self.num_workers = num_workers
         self._in_memory = type(data) is TensorDataset and collate_fn is None and num_workers == 0
-        self._loader = DataLoader(self._guarded, batch_sampler=self._step, collate_fn=self._collate,
-                                  num_workers=num_workers, persistent_workers=num_workers > 0,
-                                  worker_init_fn=_silence_warnings)
+        self._stream = stream if stream is not None else SecureStream(purpose="training")
+        self._key = self._fresh_key()
+        self._workers = Workers(num_workers, self.loading.packed, _joined_packed, data) if num_workers else None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -64,9 +69,22 @@ class Records:
         """What processes have to agree on besides the rows: here nothing."""
         return ""
 
-    def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> "Records":
+    def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
         """Return what a step sees of the drawn units, each of which drew a column of ``seeds``: here the records."""
-        return self
+        return self.fresh()
+
+    def fresh(self) -> Self:
+        """Return the same records under a fresh secret key: augmentation draws other numbers."""
+        return self.keyed(self._fresh_key())
+
+    def keyed(self, key: bytes) -> Self:
+        """Return the same records under a key."""
+        keyed = copy.copy(self)
+        keyed._key = key
+        return keyed
+
+    def _fresh_key(self) -> bytes:
+        return self._stream.words(KEY_BYTES // 8).tobytes()
 
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
         """Yield the records at the indices of each part, as one chunk or, where shapes differ, as several."""
@@ -76,7 +94,7 @@ class Records:
                 yield LoadedChunk(chunk, tuple(part[positions].tolist()))
 
     def alone(self, index: int) -> Chunk | None:
-        """Return one record as a chunk of its own, or None if it cannot be loaded or collated."""
+        """Return one record as a chunk of its own, or None if it cannot be loaded or collated or does not fit."""
         groups = self._loaded([index])
         return groups[0][0] if groups else None
 
@@ -84,49 +102,37 @@ class Records:
         """Yield the rows at the indices of each part, in order."""
         if self._in_memory:
             for part in parts:
-                yield [(Chunk(tuple(tensor[part] for tensor in self.data.tensors), len(part)), [*range(len(part))])]
-            return
-        self._step.chunks = [part.tolist() for part in parts]
-        try:
-            yield from self._loader
-        except RuntimeError:
-            raise DataError("A loading worker died. Use num_workers=0, or give the workers more memory.") from None
+                rows = Chunk(tuple(tensor[part].detach() for tensor in self.data.tensors), len(part))
+                yield [(rows, [*range(len(part))])]
+        elif self._workers is not None:
+            for found in self._workers.found(self._key, [part.tolist() for part in parts]):
+                yield [(pickle.loads(chunk), positions) for chunk, positions in found]
+        else:
+            for part in parts:
+                back = bookmark()
+                try:
+                    groups = self.loading.groups(self._key, part.tolist())
+                finally:
+                    back()  # what user code drew, or seeded, has no part in the masks that come after it
+                yield groups
+
+    def close(self) -> None:
+        """End the loading processes; they are started again if they are needed."""
+        if self._workers is not None:
+            self._workers.close()
 
     def _loaded(self, rows: Sequence[int]) -> Groups:
-        """Return the rows at some indices, loaded in this process."""
-        return self._collate([self._guarded[row] for row in rows])
+        """Return the rows at some indices."""
+        return next(iter(self._groups([torch.tensor(rows, dtype=torch.int64)])))
 
-    def spread(self) -> list[int]:
-        """Return the indices of a few records, evenly over the data."""
+    def witnesses(self, count: int) -> list[int]:
+        """Return a few rows of the data set, each of another unit."""
+        return self.spread(count)
+
+    def spread(self, count: int = _WITNESSES) -> list[int]:
+        """Return the indices of a few records, evenly over the units."""
         last = len(self) - 1
-        return sorted({round(k * last / (_WITNESSES - 1)) for k in range(_WITNESSES)}) if last >= 0 else []
-
-    def _witnesses(self) -> list[int]:
-        """Return the rows whose shapes are looked at."""
-        return self.spread()
-
-    def example(self) -> tuple[Any, Chunk] | None:
-        """Return a record of the most common shape, raw and collated alone; None if no record loads.
-
-        The most common shape among records spread over the data is taken as public. Who would rather declare it gives
-        ``example_input``.
-        """
-        witnesses = [(shape, record) for record in map(self._guarded.__getitem__, self._witnesses())
-                     if (shape := _shape_or_none(record)) is not None]
-        if not witnesses:
-            return None
-        common, _ = Counter(shape for shape, _ in witnesses).most_common(1)[0]
-        for shape, record in witnesses:
-            try:
-                if shape == common:
-                    return record, self._collate.alone(record)
-            except UnsupportedField as error:
-                raise DataError(f"A collated record has {error}. Change the data set or collate_fn.") from None
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
-                continue
-        return None
+        return sorted({round(k * last / (count - 1)) for k in range(count)}) if last >= 0 else []
 
 
 def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chunk], Any],
@@ -182,99 +188,100 @@ def shape_of(value: Any) -> Any:
     return type(value).__name__
 
 
-def _shape_or_none(record: Any) -> Any:
-    """The hashable shape of a record that can be used, whatever its attributes do when they are looked at."""
-    try:
-        if isinstance(record, str) and record == _BAD:
-            return None
+class Loading:
+    """Loads and collates rows, each under a key of its own; what fails or does not fit, even alone, is left out."""
+
+    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None) -> None:
+        self.data, self.collate_fn, self.example = data, collate_fn, example
+        self._runs_code = not is_stacked(data) or collate_fn is not None
+
+    def groups(self, key: bytes, rows: Rows) -> Groups:
+        """Return chunks with the places of their records among ``rows``."""
+        with users_code():
+            return self._groups(key, rows)
+
+    def _groups(self, key: bytes, rows: Rows) -> Groups:
+        if self.collate_fn is not None:
+            return _joined((chunk, [place]) for place, row in enumerate(rows)
+                           if row is not None and (chunk := _guarded(self._alone, key, row)) is not None)
+        records: dict[int, Any] = {}
+        shapes: dict[Any, list[int]] = {}
+        for place, row in enumerate(rows):
+            if row is not None and (found := _guarded(self._with_shape, key, row)) is not None:
+                records[place], shape = found
+                shapes.setdefault(shape, []).append(place)
+        return [group for places in shapes.values() for group in self._stacked(records, places)]
+
+    def packed(self, key: bytes, rows: Rows) -> list[tuple[bytes, list[int]]]:
+        """Return the groups in a form that passes between processes; what has none is left out."""
+        found = [(_guarded(packed, chunk), places) for chunk, places in self.groups(key, rows)]
+        # The records of a group have their types in common: where it has no such form, none of them has one alone.
+        return [(chunk, places) for chunk, places in found if chunk is not None]
+
+    def _record(self, key: bytes, row: int) -> Any:
+        if self._runs_code:
+            set_generators(key, row)
+        return self.data[row]
+
+    def _alone(self, key: bytes, row: int) -> Chunk | None:
+        assert self.collate_fn is not None
+        return self._collated(self.collate_fn, [self._record(key, row)])
+
+    def _with_shape(self, key: bytes, row: int) -> tuple[Any, Any]:
+        """A record and its hashable shape, whatever its attributes do when they are looked at."""
+        record = self._record(key, row)
         shape = shape_of(record)
         hash(shape)
-        return shape
+        return record, shape
+
+    def _stacked(self, records: Mapping[int, Any], places: list[int]) -> Groups:
+        """Collate records of one shape: the default stacks, and stacking treats every record alone."""
+        together = _guarded(self._collated, default_collate, [records[place] for place in places])
+        if together is not None:
+            return [(together, places)]
+        return _joined((chunk, [place]) for place in places
+                       if (chunk := _guarded(self._collated, default_collate, [records[place]])) is not None)
+
+    def _collated(self, collate_fn: Callable[[list[Any]], Any], records: list[Any]) -> Chunk | None:
+        """Records of one shape as a chunk, if they fit what was declared."""
+        chunk = Chunk.of(collate_fn(records), len(records))
+        return chunk if self.example is None or chunk.fits(self.example) else None
+
+
+def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+    """Return what user code returns for a record, or None if it raises anything but an interruption."""
+    try:
+        return function(*args)
     except KeyboardInterrupt:
         raise
-    except BaseException:
+    except BaseException:  # SystemExit included
         return None
 
 
-class _GuardedData(Dataset[Any]):
-    """Loads records; one that raises, whatever it raises, becomes a mark."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self.data[index]
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            return _BAD
+def _joined(groups: Iterable[tuple[Chunk, list[int]]]) -> Groups:
+    """Join chunks of one signature, in the order of their places."""
+    alike: dict[Any, Groups] = {}
+    for chunk, places in groups:
+        alike.setdefault(chunk.signature, []).append((chunk, places))
+    return [(Chunk.joined([chunk for chunk, _ in group]), [place for _, places in group for place in places])
+            for group in alike.values()]
 
 
-class _GuardedCollate:
-    """Collates records of one shape together; what does not fit, even alone, is left out."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
-        self.collate_fn = collate_fn
-
-    def alone(self, record: Any) -> Chunk:
-        """Return one record as a chunk, or raise whatever prevents it."""
-        return Chunk.of((self.collate_fn or default_collate)([record]), 1)
-
-    def __call__(self, records: Sequence[Any]) -> Groups:
-        """Return chunks with the positions of their records."""
-        if self.collate_fn is not None:
-            return self._joined(records, range(len(records)))
-        groups: dict[Any, list[int]] = {}
-        for position, record in enumerate(records):
-            if (shape := _shape_or_none(record)) is not None:
-                groups.setdefault(shape, []).append(position)
-        collated: Groups = []
-        for positions in groups.values():
-            try:  # the default stacks, and stacking treats every record alone
-                chunk = Chunk.of(default_collate([records[p] for p in positions]), len(positions))
-                collated.append((chunk, positions))
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
-                collated += self._joined(records, positions)
-        return collated
-
-    def _joined(self, records: Sequence[Any], positions: Sequence[int]) -> Groups:
-        """Collate records one by one and join those of one signature."""
-        groups: dict[Any, list[tuple[Chunk, int]]] = {}
-        for position in positions:
-            try:
-                if _shape_or_none(records[position]) is not None:
-                    chunk = self.alone(records[position])
-                    groups.setdefault(chunk.signature, []).append((chunk, position))
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
-                continue
-        return [(Chunk.joined([chunk for chunk, _ in group]), [position for _, position in group])
-                for group in groups.values()]
+def _joined_packed(found: list[list[tuple[bytes, list[int]]]]) -> list[tuple[bytes, list[int]]]:
+    """Do the same to groups on their way between processes."""
+    groups = ((pickle.loads(chunk), places) for each in found for chunk, places in each)
+    return [(packed(chunk), places) for chunk, places in _joined(groups)]
 
 
-class _Step:
-    """The batch sampler of the loader: the chunks of the step under way."""
-
-    def __init__(self) -> None:
-        self.chunks: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.chunks)
-
-    def __len__(self) -> int:
-        return len(self.chunks)
+def is_stacked(data: Any) -> bool:
+    """Whether records are rows of stacked tensors, so that no code of the user's loads them."""
+    while type(data) is Subset:
+        data = data.dataset
+    return type(data) is TensorDataset
 
 
-def _silence_warnings(_: int) -> None:
-    """In a loading worker: a warning may name the record that caused it."""
-    warnings.simplefilter("ignore")
-
-
-def _check_map_style(data: Any) -> None:
+def check_map_style(data: Any) -> None:
+    """Refuse what has no records at indices."""
     if isinstance(data, DataLoader):
         raise DataError("Expected a data set, got a DataLoader. Pass loader.dataset: the run draws its own Poisson "
                         "samples, because the guarantee is only valid for the sampler that it records.")

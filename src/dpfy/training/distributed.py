@@ -23,6 +23,7 @@ from dpfy import errors
 from dpfy.errors import DpfyError, InvalidArgument, RankFailed
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.data import Records
+from dpfy.training.keys import KEY_BYTES
 from dpfy.training.seclusion import secluded
 
 _ANNOUNCED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells the processes that it starts
@@ -171,8 +172,9 @@ def check_same_records(ranks: Ranks, records: Records) -> None:
 def _digest(records: Records) -> str:
     """Return a hash of a few collated records. Sensitive."""
     digest = hashlib.sha256()
+    known = records.keyed(bytes(KEY_BYTES))
     with secluded(SecureStream(insecure_test_key=0, purpose="training")):
-        for chunk in map(records.alone, records.spread()):
+        for chunk in map(known.alone, known.spread()):
             for leaf in chunk.leaves() if chunk is not None else ():
                 plain = _bytes(leaf).cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else leaf
                 digest.update(repr(plain).encode())

@@ -97,8 +97,8 @@ def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipp
     def take(found: tuple[tuple[int, ...], BoundedSums]) -> None:
         norms[list(found[0])] = torch.cat([some.norms[:, 0] for some in found[1].seen]).sqrt().cpu()
 
-    visit_loaded(records, parts, lambda loaded: (loaded.indices, engine.bounded_sums(loss_fn, loaded.chunk, measuring)),
-                 take)
+    visit_loaded(records.fresh(), parts,
+                 lambda loaded: (loaded.indices, engine.bounded_sums(loss_fn, loaded.chunk, measuring)), take)
     return norms.numpy()
 
 

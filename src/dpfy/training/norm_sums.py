@@ -110,11 +110,9 @@ def noised(total: float, stddev: float, noise: Noise, companions: int = 0) -> fl
 
 
 def _norms(run: "Run", loss_fn: LossFn, declared: int) -> np.ndarray:
-    """The norms of all records; zero where there is nothing to compute them with."""
+    """The norms of all records."""
     with secluded(run._streams.training):
         engine = run._engine_for(loss_fn)
-        if engine is None:
-            return np.zeros(len(run._records))
         clipping = Pieces(run.plan.query, run._trained(), ()).clipping(grid=1.0)
         return all_norms(run._records, engine, loss_fn, clipping, declared, run._streams.sampling,
                          run._largest_chunk(engine))

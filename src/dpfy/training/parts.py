@@ -34,6 +34,7 @@ class TrainingData:
     unit: str
     source: reference_data.DataSource | None = None
     owners: Any = None  # of the rows, where users are protected
+    example: Any = None  # a collated batch of synthetic examples, where the data set itself declares none
 
 
 def completed(config: TrainConfig) -> TrainConfig:
@@ -63,15 +64,19 @@ def completed(config: TrainConfig) -> TrainConfig:
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
 
 
-def load_data(config: TrainConfig, train: Any, test: Any, unit_of: Any = None) -> TrainingData:
+def load_data(config: TrainConfig, train: Any, test: Any, unit_of: Any = None,
+              example_input: Any = None) -> TrainingData:
     """Return the data that was given as objects or that the configuration names."""
     owners = make_object(config.users) if unit_of is None and config.users is not None else unit_of
+    if example_input is None and config.example is not None:
+        example_input = make_object(config.example)
     if owners is None:
-        return _load_records(config, train, test)
+        return replace(_load_records(config, train, test), example=example_input)
     if config.records is None:
         raise InvalidArgument("Data that is protected by user needs records=, the declared public number of users: it "
                               "is never read off the data.")
-    return replace(_load_records(config, train, test), owners=owners, unit="all rows of one user")
+    return replace(_load_records(config, train, test), owners=owners, unit="all rows of one user",
+                   example=example_input)
 
 
 def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:

@@ -1,7 +1,7 @@
 """Binding a plan: to a model and its optimizers, to private records, and to a ledger."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from dpfy.ledger import Header, Ledger
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.plan import Plan
-from dpfy.training.basis import how_declared
-from dpfy.training.chunk import Chunk, UnsupportedField
+from dpfy.training.data import check_map_style
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import ENGINES
+from dpfy.training.example import declared_example
 from dpfy.training.gate import trainable
 from dpfy.training.kinds import require_python_modules
 from dpfy.training.loaders import taken_from
 from dpfy.training.pieces import check_leaves
+from dpfy.training.probe import check_collation
 from dpfy.training.run import Run, Streams
 from dpfy.training.strict import strict_engine
 from dpfy.training.units import records_by_unit
@@ -42,7 +43,9 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling: it is not
     iterated, the run draws by the same law from its own generator. ``max_physical_batch`` limits the rows in memory, of
     which the engine takes as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a
-    collated batch of made-up examples for the probe. ``anchor`` keeps the ledger's head in a second place; ``block``
+    collated batch of synthetic examples, of the largest shape that a record may have: it decides the engine and the
+    scale of the noise, and records that do not fit it contribute nothing. A ``TensorDataset`` needs none, nor does a
+    data set that has it as an attribute. ``anchor`` keeps the ledger's head in a second place; ``block``
     reserves that many steps at once; ``announce`` says so when steps were spent on the ledger before. With
     ``insecure_test_key`` nothing is private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it
     in the ledger, whose guard then admits or refuses every step before records are read: those of the plan, and what
@@ -69,25 +72,30 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):
         data, collate_fn, num_workers = taken_from(data, plan.sampling, collate_fn, num_workers)
-    records = records_by_unit(data, collate_fn, num_workers, plan.unit, unit_of, rows_per_user)
+    check_map_style(data)
+    example = declared_example(data, collate_fn, example_input)
+    if collate_fn is not None and example.record is not None:
+        check_collation(collate_fn, example.record)
+    ranks = Ranks.present()
+    streams = Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
+                      sampling=SecureStream(insecure_test_key, purpose="sampling"),
+                      training=ranks.own(SecureStream(insecure_test_key, purpose="training")))
+    records = records_by_unit(data, collate_fn, num_workers, plan.unit, unit_of, rows_per_user, example.chunk,
+                              streams.training)
     if (declared := getattr(plan.sampling, "records", None)) is not None:
         require_declared(len(records), declared)
     if strict:
         engine = strict_engine(
-            engine, sampling=plan.sampling.tag, workers=num_workers, test_key=insecure_test_key is not None,
-            shape=how_declared(example_input, data, collate_fn), devices={p.device.type for p in parameters.values()},
+            engine, sampling=plan.sampling.tag, test_key=insecure_test_key is not None,
+            devices={p.device.type for p in parameters.values()},
             anchored=ledger.anchored if isinstance(ledger, Ledger) else anchor is not None)
-    ranks = Ranks.present()
     if ranks.size > 1:
         ranks.agree({"plan": plan.to_json(), "number of records": len(records),
                      "unit_of or rows_per_user": records.owners,
                      "engine or max_physical_batch": (engine, max_physical_batch),
+                     "example_input": repr(example.chunk.signature),
                      "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
         ranks.share([*model.parameters(), *model.buffers()])
-    streams = Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
-                       sampling=SecureStream(insecure_test_key, purpose="sampling"),
-                       training=ranks.own(SecureStream(insecure_test_key, purpose="training")))
-    example = None if example_input is None else _declared(example_input)
     with ranks.together():
         opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict) if ranks.first else None
     try:
@@ -132,21 +140,6 @@ def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, ancho
         ledger.register(guard, header)
         return ledger
     return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
-
-
-def _declared(example_input: Any) -> Chunk:
-    """The declared example as a chunk; its first tensor says how many rows it has."""
-    fields: list[Any] = [example_input]
-    while fields and not isinstance(fields[0], torch.Tensor):
-        first = fields.pop(0)
-        fields = [*(first.values() if isinstance(first, Mapping) else first if isinstance(first, list | tuple) else []),
-                  *fields]
-    try:
-        return Chunk.of(example_input, len(fields[0]))
-    except (IndexError, TypeError) as error:
-        reason = f": it has {error}" if isinstance(error, UnsupportedField) else ""
-        raise InvalidArgument("Expected example_input to be a collated batch: tensors with one row per example"
-                              f"{reason}.") from None
 
 
 def _check_model(model: nn.Module) -> None:

@@ -32,6 +32,7 @@ class Rehearsal:
     test: Any
     momentum: float = 0.9
     seed: int = 0
+    example_input: Any = None
 
     @classmethod
     def named(cls, data: str, model: str | None = None, data_dir: str | None = None) -> "Rehearsal":
@@ -40,7 +41,7 @@ class Rehearsal:
         loaded = load_data(config, None, None)
         if loaded.test is None:
             raise InvalidArgument(f"Expected {data} to return a pair of data sets: one to train on, one to measure on.")
-        return cls(lambda: make_model(config, loaded), loaded.train, loaded.test)
+        return cls(lambda: make_model(config, loaded), loaded.train, loaded.test, example_input=loaded.example)
 
     def __call__(self, trial: Trial) -> float:
         """Train and measure; a run that diverges has accuracy 0."""
@@ -52,7 +53,8 @@ class Rehearsal:
         batch = min(trial.batch_size, records)
         plan = dpsgd(records=records, batch_size=batch, steps=trial.steps, clip=trial.clip or _UNCLIPPED,
                      noise_multiplier=trial.noise_multiplier * batch / trial.batch_size)
-        with privatize(model, optimizer, self.train, plan, Ledger.in_memory()) as run:
+        with privatize(model, optimizer, self.train, plan, Ledger.in_memory(),
+                       example_input=self.example_input) as run:
             for step in run:
                 optimizer.zero_grad()
                 run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), step)

@@ -35,18 +35,19 @@ from dpfy.plan import Plan
 from dpfy.training.ambient import certified
 from dpfy.training.basis import record_basis
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
-from dpfy.training.chunk import Chunk
 from dpfy.training.data import Records, visit, visit_loaded
 from dpfy.training.distributed import Ranks, check_same_records
 from dpfy.training.engines import ENGINES, EXACT, WRITING, Engine
 from dpfy.training.engines.base import LossFn
+from dpfy.training.example import Declared
 from dpfy.training.gate import Gate, is_finite
 from dpfy.training.importance import Weighing, expected_proposals, importance_for, propose, with_room_for_bits
 from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
+from dpfy.training.mixing import refuse_mixing
 from dpfy.training.norm_sums import due_before, paid_beside, release_norms
 from dpfy.training.pieces import Pieces, rehearse
-from dpfy.training.probe import Probe, check_collation
+from dpfy.training.probe import Probe
 from dpfy.training.released import Released
 from dpfy.training.seclusion import secluded
 from dpfy.training.steering import Steering
@@ -97,7 +98,7 @@ class Run:
 
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
                  parameters: dict[str, nn.Parameter], records: Records, plan: Plan, ledger: Ledger | None,
-                 streams: Streams, engine: str, example: Chunk | None, ranks: Ranks,
+                 streams: Streams, engine: str, example: Declared, ranks: Ranks,
                  max_physical_batch: int | None = None, strict: bool = False) -> None:
         self.plan = plan
         self.strict = strict  # whether no release may rest on an allowance
@@ -116,7 +117,7 @@ class Run:
         self._gate = Gate(optimizers, parameters)
         self._records = records
         self._wanted_engine = engine
-        self._declared_example = example
+        self._example = example
         self._max_physical_batch = max_physical_batch
         self._streams = streams
         self._importance = importance_for(plan, streams.sampling, engine, ranks.size, parameters)
@@ -232,10 +233,9 @@ class Run:
                 with self._ranks.together():
                     if self._ranks.first:  # while the engine is at work; the noise of a step is used in it or never
                         self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
-                    if engine is not None:
-                        clipping = pieces.clipping(mechanism.grid)
-                        drawn = self._proposed(engine, loss_fn, step, setting, clipping, drawn)
-                        self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, clipping)
+                    clipping = pieces.clipping(mechanism.grid)
+                    drawn = self._proposed(engine, loss_fn, step, setting, clipping, drawn)
+                    self._add_sums(pieces, sums, engine, loss_fn, drawn, blocks, clipping)
             outputs = self._noised(pieces, sums, mechanism, len(drawn) // (8 * self._drawn_words))
         except BaseException:
             if sums is not None:
@@ -309,11 +309,11 @@ class Run:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine | None, step: int, setting: Setting, pieces: Pieces) -> GaussianSum:
+    def _mechanism(self, engine: Engine, step: int, setting: Setting, pieces: Pieces) -> GaussianSum:
         """The mechanism of this step; its noise depends on the plan, what was released, the model and the engine."""
         query = setting.query
         dimension = sum(p.numel() for p in self._parameters.values()) + sum(each.size for each in query.due(step))
-        if engine is None or query.slots is not None:  # a slot shares its arithmetic with no other
+        if query.slots is not None:  # a slot shares its arithmetic with no other
             companions, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = self._blocks(engine, step, setting)
@@ -344,7 +344,7 @@ class Run:
                                       self._importance and companions) if limit]
         return max(1, min(limits) // self._records.rows_per_unit) if limits else None
 
-    def _blocks(self, engine: Engine | None, step: int, setting: Setting, ranks: int = 1) -> Blocks:
+    def _blocks(self, engine: Engine, step: int, setting: Setting, ranks: int = 1) -> Blocks:
         """How the records that a step computes on are divided, from public and released numbers."""
         if self._importance is None:
             return Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), ranks)
@@ -397,8 +397,8 @@ class Run:
             return clipping
         return replace(clipping, weigh=Weighing(self._importance, self._taken, bound, indices))
 
-    def _engine_for(self, loss_fn: LossFn) -> Engine | None:
-        """The engine that the probe chose for this loss as it is now; None while there is no record to look at.
+    def _engine_for(self, loss_fn: LossFn) -> Engine:
+        """The engine that the probe chose for this loss as it is now; no record has a part in it.
 
         A loss that reads other values than before is judged anew, and one that does so again and again is given to an
         engine that isolates records by construction.
@@ -406,17 +406,17 @@ class Run:
         trained = self._trained()
         verdicts = self._verdicts.setdefault((identity(loss_fn), tuple(trained)), Verdicts(self.model))
         readings = verdicts.read(loss_fn)
-        if self._ranks.any(verdicts.engine(readings) is None):
+        chosen = verdicts.engine(readings)
+        if self._ranks.any(chosen is None):
             check_same_records(self._ranks, self._records)
             with self._ranks.together():
+                if self._engine is None:
+                    refuse_mixing(self._records)
                 probe = self._probe(loss_fn, trained)
                 isolating = verdicts.too_many and self._wanted_engine == "auto"
-                engine = None if probe is None else probe.choose(self._wanted_engine, isolating)
-            first = self._ranks.from_first(
-                lambda: json.dumps(engine and [engine.name, engine.records_at_once]).encode())
+                engine = probe.choose(self._wanted_engine, isolating)
+            first = self._ranks.from_first(lambda: json.dumps([engine.name, engine.records_at_once]).encode())
             with self._ranks.together():
-                if probe is None or engine is None:
-                    return None
                 record_basis(self, probe, engine)
                 name, at_once = json.loads(first)
                 chosen = engine if engine.name == name else probe.choose(name, isolating)
@@ -426,20 +426,13 @@ class Run:
                     setting.query, trained, () if setting.query.slots else setting.query.statistics,
                     setting.coordinates))
                 verdicts.add(readings, chosen)
-            self._engine = chosen
-        return verdicts.engine(readings)
+        assert chosen is not None
+        self._engine = chosen
+        return chosen
 
-    def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe | None:
-        """The judge of this loss on made-up input of the declared shape, or of the shape that most records have."""
-        looked_at = self._declared_example
-        if looked_at is None:
-            found = self._records.example()
-            if found is None:
-                return None
-            record, looked_at = found
-            if self._records.collate_fn is not None:
-                check_collation(self._records.collate_fn, record)
-        return Probe(self.model, trained, loss_fn, looked_at, looked_at is self._declared_example,
+    def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe:
+        """The judge of this loss on synthetic input of the declared shape."""
+        return Probe(self.model, trained, loss_fn, self._example.chunk, self._example.valid,
                      self.plan.query.statistics, self._engine_choice)
 
     @property
@@ -458,6 +451,11 @@ class Run:
             raise LedgerError("The ledger of this run, and what was spent, are with rank 0. Ask there, and send the "
                               "answer to the other ranks if they need it.")
         return self._ledger
+
+    @property
+    def declared(self) -> str:
+        """Who declared the shape of records: example_input, the data set, or tensors that are stacked."""
+        return self._example.how
 
     @property
     def isolation(self) -> str:
@@ -502,6 +500,7 @@ class Run:
             self._closed = True
             self._gate.close()
             self._noise.close()
+            self._records.close()
             if self._ledger is not None:
                 self._ledger.close()
 

@@ -144,10 +144,10 @@ class _Losses:
         indices, lots = words[0], words[1]
         self._sample = run._records.sample(indices, words[2:])
         places = blocks.of(lots)
-        blocked = [part for place in places.unique() for part in
-                   blocks.divided(indices[places == place], lots[places == place])] if engine is not None else []
         # A loss that is only safe one record at a time is not asked for the losses of many at once either.
-        self._parts = [*indices.split(1)] if engine is not None and engine.isolates else blocked
+        self._parts = [*indices.split(1)] if engine.isolates else [
+            part for place in places.unique() for part in
+            blocks.divided(indices[places == place], lots[places == place])]
         self._call = LossCall(run.model, loss_fn)
 
     def of(self, weights: Weights) -> float:

@@ -14,16 +14,14 @@ _ENGINES = {
 }
 
 
-def strict_engine(engine: str, *, sampling: str, workers: int, anchored: bool, shape: str | None = "declared",
-                  test_key: bool = False, devices: Collection[str] = ("cpu",)) -> str:
+def strict_engine(engine: str, *, sampling: str, anchored: bool, test_key: bool = False,
+                  devices: Collection[str] = ("cpu",)) -> str:
     """Return the engine of a strict run, or refuse what would rest on an allowance.
 
     Args:
         engine: what was asked for; ``auto`` and ``loop`` are possible.
         sampling: the tag of the sampling policy.
-        workers: how many processes load records.
         anchored: whether the ledger's head is kept in a second place.
-        shape: how the shape of a record was declared; None if it would be taken from records.
         test_key: whether the key is a test's.
         devices: the types of the devices that hold trained parameters.
 
@@ -36,32 +34,13 @@ def strict_engine(engine: str, *, sampling: str, workers: int, anchored: bool, s
         raise InvalidArgument("Expected another sampling than 'importance' with strict=True: records are accepted by "
                               "norms that are known up to an allowance for rounding (docs/proofs/dpis.md). Use "
                               "'poisson'.")
-    if workers and workers_guarantee() is None:
-        raise InvalidArgument(f"Expected num_workers=0 with strict=True, got {workers}: what loading processes draw "
-                              "for augmentation is not covered by the proof.")
     if not anchored:
         raise InvalidArgument("A strict run needs an anchor: a file in another place, best on another machine's disk, "
                               "that also keeps the head of the ledger, so that restoring an older copy is noticed. "
                               "Give anchor=FILE, or Ledger.open(..., anchor=FILE).")
-    if shape is None:
-        raise InvalidArgument("A strict run takes nothing from records but what it releases: declare what one looks "
-                              "like. Give example_input= a collated batch of made-up examples.")
     if test_key:
         raise InvalidArgument("A strict run draws its key from the operating system. Leave insecure_test_key out.")
     if others := sorted(set(devices) - {"cpu"}):
         raise InvalidArgument(f"Expected a model on the CPU with strict=True, got {', '.join(others)}: that kernels "
                               "there give equal bits for equal records is not known.")
     return "loop"
-
-
-def workers_guarantee() -> str | None:
-    """Say why what loading processes draw is covered by the proof; None while it is not."""
-    return None
-
-
-def randomness_guarantee(engine: str) -> str | None:
-    """Say why what a loss draws is covered by the proof; None where generators go on from record to record."""
-    if engine != "loop":
-        return None
-    return ("The cipher draws whole states of torch's, numpy's and Python's generators for each record alone, so that "
-            "what a record draws is independent of all others: docs/proofs/isolation.md.")

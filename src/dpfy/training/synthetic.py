@@ -17,8 +17,9 @@ def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: b
     """Return ``size`` made-up records shaped like ``example``.
 
     Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole numbers (labels, tokens)
-    are 0 or 1. An example that the user ``declared`` is public and valid: then its own rows are used, and a single
-    row is varied a little.
+    are 0 or 1. An example that the user ``declared`` is public and valid: then its own rows are used, and numbers that
+    are the same in all of them are varied a little. A field of zeros declares a shape only: equal records would let
+    every model pass.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(example.size, (size,), generator=generator)
@@ -27,15 +28,22 @@ def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: b
         if not isinstance(leaf, torch.Tensor):
             return Column(leaf[row] if declared else _MADE_UP[type(leaf[0])] for row in rows.tolist())
         numbers = leaf.is_floating_point() or leaf.is_complex()
-        if declared:
+        if declared and leaf.any():
             taken = leaf[rows.to(leaf.device)]
             wobble = 1 + _WOBBLE * torch.rand(taken.shape, generator=generator).to(leaf.device)
-            return (taken * wobble).to(leaf.dtype) if numbers and example.size == 1 else taken
+            return (taken * wobble).to(leaf.dtype) if numbers and bool((leaf == leaf[:1]).all()) else taken
         shape = (size, *leaf.shape[1:])
         made = torch.rand(shape, generator=generator) * scale
         return (made if numbers else torch.randint(2, shape, generator=generator)).to(leaf.dtype).to(leaf.device)
 
     return example.map(fake, size)
+
+
+def can_vary(leaf: Any) -> bool:
+    """Whether synthetic records differ in a field that was declared: equal ones would let every model pass."""
+    if not isinstance(leaf, torch.Tensor):
+        return any(value != leaf[0] for value in leaf)
+    return leaf.is_floating_point() or leaf.is_complex() or not leaf.any() or bool((leaf != leaf[:1]).any())
 
 
 def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:

@@ -76,16 +76,18 @@ class Trainer:
     *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
     folder and everything that callbacks see is a function of released values, declared constants and public data.
 
-    ``model``, ``train``, ``test`` and ``unit_of``, which says whose the rows are if users are to be protected, may be
-    given as objects in the place of what the configuration names. Started several times by ``torchrun``, the trainer
+    ``model``, ``train``, ``test``, ``unit_of``, which says whose the rows are if users are to be protected, and
+    ``example_input``, which declares the shape of a record (see :func:`dpfy.privatize`), may be given as objects in the
+    place of what the configuration names. Started several times by ``torchrun``, the trainer
     joins the others; rank 0 alone writes files and tells callbacks.
     """
 
     def __init__(self, config: TrainConfig | None = None, *, model: nn.Module | None = None, train: Any = None,
-                 test: Any = None, unit_of: Any = None, callbacks: Sequence[Callback] = ()) -> None:
+                 test: Any = None, unit_of: Any = None, example_input: Any = None,
+                 callbacks: Sequence[Callback] = ()) -> None:
         config = config or TrainConfig()
         self.config = completed(config)
-        self.data = load_data(self.config, train, test, unit_of)
+        self.data = load_data(self.config, train, test, unit_of, example_input)
         torch.manual_seed(self.config.seed)
         self.model = without_batchnorm(self.config, model if model is not None else make_model(
             self.config, self.data), self.data)
@@ -175,7 +177,7 @@ class Trainer:
         config = self.config
         return {"engine": config.engine, "max_physical_batch": config.max_physical_batch,
                 "num_workers": config.num_workers, "anchor": config.anchor, "unit_of": self.data.owners,
-                "rows_per_user": config.rows_per_user, "strict": config.strict}
+                "rows_per_user": config.rows_per_user, "example_input": self.data.example, "strict": config.strict}
 
     def _make_plan(self) -> Plan:
         return self._uncalibrated().calibrate(

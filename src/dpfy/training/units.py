@@ -6,11 +6,10 @@ its own random numbers only, however many rows it has and whoever else is there;
 rows therefore moves the clipped sum by at most one bound. Proof in docs/proofs/user-level.md.
 """
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ import torch
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.chunk import Chunk
 from dpfy.training.data import Groups, LoadedChunk, Records
 from dpfy.types import Unit
@@ -32,18 +32,19 @@ _EXPECTED = ("Expected unit_of to name the user of each row of the data set: a s
 
 
 def records_by_unit(data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int, unit: Unit,
-                    unit_of: Any, rows_per_user: int | None) -> Records:
+                    unit_of: Any, rows_per_user: int | None, example: Chunk | None = None,
+                    stream: SecureStream | None = None) -> Records:
     """Return the private records in the units that a plan protects."""
     if unit is Unit.USER:
         if unit_of is None:
             raise InvalidArgument(f"The plan protects users, and nothing says whose the rows are. {_EXPECTED} If each "
                                   "item of the data set is all that one user has, give unit_of=range(len(data)).")
         return UserRecords(data, collate_fn, num_workers, unit_of,
-                           _ROWS_PER_USER if rows_per_user is None else rows_per_user)
+                           _ROWS_PER_USER if rows_per_user is None else rows_per_user, example, stream)
     if unit_of is not None or rows_per_user is not None:
         raise InvalidArgument("unit_of= and rows_per_user= belong to a plan that protects users; this one protects "
                               "records. Make it with unit='user', where records= and batch_size= count users.")
-    return Records(data, collate_fn, num_workers)
+    return Records(data, collate_fn, num_workers, example, stream)
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,15 @@ class Users:
 class UserRecords(Records):
     """The private rows behind a loader, by user: its indices are those of users.
 
-    A row that cannot be loaded is left out of its user's rows, and so is one of another shape than most of this user's.
+    A row that cannot be loaded or is not as was declared is left out of its user's rows, and so is one of another shape
+    than most of this user's.
     """
 
     seed_words = _SEED_WORDS
 
     def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int, unit_of: Any,
-                 rows_per_user: int) -> None:
-        super().__init__(data, collate_fn, num_workers)
+                 rows_per_user: int, example: Chunk | None = None, stream: SecureStream | None = None) -> None:
+        super().__init__(data, collate_fn, num_workers, example, stream)
         self.rows_per_unit = _validate.count("rows_per_user", rows_per_user)
         self._users = Users.of(unit_of, len(data))
         self._seeds: dict[int, bytes] | None = None
@@ -105,9 +107,9 @@ class UserRecords(Records):
         facts = (self._users.rows.tobytes(), self._users.starts.tobytes(), self.rows_per_unit)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> "UserRecords":
+    def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
         """Return the same users; those that were drawn have chosen their rows, by the column of words each drew."""
-        drawn = copy.copy(self)
+        drawn = self.fresh()
         drawn._seeds = dict(zip(indices.tolist(), map(bytes, seeds.t().contiguous().numpy()), strict=True))
         return drawn
 
@@ -125,16 +127,16 @@ class UserRecords(Records):
         rows = self._chosen(index)
         return next((chunk for chunk, _ in by_unit(self._loaded(rows.tolist()), [len(rows)])), None)
 
+    def witnesses(self, count: int) -> list[int]:
+        """Return one row of each of a few users: whoever has many rows must not decide about all."""
+        return [int(self._users.rows_of(user)[0]) for user in self.spread(count)]
+
     def _chosen(self, user: int) -> Whole:
         """The rows with which a user takes part in the step; outside of one, its first."""
         rows = self._users.rows_of(user)
         if len(rows) <= self.rows_per_unit or self._seeds is None:
             return rows[:self.rows_per_unit]
         return rows[drawn_rows(len(rows), self.rows_per_unit, self._seeds[user])]
-
-    def _witnesses(self) -> list[int]:
-        """One row of each of a few users: whoever has many rows must not decide about the public shape."""
-        return [int(self._users.rows_of(user)[0]) for user in self.spread()]
 
 
 def drawn_rows(count: int, wanted: int, seed: bytes) -> list[int]:
