@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpfy
-from dpfy.errors import InvalidArgument, IsolationError, LedgerMismatch
+from dpfy.errors import DataError, InvalidArgument, IsolationError, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Kind, grounds_in
 from dpfy.mechanisms.clipping import Clipping, clip_to
