@@ -1,10 +1,13 @@
 """First settings: large rates, small bounds, C·α fixed, and whatever the user said."""
 
+import math
+
 import pytest
 
+from dpfy import data as reference_data
 from dpfy.models import recommended
 from dpfy.plan import dpsgd
-from dpfy.planning import first_run
+from dpfy.planning import default_delta, first_run, interactive
 from dpfy.training.config import TrainConfig
 from dpfy.training.parts import completed
 
@@ -71,3 +74,27 @@ def test_what_the_user_said_stays_and_the_rest_is_filled_in():
 def test_reference_data_keep_their_own_settings():
     config = completed(TrainConfig(data="mnist"))
     assert (config.epochs, config.batch_size, config.clip, config.learning_rate, config.ema) == (5, 1024, 0.1, 4.0, 0.0)
+
+
+@pytest.mark.parametrize("records", [1, 1000, 60_000, 99_999, 100_000, 100_001, 10**6, 10**9])
+def test_a_delta_that_nobody_gave_is_below_one_in_the_declared_number(records):
+    # A default of 1e-5 for all: at 100,000 records, publishing one of them would be within it.
+    delta = default_delta(records)
+    assert delta < 1 / records or (records == 1 and delta < 1)
+    assert (delta == 1e-5) == (records < 100_000)
+    assert completed(TrainConfig(data="own:load", records=records)).delta == delta
+    assert completed(TrainConfig(records=records)).delta == delta  # own records given as objects
+    assert f'value="{math.log10(delta):.6f}"' in interactive(records=records)
+
+
+def test_a_delta_that_was_given_stays():
+    for delta in (1e-3, 1e-7, "auto"):
+        assert completed(TrainConfig(data="own:load", records=10**6, delta=delta)).delta == delta
+    assert completed(TrainConfig.from_mapping({"records": 10**6, "delta": 1e-5})).delta == 1e-5  # as older runs saved
+    assert f'value="{math.log10(1e-4):.6f}"' in interactive(records=10**6, delta=1e-4)
+
+
+def test_reference_data_have_few_enough_records_for_the_usual_delta():
+    # A larger one among them would need its number where nothing has been loaded yet.
+    assert all(completed(TrainConfig(data=name)).delta == 1e-5 for name in reference_data.NAMES)
+    assert set(reference_data.NAMES) == {"digits", "mnist", "fashion-mnist", "cifar-10", "imdb", "adult"}  # at most 60,000
