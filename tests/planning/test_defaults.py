@@ -95,6 +95,6 @@ def test_a_delta_that_was_given_stays():
 
 
 def test_reference_data_have_few_enough_records_for_the_usual_delta():
-    # A larger one among them would need its number where nothing has been loaded yet.
+    # A larger one among them would need its number where nothing has been loaded yet; these have at most 60,000.
     assert all(completed(TrainConfig(data=name)).delta == 1e-5 for name in reference_data.NAMES)
-    assert set(reference_data.NAMES) == {"digits", "mnist", "fashion-mnist", "cifar-10", "imdb", "adult"}  # at most 60,000
+    assert set(reference_data.NAMES) == {"digits", "mnist", "fashion-mnist", "cifar-10", "imdb", "adult"}
