@@ -3,6 +3,9 @@
 import math
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from dpfy import data as reference_data
 from dpfy.models import recommended
@@ -10,6 +13,8 @@ from dpfy.plan import dpsgd
 from dpfy.planning import default_delta, first_run, interactive
 from dpfy.training.config import TrainConfig
 from dpfy.training.parts import completed
+from dpfy.tuning import Space, TuneConfig
+from dpfy.tuning.search import Objects, _Search
 
 
 @pytest.mark.parametrize("records", [1, 7, 1000, 60_000, 10**6, 10**8, 10**9])
@@ -98,3 +103,12 @@ def test_reference_data_have_few_enough_records_for_the_usual_delta():
     # A larger one among them would need its number where nothing has been loaded yet; these have at most 60,000.
     assert all(completed(TrainConfig(data=name)).delta == 1e-5 for name in reference_data.NAMES)
     assert set(reference_data.NAMES) == {"digits", "mnist", "fashion-mnist", "cifar-10", "imdb", "adult"}
+
+
+def test_a_search_settles_the_delta_of_its_trials():
+    # Left open, it would be no number where the budget of the search is declared.
+    records = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
+    base = TrainConfig(data="own", records=10**6, batch_size=1000, epochs=1, clip=1.0, learning_rate=0.1)
+    search = _Search(TuneConfig(base, Space.parse(["clip=0.5,1"]), epsilon=3.0),
+                     Objects(lambda: nn.Linear(4, 2), records, records, None), None)
+    assert search.budget.delta == search.base.delta == default_delta(10**6)
