@@ -10,11 +10,29 @@ from scipy.stats import norm
 
 from dpfy.accounting import account, gaussian, rdp
 from dpfy.accounting.adaptive import FilterGuarantee, Reading, odometer
+from dpfy.accounting.canonical import canonical
 from dpfy.accounting.filters import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter
 from dpfy.accounting.pairs import Pair
+from dpfy.accounting.rules import RULES
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
-from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    FixedSize,
+    Importance,
+    LaplaceSum,
+    NonPrivate,
+    Poisson,
+    Repeated,
+    Sampled,
+    Shuffled,
+    SumQuery,
+    TruncatedPoisson,
+)
+from dpfy.ledger.one_shot import NoisyMax, RandomizedAnswer
+from dpfy.ledger.selection import PoissonTrials, Selected
+from dpfy.ledger.wrapping import Composed, Parallel
 from dpfy.types import Interval
 
 DELTA = 1e-5
@@ -144,6 +162,67 @@ def test_numerical_delta_is_set_aside_or_refused():
             generous.guard().admit(event, 4)
     rule = RenyiFilter(2.0, DELTA, (6.0,))
     assert replace(rule, numerical_delta=5e-6).limits < rule.limits
+
+
+def few_runs(numerical_delta: float) -> Selected:
+    return Selected(step(1.0, 40.0, adaptive=False, numerical_delta=numerical_delta), PoissonTrials(4.0))
+
+
+@pytest.mark.parametrize("wrap", [lambda event: event, lambda event: Composed((event,), (1,)),
+                                  lambda event: Parallel((event, event), moves=False)])
+def test_the_mass_of_a_selection_is_set_aside_or_refused(wrap):
+    # Of four runs, 4·1e-6 has no Rényi curve: a filter that adds up curves only lets an unlimited number of them pass.
+    event = wrap(few_runs(1e-6))
+    with pytest.raises(BudgetExhausted, match=r"adds 1 times [48]e-06 to delta.*numerical_delta=0"):
+        RenyiFilter(8.0, DELTA).guard().admit(event, 1)
+    mass = canonical((Repeated(event, 1),), "rdp", "add_or_remove_one").failure + event.numerical_delta
+    guard = RenyiFilter(8.0, 1e-3, numerical_delta=2.5 * mass).guard()
+    guard.admit(event, 2)
+    guard.record(event, 2)
+    with pytest.raises(BudgetExhausted, match="numerical_delta"):
+        guard.admit(event, 1)
+    guard.record(event, -1)
+    guard.admit(event, 1)
+
+
+def test_a_filter_pays_for_selections_as_much_as_for_lists_of_them():
+    # The declared (ε, δ) holds for what fills the filter: within it, a list of as many selections costs less.
+    event = few_runs(1e-9)
+    rule = RenyiFilter(4.0, DELTA, numerical_delta=2e-7)
+    guard, taken = rule.guard(), 0
+    while True:
+        try:
+            guard.admit(event, 1)
+        except BudgetExhausted:
+            break
+        guard.record(event, 1)
+        taken += 1
+    assert taken > 3
+    assert account([event] * taken, "rdp").claim(DELTA) <= 4.0 * (1 + 1e-3)
+
+
+def test_renyi_rules_of_steps_have_no_failure_that_a_filter_would_owe_more_for():
+    policies = (Poisson(0.1), FixedSize(10, 100), TruncatedPoisson(0.1, 12, 100), Shuffled(10, 100), Cyclic(10, 100),
+                BallsInBins(10, 100), Importance(0.1, 2.0**-10))
+    for (method, policy, _, _), rule in RULES.items():
+        if method == "rdp":
+            assert all(rule.failure(each) == 0 for each in policies if type(each) is policy)
+
+
+@pytest.mark.parametrize("query", [LaplaceSum(1.0, 2.0), RandomizedAnswer(0.7), NoisyMax(1.0, 8.0)])
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+def test_cuts_are_not_rewarded_where_nothing_pays_for_them(query, relation):
+    """A capacity of 1 cuts most samples: that a record is seldom drawn says nothing then, and the failure has no part
+    in a filter's limit. The cost is that of all records."""
+    cut, every = (Sampled(policy, (query,), adaptive=True)
+                  for policy in (TruncatedPoisson(0.1, 1, 100), Poisson(1.0)))
+    for wrap in (lambda event: event, lambda event: Parallel((replace(event, adaptive=False),), moves=False)):
+        costs = []
+        for event in (cut, every):
+            guard = ZcdpFilter(50.0).guard(relation)
+            guard.record(wrap(event), 1)
+            costs.append(guard.used)
+        assert costs[0] >= costs[1] * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("event", [step(0.11, 1.0), step(0.1, 0.99), step(0.1, 1.0, numerical_delta=1e-12)])

@@ -1,12 +1,20 @@
 """First settings: large rates, small bounds, C·α fixed, and whatever the user said."""
 
-import pytest
+import math
 
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dpfy import data as reference_data
 from dpfy.models import recommended
 from dpfy.plan import dpsgd
-from dpfy.planning import first_run
+from dpfy.planning import default_delta, first_run, interactive
 from dpfy.training.config import TrainConfig
 from dpfy.training.parts import completed
+from dpfy.tuning import Space, TuneConfig
+from dpfy.tuning.search import Objects, _Search
 
 
 @pytest.mark.parametrize("records", [1, 7, 1000, 60_000, 10**6, 10**8, 10**9])
@@ -71,3 +79,36 @@ def test_what_the_user_said_stays_and_the_rest_is_filled_in():
 def test_reference_data_keep_their_own_settings():
     config = completed(TrainConfig(data="mnist"))
     assert (config.epochs, config.batch_size, config.clip, config.learning_rate, config.ema) == (5, 1024, 0.1, 4.0, 0.0)
+
+
+@pytest.mark.parametrize("records", [1, 1000, 60_000, 99_999, 100_000, 100_001, 10**6, 10**9])
+def test_a_delta_that_nobody_gave_is_below_one_in_the_declared_number(records):
+    # A default of 1e-5 for all: at 100,000 records, publishing one of them would be within it.
+    delta = default_delta(records)
+    assert delta < 1 / records or (records == 1 and delta < 1)
+    assert (delta == 1e-5) == (records < 100_000)
+    assert completed(TrainConfig(data="own:load", records=records)).delta == delta
+    assert completed(TrainConfig(records=records)).delta == delta  # own records given as objects
+    assert f'value="{math.log10(delta):.6f}"' in interactive(records=records)
+
+
+def test_a_delta_that_was_given_stays():
+    for delta in (1e-3, 1e-7, "auto"):
+        assert completed(TrainConfig(data="own:load", records=10**6, delta=delta)).delta == delta
+    assert completed(TrainConfig.from_mapping({"records": 10**6, "delta": 1e-5})).delta == 1e-5  # as older runs saved
+    assert f'value="{math.log10(1e-4):.6f}"' in interactive(records=10**6, delta=1e-4)
+
+
+def test_reference_data_have_few_enough_records_for_the_usual_delta():
+    # A larger one among them would need its number where nothing has been loaded yet; these have at most 60,000.
+    assert all(completed(TrainConfig(data=name)).delta == 1e-5 for name in reference_data.NAMES)
+    assert set(reference_data.NAMES) == {"digits", "mnist", "fashion-mnist", "cifar-10", "imdb", "adult"}
+
+
+def test_a_search_settles_the_delta_of_its_trials():
+    # Left open, it would be no number where the budget of the search is declared.
+    records = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
+    base = TrainConfig(data="own", records=10**6, batch_size=1000, epochs=1, clip=1.0, learning_rate=0.1)
+    search = _Search(TuneConfig(base, Space.parse(["clip=0.5,1"]), epsilon=3.0),
+                     Objects(lambda: nn.Linear(4, 2), records, records, None), None)
+    assert search.budget.delta == search.base.delta == default_delta(10**6)

@@ -46,6 +46,12 @@ class Rows:
     noise: Noise
     law: Law | None = None
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether both directions of every row have one law."""
+        alike = self.noise == "laplace" or (self.law is not None and self.law.symmetric)
+        return self.neighbours != "absent" or (alike and bool((self.rate == 1).all()))
+
     def part(self, chosen: NDArray[np.int64]) -> "Rows":
         """Some of the rows."""
         return replace(self, rate=self.rate[chosen], noise_multiplier=self.noise_multiplier[chosen],
@@ -65,7 +71,7 @@ class Block:
     ``total[i]`` is the exact sum of the finite masses. Of each atom, at most ``mass_error`` is wrong, and at most
     ``shift_error`` is the product of a wrong mass and how far it lies from its place. ``beyond[i]`` is of the other
     distribution: above, its mass where the row has none; below, e^cut times its mass past the last cut, where the row
-    has ``past``.
+    has ``past``. ``symmetric`` says that the opposite direction has the law of this one.
     """
 
     times: Array
@@ -78,6 +84,16 @@ class Block:
     past: Array
     mass_error: Array
     shift_error: Array | None = None
+    symmetric: bool = False
+
+    @property
+    def backwards(self) -> "Block":
+        """The same atoms, the last one first."""
+        def turned(part: Array | None) -> Array | None:
+            return None if part is None else part[..., ::-1]
+
+        return replace(self, loss=self.loss[::-1], offset=turned(self.offset), mass=self.mass[:, ::-1],
+                       mass_error=self.mass_error[:, ::-1], shift_error=turned(self.shift_error))
 
 
 class Cells(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from dpfy.accounting import atoms
 from dpfy.accounting.atoms import Array, Block, Direction
 from dpfy.accounting.fourier import Moments, Spectrum, capped, moments, reversed_law, stacked
-from dpfy.accounting.laws import FEW, Resolution, Run, arranged, choose_cuts, law
+from dpfy.accounting.laws import FEW, Resolution, Run, arranged, built, choose_cuts, law
 from dpfy.accounting.pairs import Pairs, coarsened
 from dpfy.accounting.questions import Bounds, Bracket, DeltaAt, Location, Question
 from dpfy.accounting.tilt import choose_line, log_chernoff, log_spare, saddle_at, tilt_grid
@@ -39,8 +39,8 @@ class _Outline:
         known, top = (before.near(place.ceiling)[0], before.top(place.ceiling)) if before else (None, math.inf)
         resolution = Resolution(_COARSE, place.epsilon, known, top, self.log_tail, gauss)
         cuts = choose_cuts(run, direction, resolution)
-        self._block = stacked([atoms.above(steps, atoms.cells(steps, cuts), cuts, None, direction)
-                               for steps in run.few])
+        self._parts = [built(steps, cuts, None, direction, atoms.above)[0] for steps in run.few]
+        self._block = stacked(self._parts)
         self._gauss, self._log_delta = gauss, place.log_delta
         self._mass = self._block.times @ self._block.mass
         self._margins = math.sqrt(_variance([self._block], gauss)) * np.geomspace(0.05, 1000, 40)
@@ -65,7 +65,7 @@ class _Outline:
         return epsilon + float(self._margins[place]) if place < len(self._margins) else math.inf
 
     def _opposite_delta(self, margin: float) -> float:
-        found, gone = opposite([self._block], self._gauss, margin)
+        found, gone = opposite(self._parts, self._gauss, margin)
         return math.exp(log_chernoff(found, margin)) + gone
 
 

@@ -25,14 +25,23 @@ _DIRECTIONS: tuple[Direction, Direction] = (1, -1)
 def bounded(pair: Pair, orders: tuple[float, ...]) -> Array:
     """Return upper bounds on the Rényi divergences of ``pair`` at ``orders``, in the worse of both directions.
 
-    A law may know its own curve, and sampling is post-processing.
+    A law may know its own curve, or a ρ of zCDP, and sampling is post-processing.
     """
     alpha, law = np.array(orders), pair.law
-    known = law.divergence(alpha, pair.rate) if law is not None else None
+    if law is None:
+        return _from_atoms(pair, alpha)
+    known, plain = law.divergence(alpha, pair.rate), alpha * law.zcdp * (1 + _ROUNDING)
     if known is not None and (pair.rate == 1 or isinstance(law, Table)):
-        return known
-    curve = _from_atoms(pair, alpha)
-    return curve if known is None else np.minimum(curve, known)
+        return np.minimum(known, plain)
+    return np.minimum(_from_atoms(pair, alpha), plain if known is None else np.minimum(plain, known))
+
+
+def mirrored(curve: Array, orders: Array) -> Array:
+    """Return the Rényi curve of a pair whose negative losses mirror its positive ones, from the ``curve`` of a pair
+    with the same positive losses: the moment exceeds 1 by at most twice as much (``docs/proofs/accounting-rdp.md``)."""
+    logs = (orders - 1) * curve
+    doubled: Array = (logs + np.log1p(-np.expm1(-logs))) / (orders - 1) * (1 + _ROUNDING)
+    return doubled
 
 
 def _from_atoms(pair: Pair, orders: Array) -> Array:

@@ -16,9 +16,10 @@ from scipy.optimize import brentq, minimize_scalar
 
 from dpfy import _validate
 from dpfy.accounting import rdp
-from dpfy.accounting.canonical import canonical
+from dpfy.accounting.canonical import Canonical, canonical
 from dpfy.accounting.guarantee import account
 from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
+from dpfy.accounting.known import as_if_known
 from dpfy.accounting.pairs import Pair, unsampled
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Envelope, Event, Fact, NonPrivate, Poisson, Repeated, Sampled, SumQuery, run_lengths
@@ -93,7 +94,8 @@ class Additive(Filter):
         """Return a guard that has spent nothing yet."""
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         return AdditiveGuard(_description(self, relation), self.limits,
-                             lambda event: _step_cost(self, event, relation), self.set_aside)
+                             lambda event: _step_cost(self, event, relation), self.set_aside,
+                             lambda event: event.numerical_delta + _left_out(self, event, relation))
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class RenyiFilter(Additive, tag="renyi_filter"):
     sound. Without ``orders`` it is the one that affords the most full-batch steps; :meth:`tuned` finds the one for a
     run with sampling.
 
-    ``numerical_delta`` is set aside for what arithmetic adds to δ.
+    ``numerical_delta`` is set aside for what arithmetic adds to δ, and for the part of a selection's runs that no order
+    knows: its number of runs times what arithmetic adds to one.
 
     Reference: Feldman & Zrnic 2021; Lécuyer 2021; several orders: ``docs/proofs/filters.md``.
 
@@ -379,11 +382,27 @@ def as_fixed(event: Event) -> Event:
 
 
 @lru_cache(maxsize=4096)
+def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
+    """What accountants see of one step, adaptive or not. A filter that does not reward sampling takes samples for known
+    where they may be cut, and so owes nothing for cuts, also where a law has the rate in it."""
+    fixed = as_fixed(event)
+    found = canonical((Repeated(fixed, 1),), rule.rules, relation)
+    if found.failure > 0 and not rule.rewards_sampling:
+        found = canonical((Repeated(as_if_known(fixed), 1),), rule.rules, relation)
+    return found
+
+
+def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
+    """The mass that is taken away from one step before it has its cost: a part of δ (``docs/proofs/filters.md``)."""
+    return 0.0 if isinstance(event, NonPrivate) else _found(rule, event, relation).failure
+
+
+@lru_cache(maxsize=4096)
 def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
     """What one step costs, adaptive or not; ∞ without any protection."""
     if isinstance(event, NonPrivate):
         return tuple(math.inf for _ in rule.limits)
-    found = canonical((Repeated(as_fixed(event), 1),), rule.rules, relation)
+    found = _found(rule, event, relation)
     if found.unprotected > 0:
         return tuple(math.inf for _ in rule.limits)
     pairs = found.pairs if rule.rewards_sampling else unsampled(found.pairs)

@@ -66,7 +66,10 @@ def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
 
 
 def reversed_law(block: Block) -> Block:
-    """The opposite direction of a law from above: the same atoms seen from the other side."""
+    """The opposite direction of a law from above: the same atoms seen from the other side, unless it is the same law.
+    """
+    if block.symmetric:
+        return block
     back = np.exp(-block.loss)
     error = (block.mass_error + 4 * EPS * (1 + np.abs(block.loss)) * block.mass) * back
     shift = block.shift_error * back if block.shift_error is not None else None
@@ -76,9 +79,9 @@ def reversed_law(block: Block) -> Block:
 
 def stacked(blocks: Sequence[Block]) -> Block:
     """Laws on the same atoms as one block."""
-    return Block(*(np.concatenate([getattr(block, field.name) for block in blocks])
-                   if field.name not in ("loss", "offset") else getattr(blocks[0], field.name)
-                   for field in fields(Block)))
+    joined = {field.name: np.concatenate([getattr(block, field.name) for block in blocks])
+              for field in fields(Block) if field.name not in ("loss", "offset", "symmetric")}
+    return replace(blocks[0], symmetric=all(block.symmetric for block in blocks), **joined)
 
 
 def capped(block: Block, top: float) -> Block:

@@ -128,7 +128,8 @@ class AdditiveGuard:
     *Formal guarantee*: the sums are exact, so they do not depend on the order of steps, on blocks that were handed
     back, or on how often the ledger was opened again; a refused step changes nothing.
 
-    *Assumes* that ``cost`` bounds from above what one step costs, and is ∞ for what must never pass.
+    *Assumes* that ``cost`` bounds from above what one step costs, and is ∞ for what must never pass; and that ``mass``
+    is all of δ that a step adds beside its cost.
 
     >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
     >>> guard = AdditiveGuard({"name": "at most 1"}, limits=(1.0,), cost=lambda event: (0.25,))
@@ -139,10 +140,11 @@ class AdditiveGuard:
     """
 
     def __init__(self, description: dict[str, Any], limits: tuple[float, ...],
-                 cost: Callable[[Event], tuple[float, ...]], numerical_delta: float = 0.0) -> None:
+                 cost: Callable[[Event], tuple[float, ...]], numerical_delta: float = 0.0,
+                 mass: Callable[[Event], float] = lambda event: event.numerical_delta) -> None:
         self._description = description
         self._limits = limits
-        self._cost = cost
+        self._cost, self._mass = cost, mass
         self._numerical_limit = numerical_delta
         self._spent: list[Fraction | float] = [Fraction(0)] * len(limits)
         self._numerical: Fraction | float = Fraction(0)
@@ -158,9 +160,10 @@ class AdditiveGuard:
 
     def admit(self, event: Event, times: int) -> None:
         """Raise unless ``times`` more of ``event`` keep one sum within its limit."""
-        if _plus(self._numerical, event.numerical_delta, times) > self._numerical_limit:
-            raise BudgetExhausted(f"The arithmetic of {times} more steps adds more to delta than the filter sets aside "
-                                  f"(numerical_delta={self._numerical_limit:g}). Nothing was read; declare more of it.")
+        if _plus(self._numerical, self._mass(event), times) > self._numerical_limit:
+            raise BudgetExhausted(f"The arithmetic of {times} more steps adds {times} times {self._mass(event):.3g} to "
+                                  f"delta, more than is left of what the filter sets aside (numerical_delta="
+                                  f"{self._numerical_limit:g}). Nothing was read; declare more of it.")
         if all(after > limit for after, limit in zip(self._after(event, times), self._limits, strict=True)):
             raise BudgetExhausted(f"{times} more of this step would exceed the filter, of which {self.used:.2%} are "
                                   "spent. Nothing was read; add more noise or stop.")
@@ -168,7 +171,7 @@ class AdditiveGuard:
     def record(self, event: Event, times: int) -> None:
         """Add the cost of ``times`` more steps; a negative number hands them back."""
         self._spent = self._after(event, times)
-        self._numerical = _plus(self._numerical, event.numerical_delta, times)
+        self._numerical = _plus(self._numerical, self._mass(event), times)
 
     def _after(self, event: Event, times: int) -> list[Fraction | float]:
         return [_plus(spent, cost, times) for spent, cost in zip(self._spent, self._cost(event), strict=True)]

@@ -146,12 +146,22 @@ def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list
     centre = None
     if run.kinds > FEW:
         centre = atoms.centroid([atoms.cells(steps, cuts) for steps in run.few], cuts, direction)
-    built: list[list[Block]] = [[] for _ in builders]
-    for steps in run.parts:
-        found = atoms.cells(steps, cuts)
-        for blocks, build in zip(built, builders, strict=True):
-            blocks.append(build(steps, found, cuts, centre, direction))
-    return built
+    parts = [built(steps, cuts, centre, direction, *builders) for steps in run.parts]
+    return [list(blocks) for blocks in zip(*parts, strict=True)]
+
+
+def built(steps: Rows, cuts: Array, centre: Array | None, direction: Direction, *builders: Builder) -> list[Block]:
+    """Return some steps as a block, once for each builder.
+
+    Where both directions have one law, that of the other direction is not computed from masses of the first, which are
+    too small where losses are very negative for what is left of them, but as that of the first on mirrored cuts.
+    """
+    symmetric = steps.symmetric
+    if direction == -1 and symmetric:
+        mirrored = built(steps, -cuts[::-1], None if centre is None else centre[::-1], 1, *builders)
+        return [block.backwards for block in mirrored]
+    found = atoms.cells(steps, cuts)
+    return [replace(build(steps, found, cuts, centre, direction), symmetric=symmetric) for build in builders]
 
 
 def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tuple[Array, Array]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dpfy.accounting import one_step
+from dpfy.accounting.curves import bounded, mirrored
 from dpfy.accounting.gaussian import amplified
-from dpfy.accounting.outcomes import DiscreteGaussian, Law, Range, Table, response
+from dpfy.accounting.outcomes import Array, DiscreteGaussian, Law, Range, Table, response
 from dpfy.accounting.pairs import Pair, Pairs, of_law
 from dpfy.accounting.vectors import DiscreteGaussianVector
 from dpfy.ledger.events import LaplaceSum, Poisson, Policy, Query
@@ -33,6 +34,7 @@ QUERIES: tuple[type[Query], ...] = (ExponentialChoice, NoisyMax, AboveThreshold,
 _UP = 1 + 1e-12
 _POINTS = 600  # of a profile
 _RARE, _LARGEST = 1e-18, 300.0  # where it ends: e^ε must stay a number
+_FREE = Pair(1.0, math.inf)
 _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missing=1.0)
 
 
@@ -139,13 +141,28 @@ def _discrete_replaced(policy: Policy, query: Query) -> Pair:
 
 @dataclass(frozen=True)
 class _Exchanged(Table):
-    """A table, and the ρ of the query on all records: in zCDP a sample is not rewarded."""
+    """A table, the ``pair`` of the query on all records, and the share of them that is in a sample.
 
-    rho: float = math.inf
+    In zCDP a sample is not rewarded. The table ends where profiles are no longer looked at; Rényi curves do not.
+    """
+
+    pair: Pair = _FREE
+    share: float = 1.0
+
+    @property
+    def spread(self) -> float:
+        return min(super().spread, 1 / self.pair.noise_multiplier)  # also where the table knows no protection
 
     @property
     def zcdp(self) -> float:
-        return min(self.rho, super().zcdp)
+        whole = self.pair.mu**2 / 2 if self.pair.law is None else self.pair.law.zcdp
+        return min(whole, super().zcdp)
+
+    def divergence(self, orders: Array, rate: float) -> Array | None:
+        sampled = bounded(replace(self.pair, rate=self.share), tuple(orders.tolist()))
+        table = super().divergence(orders, rate)
+        assert table is not None
+        return np.minimum(table, mirrored(sampled, orders))
 
 
 @lru_cache(maxsize=256)
@@ -162,8 +179,7 @@ def exchanged(pair: Pair, share: float) -> Pair:
     epsilons = np.unique(np.concatenate((np.linspace(0.0, last, _POINTS), atoms[(atoms > 0) & (atoms < last)])))
     deltas = np.array([one_step.delta(pair, float(at)).upper for at in epsilons]) * share * _UP
     table = Table.from_profile(np.log1p(share * np.expm1(epsilons)) * _UP, deltas)
-    rho = pair.mu**2 / 2 if pair.law is None else pair.law.zcdp
-    return of_law(_Exchanged(table.loss, table.mass, table.infinite, table.missing, rho=rho))
+    return of_law(_Exchanged(table.loss, table.mass, table.infinite, table.missing, pair=pair, share=share))
 
 
 def _twice(rate: float, loss: float) -> float:

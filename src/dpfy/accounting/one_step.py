@@ -17,18 +17,19 @@ def epsilon(pair: Pair, delta: float) -> Interval:
     """Return the smallest ε ≥ 0 with δ(ε) ≤ ``delta``."""
     if pair.noise == "gaussian" and pair.neighbours != "opposed":
         return gaussian.one_step_epsilon(pair.rate, pair.mu, delta)
-    high = _largest_loss(pair)
-    if high > _MAX_LOSS:
-        return Interval(0.0, gaussian.epsilon(pair.mu, delta).upper if pair.noise == "gaussian" else pure_epsilon(pair))
+    largest = _largest_loss(pair)
+    whole = gaussian.epsilon(pair.mu, delta).upper if pair.noise == "gaussian" else pure_epsilon(pair)
+    if largest > _MAX_LOSS and whole < math.inf:
+        return Interval(0.0, whole)
     if profile(pair, 0.0) <= delta:
         return Interval(0.0, 0.0)
-    if profile(pair, high) > delta:  # outputs that give a record away
-        return Interval(high, math.inf)
-    low = 0.0
+    low, high = 0.0, min(largest, _MAX_LOSS)
+    if profile(pair, high) > delta:  # outputs that give a record away, or losses too large to be told from it
+        return Interval(high if high == largest else 0.0, math.inf)
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if profile(pair, middle) <= delta else (middle, high)
-    return Interval(low * (1 - _ROUNDING), high * (1 + _ROUNDING))
+    return Interval(low * (1 - _ROUNDING) if largest <= _MAX_LOSS else 0.0, high * (1 + _ROUNDING))
 
 
 def delta(pair: Pair, epsilon: float) -> Interval:
@@ -37,6 +38,8 @@ def delta(pair: Pair, epsilon: float) -> Interval:
         value = gaussian.one_step_delta(pair.rate, pair.mu, epsilon)
     elif _largest_loss(pair) > _MAX_LOSS:
         rest = gaussian.delta(pair.mu, epsilon) if pair.noise == "gaussian" else float(epsilon < pure_epsilon(pair))
+        if pure_epsilon(pair) == math.inf and pair.law is not None:  # masses of such losses are rounded up
+            rest = profile(pair, epsilon) * (1 + _ROUNDING) + _SMALLEST
         return Interval(0.0, min(pair.rate, rest))
     else:
         value = profile(pair, epsilon)

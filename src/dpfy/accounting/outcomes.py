@@ -154,7 +154,8 @@ class Table(Law):
         if self.infinite > 0.5:
             return math.inf
         near = np.minimum(self._loss, 50.0)
-        return math.sqrt(max(math.log1p(float(self._mass @ np.abs(np.expm1(near)))), 0.0)) if self.largest else 0.0
+        apart = float(self._mass @ np.abs(np.expm1(near))) + self.infinite + self.missing  # 0 would say that it is free
+        return math.sqrt(math.log1p(apart))
 
     @property
     def largest(self) -> float:

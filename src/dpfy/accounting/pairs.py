@@ -38,7 +38,8 @@ class Pair:
     @property
     def symmetric(self) -> bool:
         """Whether both directions have one profile."""
-        return self.neighbours != "absent" or (self.law is not None and self.rate == 1 and self.law.symmetric)
+        alike = self.noise == "laplace" or (self.law is not None and self.law.symmetric)
+        return self.neighbours != "absent" or (self.rate == 1 and alike)
 
 
 def of_law(law: Law, rate: float = 1.0) -> Pair:

@@ -17,6 +17,7 @@ from dpfy.accounting.ranges import Ranges, countable
 
 ACCURACY = 1e-3  # relative, in ε
 _FIRST_RUNG, _RUNG = 0.5, 1.5  # values of ε, in standard deviations of the loss, from which others are answered
+_CLOSE = 1.002  # bounds on δ that are no further apart are not compared with those that need no composition
 _FEW = 8  # kinds of steps that are looked at one by one
 _LEAST_LOG_DELTA = -600.0  # float64 has no masses below
 
@@ -51,7 +52,7 @@ def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     if attained is None:
         return found
     whole = unsampled(pairs)
-    others = [(rdp.epsilon_upper(whole, delta).value if _has_renyi_curve(whole) else math.inf, "by Rényi divergences")]
+    others = [(rdp.epsilon_upper(whole, delta).value, "by Rényi divergences")]
     if whole != pairs:
         others.append((_epsilon_bracket(whole, delta, accuracy).upper, "as if batches were known"))
     known = _epsilon_bracket(attained, delta, accuracy).lower
@@ -66,10 +67,11 @@ def _epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     if not rest:
         return Bracket(*gaussian.epsilon(math.sqrt(gauss), delta), "closed form")
     if gauss == 0 and len(rest) == 1 and rest[0][1] == 1:
-        return Bracket(*one_step.epsilon(rest[0][0], delta), "closed form")
-    found = composed(rest, gauss, EpsilonAt(delta), accuracy) if math.log(delta) > _LEAST_LOG_DELTA else None
+        found: Bracket | None = Bracket(*one_step.epsilon(rest[0][0], delta), "closed form")
+    else:
+        found = composed(rest, gauss, EpsilonAt(delta), accuracy) if math.log(delta) > _LEAST_LOG_DELTA else None
     bounds = [Bracket(0.0, _pure_epsilon(pairs), "by adding up ε"), *([found] if found else [])]
-    if found is None or found.upper > 1.05 * found.lower:
+    if found is None or found.upper > (1 + accuracy) * found.lower:
         bounds.append(_uncomposed_epsilon(pairs, delta))
     return _best(bounds)
 
@@ -82,7 +84,7 @@ def delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     if attained is None:
         return found
     whole = unsampled(pairs)
-    others = [(rdp.delta_upper(whole, epsilon).value if _has_renyi_curve(whole) else 1.0, "by Rényi divergences")]
+    others = [(rdp.delta_upper(whole, epsilon).value, "by Rényi divergences")]
     if whole != pairs:
         others.append((_delta_bracket(whole, epsilon, accuracy).upper, "as if batches were known"))
     known = _delta_bracket(attained, epsilon, accuracy).lower
@@ -95,10 +97,11 @@ def _delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     if not rest:
         return Bracket(*gaussian.delta_interval(math.sqrt(gauss), epsilon), "closed form")
     if gauss == 0 and len(rest) == 1 and rest[0][1] == 1:
-        return Bracket(*one_step.delta(rest[0][0], epsilon), "closed form")
-    found = _on_a_curve(rest, gauss, epsilon, accuracy) or composed(rest, gauss, DeltaAt(epsilon), accuracy)
+        found: Bracket | None = Bracket(*one_step.delta(rest[0][0], epsilon), "closed form")
+    else:
+        found = _on_a_curve(rest, gauss, epsilon, accuracy) or composed(rest, gauss, DeltaAt(epsilon), accuracy)
     bounds = [found] if found else []
-    if found is None or found.upper > 1.5 * found.lower:
+    if found is None or found.upper > _CLOSE * found.lower:
         bounds.append(_uncomposed_delta(pairs, epsilon))
     return _best(bounds)
 
@@ -171,24 +174,22 @@ def _of_class(found: Bracket, others: list[tuple[float, str]], lower: float) -> 
 def _uncomposed_epsilon(pairs: Pairs, delta: float) -> Bracket:
     """Bounds that need no composition: participations counted, Rényi divergences; the costliest single step."""
     lower = max(one_step.epsilon(pair, delta).lower for pair, _ in coarsened(pairs, _FEW, pessimistic=False))
-    uppers = [(_pure_epsilon(pairs), "by adding up ε")]
+    uppers = [(_pure_epsilon(pairs), "by adding up ε"), (rdp.epsilon_upper(pairs, delta).value, "by Rényi divergences")]
     if all(pair.noise == "gaussian" for pair, _ in pairs):
         uppers.append((gaussian.participation_epsilon(*_worst(pairs), delta), "by counting participations"))
         uppers.append((gaussian.epsilon(_full_batch_mu(pairs), delta).upper, "as if all took part in every step"))
-        if _has_renyi_curve(pairs):
-            uppers.append((rdp.epsilon_upper(pairs, delta).value, "by Rényi divergences"))
     upper, note = min(uppers)
     return Bracket(min(lower, upper), upper, note)
 
 
 def _uncomposed_delta(pairs: Pairs, epsilon: float) -> Bracket:
     lower = max(one_step.delta(pair, epsilon).lower for pair, _ in coarsened(pairs, _FEW, pessimistic=False))
-    uppers = [(0.0 if _pure_epsilon(pairs) <= epsilon else 1.0, "by adding up ε")]
+    uppers = [(0.0 if _pure_epsilon(pairs) <= epsilon else 1.0, "by adding up ε"),
+              (rdp.delta_upper(pairs, epsilon).value, "by Rényi divergences"),
+              (_ever_drawn(pairs) * (1 + 1e-12), "by counting participations")]
     if all(pair.noise == "gaussian" for pair, _ in pairs):
         uppers.append((gaussian.participation_delta(*_worst(pairs), epsilon), "by counting participations"))
         uppers.append((gaussian.delta(_full_batch_mu(pairs), epsilon), "as if all took part in every step"))
-        if _has_renyi_curve(pairs):
-            uppers.append((rdp.delta_upper(pairs, epsilon).value, "by Rényi divergences"))
     upper, note = min(uppers)
     return Bracket(min(lower, upper), upper, note)
 
@@ -210,7 +211,3 @@ def _worst(pairs: Pairs) -> tuple[float, float, int]:
 def _full_batch_mu(pairs: Pairs) -> float:
     """μ of the run at rate 1, which dominates it: a smaller rate is post-processing."""
     return math.sqrt(math.fsum(times * pair.mu**2 for pair, times in pairs)) * (1 + 1e-12)
-
-
-def _has_renyi_curve(pairs: Pairs) -> bool:
-    return all(pair.neighbours == "absent" or pair.rate == 1 for pair, _ in pairs)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from dpfy.accounting.curves import bounded
+from dpfy.accounting.curves import bounded, mirrored
 from dpfy.accounting.pairs import Bound, Pair, Pairs, coarsened, merging_note
 
 Array = NDArray[np.float64]
@@ -65,8 +65,17 @@ def _total(pairs: Pairs, orders: Array) -> Array:
     curve = np.zeros_like(orders)
     for pair, times in pairs:
         at = tuple(orders.tolist())
-        curve = curve + times * (_curve(pair.rate, 1 / pair.mu, at) if pair.noise == "gaussian" else bounded(pair, at))
+        curve = curve + times * (_of_gaussian(pair, at) if pair.noise == "gaussian" else bounded(pair, at))
     return curve
+
+
+def _of_gaussian(pair: Pair, orders: tuple[float, ...]) -> Array:
+    """The Rényi curve of a Gaussian step, rounded up. Records that are opposed or exchanged have no more than twice the
+    moment of one that is absent at their distance, nor more than in a full batch."""
+    absent, alpha = _curve(pair.rate, 1 / pair.mu, orders), np.array(orders)
+    if pair.neighbours == "absent" or pair.rate == 1:
+        return absent
+    return np.minimum(mirrored(absent, alpha), _curve(1.0, 1 / pair.mu, orders))
 
 
 def _best_epsilon(orders: Array, curve: Array, delta: float) -> tuple[float, float]:

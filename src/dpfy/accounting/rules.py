@@ -29,6 +29,7 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
+from dpfy.ledger.one_shot import DiscreteGaussianSum
 from dpfy.types import Relation
 
 NOISES: dict[type[Query], str] = {SumQuery: "gaussian", LaplaceSum: "laplace",
@@ -119,6 +120,13 @@ def _in_place(policy: Policy, noise_multiplier: float) -> Pairs:
 def _among_zeros(policy: Policy, noise_multiplier: float) -> Pairs:
     """All other records are zero."""
     return ((Pair(_share(policy), noise_multiplier), 1),)
+
+
+def _sum_among_zeros(policy: Policy, query: Any) -> Pairs:
+    """All other records are zero; of queries that are no sums, nothing is known."""
+    if isinstance(query, DiscreteGaussianSum):
+        return ((one_shot.ONE_SHOT[DiscreteGaussianSum, Relation.ZERO_OUT].pair(Poisson(_share(policy)), query), 1),)
+    return ((Pair(_share(policy), query, "absent", "laplace"), 1),) if isinstance(query, float) else ()
 
 
 def _share(policy: Policy) -> float:
@@ -225,7 +233,7 @@ RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
         shot.pair, _TRUNCATED + shot.reference, _truncation, shot.exact, attained=shot.attained or _alone(shot.pair))
        for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items() if relation != Relation.ADD_OR_REMOVE_ONE},
     **{("pld", FixedSize, query, relation): Rule(_exchanged_query(shot.pair), words + _EXCHANGED + "; on all records, "
-                                                 + shot.reference, exact=False)
+                                                 + shot.reference, exact=False, attained=_sum_among_zeros)
        for (query, of), shot in one_shot.ONE_SHOT.items() if of == Relation.REPLACE_ONE
        for relation, words in ((Relation.REPLACE_ONE, ""), (Relation.ZERO_OUT, _REPLACED_BY_ZERO))},
 }

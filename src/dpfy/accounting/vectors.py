@@ -17,6 +17,7 @@ from dpfy.accounting.outcomes import Array, DiscreteGaussian, Law, Masses, Table
 
 _POINTS = 3000
 _DEEPEST = 16.0  # standard deviations of the loss, beyond which all of it is infinite
+_LARGEST = 600.0  # e^ε must stay a number; losses beyond are infinite
 _ROUNDED = 1e-9  # relative: more than cancellation and sums can lose
 _LEAST = 1e-280
 _LONGEST = 12  # squared, of which all divisions are looked at
@@ -62,7 +63,8 @@ class DiscreteGaussianVector(Law):
 
     @cached_property
     def _table(self) -> Table:
-        last, apart = self.zcdp + _DEEPEST * self.spread, 1 / (2 * self.stddev**2)  # of losses, which are on a lattice
+        last = min(self.zcdp + _DEEPEST * self.spread, _LARGEST)
+        apart = 1 / (2 * self.stddev**2)  # of losses, which are on a lattice
         lattice = apart * np.arange(min(math.ceil(last / apart), _POINTS))
         epsilons = np.union1d(np.linspace(0.0, last, _POINTS), lattice)
         epsilons = epsilons[np.append(True, np.diff(epsilons) > 1e-9 * apart)]

@@ -24,7 +24,8 @@ def strategy(
     data_dir: Annotated[str | None, _given("Where reference data sets are.")] = None,
     records: Annotated[int | None, _given("The declared number of private records.")] = None,
     epsilon: Annotated[float, typer.Option(help="The budget of the run on private data.")] = 3.0,
-    delta: Annotated[float, typer.Option(help="Its δ.")] = 1e-5,
+    delta: Annotated[float | None, _given("Its δ; if left out, 1e-5, and 1/records^1.1 from 100,000 records on.")
+                     ] = None,
     batch_size: Annotated[float | None, _given("The largest batch that compute allows.")] = None,
     small_batch: Annotated[float, typer.Option(help="The batch of the search.")] = 128,
     epochs: Annotated[float, typer.Option(help="The most epochs that compute allows; for compute.")] = 30,
@@ -45,6 +46,7 @@ def strategy(
 
     dpfy plan strategy compute --public digits --records 50000 --batch-size 5000 --epochs 10
     """
+    from dpfy.planning.defaults import default_delta
     from dpfy.planning.strategies import STRATEGIES
 
     if name not in STRATEGIES:
@@ -68,7 +70,8 @@ def strategy(
         missing = [f"--{each.replace('_', '-')}" for each in names if needed[each] is None]
         if missing:
             raise InvalidArgument(f"Expected {' and '.join(missing)} for {name}: they describe the private run.")
-        return {"epsilon": epsilon, "delta": delta, **{each: needed[each] for each in names}}
+        budget = {"epsilon": epsilon, "delta": default_delta(records) if delta is None else delta}
+        return budget | {each: needed[each] for each in names}
 
     search = _searches(tell, private_run, {"small_batch": small_batch, "steps": steps, "learning_rate": learning_rate},
                        epochs, noise_multiplier, utility)[name]

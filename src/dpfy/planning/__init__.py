@@ -9,7 +9,7 @@ from dpfy.planning.contours import (
     noise_over_batch,
     noise_over_rate,
 )
-from dpfy.planning.defaults import FirstRun, first_run
+from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
 from dpfy.planning.solve import Sketch, solve
 from dpfy.planning.strategies import (
@@ -24,6 +24,6 @@ from dpfy.planning.strategies import (
 )
 
 __all__ = ["Advice", "BatchCurve", "Contour", "FirstRun", "ScalingLaw", "Sketch", "Trial", "advise",
-           "clip_and_rate_grid", "clip_search", "diminishing_batch", "first_run", "given_accuracy", "given_compute",
-           "interactive", "noise_over_batch", "noise_over_rate", "private_clip_plan", "small_then_large",
-           "smallest_batch", "solve"]
+           "clip_and_rate_grid", "clip_search", "default_delta", "diminishing_batch", "first_run", "given_accuracy",
+           "given_compute", "interactive", "noise_over_batch", "noise_over_rate", "private_clip_plan",
+           "small_then_large", "smallest_batch", "solve"]

@@ -17,6 +17,7 @@ _CLIP, _LARGEST_CLIP = 0.1, 1.0
 _PRODUCT = 0.5  # C·α where noise is small: the most that the reference data sets were found to want
 _PARAMETERS = 20_000  # of a small network
 _MOMENTUM = 0.9
+_DELTA, _MANY = 1e-5, 100_000  # δ of those who give none, and from how many records on it is too large
 _AVERAGED, _WORTH_AVERAGING = 0.1, 100  # of the steps, by the average of the weights; how many there have to be
 
 
@@ -32,7 +33,21 @@ class FirstRun:
     ema: float
 
 
-def first_run(records: int, *, epsilon: float = 3.0, delta: float = 1e-5, epochs: float | None = None,
+def default_delta(records: int | None = None) -> float:
+    """Return the δ for who gives none: 1e-5, or 1/records^1.1 where so many records are declared that it is too large.
+
+    *Formal guarantee*: it is below 1/records, whatever number is declared. At a δ of 1/records, publishing a record
+    that was drawn at random would be private.
+
+    >>> default_delta(), default_delta(60_000), default_delta(100_000) < 1e-5 / 3
+    (1e-05, 1e-05, True)
+    """
+    if records is None or _validate.count("records", records) < _MANY:
+        return _DELTA
+    return float(records**-1.1)
+
+
+def first_run(records: int, *, epsilon: float = 3.0, delta: float | None = None, epochs: float | None = None,
               batch_size: float | None = None, clip: float | None = None, learning_rate: float | None = None,
               optimizer: str = "sgd", parameters: int = _PARAMETERS) -> FirstRun:
     """Return settings for ``records`` and a budget, around those that are given.
@@ -58,7 +73,7 @@ def first_run(records: int, *, epsilon: float = 3.0, delta: float = 1e-5, epochs
     rate = min(1.0, epochs / _STEPS)
     batch = batch_size if batch_size is not None else min(max(1, round(rate * records)), _LARGEST_BATCH)
     steps = max(1, math.ceil(epochs * records / batch))
-    product = _product(records, steps, epsilon, delta, parameters)
+    product = _product(records, steps, epsilon, default_delta(records) if delta is None else delta, parameters)
     if clip is None:
         clip = _CLIP if learning_rate is None or optimizer != "sgd" else min(_LARGEST_CLIP, product / learning_rate)
     if learning_rate is None:

@@ -5,6 +5,7 @@ import math
 from importlib.resources import files
 
 from dpfy import _validate
+from dpfy.planning.defaults import default_delta
 from dpfy.reporting.page import STYLE
 
 _STYLE = """
@@ -27,9 +28,11 @@ _ACCURACY = (
 )
 
 
-def interactive(*, epsilon: float = 3.0, delta: float = 1e-5, epochs: float = 60.0, records: int = 60_000,
+def interactive(*, epsilon: float = 3.0, delta: float | None = None, epochs: float = 60.0, records: int = 60_000,
                 batch_size: float | None = None) -> str:
     """Return an HTML page with sliders that begin at these values: σ over rates, and noise over batch sizes.
+
+    Without a δ it begins at :func:`~dpfy.planning.default_delta` of the records.
 
     *Formal guarantee*: what the page calls enough is enough for Poisson samples, for adding or removing one record, up
     to the rounding of the browser's arithmetic.
@@ -41,7 +44,7 @@ def interactive(*, epsilon: float = 3.0, delta: float = 1e-5, epochs: float = 60
     batch = _validate.real("batch_size", batch_size or max(1.0, records / 10), 1, records)
     sliders = "".join((
         _slider("epsilon", "ε", _validate.epsilon(epsilon), 0.1, 16),
-        _slider("delta", "δ", _validate.delta(delta), 1e-12, 1e-3),
+        _slider("delta", "δ", default_delta(records) if delta is None else _validate.delta(delta), 1e-12, 1e-3),
         _slider("epochs", "epochs", _validate.positive("epochs", epochs), 1, 500),
         _slider("records", "records", records, 100, 1e8),
         _slider("batch", "expected batch size", batch, 1, records),

@@ -59,7 +59,8 @@ class TrainConfig:
                                   "that a record may have; needed where records may differ in shape")
     rows_per_user: int | None = _option(None, "the most rows of a user in a step; 16 unless you say otherwise")
     epsilon: float = _option(3.0, "the privacy budget")
-    delta: float | str = _option(1e-5, "the failure probability, or 'auto' for 1/records^1.1")
+    delta: float | str | None = _option(None, "the failure probability, or 'auto' for 1/records^1.1; 1e-5 unless you "
+                                        "say otherwise, and 1/records^1.1 from 100,000 records on")
     epochs: float | None = _option(None, "passes over the data in expectation")
     batch_size: int | None = _option(None, "the expected number of records per step")
     clip: float | None = _option(None, "the bound of each record's gradient")
@@ -116,7 +117,7 @@ class TrainConfig:
         for item in fields(self):
             _check_type(item.name, getattr(self, item.name), item.type)
         _validate.epsilon(self.epsilon)
-        if self.delta != "auto":
+        if self.delta is not None and self.delta != "auto":
             _validate.delta(self.delta)
         for name in ("epochs", "batch_size", "clip", "learning_rate", "ratio", "slack", "floor"):
             if getattr(self, name) is not None:

@@ -15,7 +15,7 @@ from dpfy._objects import make_object
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
 from dpfy.optim import ADADP, AdamBC, TailAverage
-from dpfy.planning.defaults import first_run
+from dpfy.planning.defaults import default_delta, first_run
 from dpfy.training.adaptive import named_optimizer
 from dpfy.training.config import TrainConfig
 from dpfy.training.fix import fix
@@ -51,10 +51,11 @@ def completed(config: TrainConfig) -> TrainConfig:
     elif config.records is None:
         return config  # such data cannot be loaded, which is told there
     else:
-        delta = config.delta if isinstance(config.delta, float) else min(0.5, config.records**-1.1)  # "auto"
+        delta = config.delta if not isinstance(config.delta, str) else min(0.5, config.records**-1.1)  # "auto"
         defaults = vars(first_run(
             config.records, epsilon=config.epsilon, delta=delta, epochs=config.epochs, batch_size=config.batch_size,
             clip=config.clip, learning_rate=config.learning_rate, optimizer="sgd" if descends else "adam"))
+    defaults["delta"] = default_delta(config.records)  # reference data sets have fewer than 100,000
     if adapts == "adadp":
         defaults["momentum"] = 0.0
     if config.sampling == "importance":  # for each record in a sample, about three more are computed on

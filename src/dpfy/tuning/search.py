@@ -156,6 +156,8 @@ class _Search:
         changes: dict[str, Any] = {"epsilon": self.config.epsilon, "anchor": None, "contributing": False,
                                    "private_metrics": base.private_metrics or self.config.score == "private"}
         self.draft = Trial(replace(base, **changes), self.objects)
+        if base.delta is None:
+            changes["delta"] = self.draft.config.delta
         if base.delta == "auto":  # settled here: a trial that said so again would be a trial that is heard
             changes["delta"] = min(0.5, float(self.draft.data.records) ** -1.1)
         self.base = replace(base, **changes)
