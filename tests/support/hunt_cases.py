@@ -175,8 +175,8 @@ def possible(case: Case) -> Case:
     if case.model in ("lstm", "gru"):  # torch has no half precision for them here; two threads take it minutes
         case = replace(case, half=False, ambient=tuple(
             name for name in case.ambient if not name.startswith("autocast") and name != "two threads"))
-    if case.engine == "loop" or case.rows > 1:
-        case = replace(case, size=min(case.size, 8))
+    if case.engine == "loop" or case.rows > 1 or case.chunk is not None:
+        case = replace(case, size=min(case.size, 24 if case.engine != "loop" else 8))  # of many, one by one is slow
     if case.clip == "microbatches" and case.statistics != "sample size":
         case = replace(case, statistics="")
     if case.sampling == ("cyclic", "replace_one"):
