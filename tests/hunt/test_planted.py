@@ -132,6 +132,7 @@ def test_a_planted_leak_is_found_anywhere(plant, monkeypatch):
     assert needed(MANY, {}) is not None
 
 
-@pytest.mark.parametrize("about", PLANTED.values(), ids=lambda about: "_".join(map(str, about.values())) or "any")
-def test_nothing_is_found_where_nothing_is_planted(about):
-    assert needed(2, about) is None
+def test_nothing_is_found_where_nothing_is_planted():
+    """Without this, a hunt that calls everything a leak would have found them all."""
+    for about in PLANTED.values():
+        assert needed(1, about) is None

@@ -310,13 +310,13 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
     """Run the case on the data; another ``training_key`` changes nothing but the masks of dropout."""
     global MIXING
     MIXING = 0.0
-    recorder, shown = Recorder(), []
+    recorder, shown, refusal, plan = Recorder(), [], "", None
     printed = io.StringIO()
     throughout = case.surroundings if case.throughout else contextlib.nullcontext
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), throughout():
         try:
             with _started(case, data) as (run, optimizer, loss_fn, after_step):
-                run._noise, noise = recorder, run._noise
+                plan, run._noise, noise = run.plan, recorder, run._noise
                 noise.close()
                 if training_key is not None:
                     run._streams = replace(run._streams, training=SecureStream(training_key, purpose="training"))
@@ -327,12 +327,11 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
                     optimizer.step()
                     optimizer.zero_grad()
                     after_step()
-                plan = run.plan
         except Exception as error:  # one that is not ours may be all that tells the neighbours apart
-            return Observation(f"{type(error).__name__}: {error}", (*shown, printed.getvalue()), ())
+            refusal = f"{type(error).__name__}: {error}"
     steps = tuple(Step(total, _paid(plan, step, stddev), plan.query.reach(step))
                   for step, (total, stddev) in enumerate(recorder.seen, start=1))
-    return Observation("", (*shown, printed.getvalue()), steps)
+    return Observation(refusal, (*shown, printed.getvalue()), steps)
 
 
 # The judgement
@@ -344,10 +343,7 @@ def check(case: Case) -> Verdict:
     smaller = observe(case, _data(case, with_odd=False))
     if (larger.refusal, larger.shown) != (smaller.refusal, smaller.shown):
         raise Leak(f"{case}: the neighbours show\n{larger.refusal} {larger.shown}\n{smaller.refusal} {smaller.shown}")
-    if larger.refusal:
-        return Verdict(larger.refusal)
-    moved = 0.0
-    secret = _secret_masks(case, larger)
+    moved, secret = 0.0, _secret_masks(case, larger)
     for number, (one, other) in enumerate(zip(larger.steps, smaller.steps, strict=True), start=1):
         if not bool(one.total.isfinite().all()):
             raise Leak(f"{case}: the sum of step {number} is not finite")
@@ -358,7 +354,8 @@ def check(case: Case) -> Verdict:
             raise Leak(f"{case}: one {'user' if case.rows > 1 else 'record'} moves the sum of step {number} by "
                        f"{distance / one.paid:.9g} of what is paid for; {limit / one.paid:.9g} is its limit")
         moved = max(moved, distance / one.paid)
-    return Verdict("", moved, max(float(step.total.norm()) / step.paid for step in larger.steps))
+    largest = max((float(step.total.norm()) / step.paid for step in larger.steps), default=0.0)
+    return Verdict(larger.refusal, moved, largest)
 
 
 def _secret_masks(case: Case, first: Observation) -> list[bool]:
