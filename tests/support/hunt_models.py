@@ -23,7 +23,7 @@ class Kind:
         """Return one made-up record; all lean in one direction, as gradients of real records do."""
         if self.tokens:
             return torch.randint(VOCABULARY, self.shape, generator=generator)
-        return 0.5 + torch.randn(self.shape, generator=generator)
+        return 0.5 + torch.randn(self.shape, generator=generator, dtype=torch.float32)
 
 
 VECTOR, IMAGE, SEQUENCE, TOKENS = Kind((6,)), Kind((2, 6, 6)), Kind((5, 4)), Kind((5,), tokens=True)

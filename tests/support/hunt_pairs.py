@@ -292,7 +292,7 @@ def _started(case: Case, data: Data) -> Iterator[tuple[Any, nn.Module, Callable[
     with torch.random.fork_rng():
         torch.manual_seed(case.seed)
         model = MODELS[case.model][1]().train(case.training)
-    model = model.double() if case.double else model
+    model = model.double() if case.double else model.float()  # whatever the default is
     loss_fn, after_step = _loss(case, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     example = default_collate([_ordinary(case, -1 - row, 0) for row in range(3)])
