@@ -56,6 +56,8 @@ STATES = {
     "deterministic": lambda: setting(lambda: torch.use_deterministic_algorithms(True),
                                      lambda: torch.use_deterministic_algorithms(False)),
     "denormals": lambda: setting(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)),
+    "anomalies": lambda: setting(lambda: torch.set_anomaly_enabled(True), lambda: torch.set_anomaly_enabled(False)),
+    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16(), lambda x: x.float()),
     "one thread": lambda: threads(1),
     "four threads": lambda: threads(4),
 }
@@ -111,6 +113,17 @@ def test_user_code_has_its_own_autocast_and_default_dtype_and_ours_comes_back():
                 torch.set_float32_matmul_precision("medium")
             assert Ambient.present() == ours and torch.is_grad_enabled()
         assert torch.get_default_dtype() == torch.float64 and torch.is_autocast_enabled("cpu")
+
+
+def test_hooks_on_saved_tensors_see_nothing_of_a_step_and_are_there_again_afterwards():
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
+        weight = torch.ones(2, requires_grad=True)
+        with certified():
+            (weight * weight).sum().backward()
+        assert not seen
+        (weight * weight).sum()
+        assert seen
 
 
 def test_states_are_put_back_after_an_error():

@@ -333,3 +333,23 @@ def test_a_model_that_was_changed_after_the_first_step_is_probed_again(started, 
     change(model)
     with pytest.raises(dpfy.IsolationError):
         s.release(lambda x: model(x).square().sum(1))
+
+
+def test_half_precision_inside_a_loss_is_not_taken_for_mixing(started):
+    """Kernels of other sizes round a recurrent layer otherwise, by as much as half precision has."""
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.layer(x.unsqueeze(1).expand(-1, 6, -1))[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Sequences()
+
+    def loss(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().sum(1)
+
+    assert started(ROWS, model=model).release(loss).any()

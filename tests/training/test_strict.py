@@ -69,7 +69,7 @@ def test_a_strict_run_computes_records_alone_and_rests_on_no_allowance(begin, en
     ({"anchor": None}, "anchor=FILE"), ({"ledger": Ledger.in_memory(), "anchor": None}, "anchor=FILE"),
     ({"insecure_test_key": 1}, "insecure_test_key"),
     ({"plan": dpfy.dpis(records=60, batch_size=10, steps=2, clip=1.0, noise_multiplier=2.0)}, "'poisson'"),
-], ids=str)
+], ids=["bookkeeping", "ghost", "vmap", "no anchor", "in memory", "test key", "importance"])
 def test_what_rests_on_an_allowance_is_refused_by_name(begin, tmp_path, options, said):
     with pytest.raises(InvalidArgument, match=said):
         begin(**options)

@@ -42,6 +42,7 @@ class Ambient:
     fills_memory: bool
     flushes_denormals: bool
     threads: int
+    detects_anomalies: bool
 
     @classmethod
     def present(cls) -> "Ambient":
@@ -51,7 +52,7 @@ class Ambient:
             torch.is_autocast_cache_enabled(), torch.get_default_dtype(),
             tuple(backend.fp32_precision for backend in _MULTIPLIERS), torch.get_deterministic_debug_mode(),
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-            _flushes_denormals(), torch.get_num_threads())
+            _flushes_denormals(), torch.get_num_threads(), torch.is_anomaly_enabled())
 
     def certified(self) -> "Ambient":
         """Return the settings that the proofs assume: IEEE float32, nothing rounded behind our back.
@@ -64,7 +65,7 @@ class Ambient:
             default_dtype=torch.float32,
             precisions=tuple(found if found in _FULL else "ieee" for found in self.precisions),
             deterministic=max(self.deterministic, _WARN), fills_memory=False, flushes_denormals=False,
-            threads=1 if _pool_flushes_denormals(self.threads) else self.threads)
+            threads=1 if _pool_flushes_denormals(self.threads) else self.threads, detects_anomalies=False)
 
     def for_users_code(self, users: "Ambient") -> "Ambient":
         """Return the same with what a loss function may rely on: the user's autocast and default dtype."""
@@ -92,6 +93,8 @@ class Ambient:
             torch.set_flush_denormal(self.flushes_denormals)
         if self.threads != now.threads:
             torch.set_num_threads(self.threads)
+        if self.detects_anomalies != now.detects_anomalies:
+            torch.set_anomaly_enabled(self.detects_anomalies, torch.is_anomaly_check_nan_enabled())
 
 
 _around: ContextVar[tuple[Ambient, Ambient] | None] = ContextVar("around", default=None)
@@ -111,7 +114,7 @@ def certified() -> Iterator[None]:
         ours = users.certified()
         token = _around.set((users, ours))
         try:
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), _without_hooks():
                 ours.impose()
                 yield
         finally:
@@ -134,6 +137,21 @@ def users_code() -> Iterator[None]:
     finally:
         ours.impose()
         torch.set_grad_enabled(gradients)
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Set hooks on saved tensors aside, which would be given the activations of records and may round them."""
+    stack: Any = torch._C._autograd
+    found = []
+    while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(hooks)
+        stack._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(found):
+            stack._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _flushes_denormals() -> bool:

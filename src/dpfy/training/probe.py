@@ -72,13 +72,13 @@ class Probe:
         """Return a few synthetic records."""
         return self._input(_SIZES[-1])
 
-    def _equal(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        """Equal up to the rounding of differently shaped kernels in the model's precision."""
+    def _equal(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
+        """Equal up to the rounding of kernels in the model's precision, or in that of what was computed on the way."""
         if a.shape != b.shape:
             return False
-        scale = max(_largest(a), _largest(b))
-        return torch.allclose(a.double(), b.double(), rtol=max(1e-4, 16 * self._precision),
-                              atol=max(1e-5, 8 * self._precision) * scale + 1e-12, equal_nan=True)
+        scale, precision = max(_largest(a), _largest(b)), precision or self._precision
+        return torch.allclose(a.double(), b.double(), rtol=max(1e-4, 16 * precision),
+                              atol=max(1e-5, 8 * precision) * scale + 1e-12, equal_nan=True)
 
     def _equal_sums(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
         """Equal as vectors: where a unit of a network is at its kink, rounding may change single numbers by more."""
@@ -130,9 +130,10 @@ class Probe:
                 raise LossError(f"The plan declares the statistic {statistic.name!r} with the shape {statistic.shape} "
                                 f"per example; loss_fn returns {shape}.")
 
-    def _same(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+    def _same(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
         """Whether losses and statistics are equal, each by its own scale."""
-        return a.shape == b.shape and all(map(self._equal, a.unbind(1), b.unbind(1)))
+        return a.shape == b.shape and all(self._equal(one, other, precision)
+                                          for one, other in zip(a.unbind(1), b.unbind(1), strict=True))
 
     def _check_layers(self) -> None:
         """Refuse what synthetic input need not bring to light: rows are only rescaled once they have grown."""
@@ -158,15 +159,19 @@ class Probe:
                     raise self._refusal(culprit, "lets one example change another one's loss")
 
     def _check_alone(self) -> None:
-        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing may be random."""
+        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing may be random.
+
+        Kernels for another number of examples round otherwise, in half precision by as much as that has.
+        """
+        shortest = self._shortest
         for size, scale in product(_SIZES, _SCALES):
             base = self._input(size, 1, scale)
             alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
-            if not self._same(self._losses(base), alone):
+            if not self._same(self._losses(base), alone, shortest):
                 culprit = self._culprit_alone(base)
                 raise self._refusal(culprit, "gives an example another loss alone than in a batch")
         many = self._input(_MANY, 1)
-        if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3))):
+        if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), shortest):
             raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
 
     def _check_memory(self) -> None:
