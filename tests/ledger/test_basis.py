@@ -53,7 +53,8 @@ def test_an_edited_fact_is_a_damaged_ledger(path, header, step):
         Ledger.read(path)
 
 
-@pytest.mark.parametrize("wrong", [{"x": float("nan")}, {"x": object()}, ["x"], None], ids=["nan", "object", "list", "none"])
+@pytest.mark.parametrize("wrong", [{"x": float("nan")}, {"x": object()}, ["x"], None],
+                         ids=["nan", "object", "list", "none"])
 def test_facts_are_plain_values(wrong):
     with Ledger.in_memory() as ledger, pytest.raises(InvalidArgument, match="facts"):
         ledger.record_basis(wrong)

@@ -58,7 +58,7 @@ def test_what_is_proved_is_told_from_what_is_checked_and_allowed_for(started, en
 def test_the_allowance_is_the_one_that_the_noise_is_scaled_for(started):
     run = started(ROWS, engine="vmap")
     run.release()
-    setting, engine = run.run._steering.setting(1), run.run._engine
+    setting, engine = run.run._steering.setting(1), run.run._choice.current
     (text,) = [ground.text for ground in grounds_in(run.ledger.basis) if ground.key == "last_bits"]
     companions = run.run._mechanism(engine, 1, setting, _pieces(run.run, setting)).companions
     assert f"up to {companions} others" in text and f"{engine.rounding:.2g} clip bounds" in text

@@ -150,7 +150,7 @@ class TestWhatALossReads:
         s = started(ROWS, model=model, rate=0.0, steps=3)
         for _ in range(3):
             s.release(lambda x: model(x))
-        assert len(next(iter(s.run._verdicts.values()))._known) == 1
+        assert len(next(iter(s.run._choice._verdicts.values()))._known) == 1
 
 
 class TestWhatDecidesOnAWholeBatch:

@@ -5,9 +5,8 @@
 Everything left of ``Released`` is sensitive: it is never logged, printed, saved or put into an exception text.
 """
 
-import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,12 +36,12 @@ from dpfy.training.basis import record_basis
 from dpfy.training.blocks import Blocks, drawn_from, even_parts
 from dpfy.training.data import Records, visit, visit_loaded
 from dpfy.training.distributed import Ranks, check_same_records
+from dpfy.training.engine_choice import EngineChoice
 from dpfy.training.engines import ENGINES, EXACT, WRITING, Engine
 from dpfy.training.engines.base import LossFn
 from dpfy.training.example import Declared
 from dpfy.training.gate import Gate, is_finite
 from dpfy.training.importance import Weighing, expected_proposals, importance_for, propose, with_room_for_bits
-from dpfy.training.losses import identity
 from dpfy.training.microbatches import clipped_mean
 from dpfy.training.mixing import refuse_mixing
 from dpfy.training.norm_sums import due_before, paid_beside, release_norms
@@ -52,7 +51,6 @@ from dpfy.training.released import Released
 from dpfy.training.seclusion import secluded
 from dpfy.training.steering import Steering
 from dpfy.training.sums import Sums
-from dpfy.training.verdicts import Verdicts
 from dpfy.types import Interval
 
 
@@ -116,15 +114,15 @@ class Run:
         self._steering = Steering(plan, parameters, engine)
         self._gate = Gate(optimizers, parameters)
         self._records = records
-        self._wanted_engine = engine
         self._example = example
         self._max_physical_batch = max_physical_batch
         self._streams = streams
         self._importance = importance_for(plan, streams.sampling, engine, ranks.size, parameters)
         self._sampler = self._importance or sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
-        self._verdicts: dict[Hashable, Verdicts] = {}
-        self._engine: Engine | None = None  # that was chosen last
+        engines = EXACT if self._importance is not None else WRITING if self._steering.needs_gradients else ENGINES
+        self._choice = EngineChoice(engine, engines, model, example, plan.query.statistics, ranks, self._look_at_data,
+                                    self._approve)
         self._buffer: torch.Tensor | None = None
         self._closed = False
 
@@ -398,49 +396,23 @@ class Run:
         return replace(clipping, weigh=Weighing(self._importance, self._taken, bound, indices))
 
     def _engine_for(self, loss_fn: LossFn) -> Engine:
-        """The engine that the probe chose for this loss as it is now; no record has a part in it.
+        """The engine for this loss as it is now; no record has a part in the choice."""
+        return self._choice.engine_for(loss_fn, self._trained())
 
-        A loss that reads other values than before is judged anew, and one that does so again and again is given to an
-        engine that isolates records by construction.
-        """
-        trained = self._trained()
-        verdicts = self._verdicts.setdefault((identity(loss_fn), tuple(trained)), Verdicts(self.model))
-        readings = verdicts.read(loss_fn)
-        chosen = verdicts.engine(readings)
-        if self._ranks.any(chosen is None):
-            check_same_records(self._ranks, self._records)
-            with self._ranks.together():
-                if self._engine is None:
-                    refuse_mixing(self._records)
-                probe = self._probe(loss_fn, trained)
-                isolating = verdicts.too_many and self._wanted_engine == "auto"
-                engine = probe.choose(self._wanted_engine, isolating)
-            first = self._ranks.from_first(lambda: json.dumps([engine.name, engine.records_at_once]).encode())
-            with self._ranks.together():
-                record_basis(self, probe, engine)
-                name, at_once = json.loads(first)
-                chosen = engine if engine.name == name else probe.choose(name, isolating)
-                chosen.records_at_once = at_once
-                setting = self._steering.setting(max(1, self._taken))
-                rehearse(chosen, loss_fn, probe.made_up(), Pieces(
-                    setting.query, trained, () if setting.query.slots else setting.query.statistics,
-                    setting.coordinates))
-                verdicts.add(readings, chosen)
-        assert chosen is not None
-        self._engine = chosen
-        return chosen
+    def _look_at_data(self) -> None:
+        """Refuse data sets that differ from rank to rank, and before the first step those that mix records."""
+        check_same_records(self._ranks, self._records)
+        with self._ranks.together():
+            if self._choice.current is None:
+                refuse_mixing(self._records)
 
-    def _probe(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Probe:
-        """The judge of this loss on synthetic input of the declared shape."""
-        return Probe(self.model, trained, loss_fn, self._example.chunk, self._example.valid,
-                     self.plan.query.statistics, self._engine_choice)
-
-    @property
-    def _engine_choice(self) -> Mapping[str, type[Engine]]:
-        """The engines that can do what the plan asks for."""
-        if self._importance is not None:
-            return EXACT
-        return WRITING if self._steering.needs_gradients else ENGINES
+    def _approve(self, probe: Probe, engine: Engine) -> None:
+        """Record what steps with this engine rest on, and clip synthetic records as the plan says."""
+        record_basis(self, probe, engine)
+        setting = self._steering.setting(max(1, self._taken))
+        rehearse(engine, probe.loss_fn, probe.made_up(), Pieces(
+            setting.query, probe.parameters, () if setting.query.slots else setting.query.statistics,
+            setting.coordinates))
 
     # What was spent, and the gate
 
@@ -460,17 +432,17 @@ class Run:
     @property
     def isolation(self) -> str:
         """How it is known that one record cannot influence another one's gradient."""
-        return "not probed yet" if self._engine is None else self._engine.isolation
+        return "not probed yet" if self._choice.current is None else self._choice.current.isolation
 
     @property
     def engine(self) -> str:
         """The name of the engine in use; what was asked for until the first release has probed the model."""
-        return self._wanted_engine if self._engine is None else self._engine.name
+        return self._choice.wanted if self._choice.current is None else self._choice.current.name
 
     @property
     def largest_chunk(self) -> int | None:
         """The most units in memory at once, by your limit and that of the engine in use; None if there is neither."""
-        return self._largest_chunk(self._engine)
+        return self._largest_chunk(self._choice.current)
 
     def spent(self, delta: float) -> Interval:
         """Return the ε of all that was reserved so far, as a certified interval; under a filter, of its limit."""
