@@ -18,7 +18,6 @@ from dpfy.training.engines.bookkeeping.costs import cheapest_kept, cheapest_meas
 from dpfy.training.engines.bookkeeping.tape import Parts, Sink
 from dpfy.training.kinds import require_python_modules
 from dpfy.training.probe import Probe
-from dpfy.training.tracing import refuses_tracing
 from dpfy.training.uncompiled import uncompiled
 
 _FEW_RECORDS = 8  # in a chunk: too few for the hardware to be busy
@@ -201,10 +200,10 @@ def _advice(engine: BookkeepingEngine | GhostEngine) -> list[str]:
 
 def _why_not(model: nn.Module, trained: dict[str, nn.Parameter], loss_fn: LossFn, chunk: Chunk) -> str:
     """Why the fast engines are not used."""
-    if refuses_tracing(model, loss_fn, chunk) is not None:
-        return ("Values of the input may decide what is computed, so records are computed apart. Write the model and "
-                "the loss without if, .item() or indexing by values.")
     engine: Engine = BookkeepingEngine(model, trained)
+    if doubt := Probe(model, trained, loss_fn, chunk, declared=True).doubts()(engine):
+        return (f"Records are computed apart: {doubt}. Write the model and the loss without if, .item() or indexing by "
+                "values, and without anything that several records have a part in.")
     try:
         engine.prepare(loss_fn, lambda size, seed: _repeated(chunk, size))
     except Unsupported as error:

@@ -59,7 +59,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
         if judge._is_random():
             return tuple(Parity(name, False, None, reason="cannot be compared: the loss draws random numbers")
                          for name in ENGINES if name != LoopEngine.name)
-        doubts = judge._doubts(isolating=False)
+        doubts = judge.doubts()
         oracle = LoopEngine(model, trained)
         expected = judge._oracle_sums(), _gradients(judge, oracle)
         return tuple(_compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name)

@@ -213,7 +213,7 @@ class Probe:
     def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
         """The wanted engine, or the first of the preferred ones, that is safe and agrees with the oracle."""
         names = [*self.engines] if wanted == "auto" else [wanted]
-        doubts = self._doubts(isolating)
+        doubts = self.doubts(isolating)
         with _without_dropout(self.model):
             random = self._is_random()
             if not random:
@@ -240,7 +240,7 @@ class Probe:
                           else "does not give the gradients that one example at a time gives")
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
 
-    def _doubts(self, isolating: bool) -> Callable[[Engine], str]:
+    def doubts(self, isolating: bool = False) -> Callable[[Engine], str]:
         """Return what says of an engine why this loss must not be given to it; nothing if it may."""
         randomness = self._randomness()
         if randomness.masks and not are_covered():
