@@ -1,5 +1,6 @@
 """Looking a model over: what is found in a tuple, and which loss the probe is given."""
 
+import queue
 import re
 from dataclasses import replace
 
@@ -130,16 +131,17 @@ def test_engines_that_cannot_be_used_say_why_and_buffers_are_named():
 
 def test_what_a_step_takes_is_measured_and_leaves_the_model_alone():
     """Fails if plain steps move parameters, leave gradients, or count other numbers of records than private ones."""
-    model, seen = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 2)), []
+    model, seen = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 2)), queue.SimpleQueue()
 
     def loss(x, y):
-        seen.append(len(x))
+        seen.put(len(x))  # where no reading looks
         return F.cross_entropy(model(x), y, reduction="none")
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = expected(model, (torch.rand(4, 4), torch.arange(4) % 2), loss, batch_size=100)
     assert found.resources.batch_size == 100 and found.plain_seconds > 0 and found.slowdown > 0
-    assert sum(seen[-4 * -(-100 // found.resources.records_at_once):]) == 400
+    sizes = [seen.get() for _ in range(seen.qsize())]
+    assert sum(sizes[-4 * -(-100 // found.resources.records_at_once):]) == 400
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert "times a plain one" in str(found) and found.to_json()["slowdown"] == found.slowdown

@@ -199,11 +199,12 @@ class Probe:
                                      f"leave without noise. Keep nothing between calls. {_REMEDY}")
 
     def _randomness(self) -> Randomness:
-        """What the loss does to generators."""
+        """What the loss does to generators, once everything is imported: that may seed one, too."""
         chunk = self._input(3)
-        fix_seed(_SEED)
-        with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
-            LossCall(self.model, self.loss_fn)(*chunk.arguments)
+        for _ in range(2):
+            fix_seed(_SEED)
+            with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
+                LossCall(self.model, self.loss_fn)(*chunk.arguments)
         return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
 
     def _is_random(self) -> bool:
