@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 KEY_BYTES = 32
-_MERSENNE_WORDS = 624
-_TORCH_STATE = slice(3, 3 + _MERSENNE_WORDS)  # where torch's saved state of 64-bit words holds the generator's own
+MERSENNE_WORDS = 624
+TORCH_STATE = slice(3, 3 + MERSENNE_WORDS)  # where torch's saved state of 64-bit words holds the generator's own
 _STATE = torch.Generator().manual_seed(0).get_state()  # of torch's generator before its first number
-_WORDS = _STATE.numpy().view(np.int64)[_TORCH_STATE]
+_WORDS = _STATE.numpy().view(np.int64)[TORCH_STATE]
 _SEED_BYTES = 32  # of Python's and numpy's generators: 256 bits, where their own defaults have 32
 
 
@@ -25,10 +25,10 @@ def set_generators(key: bytes, index: int) -> None:
     cannot be told from a random function. Each has at least 256 bits.
     """
     drawn = hashlib.shake_256(b"dpfy record:" + key + index.to_bytes(8, "little", signed=True)).digest(
-        2 * _SEED_BYTES + 4 * _MERSENNE_WORDS)
+        2 * _SEED_BYTES + 4 * MERSENNE_WORDS)
     random.seed(int.from_bytes(drawn[:_SEED_BYTES], "little"))
     np.random.seed(np.frombuffer(drawn, np.uint32, _SEED_BYTES // 4, _SEED_BYTES))
-    _WORDS[:] = np.frombuffer(drawn, np.uint32, _MERSENNE_WORDS, 2 * _SEED_BYTES)
+    _WORDS[:] = np.frombuffer(drawn, np.uint32, MERSENNE_WORDS, 2 * _SEED_BYTES)
     torch.default_generator.set_state(_STATE)  # copies it
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(int.from_bytes(drawn[-8:], "little") >> 1)

@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-_TWISTER = slice(3, 3 + 624)  # where torch's saved state of 64-bit words holds the generator's own
+from dpfy.training.keys import TORCH_STATE
+
 _MANY = 4096  # numbers: more than the twister has before it turns
 
 
@@ -21,9 +22,9 @@ _MANY = 4096  # numbers: more than the twister has before it turns
 def are_covered() -> bool:
     """Whether torch draws masks from the twister: it has turned then, and is one number further otherwise."""
     with torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state().view(torch.int64)[_TWISTER].clone()
+        before = torch.get_rng_state().view(torch.int64)[TORCH_STATE].clone()
         torch.empty(_MANY, dtype=torch.float32).bernoulli_(0.5)
-        return not torch.equal(torch.get_rng_state().view(torch.int64)[_TWISTER], before)
+        return not torch.equal(torch.get_rng_state().view(torch.int64)[TORCH_STATE], before)
 
 
 @contextmanager

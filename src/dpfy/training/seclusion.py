@@ -13,14 +13,13 @@ import torch
 
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.ambient import certified
+from dpfy.training.keys import MERSENNE_WORDS, TORCH_STATE
 from dpfy.training.masks import covered_masks
 from dpfy.training.silence import silence
 
-_MERSENNE_WORDS = 624
 _SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch, ("manual_seed", "seed", "set_rng_state")), (torch.random, ("manual_seed", "seed", "set_rng_state")),
     (random, ("seed", "setstate")), (np.random, ("seed", "set_state")))
-_TORCH_STATE = slice(3, 3 + _MERSENNE_WORDS)  # where torch's saved state of 64-bit words holds the generator's own
 
 
 _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
@@ -87,11 +86,11 @@ def fix_seed(seed: int) -> None:
 
 def _reseed(stream: SecureStream) -> None:
     """Fill the whole states of the three generators; their seeds alone would have too few values."""
-    words = (stream.words(3 * _MERSENNE_WORDS) >> np.uint64(32)).reshape(3, _MERSENNE_WORDS)
-    random.setstate((3, (*words[0].tolist(), _MERSENNE_WORDS), None))
-    np.random.set_state(("MT19937", words[1].astype(np.uint32), _MERSENNE_WORDS, 0, 0.0))
+    words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
+    random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
+    np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
     state = torch.get_rng_state()
-    state.view(torch.int64)[_TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
+    state.view(torch.int64)[TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(int(stream.words(1)[0]))
     torch.set_rng_state(state)
