@@ -7,17 +7,16 @@ from runs import Dot
 from torch import nn
 
 import dpfy
-from dpfy.training import masks
+from dpfy.training import masks, probe
 
 ROWS = torch.randn(24, 3, generator=torch.Generator().manual_seed(3))
-MKL = "dpfy.training.masks.are_covered", "dpfy.training.probe.are_covered"
 
 
 @pytest.fixture
 def short_generator(monkeypatch):
     """A processor on which torch's masks are not covered: drawing one fails, so that no test passes by it."""
-    for name in MKL:
-        monkeypatch.setattr(name, lambda: False)
+    for home in (masks, probe):
+        monkeypatch.setattr(home, "are_covered", lambda: False)
 
 
 def turned(draw):
