@@ -85,6 +85,8 @@ def test_dpfy_reads_the_whole_batch_and_nothing_else(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Counted(torch.utils.data.Dataset[Any]):
+        example_input = TINY.data()[:2]
+
         def __len__(self) -> int:
             return TINY.batch
 
@@ -94,7 +96,7 @@ def test_dpfy_reads_the_whole_batch_and_nothing_else(tmp_path: Path) -> None:
 
     ready = field.private(TINY, Counted(), TINY.batch, tmp_path / "run.dpl", engine="vmap")
     ready.step()
-    seen.clear()  # the first step also looks at shapes
+    seen.clear()  # the first step also looks whether records depend on each other
     ready.step()
     assert sorted(seen) == list(range(TINY.batch)) and ready.engine() == "vmap"
 

@@ -336,7 +336,7 @@ def noise_that_fails(rank, size, folder):
     """Rank 0 alone adds noise; what fails there must not leave the others waiting for what it releases."""
     started = Started(TensorDataset(EYE), dimension=7, steps=1)
 
-    def failing(*_):
+    def failing(*_, **__):
         raise MemoryError
 
     started.run._noise.release = failing

@@ -29,7 +29,7 @@ def start(started, rows, *, noise=0.0, steps=4, bound=0.5, every=1, rate=1.0, di
     model = network()
     plan = dpfy.dpsgd(rate=rate, divisor=divisor, steps=steps, noise_multiplier=noise,
                       statistics=batchnorm_statistics(model, bound=bound, every=every))
-    s = started(rows, model=model, plan=plan, **options)
+    s = started(rows, model=model, plan=plan, **{"example_input": GOOD[:0].new_zeros(1, 4), **options})
     s.loss_fn = lambda x: model(x).square().sum(1)
     return s
 
@@ -88,8 +88,8 @@ def test_only_backward_changes_the_statistics_and_nothing_else_stays_on_the_mode
     assert norm._seen is None and set(vars(norm)) == attributes
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "vmap"])  # which values cannot make raise
-def test_records_whose_loss_raises_leave_neither_moments_nor_traces(started, engine):
+def test_records_whose_loss_raises_leave_neither_moments_nor_traces(started):
+    engine = "loop"  # values cannot make others raise: what decides by them is not given to these
     s = start(started, torch.cat([GOOD, GOOD[:1] + 50]), engine=engine)
 
     def raising(x):

@@ -75,6 +75,8 @@ class Network(nn.Sequential):
 
 
 class Blobs(Dataset):
+    example_input = torch.zeros(1, 1, 4), torch.zeros(1, dtype=torch.long)
+
     def __init__(self, seed):
         generator = torch.Generator().manual_seed(seed)
         self.y = torch.randint(2, (60,), generator=generator)
