@@ -1,8 +1,11 @@
 """A loss is judged as it is at a step: what it reads, what it does to generators, what it keeps, and by what engine."""
 
 import collections
+import ctypes
+import functools
 import itertools
 import logging
+import os
 import queue
 import random
 import sys
@@ -228,8 +231,14 @@ class TestGenerators:
     @pytest.mark.parametrize("engine", FAST)
     @pytest.mark.parametrize("kind", ["torch", "generator", "fork", "own", "numpy", "python"])
     def test_a_loss_that_seeds_is_done_one_record_at_a_time_or_refused(self, started, kind, engine):
-        outcome = moved(started, self.seeding(kind), engine)
-        assert outcome is None if engine != "auto" else bounded_or_refused(outcome)
+        model = Row()
+        s = started(ROWS, model=model, engine=engine)
+        if engine == "auto":
+            s.release(self.seeding(kind)(model))
+            assert s.run.engine == "loop"
+        else:
+            with pytest.raises(dpfy.IsolationError, match="seeds a generator or has its own"):
+                s.release(self.seeding(kind)(model))
 
     def test_a_record_that_seeds_leaves_nothing_to_the_next(self, started):
         """One at a time, a record's own value may seed: the masks of the others stay secret and fresh."""
@@ -372,3 +381,151 @@ def test_readings_follow_names_and_notice_what_is_in_large_tensors():
     assert changed(before, reader.read(loss)) is None
     table[7] = 1
     assert "table" in changed(before, reader.read(loss))
+
+
+class Settings:
+    """A configuration that is read in many ways."""
+
+    def __init__(self):
+        self.part = 0.0
+
+    def __getitem__(self, name):
+        return vars(self)[name]
+
+    def __float__(self):
+        return self.part
+
+
+class TestOddWaysToRead:
+    """Each was seen to switch mixing on unnoticed, and moved the sum by four bounds."""
+
+    @pytest.mark.parametrize("read", [
+        lambda settings: getattr(settings, "part", 0.0), lambda settings: vars(settings)["part"],
+        lambda settings: settings["part"], float, lambda settings: globals()["SETTINGS"].part,
+        lambda settings: float(os.environ.get("DPFY_TEST_PART", "0")), lambda settings: SHARED.value,
+        lambda settings: read_attribute.part,
+    ], ids=["getattr", "vars", "item", "float", "globals", "environment", "shared", "function"])
+    def test_it_is_noticed(self, started, read, monkeypatch):
+        monkeypatch.setattr(sys.modules[__name__], "SETTINGS", settings := Settings(), raising=False)
+
+        def switch(on):
+            settings.part = read_attribute.part = SHARED.value = float(on)
+            monkeypatch.setenv("DPFY_TEST_PART", str(float(on)))
+
+        assert TestWhatALossReads.switched(started, lambda model: lambda x: model(mixed(x, read(settings))), switch)
+
+    def test_a_wrapper_that_says_it_is_from_a_library(self, started):
+        part = [0.0]
+
+        def loss_of(model):
+            @functools.wraps(F.cross_entropy)
+            def loss(x):
+                return model(mixed(x, part[0]))
+            return loss
+
+        assert TestWhatALossReads.switched(started, loss_of, lambda on: part.__setitem__(0, float(on)))
+
+    def test_a_hook_of_a_layer_that_reads_a_flag(self, started):
+        flag = {"part": 0.0}
+
+        def make():
+            model = Row()
+            model.layer.register_forward_pre_hook(lambda layer, given: (mixed(given[0], flag["part"]),))
+            return model
+
+        assert bounded_or_refused(moved(started, lambda model: lambda x: model(x), steps=2, model_of=make,
+                                        between=lambda step: flag.update(part=float(step))))
+
+    def test_seeding_that_begins_late_has_no_effect(self, started):
+        """With vmap for good, nobody judges the loss again."""
+        step_of = [0]
+
+        def loss_of(model):
+            def loss(x):
+                if step_of[0] >= 10:
+                    torch.manual_seed(0)
+                return (1 + step_of[0]) * model(F.dropout(x))
+            return loss
+
+        model = Row()
+        s, loss, found = started(ROWS, model=model, steps=13, key=None), loss_of(model), []
+        for step in range(13):
+            step_of[0] = step
+            found.append(s.release(loss))
+        assert s.run.engine == "vmap" and not torch.equal(found[-1], found[-2])
+
+
+def read_attribute():
+    """Has an attribute that a loss reads."""
+
+
+read_attribute.part = 0.0
+SHARED = ctypes.c_double(0.0)
+
+
+class TestBackward:
+    """Code in the backward pass is given the gradients of all records at once."""
+
+    def test_a_hook_on_a_tensor(self, started):
+        def loss_of(model):
+            def loss(x):
+                hidden = model.layer(x)
+                if hidden.requires_grad:
+                    hidden.register_hook(lambda gradient: gradient * float(gradient.numel() < 25))
+                return hidden.squeeze(1)
+            return loss
+
+        assert bounded_or_refused(moved(started, loss_of))
+
+    def test_a_function_of_autograd(self, started):
+        class Halved(torch.autograd.Function):
+            @staticmethod
+            def forward(context, values):
+                return values * 1
+
+            @staticmethod
+            def backward(context, gradients):
+                return gradients / len(gradients)
+
+        assert bounded_or_refused(moved(started, lambda model: lambda x: Halved.apply(model(x))))
+
+
+class TestShapesAndSizes:
+    def test_shorter_records_are_judged_by_their_own_shape(self, started):
+        """Declared as long, they were given to the loss as a whole, whose branch for short ones mixes: 3 bounds."""
+        def loss_of(model):
+            return lambda x: model((x + 5 * x.flip(0) if x.shape[1] < 3 else x)[:, :2])
+
+        found = []
+        for rows in (ROWS[:, :2], torch.cat([50 * ROWS[:1, :2], ROWS[:, :2]])):
+            model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Flatten(0))
+            nn.init.ones_(model[0].weight)
+            s = started([*rows], model=model, example_input=torch.zeros(1, 3))
+            found.append(s.release(loss_of(model)))
+            assert s.run.engine == "bookkeeping"
+        assert found[0].any() and float((found[1] - found[0]).norm()) <= 1 + 1e-3
+
+    def test_a_loss_that_mixes_in_large_chunks_only(self, started):
+        model = Row()
+        plan = dpfy.dpsgd(records=100, batch_size=100, steps=1, noise_multiplier=0.0)
+        with pytest.raises(dpfy.IsolationError, match="large batch"):
+            started(torch.randn(100, 3), model=model, plan=plan).release(
+                lambda x: model(x + x.flip(0) if len(x) > 64 else x))
+
+
+def test_recurrent_layers_are_the_same_at_every_step(started):
+    """Torch makes weak references to their weights anew: they were judged at every step, and lost the fast engine."""
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(3, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x.unsqueeze(1))[0].sum((1, 2))
+
+    model = Sequences()
+    s = started(ROWS, model=model, steps=3)
+    for _ in range(3):
+        s.run.backward(lambda x: model(x), next(iter(s.run)))
+        s.opt.step()
+    assert len(next(iter(s.run._choice._verdicts.values()))._known) == 1 and s.run.engine == "bookkeeping"

@@ -105,6 +105,10 @@ class Chunk:
         return (len(self.arguments) == len(declared.arguments)
                 and all(map(_fits, self.arguments, declared.arguments)))
 
+    def cut_to(self, other: "Chunk") -> "Chunk":
+        """Return these records with every field cut to the size that it has in ``other``, which fits them."""
+        return replace(self, arguments=tuple(map(_cut, self.arguments, other.arguments)))
+
     def __repr__(self) -> str:
         return "Chunk(sensitive)"
 
@@ -154,6 +158,19 @@ def _fits(value: Any, declared: Any) -> bool:
         return (isinstance(declared, Mapping) and value.keys() == declared.keys()
                 and all(_fits(item, declared[key]) for key, item in value.items()))
     return not isinstance(declared, Mapping) and len(value) == len(declared) and all(map(_fits, value, declared))
+
+
+def _cut(value: Any, other: Any) -> Any:
+    """Return a field cut to the size of another one."""
+    if isinstance(value, torch.Tensor):
+        return value[:, *(slice(size) for size in other.shape[1:])]
+    if isinstance(value, Column):
+        return value
+    if isinstance(value, Mapping):
+        return _like(value, {key: _cut(value[key], item) for key, item in other.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_cut, value, other))
+    return type(value)(map(_cut, value, other))
 
 
 def _is_column(value: Any, size: int) -> bool:

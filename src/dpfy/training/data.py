@@ -170,7 +170,7 @@ def _done(loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any], take: Call
     try:
         found = compute(loaded)
     except KeyboardInterrupt:
-        raise
+        raise KeyboardInterrupt from None  # without a text, which may quote a record
     except BaseException:  # whatever a record makes the user's code raise, SystemExit included
         return False
     take(found)
@@ -253,7 +253,7 @@ def _guarded(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except KeyboardInterrupt:
-        raise
+        raise KeyboardInterrupt from None
     except BaseException:  # SystemExit included
         return None
 

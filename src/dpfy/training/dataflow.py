@@ -6,11 +6,13 @@ changed. A value that records have a part in and that there is not one of for ea
 them, is mixed; if anything is computed from it, the loss is not safe to call on a whole chunk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,18 +23,18 @@ _SIZES = (3, 5)
 _SEEDS = range(2, 12)  # of the records that take another one's place: small whole numbers may be equal by chance
 _FRESH = ("aten.empty", "aten.new_empty")  # memory that holds anything
 _MASKS = ("aten.bernoulli", "aten.native_dropout")
-_READ = "aten._local_scalar_dense.default"  # a value that reaches Python is for tracing to judge
+_READ = "aten._local_scalar_dense.default"
 
 
 class Mixed(Exception):
     """Says which operation mixes records."""
 
 
-def check_dataflow(losses: Callable[[Chunk], object], examples: Callable[[int, int], Chunk]) -> None:
+def check_dataflow(losses: Callable[[Chunk], torch.Tensor], examples: Callable[[int, int], Chunk]) -> None:
     """Raise :class:`Mixed` if an operation on the way to the losses uses what two records have a part in.
 
-    ``examples`` makes synthetic records from their number and a seed. *Assumes* that the loss performs the same
-    operations whatever the records are; a loss whose values reach Python cannot be traced and is refused for that.
+    So it does if code of the user's is given gradients, which are those of all records, or if a value of the records
+    reaches Python. ``examples`` makes synthetic records from their number and a seed.
     """
     base = examples(_SIZES[0], 1)
     few, many = _observed(losses, base), _observed(losses, examples(_SIZES[1], 1))
@@ -68,6 +70,8 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        if str(func) == _READ and given & self._of_records:  # where tracing does not come: if y.requires_grad
+            raise Mixed("values of the input may decide what is computed")
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._alive += made
@@ -92,12 +96,59 @@ class Draws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _observed(losses: Callable[[Chunk], object], chunk: Chunk) -> _Operations:
+def _observed(losses: Callable[[Chunk], torch.Tensor], chunk: Chunk) -> _Operations:
     # Copies: a leaf may be a view of memory that other things share.
     own = chunk.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, chunk.size)
-    with _Operations(own) as seen:
-        losses(own)
+    with _without_hooks(), _readable_targets(), _Operations(own) as seen:
+        returned = losses(own)
+    _check_backward(returned)
     return seen
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Refuse hooks on tensors inside the block: they are given the gradients of all records at once."""
+    original = torch.Tensor.register_hook
+
+    def refuse(*_: Any) -> Any:
+        raise Mixed("a hook on a tensor is given the gradients of all records")
+
+    try:
+        setattr(torch.Tensor, "register_hook", refuse)  # noqa: B010 - a method of torch's
+        yield
+    finally:
+        setattr(torch.Tensor, "register_hook", original)  # noqa: B010
+
+
+@contextmanager
+def _readable_targets() -> Iterator[None]:
+    """Let ``one_hot`` read no value: torch looks at the least and the largest label to complain about them."""
+    original = F.one_hot
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if num_classes < 1:
+            return original(tensor, num_classes)
+        return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+    try:
+        setattr(F, "one_hot", one_hot)  # noqa: B010
+        yield
+    finally:
+        setattr(F, "one_hot", original)  # noqa: B010
+
+
+def _check_backward(losses: torch.Tensor) -> None:
+    """Refuse a backward pass with code of the user's in it."""
+    waiting: list[Any] = [losses.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "_forward_cls"):  # a torch.autograd.Function
+            raise Mixed("a torch.autograd.Function of Python is given the gradients of all records")
+        waiting += [each for each, _ in node.next_functions]
 
 
 def _with_another(base: Chunk, examples: Callable[[int, int], Chunk], position: int) -> Chunk:
@@ -139,7 +190,7 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
     """Refuse whatever is computed from a mixed value; one that nothing is computed from does no harm."""
     storages: set[int] = set()
     for number, call in enumerate(seen.calls):
-        if storages & call.given and call.name != _READ:
+        if storages & call.given:
             raise Mixed(f"{call.name} uses what several records have a part in")
         storages.update(call.storages[place] for place in range(len(call.made)) if (number, place) in mixed)
 

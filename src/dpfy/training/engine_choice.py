@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from dpfy.mechanisms.query import Statistic
+from dpfy.training.chunk import Chunk
 from dpfy.training.distributed import Ranks
 from dpfy.training.engines import Engine
 from dpfy.training.engines.base import LossFn
@@ -68,8 +69,24 @@ class EngineChoice:
             name, at_once = json.loads(first)
             chosen = engine if engine.name == name else probe.choose(name, isolating)
             chosen.records_at_once = at_once
+            if not chosen.isolates:
+                chosen.accepts = _Shapes(probe)
             self._approve(probe, chosen)
         return chosen
+
+
+class _Shapes:
+    """Whether chunks of a shape may be given to the loss as a whole: judged once, when one is met, without a word."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._known = {probe.example.signature[1:]: True}
+
+    def __call__(self, chunk: Chunk) -> bool:
+        shape = chunk.signature[1:]
+        if shape not in self._known:
+            self._known[shape] = self._probe.is_safe_for(chunk)
+        return self._known[shape]
 
 
 class _Verdicts:

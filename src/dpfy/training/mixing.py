@@ -22,9 +22,10 @@ from dpfy.training.seclusion import bookmark
 from dpfy.training.workers import Rows, Workers, packed
 
 _WITNESSES = 16
-_LEAST = 3  # witnesses, and at least half of those that load: one record decides nothing
+_LEAST = 3  # witnesses, and at least half of those that load
 _KEY = bytes(KEY_BYTES)  # known: what is loaded here is compared and thrown away
 _DEPTH = 3  # of data sets and containers inside of each other
+_LARGEST = 10**6  # items of a list that is copied to be watched
 _ENTRIES = 64  # of a container that are looked into
 _REDUCTIONS = frozenset((
     "amax", "amin", "aminmax", "argmax", "argmin", "argsort", "cumsum", "logsumexp", "max", "mean", "median", "min",
@@ -168,6 +169,7 @@ class _Reads(TorchFunctionMode):
         super().__init__()
         self._size = len(data)
         self.sets: dict[int, Any] = {}
+        self.stored: list[tuple[Any, str, Any]] = []  # lists and arrays of as many items, and where they are kept
         self._tensors: dict[int, torch.Tensor] = {}
         self._collect(data, _DEPTH)
         self._rows: dict[int, set[int]] = {}
@@ -186,8 +188,10 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and id(args[0]) in self._tensors:
             name = getattr(func, "__name__", "")
-            if name == "__getitem__":
+            if name in ("__getitem__", "take"):
                 self.note(*args[:2])
+            elif name in ("select", "index_select", "narrow") and args[1:2] == (0,):
+                self.note(args[0], args[2] if name != "narrow" else slice(args[2], args[2] + args[3]))
             self._reduced |= name in _REDUCTIONS
         return func(*args, **(kwargs or {}))
 
@@ -201,7 +205,9 @@ class _Reads(TorchFunctionMode):
                 self._collect(item, depth - 1)
         elif isinstance(value, Dataset) and depth:
             self.sets[id(value)] = value
-            for item in vars(value).values():
+            for name, item in vars(value).items():
+                if type(item) in (list, np.ndarray) and len(item) == self._size <= _LARGEST:
+                    self.stored.append((value, name, item))
                 self._collect(item, depth - 1)
 
 
@@ -212,8 +218,37 @@ def _watching(data: Any) -> Iterator[_Reads]:
     with ExitStack() as stack:
         for kind in {type(each) for each in reads.sets.values()}:
             stack.enter_context(_patched(kind, reads))
+        for owner, name, item in reads.stored:
+            stack.callback(vars(owner).__setitem__, name, item)
+            vars(owner)[name] = _watched(item, reads)
         stack.enter_context(reads)
         yield reads
+
+
+class _List(list[Any]):
+    """A list whose items are noted when they are taken."""
+
+    reads: _Reads
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads.note(self, index)
+        return super().__getitem__(index)
+
+
+class _Array(np.ndarray):
+    """An array whose rows are noted when they are taken; what is taken is an ordinary array."""
+
+    reads: _Reads
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads.note(self, index)
+        return self.view(np.ndarray)[index]
+
+
+def _watched(stored: Any, reads: _Reads) -> Any:
+    watched: Any = _List(stored) if isinstance(stored, list) else stored.view(_Array)
+    watched.reads = reads
+    return watched
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from dpfy.training.masks import are_covered, covered_masks
 from dpfy.training.readings import Reader, changed
 from dpfy.training.seclusion import Randomness, fix_seed, watched_generators
 from dpfy.training.silence import silence
-from dpfy.training.synthetic import shortened, synthetic, with_row_from
+from dpfy.training.synthetic import extremes, shortened, synthetic, with_row_from
 from dpfy.training.tracing import refuses_tracing, traceable_recurrence
 
 _SIZES = (2, 3, 5)
@@ -67,6 +67,24 @@ class Probe:
             if (name := written()) is not None:
                 raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
             return self._agreeing_engine(engine, isolating)
+
+    def check_size(self, largest: int) -> None:
+        """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of them."""
+        with certified(), _undisturbed(self.model), _without_dropout(self.model):
+            many = self._input(largest, 1)
+            if not self._is_random() and not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)),
+                                                        self._shortest):
+                raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
+
+    def is_safe_for(self, chunk: Chunk) -> bool:
+        """Whether records of another shape than the declared one, such as shorter ones, do not mix either."""
+        try:
+            other = replace(self, example=self.example.cut_to(chunk))
+            with certified(), _undisturbed(self.model):
+                other._check_neighbours()
+                return not other._mixing()
+        except Exception:  # it cannot be judged: one at a time
+            return False
 
     def made_up(self) -> Chunk:
         """Return a few synthetic records."""
@@ -187,13 +205,14 @@ class Probe:
         self._losses(self._input(3, 4))
         reader = Reader(self.model)
         before = reader.read(self.loss_fn, everything=True)
-        for seed, scale in ((5, 1.0), (6, 1.0 / 16), (7, 4.0)):
+        ordinary = [self._input(3, 5), self._input(3, 6, 1.0 / 16)]
+        for number, chunk in enumerate((*ordinary, self._input(3, 7, 4.0), *extremes(self._input(3, 8)))):
             try:
-                self._losses(self._input(3, seed, scale))
+                self._losses(chunk)
             except LossError:
-                if scale <= 1:
+                if number < len(ordinary):
                     raise
-                continue  # targets above 1 need not be valid
+                continue  # numbers above 1 need not be valid
             if (way := changed(before, reader.read(self.loss_fn, everything=True))) is not None:
                 raise IsolationError(f"A call of loss_fn changes {way}: it keeps something of its input, which would "
                                      f"leave without noise. Keep nothing between calls. {_REMEDY}")
@@ -265,12 +284,12 @@ class Probe:
             return "values of the input may decide what is computed"
         call = LossCall(self.model, self.loss_fn)
 
-        def losses(chunk: Chunk) -> None:
+        def losses(chunk: Chunk) -> torch.Tensor:
             fix_seed(_SEED)
-            call(*chunk.arguments)
+            return per_example(call(*chunk.arguments), chunk.size)
 
         try:
-            with traceable_recurrence(self.model), torch.no_grad():
+            with traceable_recurrence(self.model), torch.enable_grad():
                 check_dataflow(losses, lambda size, seed: self._input(size, seed))
         except Mixed as mixed:
             return str(mixed)

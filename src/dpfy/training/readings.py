@@ -5,13 +5,19 @@ owner may make it another function at the next step, so all of these are compare
 from the code: of a large object only the attributes whose names occur in some function that can be reached.
 """
 
+import array
 import collections
+import contextvars
+import ctypes
 import hashlib
+import os
 import random
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -24,7 +30,7 @@ Readings = dict[str, Any]
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "scipy", "dpfy", "functorch", "builtins"}
 _DEPTH = 24
 _LARGEST = 2**16  # numbers of a tensor that are compared one by one; of a larger one, whether it was written to
-_MOST = 20_000  # values; a loss that reaches more is taken for one that changes
+_MOST = 100_000  # values; a loss that reaches more is taken for one that changes
 _MOST_ITEMS = 1024  # of a container; of a longer one its length and its ends
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size, type(None),
           type(Ellipsis), range, slice)
@@ -98,11 +104,11 @@ class _Walk:
             self._found[way] = self._entered[id(value)][0]
             return
         self._entered[id(value)] = (way, value)
-        for kind, follow in _KINDS:
-            if isinstance(value, kind):
-                follow(self, way, value, depth + 1)
-                return
-        self._object(way, value, depth + 1)
+        follow = next((follow for kind, follow in _KINDS if isinstance(value, kind)), _Walk._object)
+        try:
+            follow(self, way, value, depth + 1)
+        except Exception:  # an object whose own methods fail when it is looked at
+            self._found[way] = Opaque()
 
     def _tensor(self, way: str, value: torch.Tensor, depth: int) -> None:
         self._found[way] = _of_tensor(value)
@@ -125,7 +131,7 @@ class _Walk:
     def _mapping(self, way: str, value: Mapping[Any, Any], depth: int) -> None:
         self._found[way] = len(value)
         for key, item in _ends(list(value.items())):
-            self._enter(f"{way}[{_short(key)}]", item, depth)
+            self._enter(f"{way}[{key!r}]", item, depth)
 
     def _container(self, way: str, value: Any, depth: int) -> None:
         self._found[way] = len(value)
@@ -143,17 +149,22 @@ class _Walk:
 
     def _function(self, way: str, value: types.FunctionType, depth: int) -> None:
         self._found[way] = value.__code__
-        if _is_library(value.__module__):
+        if _is_library(value.__globals__.get("__name__")):  # not what it says itself: functools.wraps copies that
             return
+        self._mapping(f"{way}.__dict__", dict(vars(value)), depth)
         names = _names_of(value.__code__)
         self._names |= names
+        if names & {"environ", "getenv"}:
+            self._found["environment"] = tuple(os.environ.items())
         for place, item in enumerate((*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())):
             self._enter(f"{way}.default[{place}]", item, depth)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if (content := _content(cell)) is not cell:
                 self._enter(f"{way}: variable {name!r}", content, depth)
         for name in sorted(names & value.__globals__.keys()):
-            self._enter(f"global {name!r}", value.__globals__[name], depth)
+            self._enter(f"global {name!r} of {value.__globals__.get('__name__')}", value.__globals__[name], depth)
+        for name in names & sys.modules.keys():  # imported inside of a function
+            self._enter(f"module {name}", sys.modules[name], depth)
 
     def _namespace(self, way: str, value: types.ModuleType, depth: int) -> None:
         if not _is_library(value.__name__):
@@ -164,8 +175,9 @@ class _Walk:
         self._found[way] = (value.__module__, value.__qualname__, id(value))
         for base in value.__mro__:
             if not _is_library(base.__module__):
-                for name in sorted(self._names & vars(base).keys()):
-                    self._enter(f"{base.__name__}.{name}", vars(base)[name], depth)
+                special = {name for name in vars(base) if name.startswith("__") and callable(vars(base)[name])}
+                for name in sorted((self._names & vars(base).keys()) | special - _UNCALLED):
+                    self._enter(f"{way}:{base.__name__}.{name}", vars(base)[name], depth)
 
     def _property(self, way: str, value: Any, depth: int) -> None:
         for name in ("fget", "__func__", "func"):
@@ -175,25 +187,31 @@ class _Walk:
     def _module(self, way: str, value: nn.Module, depth: int) -> None:
         """A layer, of the model or beside it: its switches, what it keeps, its own code and its hooks."""
         kind = type(value)
-        self._found[way] = (kind.__qualname__, value.training, *map(id, _hooks(value)))
+        plain, others = _divided(value, self._names if not self._everything and _is_followed(kind) else None)
+        self._found[way] = (kind.__qualname__, plain)
+        for place, hook in enumerate(_hooks(value)):
+            self._enter(f"{way}.hook[{place}]", hook, depth)
         for name, tensor in (*value._parameters.items(), *value._buffers.items()):
             if tensor is not None and id(tensor) not in self._own:
                 self._found[f"{way}.{name}"] = _of_tensor(tensor)
         for name, child in value._modules.items():
             if child is not None:
                 self._enter(f"{way}.{name}", child, depth - 1)  # however deep a model is, all of it is looked at
-        for name, item in vars(value).items():
-            if name not in _OF_TORCH:
-                self._enter(f"{way}.{name}", item, depth)
+        for name, item in others:
+            self._enter(f"{way}.{name}", item, depth)
         if not _is_library(kind.__module__):
             self._enter(f"{way}.forward", kind.forward, depth)
             self._class(f"{way}.__class__", kind, depth)
 
     def _object(self, way: str, value: Any, depth: int) -> None:
         kind = type(value)
+        if isinstance(value, np.generic):
+            self._found[way] = (str(value.dtype), repr(value))
+            return
         foreign = _is_library(kind.__module__)  # its code is not followed, so nothing says which attributes it reads
         attributes = set() if _is_ours(kind) else _attributes(value)
-        self._found[way] = (kind.__qualname__, 0 if attributes else id(value))
+        identity = (kind.__qualname__, 0 if attributes else id(value))
+        self._found[way] = Opaque() if isinstance(value, _HIDDEN) else identity
         for name in sorted(attributes if foreign or self._everything else self._names & attributes):
             try:
                 item = object.__getattribute__(value, name)
@@ -205,10 +223,22 @@ class _Walk:
                 self._enter(f"{way}.__call__", kind.__call__, depth)  # type: ignore[operator]
             self._class(f"{way}.__class__", kind, depth)
 
+    def _reference(self, way: str, value: Any, depth: int) -> None:
+        self._enter(way, value(), depth)  # what it refers to: torch makes those of recurrent layers anew
+
+    def _builtin(self, way: str, value: Any, depth: int) -> None:
+        self._found[way] = value.__qualname__
+        if not isinstance(value.__self__, types.ModuleType):
+            self._enter(f"{way}.__self__", value.__self__, depth)
+
     def _iterator(self, way: str, value: Any, depth: int) -> None:
         self._found[way] = Opaque()  # what comes next cannot be seen without taking it
 
 
+_HIDDEN = (array.array, contextvars.ContextVar, ctypes._SimpleCData, ctypes.Array, ctypes.Structure, memoryview, mmap)
+_UNCALLED = {"__init__", "__new__", "__del__", "__repr__", "__str__", "__class__", "__weakref__", "__init_subclass__",
+             "__class_getitem__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__post_init__"}
+_ABSTRACT = (object, nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _OF_TORCH = set(vars(nn.Module())) - {"training"}
 _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
     (torch.Tensor, _Walk._tensor), (nn.Module, _Walk._module), (types.FunctionType, _Walk._function),
@@ -216,7 +246,20 @@ _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
     (type, _Walk._class), (property | staticmethod | classmethod, _Walk._property),
     ((torch.Generator, random.Random, np.random.RandomState, np.random.Generator), _Walk._generator),
     (np.ndarray, _Walk._array), (Mapping, _Walk._mapping), (_CONTAINERS, _Walk._container),
-    (Iterator, _Walk._iterator))
+    (weakref.ref, _Walk._reference), (types.BuiltinMethodType, _Walk._builtin), (Iterator, _Walk._iterator))
+
+
+def _is_followed(kind: type) -> bool:
+    """Whether all code of a module is the user's, so that the names in it say which attributes are read."""
+    return all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
+
+
+def _divided(module: nn.Module, names: set[str] | None) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
+    """The attributes of a module, of those with the given names if any: plain values in one, and all others."""
+    chosen = [(name, item) for name, item in vars(module).items()
+              if name not in _OF_TORCH and (names is None or name in names or name == "training")]
+    return (tuple((name, type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)),
+            [(name, item) for name, item in chosen if not isinstance(item, _PLAIN)])
 
 
 def _attributes(value: Any) -> set[str]:
@@ -253,10 +296,6 @@ def _ends(items: list[Any]) -> list[Any]:
     return items if len(items) <= _MOST_ITEMS else [*items[:_MOST_ITEMS // 2], *items[-_MOST_ITEMS // 2:]]
 
 
-def _short(key: Any) -> str:
-    return repr(key)[:40]
-
-
 def _content(cell: Any) -> Any:
     """What a variable is bound to, or the cell itself where it is not yet."""
     try:
@@ -273,7 +312,8 @@ def _is_ours(kind: type) -> bool:
 def _names_of(code: types.CodeType) -> frozenset[str]:
     """All names that a piece of code, and the functions written inside of it, look up."""
     inner = [_names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    words = {constant for constant in code.co_consts if isinstance(constant, str)}  # getattr(settings, "part")
+    return frozenset(code.co_names).union(words, *inner)
 
 
 @lru_cache(maxsize=4096)

@@ -409,7 +409,10 @@ class Run:
     def _approve(self, probe: Probe, engine: Engine) -> None:
         """Record what steps with this engine rest on, and clip synthetic records as the plan says."""
         record_basis(self, probe, engine)
-        setting = self._steering.setting(max(1, self._taken))
+        step = max(1, self._taken)
+        setting = self._steering.setting(step)
+        if not engine.isolates:
+            probe.check_size(self._blocks(engine, step, setting).largest)
         rehearse(engine, probe.loss_fn, probe.made_up(), Pieces(
             setting.query, probe.parameters, () if setting.query.slots else setting.query.statistics,
             setting.coordinates))

@@ -138,14 +138,14 @@ class _Losses:
         run._streams.refresh()
         run.ledger.reserve(event, note={"loss bound": bound})
         with secluded(run._streams.training):
-            engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
+            self._engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
         words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1) \
             if (drawn := run._draw()) else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
         indices, lots = words[0], words[1]
         self._sample = run._records.sample(indices, words[2:])
         places = blocks.of(lots)
         # A loss that is only safe one record at a time is not asked for the losses of many at once either.
-        self._parts = [*indices.split(1)] if engine.isolates else [
+        self._parts = [*indices.split(1)] if self._engine.isolates else [
             part for place in places.unique() for part in
             blocks.divided(indices[places == place], lots[places == place])]
         self._call = LossCall(run.model, loss_fn)
@@ -157,6 +157,8 @@ class _Losses:
         state = {f"model.{name}": value for name, value in {**others, **weights}.items()}
 
         def steps(chunk: Chunk) -> int:
+            if chunk.size > 1 and not self._engine.accepts(chunk):
+                return sum(steps(chunk.record(place)) for place in range(chunk.size))
             losses = per_unit(functional_call(self._call, state, chunk.arguments), chunk)[0].detach().double()
             clipped = torch.where(losses.isnan(), self._bound, losses).clamp(0.0, self._bound)
             return int((clipped * (_STEPS / self._bound)).round().sum())

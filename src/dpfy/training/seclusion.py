@@ -1,9 +1,10 @@
 """Where private records are computed on: nothing but the result comes out."""
 
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,11 @@ from dpfy.training.masks import covered_masks
 from dpfy.training.silence import silence
 
 _SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (torch, ("manual_seed", "seed", "set_rng_state")), (torch.random, ("manual_seed", "seed", "set_rng_state")),
-    (random, ("seed", "setstate")), (np.random, ("seed", "set_state")))
+    (torch, ("manual_seed", "seed")), (torch.random, ("manual_seed", "seed")), (random, ("seed",)),
+    (np.random, ("seed",)))
+_SETTING: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    *_SEEDING, (torch, ("set_rng_state",)), (torch.random, ("set_rng_state",)), (random, ("setstate",)),
+    (np.random, ("set_state",)))
 
 
 _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
@@ -32,10 +36,12 @@ def secluded(stream: SecureStream) -> Iterator[None]:
     With a known seed the masks of all records would depend on how many came before them, and one record would change
     everybody's gradient. Fresh secret masks are independent of the sample, so each record's contribution is its own.
     The generators outside go on where they were: how far they are moved would tell how many records there were.
-    Whatever user code writes to stdout, stderr or a log, and every warning, is dropped: it may speak of a record.
+    Seeding one of them has no effect inside. Whatever user code writes to stdout, stderr or a log, and every warning,
+    is dropped: it may speak of a record.
     """
     python, numpy = random.getstate(), np.random.get_state()
-    with certified(), silence(), covered_masks(), warnings.catch_warnings(), torch.random.fork_rng():
+    with certified(), silence(), covered_masks(), _without_seeding(), warnings.catch_warnings(), \
+            torch.random.fork_rng():
         warnings.simplefilter("ignore")
         token = _stream.set(stream)
         try:
@@ -97,24 +103,44 @@ def _reseed(stream: SecureStream) -> None:
 
 
 @contextmanager
+def _replaced(functions: tuple[tuple[Any, tuple[str, ...]], ...],
+              other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Put other functions in the places of some inside the block."""
+    originals = [(home, name, getattr(home, name)) for home, names in functions for name in names]
+    try:
+        for home, name, function in originals:
+            setattr(home, name, other(function))
+        yield
+    finally:
+        for home, name, function in originals:
+            setattr(home, name, function)
+
+
+def _without_seeding() -> AbstractContextManager[None]:
+    """Let this thread seed generators in vain: the numbers that follow would be known."""
+    speaker = threading.get_ident()
+
+    def inert(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: None if threading.get_ident() == speaker else function(*args, **kwargs)
+
+    return _replaced(_SEEDING, inert)
+
+
+@contextmanager
 def watched_generators() -> Iterator["Randomness"]:
     """Watch what code does to the generators of torch, numpy and Python inside the block."""
     found = Randomness()
     python, numpy, seed = random.getstate(), repr(np.random.get_state()), torch.initial_seed()
-    originals = [(home, name, getattr(home, name)) for home, names in _SEEDING for name in names]
 
     def noticing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def seeding(*args: Any, **kwargs: Any) -> Any:
+        def setting(*args: Any, **kwargs: Any) -> Any:
             found.seeded = True
             return function(*args, **kwargs)
-        return seeding
+        return setting
 
     try:
-        for home, name, function in originals:
-            setattr(home, name, noticing(function))
-        yield found
+        with _replaced(_SETTING, noticing):
+            yield found
     finally:
-        for home, name, function in originals:
-            setattr(home, name, function)
         found.seeded |= torch.initial_seed() != seed
         found.in_python = random.getstate() != python or repr(np.random.get_state()) != numpy

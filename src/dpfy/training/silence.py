@@ -20,7 +20,8 @@ class Silence:
 def silence() -> Iterator[Silence]:
     """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it wrote anything."""
     found, speaker = Silence(), threading.get_ident()
-    stdout, stderr, call_handlers = sys.stdout, sys.stderr, logging.Logger.callHandlers
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")}
+    call_handlers = logging.Logger.callHandlers
 
     def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
         if threading.get_ident() != speaker:
@@ -29,12 +30,14 @@ def silence() -> Iterator[Silence]:
             found.broken = True
 
     try:
-        sys.stdout, sys.stderr = _Muted(stdout, speaker, found), _Muted(stderr, speaker, found)
+        for name, stream in streams.items():
+            setattr(sys, name, _Muted(stream, speaker, found))
         logging.Logger.callHandlers = handle  # type: ignore[method-assign, assignment]
         yield found
     finally:
         logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
-        sys.stdout, sys.stderr = stdout, stderr
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
 
 
 class _Muted:

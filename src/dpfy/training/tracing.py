@@ -27,7 +27,7 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
         def loss(*one: torch.Tensor) -> torch.Tensor:
             return per_example(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
 
-        with traceable_recurrence(model), torch.no_grad(), warnings.catch_warnings():
+        with traceable_recurrence(model), torch.enable_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             vmap(loss, randomness="different")(*tensors)
     except Exception as error:

@@ -101,6 +101,7 @@ class Engine(ABC):
         self.model = model
         self.parameters = parameters
         self.records_at_once: int | None = None  # the largest chunk that suits the engine; None for any
+        self.accepts: Callable[[Chunk], bool] = lambda chunk: True  # or its records are to be computed one by one
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
         """Learn what the engine has to know of the model, on synthetic records; raise ``Unsupported`` otherwise."""

@@ -138,6 +138,8 @@ class CapturingEngine(Engine):
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
         """Return the clipped sum of the chunk; records that float32 cannot bound are done one by one."""
+        if not self.accepts(chunk):
+            return self._exact(loss_fn, chunk, clipping)
         try:
             norms, sums = self._sums(loss_fn, chunk, clipping)
         except Unsupported:

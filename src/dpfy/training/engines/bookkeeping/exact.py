@@ -34,6 +34,8 @@ class ExactBookkeepingEngine(BookkeepingEngine):
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
         """Return the weighed sum of the chunk; only records that have a weight are added up, when the sum is."""
+        if not self.accepts(chunk):
+            return self._exact(loss_fn, chunk, clipping)
         kept = Written(len(self.parameters), chunk.size)
         try:
             stats = self._pass(loss_fn, chunk, kept).stats
