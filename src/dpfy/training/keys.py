@@ -15,7 +15,7 @@ MERSENNE_WORDS = 624
 TORCH_STATE = slice(3, 3 + MERSENNE_WORDS)  # where torch's saved state of 64-bit words holds the generator's own
 _STATE = torch.Generator().manual_seed(0).get_state()  # of torch's generator before its first number
 _WORDS = _STATE.numpy().view(np.int64)[TORCH_STATE]
-_seed_python, _seed_numpy = random.seed, np.random.seed  # which have no effect for user code in private computation
+seed_python, seed_numpy = random.seed, np.random.seed  # which have no effect for user code in private computation
 _SEED_BYTES = 32  # of Python's and numpy's generators: 256 bits, where their own defaults have 32
 
 
@@ -27,8 +27,8 @@ def set_generators(key: bytes, index: int) -> None:
     """
     drawn = hashlib.shake_256(b"dpfy record:" + key + index.to_bytes(8, "little", signed=True)).digest(
         2 * _SEED_BYTES + 4 * MERSENNE_WORDS)
-    _seed_python(int.from_bytes(drawn[:_SEED_BYTES], "little"))
-    _seed_numpy(np.frombuffer(drawn, np.uint32, _SEED_BYTES // 4, _SEED_BYTES))
+    seed_python(int.from_bytes(drawn[:_SEED_BYTES], "little"))
+    seed_numpy(np.frombuffer(drawn, np.uint32, _SEED_BYTES // 4, _SEED_BYTES))
     _WORDS[:] = np.frombuffer(drawn, np.uint32, MERSENNE_WORDS, 2 * _SEED_BYTES)
     torch.default_generator.set_state(_STATE)  # copies it
     if torch.cuda.is_initialized():

@@ -25,7 +25,7 @@ from dpfy.training.engines.base import LossCall, LossFn, Substitutes
 from dpfy.training.losses import per_example, shown_of_each, statistics_of
 from dpfy.training.masks import are_covered, covered_masks
 from dpfy.training.readings import Reader, changed
-from dpfy.training.seclusion import Randomness, fix_seed, watched_generators
+from dpfy.training.seclusion import Randomness, bookmark, fix_seed, watched_generators
 from dpfy.training.silence import silence
 from dpfy.training.synthetic import extremes, shortened, synthetic, with_row_from
 from dpfy.training.tracing import refuses_tracing, traceable_recurrence
@@ -419,13 +419,14 @@ def _undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
                 return name
         return next((name for name in now if name not in before), None)
 
-    with torch.random.fork_rng():
-        try:
-            yield changed
-        finally:
-            for name, tensor in state().items():
-                if name in before and tensor.shape == before[name].shape and not torch.equal(tensor, before[name]):
-                    tensor.copy_(before[name])
+    back = bookmark()
+    try:
+        yield changed
+    finally:
+        back()
+        for name, tensor in state().items():
+            if name in before and tensor.shape == before[name].shape and not torch.equal(tensor, before[name]):
+                tensor.copy_(before[name])
 
 
 @contextmanager

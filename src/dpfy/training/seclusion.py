@@ -14,7 +14,7 @@ import torch
 
 from dpfy.mechanisms.noise import SecureStream
 from dpfy.training.ambient import certified
-from dpfy.training.keys import MERSENNE_WORDS, TORCH_STATE
+from dpfy.training.keys import MERSENNE_WORDS, TORCH_STATE, seed_numpy, seed_python
 from dpfy.training.masks import covered_masks
 from dpfy.training.silence import silence
 
@@ -84,7 +84,9 @@ def bookmark() -> Callable[[], None]:
 
 
 def fix_seed(seed: int) -> None:
-    """Seed the generators of the devices at hand; ``torch.manual_seed`` notes a stack trace for each that is not."""
+    """Seed the generators, of torch those of devices at hand: its own function notes a stack trace for each other."""
+    seed_python(seed)
+    seed_numpy(seed)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
