@@ -63,9 +63,9 @@ class Probe:
             if heard.broken:
                 raise IsolationError(f"loss_fn or the model writes to stdout, stderr or a log, where it would speak of "
                                      f"private records. Leave that out. {_REMEDY}")
-            self._check_side_doors()
             if (name := written()) is not None:
                 raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
+            self._check_side_doors()
             return self._agreeing_engine(engine, isolating)
 
     def check_size(self, largest: int) -> None:
@@ -209,8 +209,8 @@ class Probe:
         for number, chunk in enumerate((*ordinary, self._input(3, 7, 4.0), *extremes(self._input(3, 8)))):
             try:
                 self._losses(chunk)
-            except LossError:
-                if number < len(ordinary):
+            except BaseException as error:
+                if number < len(ordinary) or isinstance(error, KeyboardInterrupt):
                     raise
                 continue  # numbers above 1 need not be valid
             if (way := changed(before, reader.read(self.loss_fn, everything=True))) is not None:

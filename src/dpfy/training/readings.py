@@ -70,7 +70,8 @@ def changed(before: Readings, after: Readings) -> str | None:
     for way in {**before, **after}:
         one, other = before.get(way), after.get(way)
         if one != other and not (isinstance(one, Opaque) and isinstance(other, Opaque)):
-            return way
+            inside = changed(one, other) if isinstance(one, dict) and isinstance(other, dict) else ""
+            return f"{way}{inside}"
     return None
 
 
@@ -188,7 +189,7 @@ class _Walk:
         """A layer, of the model or beside it: its switches, what it keeps, its own code and its hooks."""
         kind = type(value)
         plain, others = _divided(value, self._names if not self._everything and _is_followed(kind) else None)
-        self._found[way] = (kind.__qualname__, plain)
+        self._found[way], self._found[f"{way}."] = kind.__qualname__, plain
         for place, hook in enumerate(_hooks(value)):
             self._enter(f"{way}.hook[{place}]", hook, depth)
         for name, tensor in (*value._parameters.items(), *value._buffers.items()):
@@ -254,11 +255,11 @@ def _is_followed(kind: type) -> bool:
     return all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
 
 
-def _divided(module: nn.Module, names: set[str] | None) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
+def _divided(module: nn.Module, names: set[str] | None) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     """The attributes of a module, of those with the given names if any: plain values in one, and all others."""
     chosen = [(name, item) for name, item in vars(module).items()
               if name not in _OF_TORCH and (names is None or name in names or name == "training")]
-    return (tuple((name, type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)),
+    return ({name: (type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)},
             [(name, item) for name, item in chosen if not isinstance(item, _PLAIN)])
 
 
