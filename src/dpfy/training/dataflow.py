@@ -146,7 +146,8 @@ def _check_backward(losses: torch.Tensor) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "_forward_cls"):  # a torch.autograd.Function
+        function = getattr(node, "_forward_cls", None)  # of a torch.autograd.Function
+        if function is not None and not function.__module__.startswith("torch."):
             raise Mixed("a torch.autograd.Function of Python is given the gradients of all records")
         waiting += [each for each, _ in node.next_functions]
 
