@@ -273,8 +273,8 @@ def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch,
     monkeypatch.setattr("dpfy.training.run.with_room_for_bits",
                         lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
     run.release(loss_of(run.model), next(iter(run)))
-    # What is recorded, the step, its price, and norms.
-    assert sizes == [companions, companions, companions, 192] and paid == [companions]
+    # What is recorded, the size that the loss is tried with, the step, its price, and norms.
+    assert sizes == [companions, companions, companions, companions, 192] and paid == [companions]
 
 
 def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):

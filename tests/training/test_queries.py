@@ -151,10 +151,10 @@ def test_each_sum_has_the_noise_that_it_declares(kind):
 
 
 def test_the_loss_of_a_composed_step_is_that_of_its_noise_multiplier():
-    """The privacy loss of a record that uses up every bound is N(μ²/2, μ²) with μ = 1/z: its mean over 4000 releases is
-    within 6/√4000 standard deviations with a false alarm of 2e-9; counting the groups as one would be off by 40 of
+    """The privacy loss of a record that uses up every bound is N(μ²/2, μ²) with μ = 1/z: its mean over 2000 releases is
+    within 6/√2000 standard deviations with a false alarm of 2e-9; counting the groups as one would be off by 28 of
     them."""
-    rounds, z = 4000, 2.0
+    rounds, z = 2000, 2.0
     model = TwoDots()
     query = QUERIES["with statistics"](model)
     row = torch.full((1, 6), 1e3)

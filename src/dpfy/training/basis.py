@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from dpfy._version import __version__
@@ -17,7 +16,7 @@ from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.training.data import is_stacked
 from dpfy.training.engines import Engine, LoopEngine
 from dpfy.training.engines.base import LossCall, Substitutes
-from dpfy.training.seclusion import bookmark
+from dpfy.training.seclusion import bookmark, numpy_state
 
 if TYPE_CHECKING:
     from dpfy.training.probe import Probe
@@ -45,17 +44,19 @@ def record_basis(run: "Run", probe: "Probe", engine: Engine) -> None:
 
 def draws_random_numbers(probe: "Probe") -> bool:
     """Tell whether computing a loss moves a generator, as dropout does, on synthetic input."""
+    def call() -> None:
+        with torch.enable_grad():
+            LossCall(probe.model, probe.loss_fn)(*probe.made_up().arguments)
+
+    call()  # what is imported on the way may draw, too
     before = _generators()
-    with torch.enable_grad():
-        LossCall(probe.model, probe.loss_fn)(*probe.made_up().arguments)
+    call()
     return _generators() != before
 
 
 def _generators() -> tuple[Any, ...]:
-    name, words, *rest = np.random.get_state(legacy=True)
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return (random.getstate(), name, np.asarray(words).tobytes(), rest,
-            *(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)))
+    return (random.getstate(), numpy_state(), *(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)))
 
 
 def _check_strictly(probe: "Probe", engine: Engine) -> None:

@@ -35,6 +35,7 @@ _SCALES = (1.0, 1.0 / 16)
 _SEED = 20181216
 _GRID = 2.0**-40
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
+_COARSE = 2.0**-12  # the precision to which records in chunks of very different sizes agree, statistics included
 _MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
 _REMEDY = "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -71,9 +72,8 @@ class Probe:
     def check_size(self, largest: int) -> None:
         """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of them."""
         with certified(), _undisturbed(self.model), _without_dropout(self.model):
-            many = self._input(largest, 1)
-            if not self._is_random() and not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)),
-                                                        self._shortest):
+            many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
+            if not self._is_random() and not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), coarse):
                 raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
 
     def is_safe_for(self, chunk: Chunk) -> bool:

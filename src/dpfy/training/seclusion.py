@@ -128,11 +128,17 @@ def _without_seeding() -> AbstractContextManager[None]:
     return _replaced(_SEEDING, inert)
 
 
+def numpy_state() -> tuple[Any, ...]:
+    """Return the state of numpy's generator, to be compared."""
+    name, words, *rest = np.random.get_state(legacy=True)
+    return (name, np.asarray(words).tobytes(), *rest)
+
+
 @contextmanager
 def watched_generators() -> Iterator["Randomness"]:
     """Watch what code does to the generators of torch, numpy and Python inside the block."""
     found = Randomness()
-    python, numpy, seed = random.getstate(), repr(np.random.get_state()), torch.initial_seed()
+    python, numpy, seed = random.getstate(), numpy_state(), torch.initial_seed()
 
     def noticing(function: Callable[..., Any]) -> Callable[..., Any]:
         def setting(*args: Any, **kwargs: Any) -> Any:
@@ -145,4 +151,4 @@ def watched_generators() -> Iterator["Randomness"]:
             yield found
     finally:
         found.seeded |= torch.initial_seed() != seed
-        found.in_python = random.getstate() != python or repr(np.random.get_state()) != numpy
+        found.in_python = random.getstate() != python or numpy_state() != numpy
