@@ -112,6 +112,8 @@ def test_user_code_has_its_own_autocast_and_default_dtype_and_ours_comes_back():
                 torch.set_grad_enabled(False)
                 torch.set_float32_matmul_precision("medium")
             assert Ambient.present() == ours and torch.is_grad_enabled()
+            assert ours.matmul_precision == "highest"
+            torch.set_float32_matmul_precision("highest")  # the name that torch has for it is nobody's setting
         assert torch.get_default_dtype() == torch.float64 and torch.is_autocast_enabled("cpu")
 
 

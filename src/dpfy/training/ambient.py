@@ -54,6 +54,12 @@ class Ambient:
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             _flushes_denormals(), torch.get_num_threads(), torch.is_anomaly_enabled())
 
+    @property
+    def matmul_precision(self) -> str:
+        """How float32 products are computed: ``highest``, or the ways that backends were told to take instead."""
+        others = sorted({found for found in self.precisions if found not in _FULL})
+        return ", ".join(others) or "highest"
+
     def certified(self) -> "Ambient":
         """Return the settings that the proofs assume: IEEE float32, nothing rounded behind our back.
 

@@ -13,6 +13,7 @@ from dpfy._version import __version__
 from dpfy.errors import IsolationError
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
+from dpfy.training.ambient import Ambient
 from dpfy.training.data import is_stacked
 from dpfy.training.engines import Engine, LoopEngine
 from dpfy.training.engines.base import LossCall, Substitutes
@@ -166,7 +167,7 @@ def _environment(run: "Run") -> dict[str, Any]:
         "libraries": [" ".join(found.split()) for found in _LIBRARIES.findall(torch.__config__.show())],
         "processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "parameters": _dtypes(run), "matmul_precision": _matmul_precision(),
+        "parameters": _dtypes(run), "matmul_precision": Ambient.present().matmul_precision,
         "autocast": torch.is_autocast_enabled(device.type),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(), "processes": run._ranks.size,
@@ -176,13 +177,6 @@ def _environment(run: "Run") -> dict[str, Any]:
 
 def _dtypes(run: "Run") -> str:
     return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in run._parameters.values()}))
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # the old and the new way to set it were mixed
-        return "set in two ways"
 
 
 def _processor() -> str:
