@@ -20,14 +20,14 @@ demo: setup
 	$(BIN)/dpfy train
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: lint experiments-quick
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term -m "slow or not slow"
 
 # Tracing lines makes the tests half as long again: a target of its own, and part of test-all.
 coverage: setup
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 lint: setup
 	$(BIN)/ruff check .

@@ -86,7 +86,7 @@ def found_sum(engine, clip, form, rows):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(rows=moderate_records(), scales=SCALES, bounds=BOUNDS, gamma=GAMMA)
 def test_every_form_clips_by_the_norm_that_it_is_defined_by(engine, name, rows, scales, bounds, gamma):
     """α for α² in the joint norm, a forgotten root, another group's norm or bound, a sum in other units: each moves
@@ -108,7 +108,7 @@ def test_no_record_adds_more_than_is_paid_for(engine, name, rows, scales, bounds
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(rows=moderate_records(), scales=SCALES, bounds=BOUNDS, gamma=GAMMA)
 def test_clipping_itself_weighs_by_the_oracle_s_norms(name, rows, scales, bounds, gamma):
     """Without an engine: from the squared norms of single parameters to the weight of each record in each of them."""
@@ -197,7 +197,7 @@ COORDINATE = st.tuples(st.floats(-10, 10), st.floats(-6, 6).map(lambda exponent:
 
 
 @pytest.mark.parametrize("engine", WRITING)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(rows=moderate_records(), bound=st.floats(1e-3, 1e3),
        places=st.fixed_dictionaries({name: st.lists(COORDINATE, min_size=size, max_size=size)
                                      for name, size in SIZES.items()}))
