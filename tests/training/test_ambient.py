@@ -128,6 +128,17 @@ def test_hooks_on_saved_tensors_see_nothing_of_a_step_and_are_there_again_afterw
         assert seen
 
 
+def test_a_run_that_is_made_in_inference_mode_can_be_trained():
+    """What was declared there was an inference tensor, and every engine refused it."""
+    model = nn.Linear(3, 1)
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=1, noise_multiplier=0.0)
+    with torch.inference_mode():
+        run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.ones(4, 3)), plan,
+                             dpfy.Ledger.in_memory(), example_input=torch.rand(2, 3))
+        released = run.release(lambda x: model(x).squeeze(1), next(iter(run)))
+    assert released.gradients["weight"].any()
+
+
 def test_states_are_put_back_after_an_error():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         before = Ambient.present()

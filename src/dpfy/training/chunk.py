@@ -126,7 +126,10 @@ def _normalised(value: Any, size: int) -> Any:
             raise UnsupportedField(f"a tensor with {rows} for {size} records; every tensor needs one row per record")
         if value.layout is not torch.strided:
             raise UnsupportedField(f"a tensor of layout {value.layout}; use .to_dense()")
-        return value.clone() if value.is_inference() else value.detach()  # the former cannot be differentiated with
+        if not value.is_inference():
+            return value.detach()
+        with torch.inference_mode(False):  # whoever calls this may be in it; such tensors cannot be differentiated with
+            return value.clone()
     if isinstance(value, Mapping):
         return _like(value, {key: _normalised(item, size) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
