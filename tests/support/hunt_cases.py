@@ -185,6 +185,8 @@ def possible(case: Case) -> Case:
         case = replace(case, steps=2)
     if case.hazard == "seeding":
         case = replace(case, model="dropout mlp", training=True)
+    if "inference_mode" in case.ambient:
+        case = replace(case, throughout=False)  # torch itself does not train a model that was made there
     return case
 
 
