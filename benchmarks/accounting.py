@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from dpfy.accounting import account, calibrate_noise, pld, rdp
+from dpfy.accounting import account, calibrate_noise, rdp
+from dpfy.accounting.pld import accountant as pld
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.types import Relation
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, lattice_step
+from dpfy.noise import LatticeGaussian, SecureStream, lattice_step
 
 STDDEV = 1.7
 

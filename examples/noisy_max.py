@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import dpfy
-from dpfy.algorithms import Directed, noisy_max
 from dpfy.data import digits
 from dpfy.models import digits_mlp
+from dpfy.recipes import Directed, noisy_max
 
 torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
 source = digits()

@@ -13,7 +13,7 @@ from dpfy.mechanisms.controllers import named_schedule
 from dpfy.mechanisms.controllers.names import named
 from dpfy.models import TemperedSigmoid
 from dpfy.optim import ADADP
-from dpfy.training.adaptive import named_clipping, named_optimizer
+from dpfy.trainer.options import named_clipping, named_optimizer
 
 if TYPE_CHECKING:
     from experiments.cell import Cell

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.ledger import Ledger
-from dpfy.training.checkpoint import FILE as CHECKPOINT
+from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
 from experiments.methods import accounting, method_name
 from experiments.training import LEDGER, Outcome

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dpfy
 from dpfy.errors import CheckpointError
-from dpfy.training.checkpoint import FILE as CHECKPOINT
+from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
 from experiments.methods import make_optimizer, make_plan
 from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied

@@ -3,6 +3,7 @@
 import os
 
 import hypothesis
+import pytest
 
 # Two workers share two cores; OpenMP reads this when torch is first imported, here and in child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,3 +11,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Derandomised and without deadlines: a test that fails, fails again, on any machine at any load.
 hypothesis.settings.register_profile("dpfy", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.load_profile("dpfy")
+
+
+@pytest.fixture
+def started():
+    """Start a run over rows of numbers (or any data set) and close it afterwards."""
+    import torch  # after the number of threads was set
+    from runs import Started
+    from torch.utils.data import TensorDataset
+
+    runs = []
+
+    def start(data, **options):
+        if isinstance(data, torch.Tensor):
+            data = TensorDataset(data)
+        runs.append(Started(data, **options))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        each.run.close()

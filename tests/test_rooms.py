@@ -25,20 +25,20 @@ def test_contracts_are_kept() -> None:
 @pytest.mark.parametrize(("module", "statement"), [
     ("ledger/events.py", "import torch"),
     ("accounting/__init__.py", "def later():\n    import torch"),  # a lazy import is an import
-    ("plan.py", "import dpfy.training.run"),
+    ("plans/plan.py", "import dpfy.run.run"),
     ("ledger/events.py", "import dpfy.accounting"),
     ("accounting/__init__.py", "import dpfy.mechanisms.query"),
-    ("mechanisms/query.py", "import dpfy.training.run"),
+    ("mechanisms/query.py", "import dpfy.run.run"),
     ("cli/app.py", "import torch"),
-    ("cli/report.py", "def later():\n    import dpfy.training.trainer"),
-    ("cli/train.py", "import dpfy.training.callbacks"),  # which may load torch for TensorBoard
-    ("training/config.py", "import dpfy.data"),
+    ("cli/report.py", "def later():\n    import dpfy.trainer.trainer"),
+    ("cli/train.py", "import dpfy.trainer.callbacks"),  # which may load torch for TensorBoard
+    ("trainer/config.py", "import dpfy.data"),
     ("reporting/record.py", "import dpfy.models"),
-    ("data/source.py", "import dpfy.plan"),
+    ("data/source.py", "import dpfy.plans"),
     ("data/source.py", "import dpfy.models"),
-    ("models/defaults.py", "import dpfy.training.run"),
+    ("models/defaults.py", "import dpfy.run.run"),
     ("optim/adam_bc.py", "import dpfy.ledger"),
-    ("training/run.py", "import dpfy.algorithms"),
+    ("run/run.py", "import dpfy.recipes"),
 ])
 def test_contracts_notice_a_forbidden_arrow(module: str, statement: str, tmp_path: Path) -> None:
     # A contract over a misspelt or missing module would be kept for ever; each of these must break one.

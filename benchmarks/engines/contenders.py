@@ -36,7 +36,7 @@ class Ready:
 
 def contenders() -> list[str]:
     """Return all names: plain torch, dpfy's choice, each of its engines and strict runs, the peers."""
-    from dpfy.training.engines import ENGINES
+    from dpfy.gradients import ENGINES
 
     return ["torch", "dpfy", *(f"dpfy:{name}" for name in ENGINES), "dpfy:strict", *OPACUS, "vmap"]
 
@@ -153,7 +153,7 @@ def _recipe(workload: Workload) -> Ready:
 
 def _noise(workload: Workload) -> Ready:
     """Nothing but dpfy's noise for all trained parameters, to compare with its whole step."""
-    from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, lattice_step
+    from dpfy.noise import LatticeGaussian, SecureStream, lattice_step
 
     model, noise, stddev = workload.model(), LatticeGaussian(SecureStream()), NOISE_MULTIPLIER * CLIP
     total = torch.zeros(sum(p.numel() for p in model.parameters() if p.requires_grad), dtype=torch.float64)

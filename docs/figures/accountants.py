@@ -6,8 +6,9 @@ from pathlib import Path
 import matplotlib
 from scipy.optimize import brentq
 
-from dpfy.accounting import account, gaussian
-from dpfy.accounting.textbook import EpsilonDelta, advanced
+from dpfy.accounting import account
+from dpfy.accounting.extras.textbook import EpsilonDelta, advanced
+from dpfy.accounting.pld import closed_forms
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
 matplotlib.use("svg")
@@ -22,7 +23,7 @@ TARGET = Path(__file__).parents[1] / "_static" / "accountants.svg"
 def central_limit(steps: int) -> float:
     """ε of the Gaussian that many steps converge to (Bu et al. 2020): an approximation, and here too small."""
     mu = RATE * math.sqrt(steps * math.expm1(1 / NOISE**2))
-    return gaussian.epsilon(mu, DELTA).upper
+    return closed_forms.epsilon(mu, DELTA).upper
 
 
 def strong(steps: int) -> float:
@@ -47,12 +48,12 @@ def draw_tradeoff(axes: plt.Axes) -> None:
     steps = 1000
     guarantee = account(Repeated(STEP, steps))
     epsilon = guarantee.claim(DELTA)
-    mu = float(brentq(lambda value: gaussian.epsilon(value, DELTA).upper - epsilon, 0.01, 10))
+    mu = float(brentq(lambda value: closed_forms.epsilon(value, DELTA).upper - epsilon, 0.01, 10))
     grid = [epsilon * part / 40 for part in range(1, 61)]
     axes.plot(grid, [account(Repeated(STEP, steps), "rdp").delta(value).upper for value in grid], "--", color="#c24e00",
               label="RDP")
     axes.plot(grid, [guarantee.delta(value).upper for value in grid], "-", color="#0072b2", label="PLD")
-    axes.plot(grid, [gaussian.delta(mu, value) for value in grid], "-.", color="#9b2f8f",
+    axes.plot(grid, [closed_forms.delta(mu, value) for value in grid], "-.", color="#9b2f8f",
               label=f"{mu:.2f}-GDP, which meets PLD at δ = {DELTA:g}")
     axes.set(yscale="log", xlabel="ε", ylabel="δ", title=f"the whole curve after {steps:,} steps")
     axes.legend(frameon=False, fontsize="small")

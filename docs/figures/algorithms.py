@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 import dpfy
-from dpfy.algorithms import Backtracking, Directed, Taken, line_search, noisy_max
 from dpfy.data import digits
 from dpfy.models import digits_mlp
 from dpfy.optim import ADADP, AdamBC
+from dpfy.recipes import Backtracking, Directed, Taken, line_search, noisy_max
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt

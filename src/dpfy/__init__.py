@@ -10,6 +10,9 @@ from dpfy._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.accounting import Guarantee as Guarantee, account as account, calibrate_noise as calibrate_noise
+    from dpfy.checks.explain import Explanation as Explanation, explain as explain
+    from dpfy.checks.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
+    from dpfy.checks.mixing import check_data_set as check_data_set
     from dpfy.errors import (
         BatchAlreadyReleased as BatchAlreadyReleased,
         BudgetExhausted as BudgetExhausted,
@@ -30,7 +33,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnreleasedGradient as UnreleasedGradient,
         UnsupportedEvent as UnsupportedEvent,
     )
-    from dpfy.importance import dpis as dpis
+    from dpfy.gradients.losses import Losses as Losses
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
         AdaClip as AdaClip,
@@ -51,19 +54,17 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         Statistic as Statistic,
     )
     from dpfy.mechanisms.statistics import soft_accuracy as soft_accuracy
-    from dpfy.plan import Plan as Plan, dpsgd as dpsgd
-    from dpfy.training.callbacks import Callback as Callback
-    from dpfy.training.checkpoint import resume as resume
-    from dpfy.training.config import TrainConfig as TrainConfig
-    from dpfy.training.contributing import ContributingShare as ContributingShare
-    from dpfy.training.explain import Explanation as Explanation, explain as explain
-    from dpfy.training.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
-    from dpfy.training.losses import Losses as Losses
-    from dpfy.training.mixing import check_data_set as check_data_set
-    from dpfy.training.privatize import privatize as privatize
-    from dpfy.training.released import Released as Released
-    from dpfy.training.run import Run as Run
-    from dpfy.training.trainer import Trainer as Trainer, TrainingResult as TrainingResult
+    from dpfy.plans.dpis import dpis as dpis
+    from dpfy.plans.dpsgd import dpsgd as dpsgd
+    from dpfy.plans.plan import Plan as Plan
+    from dpfy.run.checkpoint import resume as resume
+    from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.privatize import privatize as privatize
+    from dpfy.run.released import Released as Released
+    from dpfy.run.run import Run as Run
+    from dpfy.trainer.callbacks import Callback as Callback
+    from dpfy.trainer.config import TrainConfig as TrainConfig
+    from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
     from dpfy.types import Budget as Budget, Interval as Interval, Relation as Relation, Unit as Unit
 
 _HOMES = {
@@ -74,25 +75,25 @@ _HOMES = {
         "LedgerWriteFailed", "LossError", "RankFailed", "TrainingInterrupted", "UnreleasedGradient",
         "UnsupportedEvent",
     ),
-    "dpfy.importance": ("dpis",),
+
     "dpfy.ledger": ("Ledger",),
     "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "NormNoise", "QuantileClipping", "ValidationDecay"),
     "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
     "dpfy.mechanisms.query": ("Contributing", "NormsBelow", "SampleSize", "Statistic"),
     "dpfy.mechanisms.statistics": ("soft_accuracy",),
-    "dpfy.plan": ("Plan", "dpsgd"),
-    "dpfy.training.checkpoint": ("resume",),
-    "dpfy.training.contributing": ("ContributingShare",),
-    "dpfy.training.explain": ("Explanation", "explain"),
-    "dpfy.training.fix": ("batchnorm_statistics", "fix"),
-    "dpfy.training.losses": ("Losses",),
-    "dpfy.training.mixing": ("check_data_set",),
-    "dpfy.training.config": ("TrainConfig",),
-    "dpfy.training.callbacks": ("Callback",),
-    "dpfy.training.trainer": ("Trainer", "TrainingResult"),
-    "dpfy.training.privatize": ("privatize",),
-    "dpfy.training.released": ("Released",),
-    "dpfy.training.run": ("Run",),
+    "dpfy.plans": ("Plan", "dpis", "dpsgd"),
+    "dpfy.run.checkpoint": ("resume",),
+    "dpfy.run.contributing": ("ContributingShare",),
+    "dpfy.checks.explain": ("Explanation", "explain"),
+    "dpfy.checks.fix": ("batchnorm_statistics", "fix"),
+    "dpfy.gradients.losses": ("Losses",),
+    "dpfy.checks.mixing": ("check_data_set",),
+    "dpfy.trainer.config": ("TrainConfig",),
+    "dpfy.trainer.callbacks": ("Callback",),
+    "dpfy.trainer.trainer": ("Trainer", "TrainingResult"),
+    "dpfy.run.privatize": ("privatize",),
+    "dpfy.run.released": ("Released",),
+    "dpfy.run.run": ("Run",),
     "dpfy.types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

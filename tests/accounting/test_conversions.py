@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpfy.accounting import GaussianFilter, account, gaussian
+from dpfy.accounting import GaussianFilter, account
 from dpfy.accounting.conversions import dominating_mu, group_claim, membership_advantage, tpr_at_fpr, tradeoff_curve
+from dpfy.accounting.pld import closed_forms
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
@@ -77,9 +78,9 @@ def test_mu_dominates_everywhere_and_is_the_least(floor):
     found = dominating_mu(guarantee, floor)
     grid = np.linspace(0, guarantee.claim(floor), 50) * 0.9999 + 1e-5  # not the points that were used
     deltas = np.array([guarantee.delta(float(value)).upper for value in grid])
-    assert all(delta <= gaussian.delta(found.mu, float(value)) for value, delta in zip(grid, deltas, strict=True))
+    assert all(delta <= closed_forms.delta(found.mu, float(value)) for value, delta in zip(grid, deltas, strict=True))
     smaller = 0.98 * found.mu
-    assert any(delta > gaussian.delta(smaller, float(value)) for value, delta in zip(grid, deltas, strict=True))
+    assert any(delta > closed_forms.delta(smaller, float(value)) for value, delta in zip(grid, deltas, strict=True))
 
 
 def test_nothing_and_everything():
@@ -100,7 +101,7 @@ def test_a_filter_converts_like_any_guarantee():
 @pytest.mark.parametrize("size", [2, 5])
 def test_group_claim_holds_for_gaussians(size):
     # k records move a full-batch sum k times as far, and nothing sharper is true.
-    truth = gaussian.epsilon(size * 0.2, 1e-6).upper
+    truth = closed_forms.epsilon(size * 0.2, 1e-6).upper
     claimed = group_claim(account(run(1.0, 5.0)), size, 1e-6)
     assert truth <= claimed < 2 * truth
 

@@ -6,8 +6,9 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dpfy.accounting import account, gaussian, pld
-from dpfy.accounting.pairs import Pair
+from dpfy.accounting import account
+from dpfy.accounting.dominating_pairs import Pair
+from dpfy.accounting.pld import accountant as pld, closed_forms
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
 EXTREMES = list(itertools.product([0.0, 1e-3, 1e6], [0.0, 1e-9, 1.0], [0, 1, 10**7]))
@@ -38,7 +39,7 @@ def test_extremes_give_an_ordered_bracket(noise, rate, steps, method, relation):
 
 def test_zero_is_claimed_only_if_the_total_variation_allows_it():
     mu = 1e-3 * math.sqrt(1000)
-    tight = gaussian.delta(mu, 0.0)
+    tight = closed_forms.delta(mu, 0.0)
     assert account(run(1.0, 1e3, 1000)).epsilon(tight * 1.001).upper == 0
     assert account(run(1.0, 1e3, 1000)).epsilon(tight * 0.999).upper > 0
 
@@ -50,7 +51,7 @@ def test_random_runs_are_bracketed_and_never_above_what_counting_gives(rate, noi
     pairs = ((Pair(rate, noise), steps),)
     lower, upper = pld.epsilon_lower(pairs, delta), pld.epsilon_upper(pairs, delta).value
     assert 0 <= lower <= upper * (1 + 1e-9)
-    assert upper <= gaussian.epsilon(math.sqrt(steps) / noise, delta).upper * 1.001 + 1e-6  # amplification never hurts
+    assert upper <= closed_forms.epsilon(math.sqrt(steps) / noise, delta).upper * 1.001 + 1e-6  # amplification never hurts
     assert pld.delta_lower(pairs, upper) <= delta
     assert pld.delta_upper(pairs, upper * 1.003).value <= delta * (1 + 1e-6) or upper > 1.001 * lower
     assert pld.delta_upper(pairs, lower * 0.999).value >= delta or lower == 0
@@ -59,11 +60,11 @@ def test_random_runs_are_bracketed_and_never_above_what_counting_gives(rate, noi
 @pytest.mark.parametrize(("mu", "delta"), list(itertools.product([1e-6, 1e-2, 1, 30, 3e6],
                                                                      [1e-300, 1e-12, 1e-5, 0.3])))
 def test_gaussian_closed_form_inverts_itself(mu, delta):
-    lower, upper = gaussian.epsilon(mu, delta)
+    lower, upper = closed_forms.epsilon(mu, delta)
     assert lower <= upper
     if upper > 0:
-        assert gaussian.log_delta(mu, upper) <= math.log(delta) + 1e-6
-        assert gaussian.log_delta(mu, lower * (1 - 1e-9)) >= math.log(delta) - 1e-6
+        assert closed_forms.log_delta(mu, upper) <= math.log(delta) + 1e-6
+        assert closed_forms.log_delta(mu, lower * (1 - 1e-9)) >= math.log(delta) - 1e-6
 
 
 def test_four_hundred_kinds_of_steps_cost_between_the_cheapest_and_the_dearest():

@@ -8,9 +8,10 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent, SelfComposedDpEven
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, norm
 
-from dpfy.accounting import account, gaussian
+from dpfy.accounting import account
 from dpfy.accounting.conversions import group_claim
 from dpfy.accounting.group import group_epsilon
+from dpfy.accounting.pld import closed_forms
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
 
@@ -42,7 +43,7 @@ def test_one_step_is_the_mixture(rate, noise, size):
 
 @pytest.mark.parametrize("size", [2, 7])
 def test_full_batches_are_gaussian(size):
-    truth = gaussian.epsilon(size * math.sqrt(50) / 30, DELTA).upper
+    truth = closed_forms.epsilon(size * math.sqrt(50) / 30, DELTA).upper
     assert truth <= group_epsilon(run(1.0, 30.0, 50), size, DELTA) < 1.001 * truth
 
 
@@ -71,7 +72,7 @@ def test_groups_cost_more_than_one_and_less_than_group_privacy_of_epsilon():
 @pytest.mark.parametrize("delta", [1e-8, 1e-12])
 def test_small_deltas_keep_their_digits(delta):
     # Without the tilt, the error of the transform alone would exceed them.
-    truth = gaussian.epsilon(3 * math.sqrt(50) / 20, delta).upper
+    truth = closed_forms.epsilon(3 * math.sqrt(50) / 20, delta).upper
     assert truth <= group_epsilon(run(1.0, 20.0, 50), 3, delta) < 1.002 * truth
 
 

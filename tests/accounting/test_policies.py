@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy.special import ndtr
 
-from dpfy.accounting import GaussianFilter, account, atoms, gaussian, pld
-from dpfy.accounting.canonical import canonical
-from dpfy.accounting.composition import composed
-from dpfy.accounting.pairs import Pair
-from dpfy.accounting.questions import EpsilonAt
+from dpfy.accounting import GaussianFilter, account
+from dpfy.accounting.dominating_pairs import Pair
+from dpfy.accounting.pld import accountant as pld, closed_forms, discretize
+from dpfy.accounting.pld.compose import composed
+from dpfy.accounting.pld.target import EpsilonAt
+from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import (
     BallsInBins,
@@ -109,7 +110,7 @@ def test_the_pair_without_replacement_brackets_its_integral(pair, epsilon, steps
                                   Pair(1e-4, 1.0, "exchanged")])
 def test_atoms_of_one_step_contain_the_closed_form(pair, accuracy):
     delta = min(1e-5, pair.rate / 10)
-    truth = gaussian.one_step_epsilon(pair.rate, pair.mu, delta).upper
+    truth = closed_forms.one_step_epsilon(pair.rate, pair.mu, delta).upper
     lower, upper, _ = composed(((pair, 1),), 0.0, EpsilonAt(delta), accuracy)
     assert lower * (1 - 1e-9) <= truth <= upper * (1 + 1e-9)
     assert upper <= (1 + accuracy) * lower
@@ -119,8 +120,8 @@ def test_atoms_of_one_step_contain_the_closed_form(pair, accuracy):
        st.booleans())
 def test_cells_of_the_pair_have_all_mass_and_mirror_each_other(rate, noise, cuts, with_zero):
     cuts = np.unique([*cuts, -0.0, 0.0] if with_zero else cuts)
-    rows = atoms.rows(((Pair(rate, noise, "exchanged"), 1),))[0]
-    found, mirrored = atoms.cells(rows, cuts), atoms.cells(rows, -cuts[::-1])
+    rows = discretize.rows(((Pair(rate, noise, "exchanged"), 1),))[0]
+    found, mirrored = discretize.cells(rows, cuts), discretize.cells(rows, -cuts[::-1])
     assert found.p.shape == (1, len(cuts) + 1)
     for mass in (found.p, found.q):
         assert mass.sum() == pytest.approx(1, abs=1e-12) and mass.min() >= 0
@@ -168,7 +169,7 @@ def test_no_three_records_are_told_apart_better_than_the_rule_says(size, relatio
 def test_smaller_costs_would_be_refuted():
     """Neither half the distance nor the pair of Poisson samples bounds what three records show."""
     epsilon, noise = 0.2, 1.5
-    assert worst(noise, 1, False, 1, epsilon) > 1.5 * gaussian.one_step_delta(1 / 3, 1 / noise, epsilon)
+    assert worst(noise, 1, False, 1, epsilon) > 1.5 * closed_forms.one_step_delta(1 / 3, 1 / noise, epsilon)
     poisson = run(Poisson(1 / 3), noise, 1, ZERO).delta(epsilon).upper
     assert worst(noise, 1, True, 1, epsilon) > 1.05 * poisson
 
@@ -355,10 +356,10 @@ def test_a_filter_that_rewards_no_sampling_admits_cut_samples_at_the_full_price(
     (policy, relation, distance) for policy in (Shuffled(100, 1000), Cyclic(100, 1000))
     for relation, distance in ((ZERO, 1), (REPLACE, 2))])
 def test_epochs_are_gaussian_sums(policy, relation, distance):
-    exact = gaussian.epsilon(distance * math.sqrt(12) / 3.0, DELTA)
+    exact = closed_forms.epsilon(distance * math.sqrt(12) / 3.0, DELTA)
     assert run(policy, 3.0, 12, relation).claim(DELTA) == pytest.approx(exact.upper, rel=1e-9)
     batches = 1 if isinstance(policy, Cyclic) else 10
-    summed = gaussian.epsilon(distance * math.sqrt(12 / batches) / 3.0, DELTA)
+    summed = closed_forms.epsilon(distance * math.sqrt(12 / batches) / 3.0, DELTA)
     assert run(policy, 3.0, 12, relation).epsilon(DELTA).lower == pytest.approx(summed.lower, rel=1e-9)
     assert run(policy, 3.0, 12, relation).note(DELTA) == "closed form"
     assert exact.upper < run(policy, 3.0, 12, relation, method="rdp").claim(DELTA) < 1.2 * exact.upper

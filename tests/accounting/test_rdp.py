@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpfy.accounting import account, rdp
-from dpfy.accounting.pairs import Pair
+from dpfy.accounting.dominating_pairs import Pair
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
 

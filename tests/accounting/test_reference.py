@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dpfy.accounting import one_step, pld
-from dpfy.accounting.composition import composed, one_direction
-from dpfy.accounting.laws import arranged
-from dpfy.accounting.pairs import Pair
-from dpfy.accounting.questions import DeltaAt, EpsilonAt
+from dpfy.accounting.dominating_pairs import Pair
+from dpfy.accounting.pld import accountant as pld, one_step
+from dpfy.accounting.pld.common_cuts import arranged
+from dpfy.accounting.pld.compose import composed, one_direction
+from dpfy.accounting.pld.target import DeltaAt, EpsilonAt
 
 GRID = 2501
 

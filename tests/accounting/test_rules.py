@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpfy.accounting import RULES, Rule, supported
-from dpfy.accounting.pairs import Pair
+from dpfy.accounting.dominating_pairs import Pair
 from dpfy.accounting.rules import EVENT_RULES
 from dpfy.ledger.events import (
     BallsInBins,

@@ -15,8 +15,8 @@ from dpfy.auditing.inputs import gradients_of, vectorised_gradients
 from dpfy.auditing.mutants import MUTANTS, _replaced, releasing
 from dpfy.cli.app import main
 from dpfy.errors import InvalidArgument
+from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.controllers import QuantileClipping
-from dpfy.training.chunk import Chunk
 
 SIZE, CLASSES, CLIP = 256, 10, 2.0
 SILENT = {"noise missing": lambda: _replaced(releasing(lambda self, total, noise: total)), **MUTANTS}

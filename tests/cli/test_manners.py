@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_written_is_named(run, tmp_path):
 def test_ctrl_c_is_a_sentence(run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
-    monkeypatch.setattr("dpfy.training.inspection.inspect_records", interrupted)
+    monkeypatch.setattr("dpfy.records.inspection.inspect_records", interrupted)
     assert run("inspect-data", "manners_own:good") == (130, "", "Error: Interrupted.\n")
 
 

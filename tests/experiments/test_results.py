@@ -9,7 +9,7 @@ import pytest
 
 from dpfy.accounting import account
 from dpfy.ledger import Ledger
-from dpfy.training.checkpoint import FILE as CHECKPOINT
+from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments import plots, table
 from experiments.cell import Cell
 from experiments.configs import CELLS

@@ -12,7 +12,7 @@ import torch
 
 import dpfy
 from dpfy.models import scattering_features
-from dpfy.training.checkpoint import FILE as CHECKPOINT
+from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
 from experiments.parts import Task, load_task, loss_of, make_network, varied
 from experiments.training import LEDGER, Deadline, Outcome, Training

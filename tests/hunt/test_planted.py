@@ -8,14 +8,15 @@ import torch
 from hunt_cases import drawn, possible
 from hunt_pairs import Leak, check, mixed_up
 
+from dpfy.gradients.bookkeeping.engine import CapturingEngine
+from dpfy.gradients.vmap import VmapEngine
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import Query
-from dpfy.training import data, seclusion, units
-from dpfy.training.engines.bookkeeping.engine import CapturingEngine
-from dpfy.training.engines.vmap import VmapEngine
-from dpfy.training.run import Run
-from dpfy.training.sums import Sums
+from dpfy.records import records, users
+from dpfy.run.run import Run
+from dpfy.run.sum_accumulator import Sums
+from dpfy.sandbox import rng_isolation
 
 FEW, MANY = 15, 300  # cases: of those that a leak is about, and of all
 PROBED = 5  # records that the probe's own passes have: who cheats, cheats beyond
@@ -83,11 +84,11 @@ def half_of_the_noise(patch):
 
 
 def masks_that_are_known(patch):
-    patch.setattr(seclusion, "_reseed", lambda stream: torch.manual_seed(0))
+    patch.setattr(rng_isolation, "_reseed", lambda stream: torch.manual_seed(0))
 
 
 def records_that_end_the_run(patch):
-    patch.setattr(data, "_guarded", lambda function, *given: function(*given))
+    patch.setattr(records, "_guarded", lambda function, *given: function(*given))
 
 
 def rows_that_count_as_users(patch):
@@ -96,7 +97,7 @@ def rows_that_count_as_users(patch):
         for chunk, positions in groups:
             yield chunk, owners[positions].tolist()
 
-    patch.setattr(units, "by_unit", by_row)
+    patch.setattr(users, "by_unit", by_row)
 
 
 PLANTED = {

@@ -6,10 +6,10 @@ import pytest
 
 from dpfy.errors import InvalidArgument, LedgerDamaged, LedgerError, LedgerMismatch
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery, canonical_json
 from dpfy.ledger.journal import GENESIS, Journal, seal
 from dpfy.ledger.scopes import composition
-from dpfy.ledger.wrapping import Composed
 
 FACTS = {"engine": "loop", "torch": "2.0", "companions": 12}
 

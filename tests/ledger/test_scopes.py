@@ -9,10 +9,10 @@ from dpfy.accounting import account
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerDamaged, LedgerMismatch, LedgerWriteFailed
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import Event, NonPrivate, Poisson, Repeated, Sampled, SumQuery
 from dpfy.ledger.scopes import Selection, composition, parallel
 from dpfy.ledger.selection import NegativeBinomialTrials, Selected
-from dpfy.ledger.wrapping import Composed, Parallel
 from dpfy.types import Relation
 
 STEP = Sampled(Poisson(0.01), (SumQuery(1.0, 1.1),))

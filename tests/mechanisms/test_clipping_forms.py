@@ -22,12 +22,12 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import TensorDataset
 
 import dpfy
+from dpfy.gradients import ENGINES, WRITING
+from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import AdaClip, Coordinates
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.training.chunk import Chunk
-from dpfy.training.engines import ENGINES, WRITING
-from dpfy.training.pieces import Pieces
+from dpfy.run.release_layout import Pieces
 
 GRID = 2.0**-60
 MAGNITUDE = st.floats(-9, 9).map(lambda exponent: 10.0**exponent)

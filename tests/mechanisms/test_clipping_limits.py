@@ -11,14 +11,14 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.errors import InvalidArgument
+from dpfy.gradients import ENGINES, WRITING
+from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, squared_norms, weighed_sum
 from dpfy.mechanisms.controllers import AdaClip, Coordinates, Schedule
 from dpfy.mechanisms.controllers.base import Setting, kept_within, with_bounds
 from dpfy.mechanisms.query import LEAST, MOST, ClippedSum, NormalisedSum, Query, Statistic
-from dpfy.training.chunk import Chunk
-from dpfy.training.engines import ENGINES, WRITING
-from dpfy.training.pieces import Pieces
-from dpfy.training.searches import FirstDecrease, LeastLoss
+from dpfy.run.loss_queries import FirstDecrease, LeastLoss
+from dpfy.run.release_layout import Pieces
 
 
 def released(clip, engine, rows, dtype=torch.float32, **options):

@@ -10,15 +10,15 @@ from hypothesis import given, settings, strategies as st
 
 import dpfy
 from dpfy.accounting import RenyiFilter, account
-from dpfy.accounting.canonical import noise_multiplier
+from dpfy.accounting.to_pairs import noise_multiplier
+from dpfy.gradients.base import Seen
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms import controllers as c
 from dpfy.mechanisms.clipping import lattice_sum, squared_norms
 from dpfy.mechanisms.query import ClippedSum, Query
+from dpfy.run.release_layout import Pieces
+from dpfy.run.released import Released
 from dpfy.testing import check_controller
-from dpfy.training.engines.base import Seen
-from dpfy.training.pieces import Pieces
-from dpfy.training.released import Released
 
 HALVED = c.Schedule("halved", (1.0, 0.5), length=3)
 EVERY = [c.QuantileClipping(), c.QuantileClipping(0.8, share=0.1, allocation="global", rescale=True),

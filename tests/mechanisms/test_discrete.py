@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import chi2
 
 from dpfy.mechanisms.discrete import below, coin, discrete_gaussian, exponential_coin, geometric, rounded_laplace
-from dpfy.mechanisms.noise import SecureStream
+from dpfy.noise import SecureStream
 
 DRAWS = 3000
 

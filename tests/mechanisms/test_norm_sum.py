@@ -12,11 +12,11 @@ import dpfy
 from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, account
 from dpfy.accounting.filters import as_fixed
 from dpfy.errors import BudgetExhausted, InvalidArgument, UnsupportedEvent
-from dpfy.importance import noise_of_epoch, steps_to_come
 from dpfy.ledger.events import Importance, Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms.controllers import NormSum, Schedule, Setting
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
-from dpfy.mechanisms.importance import JITTER, LARGEST_RATE, LEAST_NOISE, followed
+from dpfy.mechanisms.sampling.importance_bounds import JITTER, LARGEST_RATE, LEAST_NOISE, followed
+from dpfy.plans.dpis import noise_of_epoch, steps_to_come
 from dpfy.testing import check_controller
 
 N, BATCH, LENGTH, EPOCHS = 2000, 100, 20, 5

@@ -11,7 +11,6 @@ import pytest
 from dpfy.accounting import GaussianFilter, ZcdpFilter, account, calibrate_noise
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
-from dpfy.mechanisms.noise import SecureStream, lattice_step
 from dpfy.mechanisms.one_shot import (
     DiscreteGaussian,
     ExponentialMechanism,
@@ -24,6 +23,7 @@ from dpfy.mechanisms.one_shot import (
     SparseVector,
     release,
 )
+from dpfy.noise import SecureStream, lattice_step
 
 DRAWS = 1500
 SCORES = [1.0, 3.0, 0.1, 1.6]

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dpfy
-from dpfy.accounting.canonical import noise_multiplier
+from dpfy.accounting.to_pairs import noise_multiplier
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact, SumQuery
 from dpfy.mechanisms.groups import clip_groups, clip_jointly, composed_multiplier

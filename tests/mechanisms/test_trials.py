@@ -7,8 +7,8 @@ from scipy.stats import chi2
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials
-from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.trials import draw_trials
+from dpfy.noise.random_stream import SecureStream
 
 DRAWS = 6000
 _THRESHOLD = 1e-7  # false alarms

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.optim import ADADP, AdamBC, TailAverage
-from dpfy.training.parts import completed, make_average, make_optimizer
+from dpfy.trainer.builders import completed, make_average, make_optimizer
 
 
 @given(st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=12), st.floats(0.01, 1.0))

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 
 from dpfy.errors import InvalidArgument
-from dpfy.plan import dpsgd
 from dpfy.planning.advisor import QUESTIONS, advise
-from dpfy.training.config import TrainConfig
+from dpfy.plans import dpsgd
+from dpfy.trainer.config import TrainConfig
 from dpfy.types import Relation, Unit
 
 EVERY = [dict(zip([question.name for question in QUESTIONS], answers, strict=True))

@@ -9,10 +9,10 @@ from torch.utils.data import TensorDataset
 
 from dpfy import data as reference_data
 from dpfy.models import recommended
-from dpfy.plan import dpsgd
 from dpfy.planning import default_delta, first_run, interactive
-from dpfy.training.config import TrainConfig
-from dpfy.training.parts import completed
+from dpfy.plans import dpsgd
+from dpfy.trainer.builders import completed
+from dpfy.trainer.config import TrainConfig
 from dpfy.tuning import Space, TuneConfig
 from dpfy.tuning.search import Objects, _Search
 

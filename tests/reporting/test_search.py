@@ -7,10 +7,10 @@ import pytest
 
 from dpfy.accounting import account
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import Repeated
 from dpfy.ledger.scopes import Selection, composition
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Selected
-from dpfy.ledger.wrapping import Composed
 from dpfy.reporting import report
 from dpfy.reporting.numbers import epsilon_text
 from dpfy.reporting.record import LedgerRecord

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine
+from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
-from dpfy.training.chunk import Chunk
-from dpfy.training.engines import BookkeepingEngine, GhostEngine, LoopEngine
 
 GRID = 2.0**-60  # finer than any rounding that is looked at here
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 import dpfy
-from dpfy.mechanisms.noise import SecureStream, round_to_lattice
 from dpfy.mechanisms.query import NormsBelow, SampleSize, Statistic
+from dpfy.noise import SecureStream, round_to_lattice
 
 _SLACK = 1 + 1e-12  # of the comparison itself
 

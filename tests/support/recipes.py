@@ -6,7 +6,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.accounting import ZcdpFilter
-from dpfy.algorithms import Directed
+from dpfy.recipes import Directed
 
 
 class Descent:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 
-from dpfy.mechanisms.noise.randomness import Purpose, SecureStream, Words
+from dpfy.noise.random_stream import Purpose, SecureStream, Words
 
 
 class ScriptedStream(SecureStream):

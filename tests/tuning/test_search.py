@@ -16,9 +16,9 @@ import dpfy.tuning.folder
 import dpfy.tuning.search as searching
 from dpfy.accounting import EnvelopeGuard
 from dpfy.errors import InvalidArgument, LedgerMismatch, LedgerWriteFailed, TrainingInterrupted
+from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import NonPrivate
 from dpfy.ledger.selection import Selected
-from dpfy.ledger.wrapping import Composed
 from dpfy.reporting.numbers import epsilon_text
 from dpfy.tuning import Choice, Space, TuneConfig, Uniform, resume_tuning, tune
 from dpfy.tuning.trial import Outcome

@@ -6,7 +6,7 @@ import pytest
 
 import dpfy
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.noise.random_stream import SecureStream
 from dpfy.tuning import Choice, Space, TuneConfig, Uniform
 
 SPACE = Space({"learning_rate": Uniform(0.1, 10.0, log=True)})

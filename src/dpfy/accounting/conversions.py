@@ -14,8 +14,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import erfcx, ndtr
 
 from dpfy import _validate
+from dpfy.accounting.extras.textbook import log_geometric
 from dpfy.accounting.guarantee import Guarantee
-from dpfy.accounting.textbook import log_geometric
 
 Array = NDArray[np.float64]
 
@@ -201,7 +201,7 @@ def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
 
 
 def _gaussian_deltas(mu: float, epsilons: Array) -> Array:
-    """δ of μ-GDP at many ε, by the two forms of :func:`dpfy.accounting.gaussian.log_delta`."""
+    """δ of μ-GDP at many ε, by the two forms of :func:`dpfy.accounting.pld.closed_forms.log_delta`."""
     s, t = epsilons / mu - mu / 2, epsilons / mu + mu / 2
     density = np.exp(-s * s / 2) / math.sqrt(2 * math.pi)
     return np.where(s < -1, 1 - density * (_mills(-s) + _mills(t)), density * (_mills(np.maximum(s, -1)) - _mills(t)))

@@ -16,11 +16,11 @@ from scipy.optimize import brentq, minimize_scalar
 
 from dpfy import _validate
 from dpfy.accounting import rdp
-from dpfy.accounting.canonical import Canonical, canonical
+from dpfy.accounting.dominating_pairs import Pair, unsampled
 from dpfy.accounting.guarantee import account
 from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
-from dpfy.accounting.known import as_if_known
-from dpfy.accounting.pairs import Pair, unsampled
+from dpfy.accounting.known_samples import as_if_known
+from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Envelope, Event, Fact, NonPrivate, Poisson, Repeated, Sampled, SumQuery, run_lengths
 from dpfy.types import Interval, Relation

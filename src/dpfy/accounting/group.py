@@ -22,11 +22,11 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp, ndtr, xlog1py, xlogy
 
 from dpfy import _validate
-from dpfy.accounting.canonical import canonical
 from dpfy.accounting.conversions import group_claim
+from dpfy.accounting.dominating_pairs import Pair
 from dpfy.accounting.guarantee import account
-from dpfy.accounting.pairs import Pair
 from dpfy.accounting.sources import read_source
+from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, Importance, Sampled
 from dpfy.types import Relation

@@ -7,11 +7,12 @@ from functools import cached_property
 from types import ModuleType
 
 from dpfy import _validate
-from dpfy.accounting import pld, rdp
-from dpfy.accounting.canonical import Canonical, canonical
-from dpfy.accounting.known import as_if_known
-from dpfy.accounting.pairs import Bound
+from dpfy.accounting import rdp
+from dpfy.accounting.dominating_pairs import Bound
+from dpfy.accounting.known_samples import as_if_known
+from dpfy.accounting.pld import accountant as pld
 from dpfy.accounting.sources import Source, read_source
+from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import NonPrivate, Repeated, Sampled
 from dpfy.types import Interval, Relation, Unit
@@ -241,7 +242,7 @@ def account(source: object, method: str = "pld", relation: Relation | str | None
     unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
     accuracy = _validate.real("accuracy", accuracy, 1e-7, 0.1)
     if facts.filter is not None:
-        from dpfy.accounting.adaptive import filter_guarantee  # it builds on this module
+        from dpfy.accounting.filtered import filter_guarantee  # it builds on this module
 
         return filter_guarantee(facts, method, relation, unit, accuracy)
     return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit, accuracy)

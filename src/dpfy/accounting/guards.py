@@ -6,8 +6,8 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from dpfy import _validate
-from dpfy.accounting.canonical import noise_multiplier
 from dpfy.accounting.guarantee import METHODS, account
+from dpfy.accounting.to_pairs import noise_multiplier
 from dpfy.errors import BudgetExhausted, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger.events import Envelope, Event, Poisson, Repeated, Sampled, SumQuery, run_lengths
 from dpfy.ledger.guard import Guard

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from dpfy.accounting.curves import bounded, mirrored
-from dpfy.accounting.pairs import Bound, Pair, Pairs, coarsened, merging_note
+from dpfy.accounting.dominating_pairs import Bound, Pair, Pairs, coarsened, merging_note
+from dpfy.accounting.rdp_from_atoms import bounded, mirrored
 
 Array = NDArray[np.float64]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dpfy.accounting import one_shot
-from dpfy.accounting.balls_in_bins import epoch
-from dpfy.accounting.gaussian import more_than
-from dpfy.accounting.pairs import Neighbours, Pair, Pairs
+from dpfy.accounting.dominating_pairs import Neighbours, Pair, Pairs
+from dpfy.accounting.pld.closed_forms import more_than
+from dpfy.accounting.rules_for import one_shot
+from dpfy.accounting.rules_for.balls_in_bins import epoch
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,

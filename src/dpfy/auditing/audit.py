@@ -32,13 +32,13 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.mechanisms.query import Contributing
-from dpfy.plan import Plan
+from dpfy.plans import Plan
+from dpfy.records.example import declared_example
 from dpfy.reporting.basis import grounds
 from dpfy.reporting.record import LedgerRecord
-from dpfy.training.config import TrainConfig
-from dpfy.training.example import declared_example
-from dpfy.training.privatize import as_optimizers, privatize
-from dpfy.training.trainer import Trainer
+from dpfy.run.privatize import as_optimizers, privatize
+from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.trainer import Trainer
 from dpfy.types import Relation
 
 _FEWEST = 50  # canaries below which no bound would say anything

@@ -13,8 +13,9 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
 from dpfy import _validate
-from dpfy.accounting import Guarantee, gaussian
+from dpfy.accounting import Guarantee
 from dpfy.accounting.conversions import tradeoff_curve
+from dpfy.accounting.pld import closed_forms
 from dpfy.errors import InvalidArgument
 
 Inverse = Callable[[float], float]
@@ -205,7 +206,7 @@ def inverse_of(guarantee: Guarantee) -> Inverse:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the ε at ``delta`` of a μ-GDP mechanism, rounded down."""
-    return gaussian.epsilon(mu, delta).lower if mu > 0 else 0.0
+    return closed_forms.epsilon(mu, delta).lower if mu > 0 else 0.0
 
 
 def _largest(refuted: Callable[[float], bool], most: float) -> float:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from dpfy import _validate
+from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.controllers import ClipSchedule
-from dpfy.mechanisms.noise import SecureStream
-from dpfy.plan import Plan
-from dpfy.training.example import declared_example
-from dpfy.training.losses import Losses
-from dpfy.training.released import Released
+from dpfy.noise import SecureStream
+from dpfy.plans import Plan
+from dpfy.records.example import declared_example
+from dpfy.run.released import Released
 
 NAME = "dpfy_canaries"
 """What the parameter of the canaries is called while a model is watched."""

@@ -16,11 +16,11 @@ from torch.utils.data import ConcatDataset, Dataset, default_collate
 from dpfy import _validate
 from dpfy.auditing.canaries import Canaries, fields_of
 from dpfy.errors import InvalidArgument
-from dpfy.training.chunk import Chunk
-from dpfy.training.engines.base import LossCall, LossFn, Substitutes, loss_of_one
-from dpfy.training.engines.loop import LoopEngine
-from dpfy.training.losses import per_example
-from dpfy.training.released import Released
+from dpfy.gradients.base import LossCall, LossFn, Substitutes, loss_of_one
+from dpfy.gradients.chunk import Chunk
+from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.losses import per_example
+from dpfy.run.released import Released
 
 KINDS = ("mislabelled", "crafted")
 ATTACKS = ("white-box", "black-box")

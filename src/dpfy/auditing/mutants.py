@@ -1,7 +1,7 @@
 """Mistakes that implementations of private training have been found to make, to be planted in the real pipeline.
 
 Each is a change of a line or two inside of what runs, undone when its block ends. They exist to show that the checks of
-:mod:`dpfy.auditing.promises` notice such mistakes; nothing that is trained under one is private.
+:mod:`dpfy.auditing.invariants` notice such mistakes; nothing that is trained under one is private.
 """
 
 import math
@@ -17,7 +17,7 @@ from dpfy.mechanisms.clipping import ClipEach
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import Query
 from dpfy.mechanisms.sampling import PoissonSampler
-from dpfy.training.pieces import Pieces
+from dpfy.run.release_layout import Pieces
 
 Mutant = Callable[[], AbstractContextManager[None]]
 

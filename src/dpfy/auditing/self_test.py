@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dpfy.auditing.invariants import readings
 from dpfy.auditing.mutants import MUTANTS, Mutant
-from dpfy.auditing.promises import readings
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dpfy.training.callbacks import Callback, Evaluation, Step
+from dpfy.trainer.callbacks import Callback, Evaluation, Step
 
 _DECAY = 0.9  # of the running average of noisy numbers
 

@@ -76,7 +76,7 @@ def audit(
 
 def _audited(console: "Console", config: Path | None, given: dict[str, Any], options: dict[str, Any]) -> "Audit":
     from dpfy.auditing.audit import audit_settings  # torch is loaded only when it is needed
-    from dpfy.training.config import TrainConfig
+    from dpfy.trainer.config import TrainConfig
 
     settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
     with _progress(console) as progress:

@@ -13,8 +13,8 @@ from dpfy.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dpfy.training.check import Checked, Probed
-    from dpfy.training.expected import Expected
+    from dpfy.checks.check import Checked, Probed
+    from dpfy.run.step_cost import Expected
 
 _PLACES = 3  # that are named before the rest is counted
 _FIELD = re.compile(r"(\w+)\[([\d,\s]*)\]\s*(?:,\s*|$)")
@@ -65,8 +65,9 @@ def check(
     if data is not None:
         _check_data(data, collate)
 
+    from dpfy.checks.check import check as check_parts  # torch is loaded only when it is needed
     from dpfy.cli._output import print_json
-    from dpfy.training.check import check as check_parts, measure  # torch is loaded only when it is needed
+    from dpfy.run.step_cost import measure
 
     found = check_parts(made, fields)
     measured = measure(made, fields, batch_size) if fields is not None and found.trainable else None
@@ -81,7 +82,7 @@ def check(
 
 
 def _check_data(data: str, collate: str | None) -> None:
-    from dpfy.training.mixing import check_data_set
+    from dpfy.checks.mixing import check_data_set
 
     loaded = make_object(data)
     check_data_set(loaded[0] if isinstance(loaded, tuple) else loaded, load_object(collate) if collate else None)

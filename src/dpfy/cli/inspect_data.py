@@ -29,8 +29,8 @@ def inspect_data(
 
     dpfy inspect-data mydata:load --collate mydata:collate --example mydata:example
     """
-    from dpfy.training.inspection import inspect_records  # torch is loaded only when it is needed
-    from dpfy.training.mixing import check_data_set
+    from dpfy.checks.mixing import check_data_set
+    from dpfy.records.inspection import inspect_records  # torch is loaded only when it is needed
 
     made = make_object(data)
     records = made[0] if isinstance(made, tuple) else made  # a loader may return a private and a public data set

@@ -75,7 +75,7 @@ def _filter_used(ledger: Ledger) -> float | None:
     """The share of the filter that is spent; None without a filter, and for one that this version does not know."""
     if ledger.header is None or ledger.header.filter is None:
         return None
-    from dpfy.accounting.adaptive import share_used  # numpy and scipy, which other ledgers do not need
+    from dpfy.accounting.filtered import share_used  # numpy and scipy, which other ledgers do not need
 
     try:
         return share_used(ledger)

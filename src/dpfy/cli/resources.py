@@ -9,7 +9,7 @@ from dpfy.cli._options import JsonOption
 from dpfy.cli.check import parse_fields
 
 if TYPE_CHECKING:
-    from dpfy.training.resources import Resources
+    from dpfy.run.resources import Resources
 
 
 def resources(
@@ -36,7 +36,7 @@ def resources(
     made = make_object(factory)
 
     from dpfy.cli._output import print_json
-    from dpfy.training.resources import measure_made  # torch is loaded only when it is needed
+    from dpfy.run.resources import measure_made  # torch is loaded only when it is needed
 
     found = measure_made(made, fields, batch_size)
     fits: dict[str, float] = {"largest_batch": found.largest_batch(3600 * hours, steps)}

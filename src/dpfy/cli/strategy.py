@@ -77,7 +77,7 @@ def strategy(
                        epochs, noise_multiplier, utility)[name]
     options = search.options()
 
-    from dpfy.training.rehearsal import Rehearsal  # torch is loaded only when it is needed
+    from dpfy.trainer.public_trials import Rehearsal  # torch is loaded only when it is needed
 
     _conclude(search.run(Rehearsal.named(public, model, data_dir), options))
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from dpfy.errors import DpfyError, InvalidArgument
-from dpfy.training.config import TrainConfig, template
+from dpfy.trainer.config import TrainConfig, template
 
 if TYPE_CHECKING:
-    from dpfy.training.trainer import TrainingResult
+    from dpfy.trainer.trainer import TrainingResult
 
 ConfigArgument = Annotated[Path | None, typer.Argument(help="A TOML or YAML file of settings; `dpfy init` writes one.",
                                                        show_default=False)]
@@ -59,7 +59,7 @@ def _trained(config: Path | None, resume: Path | None, flags: dict[str, Any]) ->
     settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
 
     from dpfy.cli._progress import ProgressBar  # these load torch, and the help does not need it
-    from dpfy.training.trainer import Trainer, resume_training
+    from dpfy.trainer.trainer import Trainer, resume_training
 
     bar = ProgressBar(Console())
     return resume_training(resume, [bar]) if resume is not None else Trainer(settings, callbacks=[bar]).fit()

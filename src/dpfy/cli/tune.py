@@ -9,7 +9,7 @@ import typer
 
 from dpfy.cli._options import JsonOption
 from dpfy.errors import InvalidArgument
-from dpfy.training.config import TrainConfig
+from dpfy.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import Console

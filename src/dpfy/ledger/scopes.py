@@ -13,13 +13,13 @@ from typing import Self
 from dpfy import _validate
 from dpfy.errors import BudgetExhausted, LedgerMismatch
 from dpfy.ledger import sealed
+from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import Envelope, Event, Repeated
 from dpfy.ledger.guard import Guard
 from dpfy.ledger.journal import Header, Journal
 from dpfy.ledger.ledger import Ledger
 from dpfy.ledger.selection import Selected
 from dpfy.ledger.store import MemoryStore
-from dpfy.ledger.wrapping import Composed, Parallel
 
 _SECRET_KEYS = ("os", "operating system")
 

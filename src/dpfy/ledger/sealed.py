@@ -10,10 +10,10 @@ from glob import escape
 from pathlib import Path
 
 from dpfy.errors import LedgerWriteFailed
+from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import Event, NonPrivate, Repeated
 from dpfy.ledger.selection import Selected
 from dpfy.ledger.store import sync_directory
-from dpfy.ledger.wrapping import Composed
 
 _LENGTH = 64  # of the file, whatever the number: who may not read it can still see how long it is
 

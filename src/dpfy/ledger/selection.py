@@ -6,8 +6,8 @@ from typing import Self
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.ledger.composite_events import fixed
 from dpfy.ledger.events import Event, Fact
-from dpfy.ledger.wrapping import fixed
 
 
 class Trials(Fact):

@@ -6,7 +6,7 @@ without holes (Canonne, Kamath & Steinke 2020, section 5). How long a draw takes
 
 from fractions import Fraction
 
-from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.noise.random_stream import SecureStream
 
 
 def below(bound: int, stream: SecureStream) -> int:

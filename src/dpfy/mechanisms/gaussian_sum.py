@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfy.mechanisms.noise import Noise, lattice_step
+from dpfy.noise import Noise, lattice_step
 
 _FINEST_NOISE = 2.0**-4  # below this multiplier the lattice follows the bound, so that sums stay below 2^53 steps
 

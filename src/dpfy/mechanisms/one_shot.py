@@ -25,8 +25,8 @@ from dpfy.ledger.one_shot import (
 )
 from dpfy.mechanisms.discrete import below, coin, discrete_gaussian, exponential_coin, rounded_laplace
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.noise import LatticeGaussian, SecureStream, lattice_step
-from dpfy.mechanisms.noise.randomness import require_purpose
+from dpfy.noise import LatticeGaussian, SecureStream, lattice_step
+from dpfy.noise.random_stream import require_purpose
 
 _UP = 1 + 1e-15
 

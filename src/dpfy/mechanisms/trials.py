@@ -4,8 +4,8 @@ from decimal import Context, Decimal, localcontext
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
-from dpfy.mechanisms.noise.exact import Expansion
-from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
+from dpfy.noise.exact_comparison import Expansion
+from dpfy.noise.random_stream import SecureStream, require_purpose
 
 
 def draw_trials(trials: Trials, stream: SecureStream) -> int:

@@ -16,7 +16,7 @@ from dpfy.accounting import (
 )
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
-from dpfy.plan import Plan, dpsgd
+from dpfy.plans import Plan, dpsgd
 from dpfy.types import Relation
 
 QUANTITIES = ("epsilon", "delta", "noise_multiplier", "rate", "steps")

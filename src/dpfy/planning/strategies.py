@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import QuantileClipping
-from dpfy.plan import Plan, dpsgd
 from dpfy.planning.solve import Sketch, solve
+from dpfy.plans import Plan, dpsgd
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import Envelope, Event, NonPrivate
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Selected, Trials
-from dpfy.ledger.wrapping import Composed
 from dpfy.reporting.numbers import plain
 
 RULE = ("Private selection: docs/proofs/private-selection.md, Theorem 1 (PLD), Theorems 2 and 3 (RDP); Papernot & "

@@ -14,9 +14,9 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact
 from dpfy.mechanisms.controllers import Controller, Setting, State
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.training.pieces import Pieces
-from dpfy.training.released import Released
-from dpfy.training.state import read_state, write_state
+from dpfy.run.release_layout import Pieces
+from dpfy.run.released import Released
+from dpfy.run.state_file import read_state, write_state
 
 _SHAPES = {"first.weight": (3, 2), "first.bias": (3,), "last.weight": (1, 3)}
 _FLAT = (ClippedSum(0.7),)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpfy.gradients import Engine, LoopEngine
+from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping
-from dpfy.training.chunk import Chunk
-from dpfy.training.engines import Engine, LoopEngine
 
 _GRID = 2.0**-40
 _POISONS = (float("nan"), float("inf"), -float("inf"), 1e38, 1e-45)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from dpfy.mechanisms.noise import Noise, SecureStream, lattice_step
+from dpfy.noise import Noise, SecureStream, lattice_step
 
 _COUNT = 200_000
 _LEVEL = 2e-8  # of one statistical check; fewer than fifty of them, so a correct noise fails with less than 1e-6
@@ -23,7 +23,7 @@ def check_noise(make_noise: MakeNoise) -> None:
     The streams have fixed test keys, so the outcome is the same on every run; over the choice of keys a correct noise
     fails with probability below 1e-6, and a scale that is wrong by 3 % is always noticed.
 
-    >>> from dpfy.mechanisms.noise import LatticeGaussian
+    >>> from dpfy.noise import LatticeGaussian
     >>> check_noise(LatticeGaussian)
     """
     _check_key_source(make_noise)

@@ -9,8 +9,8 @@ from scipy import stats
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import BallsInBins, Cyclic, FixedSize, Poisson, Policy, Shuffled, TruncatedPoisson
-from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.sampling import Sampler
+from dpfy.noise.random_stream import SecureStream
 
 _RECORDS, _EVENTS = 1000, 2000
 _LEVEL = 2e-8  # of one statistical check; there are fewer than fifty of them

@@ -7,7 +7,7 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
-from dpfy.training.config import TrainConfig
+from dpfy.trainer.config import TrainConfig
 from dpfy.tuning.space import Space
 
 ACCOUNTING = ("select", "compose", "public")

@@ -15,12 +15,12 @@ from safetensors.torch import load_model, save_model
 from dpfy.accounting import account
 from dpfy.errors import CheckpointError, InvalidArgument
 from dpfy.ledger import Ledger
-from dpfy.ledger.wrapping import Composed
-from dpfy.plan import Plan
+from dpfy.ledger.composite_events import Composed
+from dpfy.plans import Plan
 from dpfy.reporting import RunFacts, report
-from dpfy.training.config import TrainConfig
-from dpfy.training.parts import accuracy_of
-from dpfy.training.trainer import LEDGER, MODEL, Trainer
+from dpfy.trainer.builders import accuracy_of
+from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.trainer import LEDGER, MODEL, Trainer
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.silence import silence
 from dpfy.tuning.space import Scalar

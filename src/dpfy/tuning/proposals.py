@@ -4,7 +4,7 @@ import math
 from typing import Any, Protocol
 
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.noise.random_stream import SecureStream
 from dpfy.tuning.space import Choice, Scalar, Space, Uniform
 
 

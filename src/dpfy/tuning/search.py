@@ -12,14 +12,14 @@ from dpfy._version import __version__
 from dpfy.accounting import EnvelopeGuard, calibrate_envelope
 from dpfy.errors import InvalidArgument, LedgerMismatch, TrainingInterrupted
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import Envelope, Repeated
 from dpfy.ledger.scopes import Scope, Selection, composition
 from dpfy.ledger.selection import Selected
-from dpfy.ledger.wrapping import Composed
-from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.trials import draw_trials
-from dpfy.plan import Plan
-from dpfy.training.distributed import Ranks
+from dpfy.noise.random_stream import SecureStream
+from dpfy.plans import Plan
+from dpfy.run.ranks import Ranks
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import Folder, TuningResult
 from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage

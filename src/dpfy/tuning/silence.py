@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
-from dpfy.training.seclusion import bookmark
+from dpfy.sandbox.rng_isolation import bookmark
 
 _OUTPUT = (1, 2)  # what C code, subprocesses and workers write to, whatever Python calls its own
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.noise.random_stream import SecureStream
 
 # The events of a run are the same whatever these are. Others change what a trial costs, and all trials cost the same.
 SEARCHABLE = ("clip", "ema", "learning_rate", "momentum", "optimizer", "schedule", "seed", "tail", "warmup_steps")

@@ -10,11 +10,11 @@ from torch import nn
 
 from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
-from dpfy.plan import Plan
-from dpfy.training.config import TrainConfig
-from dpfy.training.parts import accuracy_of
-from dpfy.training.privatize import privatize
-from dpfy.training.trainer import Trainer
+from dpfy.plans import Plan
+from dpfy.run.privatize import privatize
+from dpfy.trainer.builders import accuracy_of
+from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.trainer import Trainer
 from dpfy.tuning.space import Scalar
 
 

@@ -10,9 +10,11 @@ from scipy import stats
 from dpfy.accounting import account
 from dpfy.accounting.group import group_epsilon
 from dpfy.errors import InvalidArgument, UnsupportedEvent
+from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
-from dpfy.ledger.wrapping import Composed, Parallel
-from dpfy.mechanisms.importance import (
+from dpfy.mechanisms.sampling import importance
+from dpfy.mechanisms.sampling.importance import ImportanceSampler
+from dpfy.mechanisms.sampling.importance_bounds import (
     JITTER,
     LARGEST_RATE,
     LEAST_RATE,
@@ -23,9 +25,7 @@ from dpfy.mechanisms.importance import (
     companions_for,
     room_for_bits,
 )
-from dpfy.mechanisms.noise.randomness import SecureStream
-from dpfy.mechanisms.sampling import importance
-from dpfy.mechanisms.sampling.importance import ImportanceSampler
+from dpfy.noise.random_stream import SecureStream
 
 CLIP, BOUND = 2.0, 0.6
 NORMS = np.array([0.0, 1e-30, 0.01, 0.12, 0.13, 0.5, 1.0, 1.99, 2.0, 2.01, 50.0, 1e30])

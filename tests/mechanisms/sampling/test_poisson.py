@@ -8,8 +8,8 @@ from streams import ScriptedStream, in_child
 
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Poisson, Policy
-from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.sampling import PoissonSampler, poisson, sampler_for
+from dpfy.noise.random_stream import SecureStream
 from dpfy.testing import check_sampler
 
 RATES = (0.0, 0.02, 0.1, 0.5, 0.9, 1.0)

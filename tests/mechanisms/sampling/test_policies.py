@@ -10,7 +10,6 @@ from streams import ScriptedStream
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import BallsInBins, Cyclic, FixedSize, Poisson, Shuffled, TruncatedPoisson
-from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.sampling import (
     SAMPLERS,
     EpochSampler,
@@ -20,6 +19,7 @@ from dpfy.mechanisms.sampling import (
     sampler_for,
 )
 from dpfy.mechanisms.sampling.draws import integers, order, subset
+from dpfy.noise.random_stream import SecureStream
 from dpfy.testing import check_sampler
 
 EXAMPLES = {

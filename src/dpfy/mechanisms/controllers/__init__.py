@@ -3,9 +3,9 @@
 from dpfy.mechanisms.controllers.base import Controller, Coordinates, Draw, Outcome, Setting, State
 from dpfy.mechanisms.controllers.bounds import NormClipping, QuantileClipping
 from dpfy.mechanisms.controllers.coordinates import AdaClip
-from dpfy.mechanisms.controllers.directed import Directed
 from dpfy.mechanisms.controllers.noise import NormNoise, ValidationDecay
 from dpfy.mechanisms.controllers.norm_sum import NormSum
+from dpfy.mechanisms.controllers.recipe_controlled import Directed
 from dpfy.mechanisms.controllers.schedules import (
     SCHEDULES,
     ClipSchedule,

@@ -39,7 +39,7 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
     proportion to its bound, ``global`` the same noise to all coordinates. With ``rescale`` the bounds keep the sum of
     squares that they have in the plan, and the quantiles decide about their ratios only.
 
-    >>> from dpfy.plan import dpsgd
+    >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[QuantileClipping(0.5)])
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'below the clip bound']
@@ -113,7 +113,7 @@ class NormClipping(Controller, tag="norm_clipping"):
     take ``share`` of the noise budget: σ_n = z·√(K/share) in these units. The bounds are post-processing of what was
     released, and the noise is in proportion to them.
 
-    >>> from dpfy.plan import dpsgd
+    >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[NormClipping()])
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'norms for the clip bound']

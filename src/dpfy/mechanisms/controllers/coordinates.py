@@ -22,7 +22,7 @@ class AdaClip(Controller, tag="adaclip"):
 
     *Assumes* an engine that has every record's gradient: ``vmap`` or ``loop``.
 
-    >>> from dpfy.plan import dpsgd
+    >>> from dpfy.plans import dpsgd
     >>> dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[AdaClip()]).controllers[0].steers
     'coordinates'
 

@@ -75,7 +75,7 @@ class NormNoise(Controller, tag="norm_noise"):
     *Formal guarantee*: that of the plan's filter: every step is marked as adaptive. The norm moves by at most one bound
     with the sum, and takes ``share`` of the noise budget of its step.
 
-    >>> from dpfy.plan import dpsgd
+    >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(rate=0.1, divisor=60, steps=50, controllers=[NormNoise()]).calibrate(epsilon=2.0, delta=1e-5)
     >>> plan.filter.tag, plan.event.adaptive
     ('renyi_filter', True)

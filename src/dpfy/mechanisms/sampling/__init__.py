@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import FixedSize, Poisson, Policy, TruncatedPoisson
-from dpfy.mechanisms.noise.randomness import SecureStream
 from dpfy.mechanisms.sampling.epochs import EPOCHS, EpochSampler
 from dpfy.mechanisms.sampling.fixed import FixedSizeSampler, TruncatedPoissonSampler
 from dpfy.mechanisms.sampling.poisson import PoissonSampler
+from dpfy.noise.random_stream import SecureStream
 
 __all__ = ["SAMPLERS", "EpochSampler", "FixedSizeSampler", "PoissonSampler", "Sampler", "TruncatedPoissonSampler",
            "sampler_for"]

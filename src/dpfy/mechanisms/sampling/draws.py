@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from dpfy.mechanisms.noise.randomness import SecureStream
+from dpfy.noise.random_stream import SecureStream
 
 Indices = npt.NDArray[np.int64]
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfy.ledger.events import BallsInBins, Cyclic, Policy, Shuffled
-from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 from dpfy.mechanisms.sampling.draws import Indices, integers, order
 from dpfy.mechanisms.sampling.fixed import require_declared
+from dpfy.noise.random_stream import SecureStream, require_purpose
 
 EpochPolicy = Shuffled | Cyclic | BallsInBins
 

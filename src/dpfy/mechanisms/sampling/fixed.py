@@ -6,9 +6,9 @@ import numpy.typing as npt
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import FixedSize, TruncatedPoisson
-from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
 from dpfy.mechanisms.sampling.draws import subset
 from dpfy.mechanisms.sampling.poisson import PoissonSampler
+from dpfy.noise.random_stream import SecureStream, require_purpose
 
 
 class FixedSizeSampler:

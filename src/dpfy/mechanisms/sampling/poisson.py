@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dpfy import _validate
 from dpfy.ledger.events import Poisson
-from dpfy.mechanisms.noise.randomness import SecureStream, require_purpose
+from dpfy.noise.random_stream import SecureStream, require_purpose
 
 _CHUNK = 1 << 16  # coins at a time: half a megabyte of words
 

@@ -1,0 +1,1 @@
+"""Compare accounting methods, exchange events with other libraries, and price tuning."""

@@ -1,0 +1,1 @@
+"""Compose privacy loss distributions numerically, with certified bounds from both sides; README.md draws the loop."""

@@ -1,0 +1,217 @@
+"""What private steps cost, layer by layer, and what to do about it. It looks at made-up input only."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.checks.model_kinds import require_python_modules
+from dpfy.checks.probe import Probe
+from dpfy.errors import InvalidArgument
+from dpfy.gradients import BookkeepingEngine, Engine, GhostEngine
+from dpfy.gradients.base import LossFn, Unsupported
+from dpfy.gradients.bookkeeping.capture import Unit, observe
+from dpfy.gradients.bookkeeping.contributions import Contribution, InBlocks, Kept, Outer, Rows, Tied
+from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured, outer_costs
+from dpfy.gradients.bookkeeping.recorder import Parts, Sink
+from dpfy.gradients.chunk import Chunk, UnsupportedField
+from dpfy.sandbox.uncompiled import uncompiled
+
+_FEW_RECORDS = 8  # in a chunk: too few for the hardware to be busy
+_HEADINGS = ("layer", "kind", "input", "way", "extra work", "numbers kept")
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer adds to a private step, for each record."""
+
+    layer: str
+    kind: str
+    inputs: tuple[int, ...]
+    way: str
+    extra_multiplications: float
+    numbers_kept: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The engine that would be chosen, the records it takes at once, its layers, and advice; printed, a table."""
+
+    engine: str
+    records_at_once: int | None
+    layers: tuple[LayerCost, ...]
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [(row.layer, row.kind, "×".join(map(str, row.inputs)), row.way, f"{row.extra_multiplications:,.0f}",
+                 f"{row.numbers_kept:,}") for row in self.layers]
+        rows.append(("total", "", "", "", f"{sum(row.extra_multiplications for row in self.layers):,.0f}",
+                     f"{sum(row.numbers_kept for row in self.layers):,}"))
+        widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) if place < 4 else cell.rjust(width)
+                           for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+                 for row in (_HEADINGS, *rows)]
+        at_once = "any number of records" if self.records_at_once is None else f"{self.records_at_once:,} records"
+        head = f"engine {self.engine!r}, {at_once} at once"
+        return "\n".join([head, *(lines if self.layers else []), *(f"* {advice}" for advice in self.advice)])
+
+
+def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Explanation:
+    """Say how the per-record gradients of a model would be computed, at what cost, and what makes it slow.
+
+    ``batch`` is a collated batch of *made-up* examples, as ``example_input`` of :func:`dpfy.privatize`: what is shown
+    depends on it, so it must not be private. ``loss_fn`` takes its fields and returns one loss per example, as in
+    training; without it the sum of the model's outputs stands in for the loss. Work is counted in multiplications per
+    record beyond those of ordinary training, memory in numbers per record that wait for the weights.
+
+    >>> found = explain(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), torch.rand(4, 784))
+    >>> found.engine, [layer.way for layer in found.layers]
+    ('bookkeeping', ['ghost', 'ghost'])
+
+    Reference: Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023.
+    """
+    require_python_modules(model)
+    chunk = as_chunk(batch)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise InvalidArgument("Expected a model with parameters that require gradients; all of them are frozen.")
+    loss_fn = loss_fn or sum_of_outputs(model)
+    engine = Probe(model, trained, loss_fn, chunk, declared=True).choose("auto")
+    if not isinstance(engine, BookkeepingEngine | GhostEngine):
+        return Explanation(engine.name, engine.records_at_once, (), (_why_not(model, trained, loss_fn, chunk),))
+    layers = _layers(engine, loss_fn, chunk)
+    return Explanation(engine.name, engine.records_at_once, tuple(layers), tuple(_advice(engine)))
+
+
+def as_chunk(batch: Any) -> Chunk:
+    """Return a collated batch of made-up examples as a chunk."""
+    fields = batch if isinstance(batch, list | tuple) else (batch,)
+    if not fields or not isinstance(fields[0], torch.Tensor) or not fields[0].ndim:
+        raise InvalidArgument("Expected batch to be a tensor with one row per example, or a tuple of them.")
+    try:
+        return Chunk.of(tuple(fields), len(fields[0]))
+    except UnsupportedField as error:
+        raise InvalidArgument(f"Expected batch to hold one row per example in every field; it has {error}.") from None
+
+
+def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """Return what stands in for a loss: the sum of a record's outputs."""
+    def loss(*fields: Any) -> torch.Tensor:
+        outputs = model(*fields)
+        if not isinstance(outputs, torch.Tensor):
+            raise TypeError("the model returns more than a tensor: pass loss_fn=")
+        return outputs.flatten(1).sum(1) if outputs.ndim > 1 else outputs
+
+    return loss
+
+
+class _Noting(Sink):
+    """Notes the ways and costs of contributions and lets go of them."""
+
+    def __init__(self, form: Callable[[Outer], Contribution], records: int) -> None:
+        self.found: dict[int, list[tuple[str, float, int]]] = {}
+        self._form, self._records = form, records
+
+    def take(self, position: int, parts: Parts) -> None:
+        self.found[position] = [(*_cost(part), _numbers(part) // self._records) for _, part in parts]
+
+    def form(self, outer: Outer) -> Contribution:
+        return self._form(outer)
+
+
+@singledispatch
+def _cost(part: Contribution) -> tuple[str, float]:
+    """Return the way and the extra multiplications per record of a contribution, by its form."""
+    raise TypeError(f"no cost is known for {type(part).__name__}")
+
+
+@_cost.register
+def _(part: Kept) -> tuple[str, float]:
+    return "keep", outer_costs(1, 1, part.gradients[:, 0].numel())["keep"]
+
+
+@_cost.register
+def _(part: Outer) -> tuple[str, float]:
+    way = "blocks" if isinstance(part, InBlocks) else "ghost"
+    return way, outer_costs(part.inputs.shape[1], part.inputs.shape[2], part.outputs.shape[2])[way]
+
+
+@_cost.register
+def _(part: Rows) -> tuple[str, float]:
+    return "rows", float(part.outputs[0].numel())
+
+
+@_cost.register
+def _(part: Tied) -> tuple[str, float]:
+    way, cost = _cost(part.outer)
+    return f"rows, {way}", cost + _cost(part.rows)[1]
+
+
+def _numbers(part: Contribution) -> int:
+    """How many numbers a contribution keeps, for all records."""
+    if isinstance(part, Tied):
+        return _numbers(part.rows) + _numbers(part.outer)
+    return sum(tensor.numel() for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
+
+
+def _layers(engine: BookkeepingEngine | GhostEngine, loss_fn: LossFn, chunk: Chunk) -> list[LayerCost]:
+    """Return a row for every unit, and one for every parameter that is used outside of them."""
+    units = engine.units or []
+    with torch.no_grad(), uncompiled():
+        seen = observe({unit.name: unit.module for unit in units}, lambda: loss_fn(*chunk.arguments))
+    noting = _Noting(cheapest_measured if isinstance(engine, GhostEngine) else cheapest_kept, chunk.size)
+    engine._pass(loss_fn, chunk, noting)
+    positions = {id(parameter): place for place, parameter in enumerate(engine.parameters.values())}
+    rows = []
+    for unit in units:
+        largest_first = sorted(unit.module.parameters(), key=torch.numel, reverse=True)
+        own = [place for p in largest_first if (place := positions.pop(id(p), None)) is not None]
+        found = [part for place in own for part in noting.found[place]]
+        inputs = next((tuple(leaf.shape) for leaf in seen.inputs[unit.name][0] if leaf is not None), ())
+        rows.append(_row(unit.name or "model", type(unit.module).__name__, inputs, _way(unit, found), found))
+    names = list(engine.parameters)
+    return rows + [_row(names[place], "parameter", (), "copies", noting.found[place])
+                   for place in positions.values() if noting.found[place]]
+
+
+def _way(unit: Unit, found: Sequence[tuple[str, float, int]]) -> str:
+    """The way of the largest of its parameters."""
+    if unit.rule is None:
+        return "vectorised"
+    return found[0][0] if found else "shared"
+
+
+def _row(name: str, kind: str, inputs: tuple[int, ...], way: str, found: Sequence[tuple[str, float, int]]) -> LayerCost:
+    return LayerCost(name, kind, inputs, way, sum(cost for _, cost, _ in found), sum(kept for _, _, kept in found))
+
+
+def _advice(engine: BookkeepingEngine | GhostEngine) -> list[str]:
+    advice = [f"{unit.name!r} ({type(unit.module).__name__}) has no rule of its own and is vectorised. Built from "
+              "layers of torch.nn it would be faster; the other layers are not affected."
+              for unit in engine.units or [] if unit.rule is None]
+    if (engine.records_at_once or _FEW_RECORDS) < _FEW_RECORDS:
+        advice.append(f"Only {engine.records_at_once} records fit into memory at once. Shorter sequences or smaller "
+                      "images help, and so does freezing layers.")
+    return advice
+
+
+def _why_not(model: nn.Module, trained: dict[str, nn.Parameter], loss_fn: LossFn, chunk: Chunk) -> str:
+    """Why the fast engines are not used."""
+    engine: Engine = BookkeepingEngine(model, trained)
+    if doubt := Probe(model, trained, loss_fn, chunk, declared=True).doubts()(engine):
+        return (f"Records are computed apart: {doubt}. Write the model and the loss without if, .item() or indexing by "
+                "values, and without anything that several records have a part in.")
+    try:
+        engine.prepare(loss_fn, lambda size, seed: _repeated(chunk, size))
+    except Unsupported as error:
+        return f"The fast engine cannot serve this model: {error or 'a layer is used in a way that no rule knows'}."
+    except Exception as error:  # torch's own refusal, on the made-up input
+        return f"The fast engine cannot serve this model ({type(error).__name__}: {error})."
+    return "The fast engine does not give the gradients that one example at a time gives. Please report this model."
+
+
+def _repeated(chunk: Chunk, size: int) -> Chunk:
+    return Chunk.joined([chunk.record(place % chunk.size) for place in range(size)])

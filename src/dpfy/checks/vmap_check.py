@@ -1,0 +1,72 @@
+"""Whether a loss can be vectorised over the records: then no value of a record decides what is computed."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import vmap
+
+from dpfy.gradients.base import LossCall
+from dpfy.gradients.chunk import Chunk
+from dpfy.gradients.losses import per_example
+
+
+def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
+    """Return why the loss of a record cannot be traced; None if it can.
+
+    A loss function that is given a whole chunk could branch on a value that all records share in making, and no
+    synthetic input need ever take the other branch. Tracing stops at every value that would reach Python.
+    """
+    try:
+        tensors, rebuild = chunk.flatten()
+        call = LossCall(model, loss_fn)
+
+        def loss(*one: torch.Tensor) -> torch.Tensor:
+            return per_example(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
+
+        with traceable_recurrence(model), torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+            vmap(loss, randomness="different")(*tensors)
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
+@contextmanager
+def traceable_recurrence(model: nn.Module) -> Iterator[None]:
+    """Put something that has the right shapes in the place of recurrent layers, which torch cannot vectorise.
+
+    They treat every record alone: that they can be traced is not what is asked. Packed sequences stay out: packing
+    needs the records' lengths as numbers, so that a loss that packs is done one record at a time unless an engine is
+    asked for by name.
+    """
+    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase) and "forward" not in vars(m)]
+    try:
+        for module in recurrent:
+            vars(module)["forward"] = _StandIn(module)
+        yield
+    finally:
+        for module in recurrent:
+            del vars(module)["forward"]
+
+
+class _StandIn:
+    """Numbers that depend on the same records as the outputs of a recurrent layer."""
+
+    def __init__(self, module: nn.RNNBase) -> None:
+        self.module = module
+
+    def __call__(self, inputs: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
+        directions = 2 if self.module.bidirectional else 1
+        width = getattr(self.module, "proj_size", 0) or self.module.hidden_size
+        outputs = inputs.mean(-1, keepdim=True).expand(*inputs.shape[:-1], directions * width)
+        time = 1 if self.module.batch_first else 0
+        last = inputs.mean((time, -1)).unsqueeze(-1)
+
+        def final(features: int) -> torch.Tensor:
+            return last.expand(directions * self.module.num_layers, len(last), features)
+
+        return outputs, (final(width), final(self.module.hidden_size)) if self.module.mode == "LSTM" else final(width)

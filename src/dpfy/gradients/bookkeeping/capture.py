@@ -1,0 +1,213 @@
+"""From a model to units of capture, and one pass through them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.utils._pytree import tree_leaves
+
+from dpfy.gradients.base import Unsupported
+from dpfy.gradients.bookkeeping.functional_params import BareUses
+from dpfy.gradients.bookkeeping.layers import Rule, rule_for
+from dpfy.gradients.bookkeeping.layers.fallback import Layouts, opaque
+from dpfy.gradients.bookkeeping.layout import Layout, learnt
+from dpfy.gradients.bookkeeping.recorder import Tape
+
+
+class RuleRefused(Unsupported):
+    """The rule of one unit does not cover how it is used."""
+
+    def __init__(self, unit: str, reason: str) -> None:
+        super().__init__(reason)
+        self.unit = unit
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module whose uses are recorded as a whole: by the rule of its kind, or vectorised."""
+
+    name: str
+    module: nn.Module
+    rule: Rule | None
+    layouts: Layouts | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is an embedding of the same tokens for all records."""
+        return self.rule is not None and self.rule.kind is nn.Embedding and self.layouts.inputs == [None]  # type: ignore[union-attr]
+
+    def forward(self, tape: Tape, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes, and record; ``own`` is the forward pass that its user gave it, if any."""
+        assert self.layouts is not None
+        if self.rule is None:
+            with _forward_of(self.module, own):
+                return opaque(self.module, tape, self.layouts, *args, **kwargs)
+        layout = self.layouts.inputs[0]
+        if layout is None:
+            raise RuleRefused(self.name, "a layer is given no records")
+        try:
+            return self.rule.forward(self.module, tape, layout, *args, **kwargs)
+        except Unsupported as error:
+            raise RuleRefused(self.name, str(error)) from None
+
+
+def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None,
+             bare: bool = False) -> list[Unit]:
+    """Divide a model into the smallest modules that own trained parameters and are called themselves.
+
+    ``called`` are the modules that a pass went through; a module that holds parameters and is never called, such as a
+    list of them, belongs to the module around it. With ``bare``, modules around other units are none themselves: their
+    own parameters are used outside of any unit.
+    """
+    trained = {id(parameter) for parameter in parameters.values()}
+    modules = dict(model.named_modules())
+    owners = {name for name, module in modules.items()
+              if any(id(p) in trained for p in module.parameters(recurse=False))}
+    chosen: set[str] = set()
+    for name in owners:
+        holder = next((a for a in _ancestors(name) if _is_attention(modules[a])), name)
+        if called is not None and holder not in called and rule_for(modules[holder]) is not None:
+            continue  # a layer that is never called has no gradient; if it had one, the probe would see
+        while called is not None and holder not in called and holder:
+            holder = holder.rpartition(".")[0]
+        chosen.add(holder)
+    if bare:
+        around = {a for name in chosen for a in _ancestors(name)} | {""}
+        chosen = {name for name in chosen if name not in around or rule_for(modules[name]) is not None}
+    outermost = [name for name in chosen if not any(a in chosen for a in _ancestors(name))]
+    return [Unit(name, modules[name], rule_for(modules[name])) for name in modules if name in outermost]
+
+
+def _ancestors(name: str) -> Iterator[str]:
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Attention uses the parameters of its output layer without calling it."""
+    return isinstance(module, nn.MultiheadAttention)
+
+
+@contextmanager
+def capturing(units: Sequence[Unit], tape: Tape, uses: BareUses) -> Iterator[None]:
+    """Let the units record on the tape inside the block; nothing stays on the model."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules inside of a TransformerEncoderLayer
+        for unit in units:
+            own = vars(unit.module).get("forward")  # the user may have put another one in its place
+            forward = uses.table(unit.module) if unit.is_shared else uses.around(partial(unit.forward, tape, own))
+            stack.enter_context(_forward_of(unit.module, forward))
+        yield
+
+
+@contextmanager
+def _forward_of(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
+    """Give a module another forward pass inside the block; None for that of its class."""
+    attributes = vars(module)
+    before = attributes.pop("forward", None)
+    try:
+        if forward is not None:
+            attributes["forward"] = forward
+        yield
+    finally:
+        attributes.pop("forward", None)
+        if before is not None:
+            attributes["forward"] = before
+
+
+@dataclass
+class Observation:
+    """The tensors that went into and came out of the calls of each unit in one pass."""
+
+    inputs: dict[str, list[list[Any]]]
+    outputs: dict[str, list[list[Any]]]
+
+
+def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Observation:
+    """Run once and note what every module is given and gives back, and which of them are called at all."""
+    seen = Observation({}, {})
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen.inputs.setdefault(name, []).append(_detached((args, kwargs)))
+            seen.outputs.setdefault(name, []).append(_detached(output))
+        return hook
+
+    handles = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in modules.items()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def watch(units: Sequence[Unit], parameters: Mapping[str, nn.Parameter], run: Callable[[], object]) -> Observation:
+    """Run once and note the functions that parameters are given to outside of all units, one name for each call."""
+    uses = BareUses(parameters.values())
+    with ExitStack() as stack:
+        for unit in units:
+            forward = uses.table(unit.module) if unit.is_shared else uses.around(unit.module.forward)
+            stack.enter_context(_forward_of(unit.module, forward))
+        stack.enter_context(uses)
+        run()
+    return Observation({f"use {number}": [given] for number, (given, _) in enumerate(uses.calls)},
+                       {f"use {number}": [found] for number, (_, found) in enumerate(uses.calls)})
+
+
+def _detached(tree: Any) -> list[Any]:
+    leaves = [_totals(leaf) if isinstance(leaf, PackedSequence) else leaf
+              for leaf in tree_leaves(tree, is_leaf=lambda node: isinstance(node, PackedSequence))]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+
+
+def _totals(packed: PackedSequence) -> torch.Tensor:
+    """Return a row for every sequence, in the order from before the packing; packed data does not show their number."""
+    return pad_packed_sequence(packed, batch_first=True)[0].sum(1)
+
+
+def with_layouts(unit: Unit, small: Observation, large: Observation, records: tuple[int, int]) -> Unit:
+    """Learn where the records are in what a unit is given, from passes with two numbers of records."""
+    def learn(few: list[list[Any]], many: list[list[Any]]) -> list[Layout | None]:
+        calls = [[None if a is None else learnt(a, b, records) for a, b in zip(one, other, strict=True)]
+                 for one, other in zip(few, many, strict=True)]
+        if any(call != calls[0] for call in calls):
+            raise Unsupported
+        return calls[0]
+
+    try:
+        inputs = learn(small.inputs[unit.name], large.inputs[unit.name])
+        if unit.rule is not None:  # it knows where its outputs have the records
+            return Unit(unit.name, unit.module, unit.rule, Layouts(inputs, ()))
+        return Unit(unit.name, unit.module, None,
+                    Layouts(inputs, learn(small.outputs[unit.name], large.outputs[unit.name])))
+    except (KeyError, ValueError):
+        raise Unsupported from None
+
+
+def mixes_rows(unit: Unit, before: Observation, after: Observation, changed: int, records: int) -> bool:
+    """Whether a change of one record shows in another record's place of what the unit is given, or in a shared one."""
+    rest = [row for row in range(records) if row != changed]
+    for one, other in zip(before.inputs[unit.name], after.inputs[unit.name], strict=True):
+        for a, b, layout in zip(one, other, unit.layouts.inputs, strict=True):  # type: ignore[union-attr]
+            if layout is not None:
+                a, b = layout.records(a, records)[rest], layout.records(b, records)[rest]
+            if a is not None and not _alike(a, b):
+                return True
+    return False
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal, up to the rounding of kernels where these are numbers."""
+    if a.shape != b.shape or not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = float(a.abs().max()) if a.numel() else 0.0
+    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True)

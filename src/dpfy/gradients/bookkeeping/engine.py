@@ -1,0 +1,270 @@
+"""One forward and one backward pass for a whole chunk; norms and sums from what each layer saw.
+
+    forward ─▶ backward (activations only) ─▶ contributions ─▶ norms ─▶ weights ─▶ one weighed sum per parameter
+
+Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023. The norms are certified, and what
+float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import product
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from dpfy.gradients.base import (
+    BoundedSums,
+    Engine,
+    Examples,
+    LossCall,
+    LossFn,
+    Seen,
+    Summed,
+    Unsupported,
+    per_unit,
+)
+from dpfy.gradients.bookkeeping.capture import (
+    Observation,
+    RuleRefused,
+    Unit,
+    capturing,
+    mixes_rows,
+    observe,
+    units_of,
+    watch,
+    with_layouts,
+)
+from dpfy.gradients.bookkeeping.contributions import SUM_ROUNDING
+from dpfy.gradients.bookkeeping.functional_params import RecordedUses
+from dpfy.gradients.bookkeeping.layers.fallback import Layouts
+from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.recorder import Parts, Sink, Tape
+from dpfy.gradients.bookkeeping.strategies import (
+    RAMP_ROUNDING,
+    Both,
+    ClippingEach,
+    Keeping,
+    Measuring,
+    Norms,
+    Summing,
+)
+from dpfy.gradients.chunk import Chunk
+from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.losses import shown_of_each
+from dpfy.gradients.synthetic import extremes, with_row_from
+from dpfy.mechanisms.clipping import ClipEach, Clipping
+from dpfy.sandbox.rng_isolation import bookmark
+
+_SIZES = (3, 5)
+_LOSS = "the loss"  # looked at as if it were the last layer
+_NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
+_FEW = 16  # records: for so many a chunk may be twice as large, since sums and kernels are for all of them at once
+_LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
+
+
+class CapturingEngine(Engine):
+    """What engines share that take per-record gradients from the inputs and output gradients of layers."""
+
+    isolation = "checked on synthetic input: no record reaches another one's place in any layer"
+    isolates = False
+    rounding = SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23  # and what kernels do to gradients in a block of another size
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__(model, parameters)
+        self.units: list[Unit] | None = None
+        self.numbers_per_record = 0  # that are in memory at the end of a backward pass, at most
+        self._uses: list[int] | None = None
+        self._uses_outside: list[Layouts] = []  # of parameters, outside of all units
+
+    def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
+        """Learn where the records are in every layer, and how many of them fit into memory, on synthetic records."""
+        try:
+            self._learn(loss_fn, examples, bare=True)
+        except Unsupported:
+            self._learn(loss_fn, examples, bare=False)
+        room = _NUMBERS_AT_ONCE // self.numbers_per_record
+        self.records_at_once = max(1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record))
+
+    def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
+        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a unit."""
+        modules = dict(self.model.named_modules())
+        if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
+            raise Unsupported("hooks see, and may change, the gradients of all records at once")
+        loss = Unit(_LOSS, self.model, None, Layouts([Layout()], ()))
+        call = LossCall(self.model, loss_fn)
+
+        def passed(chunk: Chunk) -> Observation:
+            shown: list[torch.Tensor] = []
+            with torch.enable_grad():  # as in a step: a module may observe only what is differentiated
+                seen = observe(modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size)))
+            seen.inputs[_LOSS] = [shown]
+            return seen
+
+        def watched(chunk: Chunk) -> Observation:
+            with torch.no_grad():
+                return watch(units, self.parameters, lambda: call(*chunk.arguments))
+
+        few, many = (passed(examples(size, 1)) for size in _SIZES)
+        units = [with_layouts(unit, few, many, _SIZES)
+                 for unit in units_of(self.model, self.parameters, set(few.inputs), bare)]
+        if any(not unit.name and unit.rule is None for unit in units):
+            raise Unsupported("the model as a whole would be vectorised")
+        uses, later = (watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES)
+        places = [with_layouts(Unit(name, self.model, None), uses, later, _SIZES) for name in uses.inputs]
+        for some, before, look in (([*units, loss], few, passed), (places, uses, watched)):
+            if some:
+                _require_apart(some, before, look, examples)
+        self.units, self._uses_outside = units, [use.layouts for use in places if use.layouts]
+        self._try_rules(loss_fn, examples(_SIZES[0], 1), few, many)
+
+    def _try_rules(self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation) -> None:
+        """Go through the model once; a unit that is used in a way that its rule does not know is vectorised instead."""
+        try:
+            self._uses = None
+            self.numbers_per_record = self._count_numbers(loss_fn, chunk)
+        except RuleRefused as refused:
+            if not refused.unit:
+                raise
+            self.units = [with_layouts(Unit(unit.name, unit.module, None), few, many, _SIZES)
+                          if unit.name == refused.unit else unit for unit in self.units or []]
+            try:
+                self._try_rules(loss_fn, chunk, few, many)
+            except RuntimeError:  # torch cannot vectorise it either
+                raise refused from None
+
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
+        """Return the clipped sum of the chunk; records that float32 cannot bound are done one by one."""
+        if not self.accepts(chunk):
+            return self._exact(loss_fn, chunk, clipping)
+        try:
+            norms, sums = self._sums(loss_fn, chunk, clipping)
+        except Unsupported:
+            return self._exact(loss_fn, chunk, clipping)
+        if sums is not None:
+            return self._completed(sums, norms, loss_fn, chunk, clipping) if bool(norms.exact.any()) else sums
+        exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
+        if bool(norms.doubtful.all()):
+            return exact
+        return Both(self.bounded_sums(loss_fn, chunk.chosen(~norms.doubtful), clipping), exact)
+
+    @abstractmethod
+    def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
+        """Return the norms, and the sums if no norm is in doubt, without the part that is to be done exactly."""
+
+    def _completed(self, sums: BoundedSums, norms: Norms, loss_fn: LossFn, chunk: Chunk,
+                   clipping: Clipping) -> BoundedSums:
+        """Add to the sums the part of each record that is done exactly."""
+        totals, seen = self._zeros(), sums.seen[0].norms
+        for position in norms.exact.nonzero().flatten().tolist():
+            part, exact = float(norms.exact[position]), self._exact(loss_fn, chunk.record(position), clipping)
+            for total, gradient in zip(totals, exact.gradients, strict=True):
+                total.add_(gradient, alpha=part)
+            seen[position].lerp_(exact.seen[0].norms[0], part)
+        return Both(sums, Summed(totals))
+
+    def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
+        return LoopEngine(self.model, self.parameters).bounded_sums(loss_fn, chunk, clipping)
+
+    def _pass(self, loss_fn: LossFn, chunk: Chunk, sink: Sink) -> Tape:
+        """Go forward and back once, and let the sink have what every layer contributes."""
+        if self.units is None:
+            raise Unsupported("the engine was not prepared")
+        trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
+        tape = Tape(trained, chunk.size * chunk.rows, sink, self._uses, chunk.rows)
+        uses = RecordedUses(tape, trained.values(), self._uses_outside)
+        with capturing(self.units, tape, uses), torch.enable_grad():
+            with uses if self._uses_outside else nullcontext():
+                returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
+            losses, tape.stats = per_unit(returned, chunk)
+            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
+        tape.finish()
+        return tape
+
+    def _zeros(self) -> list[torch.Tensor]:
+        return [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self.parameters.values()]
+
+    def _count_numbers(self, loss_fn: LossFn, chunk: Chunk) -> int:
+        """Return how many numbers a record keeps in memory; learn how often each parameter is used."""
+        saved: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
+            return tensor
+
+        sink = Keeping(len(self.parameters), chunk.size)
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            self._uses = self._pass(loss_fn, chunk, sink).uses
+        for parameter in self.parameters.values():
+            saved.pop(parameter.untyped_storage().data_ptr(), None)
+        return max(1, (sum(saved.values()) + self._kept(sink.parts)) // chunk.size)
+
+    def _kept(self, parts: list[Parts]) -> int:
+        """How many numbers of the contributions are kept until the weights are known."""
+        return sum(tensor.numel() for by_rows in parts for _, part in by_rows for tensor in vars(part).values()
+                   if isinstance(tensor, torch.Tensor))
+
+
+def _require_apart(units: list[Unit], before: Observation, look: Callable[[Chunk], Observation],
+                   examples: Examples) -> None:
+    """Change one record: what the units are given in the places of others must stay as it was."""
+    base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
+    for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
+        try:
+            after = look(with_row_from(base, other, position))
+        except Exception:  # extreme numbers need not be valid
+            continue
+        if any(mixes_rows(unit, before, after, position, _SIZES[0]) for unit in units):
+            raise Unsupported("a layer or the loss mixes records, or has them in an order of their own")
+
+
+class BookkeepingEngine(CapturingEngine):
+    """One pass that keeps each layer's input and output gradient, or the gradients where that is cheaper.
+
+    Where every group of parameters has a bound of its own, a group is clipped and summed as soon as it is complete and
+    nothing is kept.
+    """
+
+    name = "bookkeeping"
+
+    def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
+        """Refuse also what is too large to keep."""
+        super().prepare(loss_fn, examples)
+        if self.numbers_per_record > _LARGEST_RECORD:
+            raise Unsupported("a record's activations and gradients are too large to keep")
+
+    def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
+        if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
+            each = ClippingEach(list(self.parameters.values()), clipping, chunk.size)
+            stats = self._pass(loss_fn, chunk, each).stats
+            if not bool(each.norms.exact.any()):
+                return each.norms, each.sums(stats)
+        kept = Keeping(len(self.parameters), chunk.size)
+        stats = self._pass(loss_fn, chunk, kept).stats
+        return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping, stats)
+
+
+class GhostEngine(CapturingEngine):
+    """Two passes that keep nothing but norms: the first measures, the second weighs; dropout is the same in both."""
+
+    name = "ghost"
+
+    def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
+        measuring = Measuring(len(self.parameters), chunk.size)
+        rewind = bookmark()
+        stats = self._pass(loss_fn, chunk, measuring).stats
+        if bool(measuring.norms.doubtful.any()):
+            return measuring.norms, None
+        rewind()
+        totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
+        self._pass(loss_fn, chunk, Summing(totals, measuring.norms.weights(clipping, norms)))
+        return measuring.norms, Summed(totals, Seen(norms, stats))
+
+    def _kept(self, parts: list[Parts]) -> int:
+        return 0

@@ -1,0 +1,166 @@
+"""Book-keeping where a norm decides more than a scale: it is that of the very vector, and sums are in float64.
+
+Bounds from above would do for clipping. Importance sampling tosses coins by norms, and their last bits must follow
+from those of the gradients alone: docs/proofs/dpis.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+import torch
+
+from dpfy.gradients.base import BoundedSums, LossFn, Seen, Unsupported
+from dpfy.gradients.bookkeeping.contributions import Contribution, Kept, Outer, Rows, Tied
+from dpfy.gradients.bookkeeping.costs import BLOCK_NUMBERS, cheapest_kept
+from dpfy.gradients.bookkeeping.engine import BookkeepingEngine
+from dpfy.gradients.bookkeeping.recorder import Parts, Sink, region
+from dpfy.gradients.chunk import Chunk
+from dpfy.gradients.vmap import VmapEngine
+from dpfy.mechanisms.clipping import Clipping, squared_norms
+from dpfy.noise.native.kernels import Kernels, Singles, kernels_for
+
+_CHUNKS = 8  # in a step, about: there are more numbers in it than those at hand
+
+
+class ExactBookkeepingEngine(BookkeepingEngine):
+    """Keeps vectors, or two factors of each; what float64 cannot measure without them is written out twice.
+
+    A record whose gradient is not finite has such a norm, and what has no weight is in no sum. So nothing is ever done
+    over, and every record is weighed once.
+    """
+
+    rounding = VmapEngine.rounding  # as there: norms and sums in float64, of gradients from kernels that look at sizes
+
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
+        """Return the weighed sum of the chunk; only records that have a weight are added up, when the sum is."""
+        if not self.accepts(chunk):
+            return self._exact(loss_fn, chunk, clipping)
+        kept = Written(len(self.parameters), chunk.size)
+        try:
+            stats = self._pass(loss_fn, chunk, kept).stats
+        except Unsupported:
+            return self._exact(loss_fn, chunk, clipping)
+        norms = clipping.norms(kept.squared)
+        return Chosen(kept.parts, clipping.weights(norms), (Seen(norms, stats),))
+
+
+class Written(Sink):
+    """Measures contributions by the vectors themselves, and keeps them."""
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
+        self.parts: list[Parts] = [[] for _ in range(parameters)]
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure and keep."""
+        self.parts[position] = parts
+        for _, part in parts:
+            self.squared[position] += squared_lengths(part)
+
+    def form(self, outer: Outer) -> Contribution:
+        """Weigh memory against time."""
+        return cheapest_kept(outer)
+
+
+@dataclass(frozen=True)
+class Chosen(BoundedSums):
+    """Contributions and their weights; those of weight zero, whatever they hold, are left out of the sum."""
+
+    parts: list[Parts]
+    weights: Sequence[torch.Tensor]
+    seen: tuple[Seen, ...]
+
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add one weighed sum per parameter, and let go of what it was made from."""
+        for parts, weights, total in zip(self.parts, self.weights, totals, strict=True):
+            while parts:
+                rows, part = parts.pop()
+                add_chosen(part, weights, region(total, rows))
+
+
+def squared_lengths(part: Contribution) -> torch.Tensor:
+    """Return the squared norms of the vectors of all records, in float64.
+
+    A product of two vectors is as long as the product of their lengths. Sums of several are written out, as terms that
+    cancel would carry the last bits of Gram matrices into the leading ones of a norm.
+    """
+    if isinstance(part, Kept):
+        return _squares(part.gradients).sum(0)
+    if isinstance(part, Rows):
+        rows, owners, _, _ = part.distinct
+        squared = torch.zeros(len(part.tokens), dtype=torch.float64, device=rows.device)
+        return squared.index_add_(0, owners, squared_norms(rows))
+    if _is_one_product(part):
+        return (_lengths(part.inputs) * _lengths(part.outputs)).square()
+    return torch.cat([squared_lengths(block) for _, block in _written(part)])
+
+
+def _squares(rows: torch.Tensor) -> torch.Tensor:
+    """Return the squared norms [blocks, rows]; of float32 in one walk, where torch makes a wide copy first."""
+    if (numbers := _singles(rows)) is None:
+        return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64).square()
+    return torch.from_numpy(_kernels_for(rows).measure(numbers))
+
+
+def _chosen_sums(rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return Σ weight·row [blocks, numbers] over the chosen rows in float64, as above."""
+    if (numbers := _singles(rows)) is None:
+        return weights[chosen] @ rows.index_select(1, chosen).double()
+    return torch.from_numpy(_kernels_for(rows).weigh(numbers, chosen.numpy(), weights[chosen].double().numpy()))
+
+
+def _kernels_for(rows: torch.Tensor) -> Kernels:
+    return kernels_for(_CHUNKS * rows.numel(), shared=True)
+
+
+def _singles(rows: torch.Tensor) -> Singles | None:
+    """Return float32 rows without gaps in memory as numpy has them, and None for others."""
+    return rows.numpy() if rows.is_cpu and rows.dtype == torch.float32 and rows.is_contiguous() else None
+
+
+def _lengths(vectors: torch.Tensor) -> torch.Tensor:
+    """Return norms in float64, also where it cannot hold squares: the factor of a tiny vector may be a large one."""
+    rows = vectors.flatten(1)
+    if rows.dtype != torch.float64:
+        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    largest = rows.abs().amax(1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1.0)
+    return torch.linalg.vector_norm(rows / scale, dim=1) * scale[:, 0]
+
+
+def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -> None:
+    """Add Σ weight·vector over the records whose weight is not zero to the float64 ``total``."""
+    chosen = weights.nonzero().flatten()
+    if not len(chosen):
+        return
+    if isinstance(part, Kept):
+        total += part.shaped(_chosen_sums(part.gradients, weights, chosen))
+    elif isinstance(part, Rows):
+        rows, owners, tokens, _ = part.distinct
+        own = (weights[owners] != 0).nonzero().flatten()
+        total.index_add_(0, tokens[own], rows[own] * weights[owners[own]].unsqueeze(1))
+    elif _is_one_product(part):
+        total += (part.outputs[chosen, 0] * weights[chosen].unsqueeze(1)).t() @ part.inputs[chosen, 0].double()
+    else:
+        for records, block in _written(part):
+            add_chosen(block, weights[records], total)
+
+
+def _is_one_product(part: Contribution) -> TypeGuard[Outer]:
+    return isinstance(part, Outer) and part.inputs.shape[1] == 1
+
+
+def _written(part: Contribution) -> Iterator[tuple[slice, Kept]]:
+    """Write the vectors of a few records at a time out; again in the same shapes, they have the same bits."""
+    assert isinstance(part, Outer | Tied)
+    outer, height = (part.outer, part.rows.vocabulary) if isinstance(part, Tied) else (part, part.outputs.shape[2])
+    at_once = max(1, BLOCK_NUMBERS // (height * outer.inputs.shape[2]))
+    for start in range(0, len(outer.inputs), at_once):
+        records = slice(start, start + at_once)
+        some = Outer(outer.inputs[records], outer.outputs[records])
+        if isinstance(part, Tied):
+            rows = replace(part.rows, tokens=part.rows.tokens[records], outputs=part.rows.outputs[records])
+            yield records, Tied(rows, some).instantiate()
+        else:
+            yield records, some.instantiate()

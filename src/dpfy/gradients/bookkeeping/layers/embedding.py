@@ -1,0 +1,51 @@
+"""Embedding tables: only rows that occur are ever touched before the noise, which goes to all of them."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpfy.gradients.base import Unsupported
+from dpfy.gradients.bookkeeping.contributions import Rows
+from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.recorder import Tap, Tape
+
+
+def embedding(module: nn.Embedding, tape: Tape, layout: Layout, tokens: torch.Tensor) -> torch.Tensor:
+    """The rule for :class:`torch.nn.Embedding`."""
+    if module.scale_grad_by_freq:  # divides by counts over the whole batch, which mixes records
+        raise Unsupported
+    weight = module.weight
+    tokens = tokens.long()
+    outputs = F.embedding(tokens, weight)
+
+    def record(gradient: torch.Tensor) -> None:
+        places = layout.records(tokens, tape.records).reshape(tape.records, -1)
+        found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
+        if module.padding_idx is not None:
+            found = found.masked_fill((places == module.padding_idx).unsqueeze(2), 0)
+        tape.add(weight, Rows(places, found, len(weight)))
+
+    return Tap.apply(tape.anchor, outputs, record)
+
+
+def embedding_bag(module: nn.EmbeddingBag, tape: Tape, layout: Layout, tokens: torch.Tensor,
+                  offsets: torch.Tensor | None = None,
+                  per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
+    """The rule for :class:`torch.nn.EmbeddingBag` on bags of one length, as sums or means of an Embedding."""
+    if tokens.ndim != 2 or offsets is not None or module.mode == "max" or module.scale_grad_by_freq:
+        raise Unsupported
+    weight, padding = module.weight, module.padding_idx
+    factors = torch.ones_like(tokens, dtype=weight.dtype) if per_sample_weights is None else per_sample_weights
+    if padding is not None:
+        factors = factors.masked_fill(tokens == padding, 0)
+    if module.mode == "mean":
+        counted = factors.sum(1, keepdim=True) if padding is not None else factors.new_tensor(tokens.shape[1])
+        factors = factors / counted.clamp(min=1)
+
+    def record(gradient: torch.Tensor) -> None:
+        places = layout.records(tokens, tape.records).reshape(tape.records, -1)
+        found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
+        tape.add(weight, Rows(places, found, len(weight)))
+
+    looked_up = Tap.apply(tape.anchor, F.embedding(tokens, weight), record)
+    return torch.bmm(factors.unsqueeze(1), looked_up).squeeze(1)

@@ -1,0 +1,72 @@
+"""Any other module: vectorised over the records, alone, with a copy of its parameters for each of them."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from dpfy.gradients.base import Unsupported
+from dpfy.gradients.bookkeeping.contributions import Kept
+from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.recorder import Tap, Tape
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of all that goes into a module and comes out of it, leaf by leaf; None where there are no records."""
+
+    inputs: Sequence[Layout | None]
+    outputs: Sequence[Layout | None]
+
+
+def opaque(module: nn.Module, tape: Tape, layouts: Layouts, *args: Any, **kwargs: Any) -> Any:
+    """Call a module that has no rule of its own: on one record at a time, vectorised afterwards."""
+    leaves, structure = tree_flatten((args, kwargs))
+    if len(leaves) != len(layouts.inputs):
+        raise Unsupported
+    batched = [leaf if layout is None else layout.records(leaf, tape.records)
+               for leaf, layout in zip(leaves, layouts.inputs, strict=True)]
+    own = dict(module.named_parameters())
+    copies = {name: per_record(tape, p) for name, p in own.items() if tape.trains(p)}
+    shapes: list[Any] = []
+
+    def one(parameters: dict[str, torch.Tensor], *fields: torch.Tensor) -> list[torch.Tensor]:
+        moving = iter(fields)
+        restored = [leaf if layout is None else _with_batch(next(moving), layout)
+                    for leaf, layout in zip(batched, layouts.inputs, strict=True)]
+        own_args, own_kwargs = tree_unflatten(restored, structure)
+        found, shape = tree_flatten(functional_call(module, own | parameters, own_args, own_kwargs))
+        shapes.append(shape)
+        if [isinstance(leaf, torch.Tensor) for leaf in found] != [layout is not None for layout in layouts.outputs]:
+            raise Unsupported
+        return [_without_batch(leaf, layout) for leaf, layout in zip(found, layouts.outputs, strict=True) if layout]
+
+    fields = [leaf for leaf, layout in zip(batched, layouts.inputs, strict=True) if layout is not None]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        found = iter(vmap(one, randomness="different")(copies, *fields))
+    outputs = [None if layout is None else _outside(next(found), layout) for layout in layouts.outputs]
+    return tree_unflatten(outputs, shapes[-1])
+
+
+def per_record(tape: Tape, parameter: torch.Tensor) -> torch.Tensor:
+    """Return one copy of the parameter for each record, without memory of their own."""
+    copies = parameter.expand(tape.records, *parameter.shape)
+    return Tap.apply(tape.anchor, copies, lambda gradient: tape.add(parameter, Kept.of(gradient)))
+
+
+def _with_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    return field if layout.flat else field.unsqueeze(layout.axis)
+
+
+def _without_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    return field if layout.flat else field.squeeze(layout.axis)
+
+
+def _outside(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    return field.flatten(0, 1) if layout.flat else field.movedim(0, layout.axis)

@@ -1,0 +1,53 @@
+"""Linear, for inputs of any rank."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpfy.gradients.bookkeeping.contributions import Kept, Outer, Shift
+from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.recorder import Span, Tape, region
+
+
+def linear(module: nn.Linear, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+    """The rule for :class:`torch.nn.Linear`."""
+    return recorded_linear(tape, layout, inputs, module.weight, module.bias)
+
+
+def recorded_linear(tape: Tape, layout: Layout, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                    weight_rows: Span = None, bias_rows: Span = None) -> torch.Tensor:
+    """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters if given."""
+    def record(gradient: torch.Tensor) -> None:
+        outputs = layout.sequences(gradient, tape.records)
+        shift = Kept.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
+        if tape.trains(weight):
+            outer = Outer(layout.sequences(inputs.detach(), tape.records), outputs)
+            tape.outer(weight, outer, weight_rows)
+            shift = Shift(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
+        if tape.trains(bias):
+            tape.add(bias, shift, bias_rows)
+
+    layout.items(inputs, tape.records)
+    shift = None if bias is None else region(bias, bias_rows)
+    return _Linear.apply(tape.anchor, inputs, region(weight, weight_rows), shift, record)
+
+
+class _Linear(torch.autograd.Function):
+    """Linear whose weight gradient is left to ``record``."""
+
+    @staticmethod
+    def forward(ctx, anchor, inputs, weight, bias, record):  # type: ignore[no-untyped-def]
+        """Compute as ever."""
+        outputs = F.linear(inputs, weight, bias)
+        ctx.save_for_backward(inputs, weight)
+        ctx.record = record
+        return outputs
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        """Return the input's gradient alone."""
+        inputs, weight = ctx.saved_tensors
+        ctx.record(gradient)
+        if not ctx.needs_input_grad[1]:
+            return None, None, None, None, None
+        return None, (gradient @ weight.to(gradient.dtype)).to(inputs.dtype), None, None, None

@@ -1,0 +1,43 @@
+"""Layers with a parameter that acts on each number."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpfy.gradients.base import Unsupported
+from dpfy.gradients.bookkeeping.contributions import Kept
+from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.recorder import Tape
+
+
+def prelu(module: nn.PReLU, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+    """The rule for :class:`torch.nn.PReLU`, with one slope or one for each channel."""
+    if layout.axis:
+        raise Unsupported
+    layout.items(inputs, tape.records)
+    weight = module.weight
+
+    def record(gradient: torch.Tensor) -> None:
+        found = gradient * inputs.detach().clamp(max=0)
+        if weight.numel() > 1:
+            found = found.flatten(2).sum(2) if found.ndim > 2 else found
+        tape.add(weight, Kept.of(found.reshape(tape.records, -1, weight.numel()).sum(1)))
+
+    return _PReLU.apply(tape.anchor, inputs, weight, record)
+
+
+class _PReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, anchor, inputs, weight, record):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(inputs, weight)
+        ctx.record = record
+        return F.prelu(inputs, weight)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        inputs, weight = ctx.saved_tensors
+        ctx.record(gradient)
+        if not ctx.needs_input_grad[1]:
+            return None, None, None, None
+        slopes = weight.view(-1, *(1,) * (inputs.ndim - 2)) if inputs.ndim > 1 else weight
+        return None, torch.where(inputs > 0, gradient, gradient * slopes), None, None

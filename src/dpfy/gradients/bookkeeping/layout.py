@@ -1,0 +1,54 @@
+"""Where the records are in what a layer is given."""
+
+from dataclasses import dataclass
+
+import torch
+
+from dpfy.gradients.base import Unsupported
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axis of the records; ``flat`` where each record fills a run of equally many consecutive places of axis 0.
+
+    Learnt on synthetic input from batches of several sizes, never guessed from one: a batch as long as its sequences
+    would look the same both ways.
+    """
+
+    axis: int = 0
+    flat: bool = False
+
+    def items(self, tensor: torch.Tensor, records: int) -> torch.Tensor:
+        """Return the tensor with records, or several items of each record in a row, along axis 0."""
+        if self.axis >= tensor.ndim:
+            raise Unsupported
+        moved = tensor.movedim(self.axis, 0)
+        if len(moved) % records if self.flat else len(moved) != records:
+            raise Unsupported
+        return moved
+
+    def records(self, tensor: torch.Tensor, records: int) -> torch.Tensor:
+        """Return the tensor with records along axis 0."""
+        items = self.items(tensor, records)
+        return items.unflatten(0, (records, -1)) if self.flat else items
+
+    def sequences(self, tensor: torch.Tensor, records: int) -> torch.Tensor:
+        """Return [records, time, features], whatever axes were between them."""
+        rows = self.records(tensor, records)
+        return rows.reshape(records, -1, rows.shape[-1])
+
+
+def learnt(small: torch.Tensor, large: torch.Tensor, records: tuple[int, int]) -> Layout | None:
+    """Return the layout of a tensor that was seen with two numbers of records; None where it has none of them."""
+    if small.ndim != large.ndim:
+        raise Unsupported
+    axes = [axis for axis, (a, b) in enumerate(zip(small.shape, large.shape, strict=True)) if a != b]
+    if not axes:
+        return None
+    axis, = axes if len(axes) == 1 else (None,)
+    if axis is None or small.shape[axis] * records[1] != large.shape[axis] * records[0]:
+        raise Unsupported
+    flat = small.shape[axis] != records[0]
+    if flat and axis:
+        raise Unsupported
+    return Layout(axis, flat)

@@ -1,0 +1,107 @@
+"""Where the layers of one forward and backward pass leave their contributions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+import torch
+
+from dpfy.gradients.base import Unsupported
+from dpfy.gradients.bookkeeping.contributions import Contribution, Outer, combined
+
+Span = tuple[int, int] | None
+"""Some rows of a parameter, from one to before another; None for all of it."""
+
+Parts = list[tuple[Span, Contribution]]
+"""All contributions to one parameter; no two share rows."""
+
+
+class Sink(ABC):
+    """What becomes of the contributions of a parameter, as soon as all its uses have been recorded."""
+
+    @abstractmethod
+    def take(self, position: int, parts: Parts) -> None:
+        """Take all contributions to the parameter at a position."""
+
+    @abstractmethod
+    def form(self, outer: Outer) -> Contribution:
+        """Return an outer product in the form that is cheapest for what becomes of it."""
+
+
+class Tape:
+    """The contributions of one chunk to every trained parameter.
+
+    Layers compute with parameters that are off the graph, so that autograd forms the gradients of activations only;
+    ``anchor`` keeps the layers' outputs on it. ``uses`` is how often each parameter is used in a pass.
+    Layers see ``records`` one by one; what they contribute is folded to units of ``fold`` consecutive ones.
+    """
+
+    def __init__(self, trained: Mapping[str, torch.Tensor], records: int, sink: Sink,
+                 uses: Sequence[int] | None = None, fold: int = 1) -> None:
+        self.records = records
+        self._fold = fold
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._sink = sink
+        self._expected = uses
+        self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
+        self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
+        self.uses = [0] * len(trained)
+        self.stats: Mapping[str, torch.Tensor] = {}
+
+    def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+        """Whether a tensor stands for a parameter that is trained."""
+        return parameter is not None and id(parameter) in self._positions
+
+    def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
+        """Add to the gradients of a parameter, or of some of its rows."""
+        self._add(parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows)
+
+    def outer(self, parameter: torch.Tensor, outer: Outer, rows: Span = None) -> None:
+        """Add an outer product in the form that is cheapest for a unit."""
+        self._add(parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows)
+
+    def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:
+        position = self._positions[id(parameter)]
+        if any((rows is None) != (before is None) for before, _ in self._found[position]):
+            raise Unsupported("a parameter is used as a whole and in parts, whose cross terms would be lost")
+        self._found[position].append((rows, contribution))
+        self.uses[position] += 1
+        if self._expected is not None:
+            if self.uses[position] == self._expected[position]:
+                self._complete(position)
+            elif self.uses[position] > self._expected[position]:
+                raise Unsupported("a parameter is used more often than on synthetic input")
+
+    def finish(self) -> None:
+        """Hand over what is left: parameters that were used less often than expected, or not at all."""
+        for position, found in enumerate(self._found):
+            if found or not self.uses[position]:
+                self._complete(position)
+
+    def _complete(self, position: int) -> None:
+        by_rows: dict[Span, list[Contribution]] = {}
+        for rows, contribution in self._found[position]:
+            by_rows.setdefault(rows, []).append(contribution)
+        self._found[position] = []
+        self._sink.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
+
+
+def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
+    """Return the rows of a tensor that a contribution is for."""
+    return tensor if rows is None else tensor[rows[0]:rows[1]]
+
+
+class Tap(torch.autograd.Function):
+    """Gives ``value`` a place on the graph and shows its gradient to ``record``."""
+
+    @staticmethod
+    def forward(ctx, anchor, value, record):  # type: ignore[no-untyped-def]
+        """Pass the value on."""
+        ctx.record = record
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        """Show the gradient."""
+        ctx.record(gradient)
+        return None, None, None

@@ -1,0 +1,207 @@
+"""What is done with contributions: kept until all norms are known, measured, or summed at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dpfy.gradients.base import BoundedSums, Seen, set_to_zero
+from dpfy.gradients.bookkeeping.contributions import Contribution, Outer
+from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured
+from dpfy.gradients.bookkeeping.recorder import Parts, Sink, region
+from dpfy.mechanisms.clipping import ClipEach, Clipping
+
+_OCTAVES = (14.0, 20.0)  # by which terms cancel, from where a record is done exactly in part to where it is as a whole
+RAMP_ROUNDING = 2.0**-23
+"""By how many clip bounds that part may move what a companion adds: docs/proofs/clipping-engines.md."""
+
+
+class Norms:
+    """Bounds of the squared norms, and how much of each record has to be done exactly, as float32 cannot bound it well.
+
+    That is a ramp and not a step, so that the last bits of a record never decide between the two ways of doing it.
+    """
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
+        self.exact = torch.zeros(records, dtype=torch.float64)
+
+    @property
+    def doubtful(self) -> torch.Tensor:
+        """Which records are done exactly as a whole."""
+        return self.exact == 1
+
+    def measure(self, position: int, parts: Parts) -> None:
+        """Add up the parts of one parameter."""
+        total = self.squared[position]
+        for _, contribution in parts:
+            norms = contribution.norms()
+            total += norms.squared
+            if norms.magnitude is not None:
+                octaves, (start, end) = (norms.magnitude / norms.squared.sqrt()).log2(), _OCTAVES
+                self.exact = torch.maximum(self.exact, ((octaves - start) / (end - start)).clamp(0, 1).nan_to_num(1.0))
+        self.exact.masked_fill_(~total.isfinite(), 1.0)
+
+    def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[torch.Tensor]:
+        """Return the weights of what is not done exactly, given the squared norms of all groups."""
+        return [weights * (1 - self.exact) for weights in clipping.weights(norms)]
+
+
+class Keeping(Sink):
+    """Keeps every contribution until the weights are known: the book-keeping of one pass."""
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.norms = Norms(parameters, records)
+        self.parts: list[Parts] = [[] for _ in range(parameters)]
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure and keep."""
+        self.norms.measure(position, parts)
+        self.parts[position] = parts
+
+    def form(self, outer: Outer) -> Contribution:
+        """Weigh memory against time."""
+        return cheapest_kept(outer)
+
+    def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
+        """Return the sums of what was kept."""
+        norms = clipping.norms(self.norms.squared)
+        return Weighed(self.parts, self.norms.weights(clipping, norms), (Seen(norms, stats),))
+
+
+class Measuring(Sink):
+    """Measures and lets go: the first of two passes."""
+
+    def __init__(self, parameters: int, records: int) -> None:
+        self.norms = Norms(parameters, records)
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure."""
+        self.norms.measure(position, parts)
+
+    def form(self, outer: Outer) -> Contribution:
+        """Only the norm has to be cheap."""
+        return cheapest_measured(outer)
+
+
+class Summing(Sink):
+    """Adds contributions whose weights are known: the second of two passes."""
+
+    def __init__(self, totals: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
+        self.totals = totals
+        self.weights = weights
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Add."""
+        add_parts(parts, self.weights[position], self.totals[position])
+
+    def form(self, outer: Outer) -> Contribution:
+        """What is added must be what was measured, last bits included."""
+        return cheapest_measured(outer)
+
+
+class ClippingEach(Sink):
+    """Clips every group as soon as it is complete, and sums what would take memory (review, section 4.2.1).
+
+    Gradients that are not written out are summed later, straight into the total: they take no memory of their own.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int) -> None:
+        assert isinstance(clipping.weigh, ClipEach)
+        self.norms = Norms(len(parameters), records)
+        self._parameters = parameters
+        self._weigh_each = clipping.weigh
+        self._clipping = clipping
+        self._waiting: dict[int, dict[int, Parts]] = {}
+        self._parts: list[Parts] = [[] for _ in parameters]
+        self._weights = [torch.empty(0) for _ in parameters]
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def take(self, position: int, parts: Parts) -> None:
+        """Measure; weigh the group if this was the last of its parameters."""
+        self.norms.measure(position, parts)
+        clipping = self._clipping
+        group = clipping.groups[position]
+        members = self._waiting.setdefault(group, {})
+        members[position] = parts
+        if len(members) < clipping.groups.count(group):
+            return
+        squared = torch.stack([clipping.scaled(member, self.norms.squared[member]) for member in members]).sum(0)
+        weights = self._weigh_each.only(group)(squared.unsqueeze(1)).squeeze(1)
+        for member, waiting in self._waiting.pop(group).items():
+            if not bool(self.norms.exact.any()):  # otherwise the chunk is done again, with all groups at once
+                self._weigh(member, waiting, clipping.in_units(member, weights))
+
+    def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
+        self._weights[position] = weights
+        if any(type(part) is not Outer for _, part in parts):
+            self._sums[position] = torch.zeros_like(self._parameters[position], dtype=torch.float64)
+            add_parts(parts, weights, self._sums[position])
+        self._parts[position] = parts
+
+    def form(self, outer: Outer) -> Contribution:
+        """A group is kept until it is complete."""
+        return cheapest_kept(outer)
+
+    def sums(self, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
+        """Return what was summed, and what is still to be."""
+        seen = Seen(self._clipping.norms(self.norms.squared), stats)
+        return Weighed(self._parts, self._weights, (seen,), self._sums)
+
+
+def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
+    """Add the weighed sum of one parameter, and let go of what it was made from."""
+    while parts:
+        rows, contribution = parts.pop()
+        contribution.add_sum(weights, region(total, rows))
+
+
+@dataclass(frozen=True)
+class Weighed(BoundedSums):
+    """Contributions and their weights, summed when there is a place for the sum; ``sums`` are formed already."""
+
+    parts: list[Parts]
+    weights: Sequence[torch.Tensor]
+    seen: tuple[Seen, ...]
+    sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add one weighed sum per parameter."""
+        for position, total in enumerate(totals):
+            add_parts(self.parts[position], self.weights[position], total)
+            if position in self.sums:
+                total += self.sums[position]
+
+    def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return one weighed sum per parameter; a product that is all of it is not copied to the total."""
+        return [self._formed(position, total) for position, total in enumerate(totals)]
+
+    def _formed(self, position: int, total: torch.Tensor) -> torch.Tensor:
+        parts, weights = self.parts[position], self.weights[position]
+        if position in self.sums:
+            total = self.sums[position]
+        elif len(parts) == 1 and parts[0][0] is None and (summed := parts[0][1].summed(weights)) is not None:
+            parts.clear()
+            return summed
+        else:
+            set_to_zero(total)
+        add_parts(parts, weights, total)
+        return total
+
+
+@dataclass(frozen=True)
+class Both(BoundedSums):
+    """The sums of two parts of a chunk."""
+
+    one: BoundedSums
+    other: BoundedSums
+
+    @property
+    def seen(self) -> tuple[Seen, ...]:  # type: ignore[override]
+        """What was seen of both."""
+        return self.one.seen + self.other.seen
+
+    def add_to(self, totals: Sequence[torch.Tensor]) -> None:
+        """Add both."""
+        self.one.add_to(totals)
+        self.other.add_to(totals)

@@ -1,0 +1,1 @@
+"""Run the loops over long vectors in C, where a compiler is found; numpy gives the same bits."""

@@ -1,0 +1,7 @@
+"""Say what will run before any record is read: frozen, serialisable plans."""
+
+from dpfy.plans.dpis import dpis
+from dpfy.plans.dpsgd import dpsgd
+from dpfy.plans.plan import Plan
+
+__all__ = ["Plan", "dpis", "dpsgd"]

@@ -1,0 +1,72 @@
+"""For the owner of the data: which records would contribute nothing, and why. Private facts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpfy.errors import DataError
+from dpfy.gradients.chunk import Chunk
+from dpfy.records.example import declared_example
+from dpfy.records.records import Records, shape_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one record."""
+
+    index: int
+    problem: str
+
+
+def inspect_records(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None,
+                    example_input: Any = None) -> Iterator[Finding]:
+    """Yield the records that a run would silently leave out or that look unlike the others.
+
+    The findings are facts about single records: show them to the owner of the data only. Records are compared with
+    ``example_input``, or with what the data set declares; where nothing is declared, with each other.
+
+    >>> [finding.index for finding in inspect_records([torch.ones(2), torch.tensor([1.0, float("nan")])])]
+    [1]
+    """
+    records, declared = Records(data, collate_fn, num_workers=0), _declared(data, collate_fn, example_input)
+    shapes: dict[int, Any] = {}
+    for index in range(len(records)):
+        try:
+            record = data[index]
+        except Exception as error:
+            yield Finding(index, f"cannot be loaded ({type(error).__name__}: {error})")
+            continue
+        shapes[index] = shape_of(record)
+        chunk = records.alone(index)
+        if chunk is None:
+            yield Finding(index, "cannot be collated into a batch of one")
+        elif declared is not None and not chunk.fits(declared):
+            yield Finding(index, f"does not fit the declared example: it has {_shapes(chunk)}, and the largest shape "
+                                 f"declared is {_shapes(declared)}")
+        elif not _is_finite(chunk):
+            yield Finding(index, "holds NaN or infinite values")
+    if declared is not None:
+        return
+    common = Counter(shapes.values()).most_common(1)
+    for index, shape in shapes.items():
+        if shape != common[0][0]:
+            yield Finding(index, f"has the shape {shape}, most others {common[0][0]}")
+
+
+def _declared(data: Any, collate_fn: Callable[[list[Any]], Any] | None, example_input: Any) -> Chunk | None:
+    try:
+        return declared_example(data, collate_fn, example_input).chunk
+    except DataError:
+        return None
+
+
+def _shapes(chunk: Chunk) -> str:
+    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape[1:])}"
+                     if isinstance(leaf, torch.Tensor) else "text or numbers" for leaf in chunk.leaves())
+
+
+def _is_finite(chunk: Chunk) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor))

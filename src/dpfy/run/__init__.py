@@ -1,0 +1,1 @@
+"""Take private steps: reserve the event, draw the sample, bound, add noise, release."""

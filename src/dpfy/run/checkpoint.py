@@ -1,0 +1,158 @@
+"""Save a run and go on with it: model, optimizers and what else is public; never noise or sampling state.
+
+A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and is lost: the
+resumed run draws fresh samples and fresh noise, and stops early rather than exceed the plan. Of several processes rank
+0 reads and writes the files.
+
+A ledger in the folder of its checkpoint or beside it is named by its place relative to the folder: the two can be moved
+together, and say nothing about the machine. Schema 1 named every ledger by the path that privatize was given.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.errors import CheckpointError
+from dpfy.ledger import Ledger
+from dpfy.plans import Plan
+from dpfy.run.privatize import as_optimizers, privatize
+from dpfy.run.ranks import Ranks
+from dpfy.run.run import Run
+from dpfy.run.state_file import read_state, write_state
+
+FILE = "checkpoint.safetensors"
+_SCHEMAS = (1, 2)
+
+
+def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+    """Write the run's public state to ``directory`` and return the file; see :meth:`dpfy.Run.save`."""
+    if not run._ranks.first:
+        return Path(directory) / FILE
+    ledger = run.ledger
+    if ledger.path is None:
+        raise CheckpointError("A run with an in-memory ledger cannot be resumed. Give privatize a ledger file.")
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_state(folder / FILE, {
+        "schema": _SCHEMAS[-1],
+        "plan": run.plan.to_json(),
+        "ledger": {"path": _place(ledger.path, folder), "lines": ledger.lines, "hash": ledger.head_hash,
+                   "steps": ledger.count, "taken": run.steps_taken},
+        "model": run.model.state_dict(),
+        "optimizers": [{"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers],
+        "controllers": run._steering.state_dict(),
+        "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
+    })
+    return folder / FILE
+
+
+def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+           data: Any, ledger: str | Path | None = None, *, extra: Mapping[str, Any] | None = None,
+           **options: Any) -> Run:
+    """Continue the run that :meth:`dpfy.Run.save` wrote to ``directory``, with fresh samples and fresh noise.
+
+    The state of the model, the optimizers and of every object in ``extra`` is restored in place. ``options`` are those
+    of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise, the ledger's place are the saved ones.
+    """
+    state = _shared_state(Path(directory) / FILE, ledger)
+    saved = state["ledger"]
+    path = _ledger_path(Path(directory), state, ledger)
+    plan = Plan.from_json(state["plan"])
+    optimizers = as_optimizers(optimizer)
+    _restore(model, optimizers, state, extra or {})
+    run = privatize(model, optimizers, data, plan, path, announce=False, **options)
+    run.restored = state["extra"]
+    run._steering.load_state_dict(state.get("controllers", {}))
+    # Steps that were reserved by hand count too; where an event is an epoch, what is left of the last one is lost.
+    each_counts = run._ranks.first and plan.sampling.steps_per_event == 1 and not plan.beside
+    lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
+    run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % lost))
+    if run.lost_steps and run._ranks.first:
+        sys.stdout.write(f"{_lost(run.lost_steps)}; {run.steps_left} of {plan.steps} are left.\n")
+    return run
+
+
+def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
+    """Return the state that rank 0 read and found to fit its ledger, on every rank."""
+    ranks, state = Ranks.present(), {}
+
+    def check() -> bytes:
+        state.update(read_state(file))
+        if state.get("schema") not in _SCHEMAS:
+            raise CheckpointError(f"Expected a checkpoint of schema {' or '.join(map(str, _SCHEMAS))}, got "
+                                  f"{state.get('schema')!r}. Read it with the version of dpfy that wrote it.")
+        _check_ledger(_ledger_path(file.parent, state, ledger), state["ledger"])
+        return file.read_bytes() if ranks.size > 1 else b""
+
+    content = ranks.from_first(check)
+    if ranks.first:
+        return state
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / FILE
+        copy.write_bytes(content)
+        return read_state(copy)
+
+
+def _place(ledger: Path, folder: Path) -> str:
+    """Return how a checkpoint in ``folder`` names its ledger: from there if it is inside or beside it, else in full."""
+    ledger, folder = ledger.parent.resolve() / ledger.name, folder.resolve()  # a link to a ledger stays a link
+    return os.path.relpath(ledger, folder) if ledger.is_relative_to(folder.parent) else str(ledger)
+
+
+def _ledger_path(folder: Path, state: dict[str, Any], given: str | Path | None) -> Path:
+    """Return where to look for the ledger: where one was told, or else where the checkpoint says it was."""
+    if given is not None:
+        return Path(given)
+    saved = Path(state["ledger"]["path"])
+    return saved if state["schema"] == 1 else Path(os.path.normpath(folder.resolve() / saved))
+
+
+def _lost(steps: int) -> str:
+    return "1 step after the checkpoint was paid for and is lost" if steps == 1 else \
+        f"{steps} steps after the checkpoint were paid for and are lost"
+
+
+def _check_ledger(path: Path, saved: dict[str, Any]) -> None:
+    """Refuse a ledger that does not contain the line at which the checkpoint was made."""
+    if not path.exists():
+        raise CheckpointError(f"The ledger {path} of this checkpoint is missing. Without it nobody knows what was "
+                              "spent; restore it, or give its new place as ledger=.")
+    found = Ledger.read(path).hash_at(saved["lines"])
+    if found is None:
+        raise CheckpointError(f"The checkpoint is newer than the ledger {path}: it was made after line "
+                              f"{saved['lines']}. Restore the latest ledger.")
+    if found != saved["hash"]:
+        raise CheckpointError(f"The checkpoint belongs to another ledger than {path}. Give its own as ledger=.")
+
+
+def _restore(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], state: dict[str, Any],
+             extra: Mapping[str, Any]) -> None:
+    kinds, given = [saved["type"] for saved in state["optimizers"]], [type(each).__name__ for each in optimizers]
+    if kinds != given:
+        raise CheckpointError(f"The checkpoint has the optimizers {', '.join(kinds)}, got {', '.join(given)}.")
+    plain = sorted(name for name, value in extra.items() if not hasattr(value, "load_state_dict"))
+    if plain:
+        raise CheckpointError(f"Expected objects with load_state_dict in extra, not {', '.join(plain)}; plain values "
+                              "are in run.restored.")
+    missing = sorted(set(extra) - set(state["extra"]))
+    if missing:
+        raise CheckpointError(f"The checkpoint has no state for {', '.join(missing)}; it has "
+                              f"{', '.join(sorted(state['extra'])) or 'none'}.")
+    try:
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved["state"])
+        for name, value in extra.items():
+            value.load_state_dict(state["extra"][name])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"The checkpoint does not fit the model, optimizer or extra state: {error}") from None
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value

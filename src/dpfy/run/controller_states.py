@@ -1,0 +1,70 @@
+"""The controllers of a run and what they remember: from released values to the setting of the next step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.errors import CheckpointError, InvalidArgument
+from dpfy.gradients import WRITING
+from dpfy.mechanisms.controllers import Outcome, Setting, State
+from dpfy.plans import Plan
+
+
+class Steering:
+    """Runs the controllers of a plan. All of its state is a function of released and public values.
+
+    With several processes every one has a copy, and all see the same releases.
+    """
+
+    def __init__(self, plan: Plan, parameters: Mapping[str, nn.Parameter], engine: str) -> None:
+        self._plan = plan
+        self._states = [controller.start(plan.query, parameters) for controller in plan.controllers]
+        if self.needs_gradients and engine not in ("auto", *WRITING):
+            names = " or ".join(map(repr, WRITING))
+            raise InvalidArgument(f"The plan bounds gradients in coordinates of their own (adaclip); engine {engine!r} "
+                                  f"provides norms only. Use {names}.")
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether every record's gradient is needed and not only its norm."""
+        return any(controller.steers == "coordinates" for controller in self._plan.controllers)
+
+    def setting(self, step: int) -> Setting:
+        """Return what a step, counted from 1, is run with."""
+        setting = Setting(self._plan.query)
+        for controller, state in zip(self._plan.controllers, self._states, strict=True):
+            setting = controller.applied(state, step, setting)
+        return setting
+
+    def observe(self, released: Outcome) -> None:
+        """Take in what a step released."""
+        self._states = [controller.updated(state, released)
+                        for controller, state in zip(self._plan.controllers, self._states, strict=True)]
+
+    def measured(self, value: float) -> None:
+        """Take in what was measured on public data."""
+        self._states = [controller.measured(state, value)
+                        for controller, state in zip(self._plan.controllers, self._states, strict=True)]
+
+    def state_dict(self) -> dict[str, State]:
+        """Return what every controller remembers, by its tag."""
+        return {controller.tag: state for controller, state in zip(self._plan.controllers, self._states, strict=True)}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        missing = [controller.tag for controller in self._plan.controllers if controller.tag not in states]
+        if missing:
+            raise CheckpointError(f"The checkpoint has no state of the controller {missing[0]!r}.")
+        self._states = [_placed(states[controller.tag], started)
+                        for controller, started in zip(self._plan.controllers, self._states, strict=True)]
+
+
+def _placed(value: Any, like: Any) -> Any:
+    """A saved state with its tensors on the devices of the state that a controller starts with."""
+    if isinstance(value, torch.Tensor) and isinstance(like, torch.Tensor):
+        return value.to(like.device)
+    if isinstance(value, dict) and isinstance(like, dict):
+        return {name: _placed(item, like.get(name)) for name, item in value.items()}
+    return value

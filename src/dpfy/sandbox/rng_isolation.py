@@ -1,0 +1,154 @@
+"""Where private records are computed on: nothing but the result comes out."""
+
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpfy.noise import SecureStream
+from dpfy.sandbox.dropout import covered_masks
+from dpfy.sandbox.record_keys import MERSENNE_WORDS, TORCH_STATE, seed_numpy, seed_python
+from dpfy.sandbox.silence import silence
+from dpfy.sandbox.torch_settings import certified
+
+_SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (torch, ("manual_seed", "seed")), (torch.random, ("manual_seed", "seed")), (random, ("seed",)),
+    (np.random, ("seed",)))
+_SETTING: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    *_SEEDING, (torch, ("set_rng_state",)), (torch.random, ("set_rng_state",)), (random, ("setstate",)),
+    (np.random, ("set_state",)))
+
+
+_stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
+
+
+@contextmanager
+def secluded(stream: SecureStream) -> Iterator[None]:
+    """Compute on private records: in certified arithmetic, with secret randomness, and without a sound.
+
+    With a known seed the masks of all records would depend on how many came before them, and one record would change
+    everybody's gradient. Fresh secret masks are independent of the sample, so each record's contribution is its own.
+    The generators outside go on where they were: how far they are moved would tell how many records there were.
+    Seeding one of them has no effect inside. Whatever user code writes to stdout, stderr or a log, and every warning,
+    is dropped: it may speak of a record.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    with certified(), silence(), covered_masks(), _without_seeding(), warnings.catch_warnings(), \
+            torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        token = _stream.set(stream)
+        try:
+            _reseed(stream)
+            yield
+        finally:
+            _stream.reset(token)
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def renew_randomness() -> None:
+    """Give the generators fresh secret states: what code did to them while it had other records ends here."""
+    if (stream := _stream.get()) is not None:
+        _reseed(stream)
+
+
+@dataclass
+class Randomness:
+    """What a loss does to generators: whether it seeds them, draws from those of Python or numpy, or draws masks."""
+
+    seeded: bool = False
+    in_python: bool = False
+    masks: bool = False
+
+
+def bookmark() -> Callable[[], None]:
+    """Return a function that puts the generators back to where they are now, to draw the same numbers once more."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def again() -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+    return again
+
+
+def fix_seed(seed: int) -> None:
+    """Seed the generators, of torch those of devices at hand: its own function notes a stack trace for each other."""
+    seed_python(seed)
+    seed_numpy(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+def _reseed(stream: SecureStream) -> None:
+    """Fill the whole states of the three generators; their seeds alone would have too few values."""
+    words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
+    random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
+    np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
+    state = torch.get_rng_state()
+    state.view(torch.int64)[TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(int(stream.words(1)[0]))
+    torch.set_rng_state(state)
+
+
+@contextmanager
+def _replaced(functions: tuple[tuple[Any, tuple[str, ...]], ...],
+              other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Put other functions in the places of some inside the block."""
+    originals = [(home, name, getattr(home, name)) for home, names in functions for name in names]
+    try:
+        for home, name, function in originals:
+            setattr(home, name, other(function))
+        yield
+    finally:
+        for home, name, function in originals:
+            setattr(home, name, function)
+
+
+def _without_seeding() -> AbstractContextManager[None]:
+    """Let this thread seed generators in vain: the numbers that follow would be known."""
+    speaker = threading.get_ident()
+
+    def inert(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: None if threading.get_ident() == speaker else function(*args, **kwargs)
+
+    return _replaced(_SEEDING, inert)
+
+
+def numpy_state() -> tuple[Any, ...]:
+    """Return the state of numpy's generator, to be compared."""
+    name, words, *rest = np.random.get_state(legacy=True)
+    return (name, np.asarray(words).tobytes(), *rest)
+
+
+@contextmanager
+def watched_generators() -> Iterator["Randomness"]:
+    """Watch what code does to the generators of torch, numpy and Python inside the block."""
+    found = Randomness()
+    python, numpy, seed = random.getstate(), numpy_state(), torch.initial_seed()
+
+    def noticing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def setting(*args: Any, **kwargs: Any) -> Any:
+            found.seeded = True
+            return function(*args, **kwargs)
+        return setting
+
+    try:
+        with _replaced(_SETTING, noticing):
+            yield found
+    finally:
+        found.seeded |= torch.initial_seed() != seed
+        found.in_python = random.getstate() != python or numpy_state() != numpy

@@ -1,0 +1,1 @@
+"""Train from a configuration: settings in; model, ledger and report out."""

@@ -1,0 +1,393 @@
+"""The trainer: a configuration in, a folder with model, ledger and report out."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_model
+from torch import nn
+
+from dpfy.accounting import RenyiFilter, account
+from dpfy.checks.fix import batchnorm_statistics
+from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
+from dpfy.gradients.losses import Losses
+from dpfy.ledger import Ledger
+from dpfy.mechanisms.controllers import ValidationDecay
+from dpfy.mechanisms.groups import clip_automatically, clip_groups
+from dpfy.mechanisms.query import Contributing, Statistic
+from dpfy.mechanisms.statistics import soft_accuracy
+from dpfy.models.batchnorm import PrivateBatchNorm
+from dpfy.plans import Plan, dpsgd
+from dpfy.plans.dpis import dpis
+from dpfy.reporting import RunFacts, report
+from dpfy.run.checkpoint import FILE as CHECKPOINT, resume
+from dpfy.run.contributing import ContributingShare
+from dpfy.run.privatize import privatize
+from dpfy.run.ranks import Ranks, joined
+from dpfy.run.released import Released
+from dpfy.run.run import Run
+from dpfy.trainer.builders import (
+    accuracy_of,
+    completed,
+    load_data,
+    make_average,
+    make_model,
+    make_optimizer,
+    make_scheduler,
+    without_batchnorm,
+)
+from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
+from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.options import importance_options, named_algorithm, named_clipping, plan_options
+from dpfy.types import Budget, Interval, Unit
+
+LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
+_METRICS = (Statistic("accuracy", bound=1.0), Statistic("loss", bound=4.0))  # a loss above 4 counts as 4
+_READINGS = 40  # how often the ε shown on the way is brought up to date; each reading is a computation of its own
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training run left behind; all of it is released or public.
+
+    ``claim`` is the ε one may claim at ``delta``: that of the whole plan where the run stopped early after looking.
+    ``contributing`` is the mean of the noisy shares of records that contributed, if they were released.
+    """
+
+    folder: Path
+    spent: Interval
+    claim: float
+    delta: float
+    evaluations: tuple[Evaluation, ...]
+    stopped_early: bool
+    contributing: float | None = None
+
+
+class Trainer:
+    """Trains a model with DP-SGD, or DPIS, as a :class:`~dpfy.trainer.config.TrainConfig` says, and writes the report.
+
+    *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
+    folder and everything that callbacks see is a function of released values, declared constants and public data.
+
+    ``model``, ``train``, ``test``, ``unit_of``, which says whose the rows are if users are to be protected, and
+    ``example_input``, which declares the shape of a record (see :func:`dpfy.privatize`), may be given as objects in the
+    place of what the configuration names. Started several times by ``torchrun``, the trainer
+    joins the others; rank 0 alone writes files and tells callbacks.
+    """
+
+    def __init__(self, config: TrainConfig | None = None, *, model: nn.Module | None = None, train: Any = None,
+                 test: Any = None, unit_of: Any = None, example_input: Any = None,
+                 callbacks: Sequence[Callback] = ()) -> None:
+        config = config or TrainConfig()
+        self.config = completed(config)
+        self.data = load_data(self.config, train, test, unit_of, example_input)
+        torch.manual_seed(self.config.seed)
+        self.model = without_batchnorm(self.config, model if model is not None else make_model(
+            self.config, self.data), self.data)
+        self.optimizer = make_optimizer(self.config, self.model)
+        self.plan = self._make_plan()
+        self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
+        self.average = make_average(self.config, self.model, self.plan.steps)
+        if self.config.tensorboard:
+            TensorBoardLog.check()
+        self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
+        self._extra_callbacks = tuple(callbacks)
+        self._evaluations: list[Evaluation] = []
+        counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
+        self.contributing = ContributingShare(self.plan) if counted else None
+
+    def fit(self) -> TrainingResult:
+        """Train from the beginning and write everything to a new folder."""
+        with joined() as ranks:
+            self.folder = Path(ranks.from_first(self._make_folder).decode())
+            try:
+                run = self._begin()
+            except DpfyError:
+                # Refused before anything was declared: leave no trace.
+                if ranks.first and not (self.folder / LEDGER).exists():
+                    shutil.rmtree(self.folder)
+                raise
+            return self._train(run)
+
+    def resume(self) -> TrainingResult:
+        """Go on from the last checkpoint in the folder, with fresh samples and fresh noise.
+
+        A run that was lost before its first checkpoint begins again; what its ledger has spent by then stays spent.
+        """
+        with joined() as ranks:
+            if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
+                return self._train(self._begin_again())
+            run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
+                         extra=self._stateful(), **self._options())
+            try:
+                self._adopt(run.plan)
+            except CheckpointError:
+                run.close()
+                raise
+            self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
+            return self._train(run)
+
+    def _has_checkpoint(self) -> bool:
+        return any((self.folder / name).exists() for name in (CHECKPOINT, MODEL))
+
+    def _make_folder(self) -> bytes:
+        """Make the folder with its settings, or not at all: killed from here on, the run can be resumed."""
+        if self.folder.exists():
+            raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
+                                  f"{self.folder}`.")
+        staged = self.folder.with_name(f"{self.folder.name}.new")
+        staged.mkdir(parents=True, exist_ok=True)
+        (staged / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
+        staged.rename(self.folder)
+        return str(self.folder).encode()
+
+    def _begin(self) -> Run:
+        self.plan = _shared_plan(self.plan)
+        return privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER, announce=False,
+                         **self._options())
+
+    def _begin_again(self) -> Run:
+        ranks, ledger = Ranks.present(), self.folder / LEDGER
+        with ranks.together():
+            header = Ledger.read(ledger, self.config.anchor).header if ranks.first and ledger.exists() else None
+            if header is not None and header.plan is not None:
+                self._adopt(Plan.from_json(header.plan))
+        run = self._begin()
+        run.lost_steps = run.steps_taken
+        if run.lost_steps and ranks.first:
+            sys.stdout.write(f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid for and "
+                             f"are lost; {run.steps_left} of {self.plan.steps} are left.\n")
+        return run
+
+    def _adopt(self, registered: Plan) -> None:
+        """Take the plan as registered, whatever today's accountant would calibrate."""
+        if replace(self.plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter) != registered:
+            raise CheckpointError(f"The settings in {self.folder / CONFIG} make another plan than the one that was "
+                                  "registered. Restore them; a new plan needs a new run.")
+        self.plan = registered
+
+    def _options(self) -> dict[str, Any]:
+        config = self.config
+        return {"engine": config.engine, "max_physical_batch": config.max_physical_batch,
+                "num_workers": config.num_workers, "anchor": config.anchor, "unit_of": self.data.owners,
+                "rows_per_user": config.rows_per_user, "example_input": self.data.example, "strict": config.strict}
+
+    def _make_plan(self) -> Plan:
+        return self._uncalibrated().calibrate(
+            epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
+
+    def _uncalibrated(self) -> Plan:
+        return self._by_norm() if self.config.sampling == "importance" else self._by_chance()
+
+    def _by_chance(self) -> Plan:
+        """A plan in which all records are drawn alike."""
+        config = self.config
+        clip: Any = config.clip or 1.0
+        if config.groups != "flat":
+            clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
+        if isinstance(gamma := named_clipping(config.clipping), float):
+            clip = clip_automatically(clip, gamma=gamma)
+        plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs, clip=clip,
+                     statistics=self._statistics(), sampling=config.sampling, capacity=config.capacity,
+                     relation=config.relation, unit=Unit.RECORD if self.data.owners is None else Unit.USER,
+                     **plan_options(config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm))
+        if self.data.test is None and any(isinstance(each, ValidationDecay) for each in plan.controllers):
+            raise InvalidArgument("Noise that follows the accuracy on public data needs public data, and there is "
+                                  "none. Give test=, or use a schedule that is fixed in advance.")
+        return plan
+
+    def _by_norm(self) -> Plan:
+        """A plan in which records are drawn by the norms of their gradients."""
+        config = self.config
+        if self._statistics() or self.data.owners is not None:
+            raise InvalidArgument("Importance sampling protects records and releases nothing beside gradients. Leave "
+                                  "unit_of out, and use a model without PrivateBatchNorm, or sampling='poisson'.")
+        assert config.batch_size is not None  # as completed
+        return dpis(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
+                    clip=config.clip or 1.0, noise_schedule=config.noise_schedule, relation=config.relation,
+                    **importance_options(config.ratio, config.ratio_schedule, config.slack, config.floor,
+                                         config.norm_sum))
+
+    def _statistics(self) -> list[Statistic]:
+        """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need.
+
+        The share of records that contributed is released too, unless records are drawn by their norms: of those that
+        are proposed and not accepted nobody would know.
+        """
+        metrics = _METRICS if self.config.private_metrics else ()
+        needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
+        counted = self.config.contributing and self.config.sampling != "importance"
+        return [*metrics, *(batchnorm_statistics(self.model) if needed else ()), *([Contributing()] if counted else ())]
+
+    def _stateful(self) -> dict[str, Any]:
+        found = {"scheduler": self.scheduler, "average": self.average, "contributing": self.contributing}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def _delta(self) -> float:
+        limit = self.plan.budget or self.plan.filter
+        assert isinstance(limit, Budget | RenyiFilter)  # as calibrate leaves it
+        return limit.delta
+
+    def _callbacks(self) -> tuple[Callback, ...]:
+        if not Ranks.present().first:
+            return ()
+        own: list[Callback] = []
+        if self.config.csv:
+            own.append(CsvLog(self.folder / "evaluations.csv"))
+        if self.config.tensorboard:
+            own.append(TensorBoardLog(self.folder / "tensorboard"))
+        return (*own, *self._extra_callbacks)
+
+    def _train(self, run: Run) -> TrainingResult:
+        callbacks = self._callbacks()
+        with run:
+            try:
+                _tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
+                self._save(run)
+                stopped_early = self._steps(run, callbacks)
+            except KeyboardInterrupt:
+                self._save(run)
+                raise TrainingInterrupted(f"Interrupted; the state is saved and the ledger keeps what was spent. Go on "
+                                          f"with: dpfy train --resume {self.folder}") from None
+            finally:
+                _tell(callbacks, "on_end")
+            self._save(run)
+        found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
+        share = None if self.contributing is None else self.contributing.mean
+        return TrainingResult(self.folder, Interval(*found["spent"]), found["claim"], self._delta,
+                              tuple(self._evaluations), stopped_early, share)
+
+    def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
+        """Take the steps of the plan; return whether the public data said to stop before the last."""
+        ranks = Ranks.present()
+        per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
+        epsilon = run.spent(self._delta).upper if ranks.first and self.plan.steps > run.steps_left else 0.0
+        for released, rate in self._walk(run):
+            step = released.step
+            if self.average is not None:
+                self.average.update_parameters(self.model)
+            last = run.steps_left == 0 or run.exhausted
+            evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or last
+            if ranks.first and (evaluates or step % between == 0):
+                epsilon = run.spent(self._delta).upper
+            self._notice(released, callbacks)
+            metrics = {name: float(value) for name, value in released.statistics.items()
+                       if not value.ndim and name != Contributing.name}  # which is spoken of if it is low
+            _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
+            if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
+                return True
+            if step % (self.config.checkpoint_every * per_epoch) == 0:
+                self._save(run)
+        return False
+
+    def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
+        """Say it, once, if hardly any records contribute: that was released and paid for."""
+        text = None if self.contributing is None else self.contributing.observe(released)
+        if text is not None and Ranks.present().first:
+            sys.stdout.write(f"{text}\n")
+            _tell(callbacks, "on_notice", text)
+
+    def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
+        """Train, and yield what each step released and how long it was."""
+        name, options = named_algorithm(self.config.algorithm)
+        if name != "dpsgd":
+            from dpfy import recipes
+
+            for taken in getattr(recipes, name)(run, self._loss, **options):
+                yield taken.released, taken.step_size
+            return
+        for batch in run:
+            self.optimizer.zero_grad()
+            released = run.backward(self._loss, batch)
+            rate = getattr(self.optimizer, "learning_rate", self.optimizer.param_groups[0]["lr"])
+            self.optimizer.step()
+            self.scheduler.step()
+            yield released, rate
+
+    def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | Losses:
+        scores = self.model(x)
+        losses = F.cross_entropy(scores, y, reduction="none")
+        if not self.config.private_metrics:
+            return losses
+        return Losses(losses, {"accuracy": soft_accuracy(scores, y), "loss": losses})
+
+    def _evaluated_model(self) -> nn.Module:
+        return self.average.module if self.average is not None else self.model
+
+    def _evaluate(self, run: Run, step: int, epsilon: float, callbacks: tuple[Callback, ...]) -> bool:
+        """Measure the accuracy on public data; return whether it has not improved for too long."""
+        if self.data.test is None:
+            return False
+        found = Ranks.present().from_first(
+            lambda: json.dumps([epsilon, accuracy_of(self._evaluated_model(), self.data.test)]).encode())
+        self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
+        run.measured(self._evaluations[-1].accuracy)
+        _tell(callbacks, "on_evaluation", self._evaluations[-1])
+        recent = [evaluation.accuracy for evaluation in self._evaluations]
+        patience = self.config.early_stop
+        return bool(patience) and len(recent) > patience and max(recent[:-patience]) >= max(recent[-patience:])
+
+    def _save(self, run: Run) -> None:
+        values = [[getattr(e, item.name) for item in fields(Evaluation)] for e in self._evaluations]
+        run.save(self.folder, extra={**self._stateful(), "evaluations": values})
+
+    def _finish(self, run: Run, stopped_early: bool) -> bytes:
+        """Write the model and the report; return what was spent and what may be claimed, as JSON."""
+        save_model(self._evaluated_model(), str(self.folder / MODEL))
+        history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
+        use = "evaluation and for the statistics of BatchNorm" if self.config.batchnorm == "public" else \
+            "evaluation only"
+        public = "none" if self.data.test is None else f"the held-out test records, for {use}"
+        facts = RunFacts(
+            name=self.folder.name, title=f"Privacy report: {self.folder.name}", dataset=self.data.description,
+            record=self.data.unit, released="the model after every step", engine=run.engine, isolation=run.isolation,
+            model=f"{type(self.model).__name__} with {sum(p.numel() for p in self.model.parameters()):,} parameters",
+            hyperparameters={name: value for name, value in self.config.to_mapping().items() if name != "data_dir"},
+            public_data=public, metric="accuracy on public data", history=history,
+        )
+        ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
+        report(ledger, self._delta, facts).write(self.folder)
+        spent = run.spent(self._delta)
+        registered = account(ledger).envelope
+        claim = registered.claim(self._delta) if stopped_early and registered is not None else spent.upper
+        return json.dumps({"spent": spent, "claim": claim}).encode()
+
+
+def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> TrainingResult:
+    """Go on with the run that ``folder`` holds, with the configuration saved there."""
+    path = Path(folder)
+
+    def settings() -> bytes:
+        try:
+            return json.dumps(dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))).encode()
+        except (OSError, ValueError, TypeError):
+            raise CheckpointError(f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged)."
+                                  ) from None
+
+    with joined() as ranks:
+        values = json.loads(ranks.from_first(settings))
+        values.setdefault("contributing", False)  # a run of an older version has released nothing of the kind
+        config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
+        return Trainer(config, callbacks=callbacks).resume()
+
+
+def _shared_plan(plan: Plan) -> Plan:
+    """Return the plan of rank 0: it is calibrated or registered there."""
+    return Plan.from_json(json.loads(Ranks.present().from_first(lambda: json.dumps(plan.to_json()).encode())))
+
+
+def _tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:
+    for callback in callbacks:
+        getattr(callback, what)(*values)
+
+
+def _new_name(config: TrainConfig) -> str:
+    return f"{config.data.replace(':', '-').replace('.', '-')}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,6 +1,0 @@
-"""Engines that take per-record gradients from what layers saw: no gradient is written that need not be."""
-
-from dpfy.training.engines.bookkeeping.engine import BookkeepingEngine, GhostEngine
-from dpfy.training.engines.bookkeeping.exact import ExactBookkeepingEngine
-
-__all__ = ["BookkeepingEngine", "ExactBookkeepingEngine", "GhostEngine"]

@@ -1,0 +1,136 @@
+"""Whichever way the chunks of a step are summed up, the sums are the same to the last bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpfy.gradients import ENGINES
+from dpfy.gradients.base import Summed
+from dpfy.gradients.chunk import Chunk
+from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.query import ClippedSum, Query, SampleSize
+from dpfy.run.release_layout import Pieces
+from dpfy.run.sum_accumulator import Sums
+
+
+def subject(name, records, statistics=()):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)) if name != "bookkeeping" else Mixed()
+    parameters = dict(model.named_parameters())
+    query = Query((ClippedSum(0.7),), statistics)
+    engine = ENGINES[name](model, parameters)
+
+    def loss(x):
+        return model(x).square().sum(1)
+
+    def examples(count, seed):
+        return Chunk((torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)),), count)
+
+    engine.prepare(loss, examples)
+    pieces = Pieces(query, parameters, statistics)
+    return pieces, [engine.bounded_sums(loss, examples(count, 7 + count), pieces.clipping(2.0**-30))
+                    for count in records]
+
+
+class Mixed(nn.Module):
+    """One time step and several, biases, and a layer that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.steps, self.last = nn.Linear(6, 5), nn.Linear(1, 3), nn.Linear(15, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.last(self.steps(self.first(x).tanh().unsqueeze(2)).flatten(1))
+
+
+def vector(pieces):
+    return torch.full((sum(pieces.sizes),), torch.nan, dtype=torch.float64)  # what it holds does not matter
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("records", [(), (1,), (130,), (5, 3), (200, 1, 2)])
+def test_formed_sums_are_those_in_the_vector(name, records):
+    results = []
+    for several in (False, True):
+        pieces, chunks = subject(name, records, (SampleSize(),))
+        sums = Sums(pieces, vector(pieces), several)
+        for chunk in chunks:
+            sums.take(chunk)
+        results.append(torch.cat([each.double().flatten() for each in sums.tensors]))
+        assert torch.equal(sums.vector, results[-1])
+    pieces, chunks = subject(name, records, (SampleSize(),))
+    totals = [torch.zeros(size, dtype=torch.float64) for size in pieces.sizes]
+    for chunk in chunks:
+        chunk.add_to([total.view(p.shape) for total, p in zip(totals, pieces.parameters.values(), strict=False)])
+        pieces.add_statistics(chunk.seen, totals[-1:])
+    assert torch.equal(results[0], torch.cat(totals)) and torch.equal(results[1], results[0])
+    assert float(results[0][-1]) * pieces.query.unit(pieces.statistics[0]) == pytest.approx(sum(records))
+
+
+def test_the_only_chunk_of_a_step_needs_no_vector():
+    pieces, (chunk,) = subject("bookkeeping", (100,))
+    room = vector(pieces)
+    sums = Sums(pieces, room, several=False)
+    sums.take(chunk)
+    formed = [each.dtype for each in sums.tensors]
+    assert formed.count(torch.float32) >= 4 and bool(room.isnan().any())
+
+
+def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vector():
+    # The vector is used again in the next step: a gradient there would be overwritten by sums without noise.
+    for dtype in (torch.float32, torch.float64):
+        pieces, (chunk,) = subject("bookkeeping", (1000,), (SampleSize(),))
+        for parameter in pieces.parameters.values():
+            parameter.data = parameter.data.to(dtype)
+        room = vector(pieces)
+        sums = Sums(pieces, room, several=False)
+        sums.take(chunk)
+        outputs, shared = pieces.outputs(sums.tensors), 0
+        for output, total, p in zip(outputs, sums.tensors, pieces.parameters.values(), strict=False):
+            assert (output.shape, output.dtype) == (p.shape, dtype) and output.is_contiguous()
+            assert output.untyped_storage().data_ptr() != room.untyped_storage().data_ptr()
+            shared += output.data_ptr() == total.data_ptr()
+        assert shared >= 4 if dtype is torch.float32 else shared == 0
+        assert outputs[-1].data_ptr() != sums.tensors[-1].data_ptr()
+
+
+def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
+    pieces, _ = subject("vmap", ())
+    gradients = [torch.ones(p.shape, dtype=torch.float64) for p in pieces.parameters.values()]
+    sums = Sums(pieces, vector(pieces), several=False)
+    sums.take(Summed(gradients))
+    assert all(one is other for one, other in zip(sums.tensors, gradients, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, monkeypatch):
+    """The vector is kept for the next step, and what the first chunk formed lives as long as somebody holds it."""
+    s, held = started(torch.ones(40, 3), steps=2, max_physical_batch=rows), []
+    take = Sums.take
+
+    def taking(sums, chunk):
+        take(sums, chunk)
+        held[:] = sums.tensors
+
+    def failing(*_):
+        assert any(bool(each.any()) for each in held)  # there was something to forget
+        raise MemoryError
+
+    monkeypatch.setattr(Sums, "take", taking)
+    monkeypatch.setattr(GaussianSum, "release_pieces", failing)
+    with pytest.raises(MemoryError):
+        s.release()
+    assert not any(bool(each.any()) for each in held) and not s.run._buffer.any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_records_and_modules_that_require_gradients_are_of_no_consequence(engine, started):
+    """They put the sums of vectorised chunks on a graph, and the second chunk could not be added."""
+    rows, beside = torch.eye(3).repeat(4, 1), nn.Linear(3, 3, bias=False)
+    nn.init.eye_(beside.weight)
+    linear = nn.Linear(3, 1, bias=False)
+    plain, watched = (
+        started(data, model=linear, engine=engine, max_physical_batch=2).release(lambda x: linear(beside(x)).squeeze(1))
+        for data in (rows, rows.clone().requires_grad_()))
+    assert torch.equal(plain, watched) and torch.allclose(plain, torch.full((3,), 4.0), atol=1e-3)
