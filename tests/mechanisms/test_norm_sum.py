@@ -15,7 +15,7 @@ from dpfy.errors import BudgetExhausted, InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Importance, Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms.controllers import NormSum, Schedule, Setting
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
-from dpfy.mechanisms.sampling.importance_bounds import JITTER, LARGEST_RATE, LEAST_NOISE, followed
+from dpfy.mechanisms.importance_bounds import JITTER, LARGEST_RATE, LEAST_NOISE, followed
 from dpfy.plans.dpis import noise_of_epoch, steps_to_come
 from dpfy.testing import check_controller
 

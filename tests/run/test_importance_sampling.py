@@ -22,8 +22,8 @@ from dpfy.gradients.bookkeeping.exact import Written
 from dpfy.ledger import Header
 from dpfy.ledger.events import Importance, Poisson
 from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.importance_bounds import MOST_COMPANIONS, MOVED
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.mechanisms.sampling.importance_bounds import MOST_COMPANIONS, MOVED
 from dpfy.noise import LatticeGaussian, SecureStream
 from dpfy.run.importance_sampling import Weighing, expected_proposals, with_room_for_bits
 from dpfy.run.norm_sums import noised, norm_sum, paid_beside

@@ -11,8 +11,8 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Envelope, ImportanceSchedule, Repeated
 from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum, Schedule, State
 from dpfy.mechanisms.controllers.schedules import Shape
+from dpfy.mechanisms.importance_bounds import JITTER, LEAST_NOISE, followed
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.mechanisms.sampling.importance_bounds import JITTER, LEAST_NOISE, followed
 from dpfy.plans.plan import Plan
 from dpfy.types import Relation
 

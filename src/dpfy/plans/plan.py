@@ -23,8 +23,8 @@ from dpfy.ledger.events import (
     run_lengths,
 )
 from dpfy.mechanisms.controllers import Controller, NormSum, Schedule
+from dpfy.mechanisms.importance_bounds import check_importance
 from dpfy.mechanisms.query import Query
-from dpfy.mechanisms.sampling.importance_bounds import check_importance
 from dpfy.types import Budget, Relation, Unit
 
 # Sums are exact integers below 2^53 in lattice steps of at least bound·2^-32: see docs/proofs/gaussian-sum.md.

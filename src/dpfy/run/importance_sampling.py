@@ -14,8 +14,8 @@ from dpfy.gradients.base import BoundedSums, LossFn
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.importance_bounds import MARGIN, MOST_COMPANIONS, companions_for, room_for_bits
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
-from dpfy.mechanisms.sampling.importance_bounds import MARGIN, MOST_COMPANIONS, companions_for, room_for_bits
 from dpfy.noise import SecureStream
 from dpfy.plans import Plan
 from dpfy.records.records import Records, visit_loaded

@@ -16,7 +16,7 @@ from dpfy.ledger.events import Event
 from dpfy.mechanisms.controllers import Draw, NormSum
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.sampling.importance_bounds import MOST_COMPANIONS, MOVED, followed
+from dpfy.mechanisms.importance_bounds import MOST_COMPANIONS, MOVED, followed
 from dpfy.noise import Noise
 from dpfy.plans import Plan
 from dpfy.plans.dpis import noise_of_epoch

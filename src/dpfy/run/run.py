@@ -29,9 +29,9 @@ from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import Setting
 from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.gaussian_sum import GaussianSum
+from dpfy.mechanisms.importance_bounds import MOST_COMPANIONS, companions_for
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
-from dpfy.mechanisms.sampling.importance_bounds import MOST_COMPANIONS, companions_for
 from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.noise import LatticeGaussian, SecureStream
 from dpfy.plans import Plan

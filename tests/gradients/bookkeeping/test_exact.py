@@ -14,7 +14,7 @@ from dpfy.gradients.bookkeeping.contributions import InBlocks, Kept, Outer, Rows
 from dpfy.gradients.bookkeeping.exact import add_chosen, squared_lengths
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, clip_to
-from dpfy.mechanisms.sampling.importance_bounds import LEAST_FLOOR, MOVED
+from dpfy.mechanisms.importance_bounds import LEAST_FLOOR, MOVED
 
 GRID = 2.0**-40
 N = 5

@@ -12,9 +12,7 @@ from dpfy.accounting.group import group_epsilon
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import Importance, ImportanceSchedule, Poisson, Policy, Repeated, Sampled, SumQuery
-from dpfy.mechanisms.sampling import importance
-from dpfy.mechanisms.sampling.importance import ImportanceSampler
-from dpfy.mechanisms.sampling.importance_bounds import (
+from dpfy.mechanisms.importance_bounds import (
     JITTER,
     LARGEST_RATE,
     LEAST_RATE,
@@ -25,6 +23,8 @@ from dpfy.mechanisms.sampling.importance_bounds import (
     companions_for,
     room_for_bits,
 )
+from dpfy.mechanisms.sampling import importance
+from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.noise.random_stream import SecureStream
 
 CLIP, BOUND = 2.0, 0.6

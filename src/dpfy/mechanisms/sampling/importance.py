@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.controllers import Draw
-from dpfy.mechanisms.sampling.importance_bounds import LIKELIEST_PROPOSAL, MARGIN
+from dpfy.mechanisms.importance_bounds import LIKELIEST_PROPOSAL, MARGIN
 from dpfy.noise.random_stream import SecureStream, require_purpose
 
 _BELOW = 1 - 2.0**-40  # more than the roundings of a probability
