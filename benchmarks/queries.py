@@ -37,7 +37,7 @@ KINDS: dict[str, Callable[[torch.nn.Module, int], dict[str, Any]]] = {
 
 def _statistics(classes: int) -> list[dpfy.Statistic]:
     return [dpfy.Statistic("accuracy"), dpfy.Statistic("loss", bound=4.0), dpfy.Statistic("classes", shape=(classes,)),
-            dpfy.NormsBelow(thresholds=(0.5, 1.0, 2.0)), dpfy.SampleSize()]
+            dpfy.RecordNormsBelow(thresholds=(0.5, 1.0, 2.0)), dpfy.SampleSize()]
 
 
 def prepared(workload: Workload, kind: str, folder: Path) -> Callable[[], object]:

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 import dpfy
 from dpfy.data import digits
 from dpfy.models import digits_mlp
-from dpfy.recipes import Backtracking, Directed, line_search
+from dpfy.recipes import Backtracking, RecipeControlled, line_search
 
 torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
 source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=1.0)  # says what is trained; it takes no step
 
-plan = dpfy.dpsgd(records=1437, sampling="full", steps=15, clip=1.0, controllers=[Directed()])
+plan = dpfy.dpsgd(records=1437, sampling="full", steps=15, clip=1.0, controllers=[RecipeControlled()])
 plan = plan.calibrate(epsilon=3.0, delta=1e-5)  # under a filter: noise and the last step are chosen from outputs
 run = dpfy.privatize(model, opt, source.train, plan, ledger="line_search.dpl")
 

@@ -19,7 +19,7 @@ opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
 statistics = [
     dpfy.Statistic("accuracy"), dpfy.Statistic("loss", bound=4.0),
-    dpfy.Statistic("classes", shape=(10,), every=4), dpfy.NormsBelow(thresholds=(1.0, 2.0), every=4),
+    dpfy.Statistic("classes", shape=(10,), every=4), dpfy.RecordNormsBelow(thresholds=(1.0, 2.0), every=4),
 ]
 plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0, statistics=statistics)
 plan = plan.calibrate(epsilon=3.0, delta=1e-5)

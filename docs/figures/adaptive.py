@@ -68,7 +68,7 @@ def draw_bounds(axes: plt.Axes) -> None:
     cases: Sequence[tuple[str, Any, Any]] = (
         ("median, flat", 1.0, dpfy.QuantileClipping()),
         ("median, per layer", layers, dpfy.QuantileClipping(share=0.05)),
-        ("mean norm, per layer", layers, dpfy.NormClipping()))
+        ("mean norm, per layer", layers, dpfy.MeanNormClipping()))
     for color, (label, clip, controller) in zip(COLORS, cases, strict=False):
         seen = trained(model(), planned(clip=clip, controllers=[controller]))
         for number, name in enumerate(seen[0][0].bounds):
@@ -90,7 +90,7 @@ def draw_scales(axes: plt.Axes) -> None:
 
 def draw_noise(axes: plt.Axes) -> None:
     """Noise that is chosen while training."""
-    cases = (("public validation", dpfy.ValidationDecay(0.8, 0.02, 2)), ("norm of the sum", dpfy.NormNoise()))
+    cases = (("public validation", dpfy.ValidationDecay(0.8, 0.02, 2)), ("norm of the sum", dpfy.GradientNormNoise()))
     for color, (label, controller) in zip(COLORS, cases, strict=False):
         seen = trained(model(), planned(controllers=[controller]))
         axes.step(range(len(seen)), [released.noise_multiplier for released, _ in seen], color=color, label=label)

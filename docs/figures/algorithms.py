@@ -16,7 +16,7 @@ import dpfy
 from dpfy.data import digits
 from dpfy.models import digits_mlp
 from dpfy.optim import ADADP, AdamBC
-from dpfy.recipes import Backtracking, Directed, Taken, line_search, noisy_max
+from dpfy.recipes import Backtracking, RecipeControlled, Taken, line_search, noisy_max
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
@@ -72,7 +72,7 @@ def draw_adam(axes: plt.Axes) -> None:
 
 def draw_recipe(axes: plt.Axes, title: str, recipe: Callable[..., Iterator[Taken]], **options: Any) -> None:
     """Step sizes, and the noise that gradients had."""
-    _, loss_fn, run = started(lambda p: torch.optim.SGD(p, lr=1.0), sampling="full", steps=30, controllers=[Directed()])
+    _, loss_fn, run = started(lambda p: torch.optim.SGD(p, lr=1.0), sampling="full", steps=30, controllers=[RecipeControlled()])
     with run:
         taken = list(recipe(run, loss_fn, **options))
     axes.plot([each.step_size for each in taken], "o-", markersize=3, color=COLORS[0], label="step size")

@@ -6,6 +6,7 @@ Names are imported on first use, so that reading a ledger or computing an ε nev
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpfy import _renamed
 from dpfy._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the lazy names, for type checkers and editors
@@ -37,8 +38,8 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
         AdaClip as AdaClip,
-        NormClipping as NormClipping,
-        NormNoise as NormNoise,
+        GradientNormNoise as GradientNormNoise,
+        MeanNormClipping as MeanNormClipping,
         QuantileClipping as QuantileClipping,
         ValidationDecay as ValidationDecay,
     )
@@ -49,7 +50,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.mechanisms.query import (
         Contributing as Contributing,
-        NormsBelow as NormsBelow,
+        RecordNormsBelow as RecordNormsBelow,
         SampleSize as SampleSize,
         Statistic as Statistic,
     )
@@ -77,9 +78,9 @@ _HOMES = {
     ),
 
     "dpfy.ledger": ("Ledger",),
-    "dpfy.mechanisms.controllers": ("AdaClip", "NormClipping", "NormNoise", "QuantileClipping", "ValidationDecay"),
+    "dpfy.mechanisms.controllers": ("AdaClip", "MeanNormClipping", "GradientNormNoise", "QuantileClipping", "ValidationDecay"),
     "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
-    "dpfy.mechanisms.query": ("Contributing", "NormsBelow", "SampleSize", "Statistic"),
+    "dpfy.mechanisms.query": ("Contributing", "RecordNormsBelow", "SampleSize", "Statistic"),
     "dpfy.mechanisms.statistics": ("soft_accuracy",),
     "dpfy.plans": ("Plan", "dpis", "dpsgd"),
     "dpfy.run.checkpoint": ("resume",),
@@ -100,10 +101,15 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 
+_renamed.install()
+
 
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         return getattr(import_module(_HOME_OF[name]), name)
+    if name in _renamed.NAMES:
+        _renamed.warn_renamed(f"dpfy.{name}", f"dpfy.{_renamed.NAMES[name]}")
+        return __getattr__(_renamed.NAMES[name])
     raise AttributeError(f"module 'dpfy' has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from dpfy.accounting.dominating_pairs import Pair, coarsened
 from dpfy.accounting.to_pairs import canonical, noise_multiplier
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import Event, NonPrivate, Poisson, Policy, Query, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import Event, NonPrivate, Poisson, Policy, RecordedQuery, Repeated, Sampled, SumQuery
 
 ADD_REMOVE = "add_or_remove_one"
 
@@ -69,7 +69,7 @@ class Shuffled(Policy, tag="test_shuffled"):
 
 
 @dataclass(frozen=True)
-class Median(Query, tag="test_median"):
+class Median(RecordedQuery, tag="test_median"):
     stddev: float
 
 

@@ -44,7 +44,7 @@ def test_the_table_shows_layers_totals_and_advice():
 
 
 def test_a_loss_with_targets_and_tied_weights():
-    class Tied(nn.Module):
+    class TiedEmbedding(nn.Module):
         def __init__(self):
             super().__init__()
             self.embed, self.head = nn.Embedding(3000, 900), nn.Linear(900, 3000, bias=False)
@@ -53,7 +53,7 @@ def test_a_loss_with_targets_and_tied_weights():
         def forward(self, x):
             return self.head(self.embed(x))
 
-    model = Tied()
+    model = TiedEmbedding()
     batch = torch.randint(3000, (3, 2)), torch.randint(3000, (3, 2))
     found = dpfy.explain(model, batch, lambda x, y: F.cross_entropy(model(x).mT, y, reduction="none").sum(1))
     assert ways(found) == {"embed": "rows, ghost", "head": "shared"}

@@ -122,8 +122,8 @@ def test_chunks_change_a_weighed_sum_by_no_more_than_float64_is_charged_for():
 def test_last_bits_of_companions_are_not_rounded_up_to_steps_of_the_lattice(engine, noise_multiplier):
     # Every number of every companion is just below the middle between two points of the lattice, and moves by its last
     # bit to just above. Rounded before they are added, the companions move by a step in all coordinates, each of them.
-    companions, d = 7, 2**16  # an odd number: their sum is between two points of the lattice as well
-    mechanism = GaussianSum(1.0, noise_multiplier, d, companions, engine.rounding)
+    co_batched, d = 7, 2**16  # an odd number: their sum is between two points of the lattice as well
+    mechanism = GaussianSum(1.0, noise_multiplier, d, co_batched, engine.rounding)
     model = nn.Linear(d, 1, bias=False)
 
     def rounded_sum(x):
@@ -138,7 +138,7 @@ def test_last_bits_of_companions_are_not_rounded_up_to_steps_of_the_lattice(engi
     made, examples = engine(model, dict(model.named_parameters())), torch.rand(3, 5, d)
     made.prepare(loss_fn, lambda size, variant: Chunk((examples[variant % 3, :size],), size))
     generator = torch.Generator().manual_seed(2)
-    steps = torch.rand(companions, d, generator=generator).mul_(0.001 / mechanism.grid).floor() \
+    steps = torch.rand(co_batched, d, generator=generator).mul_(0.001 / mechanism.grid).floor() \
         + int(2.0**-8.3 / mechanism.grid)
     above = (steps + 0.5) * mechanism.grid
     assert torch.equal(above.double(), (steps.double() + 0.5) * mechanism.grid) and float(above.norm(dim=1).max()) < 1

@@ -8,7 +8,7 @@ from torch import nn
 from dpfy.checks.probe import Probe
 from dpfy.errors import IsolationError
 from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine
-from dpfy.gradients.bookkeeping.contributions import Kept, Outer
+from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, clip_to
 
@@ -173,8 +173,8 @@ def test_what_treats_records_alone_is_still_fast():
 
 
 @pytest.mark.parametrize("form", [
-    lambda a, b: Outer(a.unsqueeze(1), b.unsqueeze(1)),
-    lambda a, b: Kept.of(a.unsqueeze(1) * b.unsqueeze(2) * 1e-20),
+    lambda a, b: OuterProduct(a.unsqueeze(1), b.unsqueeze(1)),
+    lambda a, b: Materialized.of(a.unsqueeze(1) * b.unsqueeze(2) * 1e-20),
 ], ids=["outer", "kept"])
 def test_a_weight_below_the_normal_numbers_is_not_rounded_up(form):
     # 0.75 of the smallest number of float32 would become that number: a contribution of 1.33 bounds.

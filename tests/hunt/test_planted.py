@@ -15,7 +15,7 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import Query
 from dpfy.records import records, users
 from dpfy.run.run import Run
-from dpfy.run.sum_accumulator import Sums
+from dpfy.run.sum_accumulator import SumAccumulator
 from dpfy.sandbox import rng_isolation
 
 FEW, MANY = 15, 300  # cases: of those that a leak is about, and of all
@@ -54,14 +54,14 @@ def records_that_see_their_neighbours(patch):
 
 
 def sums_in_eight_bits(patch):
-    exact = Sums.tensors
-    patch.setattr(Sums, "tensors", property(lambda self: [each.bfloat16().to(each.dtype)
+    exact = SumAccumulator.tensors
+    patch.setattr(SumAccumulator, "tensors", property(lambda self: [each.bfloat16().to(each.dtype)
                                                           for each in exact.fget(self)]))
 
 
 def companions_that_are_not_charged(patch):
     charged = Run._mechanism
-    patch.setattr(Run, "_mechanism", lambda self, *facts: replace(charged(self, *facts), companions=0))
+    patch.setattr(Run, "_mechanism", lambda self, *facts: replace(charged(self, *facts), co_batched=0))
 
 
 def a_scale_that_is_not_squared(patch):

@@ -22,12 +22,12 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.gradients import ENGINES, WRITING
+from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import AdaClip, Coordinates
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 
 GRID = 2.0**-60
 MAGNITUDE = st.floats(-9, 9).map(lambda exponent: 10.0**exponent)
@@ -77,7 +77,7 @@ def chunk_of(rows):
 def found_sum(engine, clip, form, rows):
     """What an engine sums up, by parameter: in the units of the oracle, which the library's own must be."""
     model, at_work = prepared(engine)
-    clipping = Pieces(query_of(clip), dict(model.named_parameters()), ()).clipping(GRID)
+    clipping = ReleaseLayout(query_of(clip), dict(model.named_parameters()), ()).clipping(GRID)
     totals = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
     at_work.bounded_sums(lambda x, token: model(x, token), chunk_of(rows), clipping).add_to(totals)
     return {name: [value * units(form)[name] for value in total.flatten().tolist()]
@@ -114,7 +114,7 @@ def test_clipping_itself_weighs_by_the_oracle_s_norms(name, rows, scales, bounds
     """Without an engine: from the squared norms of single parameters to the weight of each record in each of them."""
     model, _ = prepared("loop")
     clip, form = FORMS[name](model, scales, bounds, gamma)
-    clipping = Pieces(query_of(clip), dict(model.named_parameters()), ()).clipping(GRID)
+    clipping = ReleaseLayout(query_of(clip), dict(model.named_parameters()), ()).clipping(GRID)
     found = [gradients(*row) for row in rows]
     with np.errstate(all="ignore"):
         squared = [torch.tensor([float(np.square(record[each]).sum()) for record in found], dtype=torch.float64)
@@ -123,7 +123,7 @@ def test_clipping_itself_weighs_by_the_oracle_s_norms(name, rows, scales, bounds
     for leaf in form:
         factors = [leaf.factor(record) or 0.0 for record in found]
         for each in leaf.scales:
-            assert weights[each].tolist() == pytest.approx([f / leaf.unit(each) for f in factors], rel=1e-12)
+            assert weights[each].tolist() == pytest.approx([f / leaf.sum_scale(each) for f in factors], rel=1e-12)
 
 
 MIXED = {"bare": 1e-3, "dense.weight": 1e3, "dense.bias": 0.5, "sequence.weight": 1.0, "table.weight": 1e-6}
@@ -196,7 +196,7 @@ def test_the_mean_of_a_microbatch_is_clipped_by_the_oracle_s_norm(name):
 COORDINATE = st.tuples(st.floats(-10, 10), st.floats(-6, 6).map(lambda exponent: 10.0**exponent))
 
 
-@pytest.mark.parametrize("engine", WRITING)
+@pytest.mark.parametrize("engine", PER_RECORD_GRADIENTS)
 @settings(max_examples=5)
 @given(rows=moderate_records(), bound=st.floats(1e-3, 1e3),
        places=st.fixed_dictionaries({name: st.lists(COORDINATE, min_size=size, max_size=size)
@@ -208,7 +208,7 @@ def test_coordinates_are_clipped_by_the_oracle_s_norm(engine, rows, bound, place
     coordinates = {name: Coordinates(*(torch.tensor([place[which] for place in places[name]],
                                                     dtype=torch.float64).view(shapes[name]) for which in (0, 1)))
                    for name in shapes}
-    pieces = Pieces(Query.of([ClippedSum(bound)]), dict(model.named_parameters()), (), coordinates)
+    pieces = ReleaseLayout(Query.of([ClippedSum(bound)]), dict(model.named_parameters()), (), coordinates)
     totals = [torch.zeros(shape, dtype=torch.float64) for shape in shapes.values()]
     at_work.bounded_sums(lambda x, token: model(x, token), chunk_of(rows), pieces.clipping(GRID)).add_to(totals)
     inside = [{name: [(value - a) / b for value, (a, b) in zip(record[name], places[name], strict=True)]
@@ -219,7 +219,7 @@ def test_coordinates_are_clipped_by_the_oracle_s_norm(engine, rows, bound, place
     assert distance(form, found, expected_sum(form, inside)) <= 1e-6 * len(rows)
 
 
-@pytest.mark.parametrize("engine", WRITING)
+@pytest.mark.parametrize("engine", PER_RECORD_GRADIENTS)
 def test_a_run_with_adaclip_releases_what_the_oracle_finds(engine):
     """Pichapati et al. 2019, algorithm 2, in plain numbers: two steps, of which the second has learnt coordinates."""
     bound, divisor, rows = 0.3, 4.0, ROWS[:4]
@@ -264,6 +264,6 @@ def test_a_group_that_is_clipped_by_itself_has_its_own_bound_and_gamma():
 
 def test_scales_divide_norms_by_their_squares():
     """The line that no test pinned: with α for α², a scale of a tenth would let √10 bounds through."""
-    clipping = Clipping(ClipEach((1.0,)), GRID, (0, 0), scales=(0.1, 10.0), units=(0.1, 10.0))
+    clipping = Clipping(ClipEach((1.0,)), GRID, (0, 0), scales=(0.1, 10.0), sum_scales=(0.1, 10.0))
     (norms,) = clipping.norms([torch.tensor([9.0]), torch.tensor([1600.0])]).tolist()
     assert norms == pytest.approx([9 / 0.01 + 1600 / 100])

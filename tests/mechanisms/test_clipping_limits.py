@@ -5,20 +5,20 @@ import math
 import pytest
 import torch
 from clipping_forms import FORMS, NUMBERS, SIZES, Layers
-from recipes import Descent
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.errors import InvalidArgument
-from dpfy.gradients import ENGINES, WRITING
+from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, squared_norms, weighed_sum
 from dpfy.mechanisms.controllers import AdaClip, Coordinates, Schedule
-from dpfy.mechanisms.controllers.base import Setting, kept_within, with_bounds
+from dpfy.mechanisms.controllers.base import StepConfig, kept_within, with_bounds
 from dpfy.mechanisms.query import LEAST, MOST, ClippedSum, NormalisedSum, Query, Statistic
-from dpfy.run.loss_queries import FirstDecrease, LeastLoss
-from dpfy.run.release_layout import Pieces
+from dpfy.run.loss_queries import FirstBelow, PrivateArgmin
+from dpfy.run.release_layout import ReleaseLayout
+from recipes import Descent
 
 
 def released(clip, engine, rows, dtype=torch.float32, **options):
@@ -82,7 +82,7 @@ def test_weights_at_the_limits_are_finite(form, scales, bound, gamma):
     model = Layers()
     clip, _ = form(model, scales, (bound / 2 if bound == MOST else bound * 3, bound), gamma)
     query = Query.of([clip] if isinstance(clip, ClippedSum) else clip)
-    clipping = Pieces(query, dict(model.named_parameters()), ()).clipping(1.0)
+    clipping = ReleaseLayout(query, dict(model.named_parameters()), ()).clipping(1.0)
     lengths = torch.tensor([0.0, 1e-45, 1e-19, 1.0, 1e38, math.inf, math.nan], dtype=torch.float64)
     for weights in clipping.weights(clipping.norms([lengths.square()] * len(SIZES))):
         assert bool(weights.isfinite().all()) and bool((weights >= 0).all()) and not weights[-2:].any()
@@ -116,13 +116,13 @@ def test_a_record_of_zeros_leaves_the_others_what_they_are(engine):
         assert torch.allclose(gradient, among[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize("engine", WRITING)
+@pytest.mark.parametrize("engine", PER_RECORD_GRADIENTS)
 @pytest.mark.parametrize("scale", [0.0, 5e-324, 1e-320, math.inf, math.nan])
 def test_coordinates_that_are_no_scales_add_nothing_that_is_no_number(engine, scale):
     """0/0 is NaN and 1/0 infinite: such a record is left out, as one with a gradient that is no number is."""
     model = nn.Linear(2, 1, bias=False)
     place = Coordinates(torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), scale, dtype=torch.float64))
-    clipping = Clipping(ClipEach((1.0,)), 1.0, (0,), units=(1.0,), coordinates=(place,))
+    clipping = Clipping(ClipEach((1.0,)), 1.0, (0,), sum_scales=(1.0,), coordinates=(place,))
     at_work = ENGINES[engine](model, dict(model.named_parameters()))
     total = torch.zeros(1, 2, dtype=torch.float64)
     rows = torch.tensor([[0.0, 0.0], [1.0, -1.0]])
@@ -130,7 +130,7 @@ def test_coordinates_that_are_no_scales_add_nothing_that_is_no_number(engine, sc
     assert bool(total.isfinite().all()) and float(total.norm()) <= 2
 
 
-@pytest.mark.parametrize("engine", WRITING)
+@pytest.mark.parametrize("engine", PER_RECORD_GRADIENTS)
 @pytest.mark.parametrize("bound", [LEAST, MOST])
 def test_adaclip_adds_nothing_for_zeros_at_the_limits(engine, bound):
     found = released(lambda model: bound, engine, [[0.0] * NUMBERS] * 3, controllers=[AdaClip()])
@@ -151,14 +151,14 @@ def test_what_is_beyond_the_limits_is_refused(make, value):
 @pytest.mark.parametrize("make", [
     lambda: ClipEach((1e-31,)), lambda: ClipEach((1.0,), (1e-31,)),
     lambda: Clipping(ClipEach((1.0,)), 1.0, (0,), scales=(0.0,)),
-    lambda: Clipping(ClipEach((1.0,)), 1.0, (0,), units=(1e-310,)),
+    lambda: Clipping(ClipEach((1.0,)), 1.0, (0,), sum_scales=(1e-310,)),
 ])
 def test_the_arithmetic_itself_refuses_them(make):
     with pytest.raises(InvalidArgument):
         make()
 
 
-@pytest.mark.parametrize("search", [LeastLoss, FirstDecrease])
+@pytest.mark.parametrize("search", [PrivateArgmin, FirstBelow])
 def test_losses_have_the_same_limits(search):
     """Steps per bound would be infinite, and a loss of zero, which is no number of them, end the run."""
     with pytest.raises(InvalidArgument, match="bound"):
@@ -168,7 +168,7 @@ def test_losses_have_the_same_limits(search):
 def test_what_controllers_choose_stays_within_the_limits():
     """A schedule that decays, or a recipe that divides, reaches any number; the run would end at a public step."""
     query = Query.of([ClippedSum(LEAST)])
-    (leaf,) = with_bounds(Setting(query), {"gradient": LEAST / 1e6}).query.leaves
+    (leaf,) = with_bounds(StepConfig(query), {"gradient": LEAST / 1e6}).query.leaves
     assert leaf.bound == LEAST
     assert kept_within(1e-40, least=1e-50) == LEAST and kept_within(1e40, most=1e50) == MOST
     assert kept_within(math.nan, least=1e-50) == LEAST and kept_within(1.0, 2.0, 3.0) == 2.0

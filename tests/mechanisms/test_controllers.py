@@ -16,13 +16,13 @@ from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms import controllers as c
 from dpfy.mechanisms.clipping import lattice_sum, squared_norms
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.released import Released
 from dpfy.testing import check_controller
 
 HALVED = c.Schedule("halved", (1.0, 0.5), length=3)
 EVERY = [c.QuantileClipping(), c.QuantileClipping(0.8, share=0.1, allocation="global", rescale=True),
-         c.NormClipping(), c.AdaClip(), c.ClipSchedule(HALVED), c.ValidationDecay(), c.NormNoise(), c.NormNoise(1.0)]
+         c.MeanNormClipping(), c.AdaClip(), c.ClipSchedule(HALVED), c.ValidationDecay(), c.GradientNormNoise(), c.GradientNormNoise(1.0)]
 GROUPS = (ClippedSum(0.5, "a", ("w",), share=0.5), ClippedSum(2.0, "b", share=0.5))
 Z = 1.25
 
@@ -48,9 +48,9 @@ def test_every_controller_conforms(controller):
 class Secretive(c.Controller, tag="secretive_test"):
     """Changes the noise and does not say so."""
 
-    steers = "noise"
+    controls = "noise"
 
-    def applied(self, state, step, setting):
+    def configure(self, state, step, setting):
         return replace(setting, noise=0.5)
 
 
@@ -58,9 +58,9 @@ class Secretive(c.Controller, tag="secretive_test"):
 class Shifting(c.Controller, tag="shifting_test"):
     """Gives one group more of the budget, which makes another event."""
 
-    steers = "bounds"
+    controls = "bounds"
 
-    def applied(self, state, step, setting):
+    def configure(self, state, step, setting):
         leaves = setting.query.leaves
         if len(leaves) == 1:
             return setting
@@ -72,12 +72,12 @@ class Shifting(c.Controller, tag="shifting_test"):
 class InPlace(c.Controller, tag="in_place_test"):
     """Writes into its state."""
 
-    steers = "bounds"
+    controls = "bounds"
 
     def start(self, query, parameters):
         return {"steps": [0]}
 
-    def updated(self, state, released):
+    def update(self, state, released):
         state["steps"][0] += 1
         return state
 
@@ -193,7 +193,7 @@ def test_quantiles_of_groups_cost_what_their_formula_says(allocation):
 
 def test_norm_clipping_costs_what_its_formula_says():
     """van der Veen et al.: z⁻² = Σ_ℓ (σ_g⁻² + σ_n⁻²), σ_n in units of each layer's limit."""
-    *gradients, norms = planned(clip=GROUPS, controllers=[c.NormClipping(share=0.1)]).event.queries
+    *gradients, norms = planned(clip=GROUPS, controllers=[c.MeanNormClipping(share=0.1)]).event.queries
     sigma_n = norms.stddev * math.sqrt(2)  # the query is in units of its bound √2
     assert sum(each.stddev**-2 for each in gradients) + 2 * sigma_n**-2 == pytest.approx(Z**-2)
 
@@ -213,15 +213,15 @@ def test_adaptive_noise_is_marked_and_needs_a_filter():
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"controllers": [c.QuantileClipping(), c.NormClipping()]}, "one controller, got quantile_clipping and norm"),
+    ({"controllers": [c.QuantileClipping(), c.MeanNormClipping()]}, "one controller, got quantile_clipping and norm"),
     ({"controllers": [c.QuantileClipping()], "clip_schedule": "time:1"}, "one controller"),
-    ({"controllers": [c.ValidationDecay(), c.NormNoise()]}, "one controller"),
+    ({"controllers": [c.ValidationDecay(), c.GradientNormNoise()]}, "one controller"),
     ({"controllers": [c.AdaClip()], "clip_schedule": "time:1"}, "AdaClip chooses its own bounds"),
     ({"controllers": [c.AdaClip()], "clip": GROUPS}, "groups"),
     ({"controllers": [c.QuantileClipping()], "clip": dpfy.clip_automatically()}, "automatic clipping has none"),
     ({"controllers": [c.QuantileClipping()], "microbatches": 4}, "no statistics or norms of single records"),
-    ({"controllers": [c.NormNoise()], "clip": GROUPS}, "leave out groups"),
-    ({"controllers": [c.NormNoise()], "least_sample": 5}, "leave out groups"),
+    ({"controllers": [c.GradientNormNoise()], "clip": GROUPS}, "leave out groups"),
+    ({"controllers": [c.GradientNormNoise()], "least_sample": 5}, "leave out groups"),
 ])
 def test_what_cannot_be_combined_is_refused_with_a_reason(options, reason):
     with pytest.raises(dpfy.InvalidArgument, match=reason):
@@ -233,10 +233,10 @@ def test_what_cannot_be_combined_is_refused_with_a_reason(options, reason):
 
 def test_a_quantile_moves_the_bound_by_the_geometric_rule():
     controller = c.QuantileClipping(0.6, learning_rate=0.3)
-    state = controller.start(controller.extended(Query.of([ClippedSum(2.0)])), {})
-    state = controller.updated(state, outcome({"below the clip bound": [0.25]}))  # three quarters are below
+    state = controller.start(controller.extend_query(Query.of([ClippedSum(2.0)])), {})
+    state = controller.update(state, outcome({"below the clip bound": [0.25]}))  # three quarters are below
     assert state["bounds"]["gradient"] == pytest.approx(2.0 * math.exp(-0.3 * (0.75 - 0.6)))
-    assert controller.updated(state, outcome({})) is state  # not due
+    assert controller.update(state, outcome({})) is state  # not due
 
 
 def test_bounds_of_groups_share_the_noise_as_declared():
@@ -244,30 +244,30 @@ def test_bounds_of_groups_share_the_noise_as_declared():
     equal, pooled = (c.QuantileClipping(share=0.1, allocation=name) for name in ("equal", "global"))
     for controller, expected in ((equal, {"a": 0.3 * math.sqrt(2), "b": 0.4 * math.sqrt(2)}),
                                  (pooled, {"a": 0.5, "b": 0.5})):
-        setting = controller.applied({"bounds": {"a": 0.3, "b": 0.4}, "norm": 1.0}, 1,
-                                     c.Setting(controller.extended(query)))
-        stddevs = {leaf.name: Z * setting.query.unit(leaf) * math.sqrt(0.9) for leaf in setting.query.leaves}
+        setting = controller.configure({"bounds": {"a": 0.3, "b": 0.4}, "norm": 1.0}, 1,
+                                     c.StepConfig(controller.extend_query(query)))
+        stddevs = {leaf.name: Z * setting.query.sum_scale(leaf) * math.sqrt(0.9) for leaf in setting.query.leaves}
         assert stddevs == pytest.approx({name: Z * value for name, value in expected.items()})
         assert setting.query.statistics[0].thresholds == (0.3, 0.4)
 
 
 def test_rescaled_bounds_keep_their_squares():
     controller = c.QuantileClipping(rescale=True, learning_rate=1.0)
-    state = controller.start(controller.extended(Query.of(GROUPS)), {})
-    state = controller.updated(state, outcome({"below the clip bound": [0.5, -0.5]}))
+    state = controller.start(controller.extend_query(Query.of(GROUPS)), {})
+    state = controller.update(state, outcome({"below the clip bound": [0.5, -0.5]}))
     assert math.hypot(*state["bounds"].values()) == pytest.approx(math.hypot(0.5, 2.0))
     assert state["bounds"]["b"] / state["bounds"]["a"] == pytest.approx(4 * math.e)
 
 
 def test_norms_set_the_bounds_of_the_next_step():
-    controller = c.NormClipping(factor=1.5, limit=2.0, least=0.1, most=1.2)
-    query = controller.extended(Query.of(GROUPS))
+    controller = c.MeanNormClipping(factor=1.5, limit=2.0, least=0.1, most=1.2)
+    query = controller.extend_query(Query.of(GROUPS))
     assert query.statistics[0].limits == (1.0, 4.0)
-    state = controller.updated(controller.start(query, {}), outcome({"norms for the clip bound": [0.2, 0.9]}))
+    state = controller.update(controller.start(query, {}), outcome({"norms for the clip bound": [0.2, 0.9]}))
     assert state["bounds"] == pytest.approx({"a": 1.5 * 0.2 * 1.0, "b": 1.2 * 2.0})  # 1.5·0.9·4 is too much
-    setting = controller.applied(state, 2, c.Setting(query))
+    setting = controller.configure(state, 2, c.StepConfig(query))
     assert setting.query.statistics[0].limits == pytest.approx((0.6, 4.8))
-    state = controller.updated(state, outcome({"norms for the clip bound": [-7.0, math.nan]}))
+    state = controller.update(state, outcome({"norms for the clip bound": [-7.0, math.nan]}))
     assert state["bounds"] == pytest.approx({"a": 0.05, "b": 0.2})
 
 
@@ -275,14 +275,14 @@ def test_adaclip_begins_as_clipping_and_learns_scales():
     controller, parameters = c.AdaClip(), {"w": torch.zeros(2), "b": torch.zeros(2)}
     query = Query.of([ClippedSum(0.5)])
     state = controller.start(query, parameters)
-    first = controller.applied(state, 1, c.Setting(query))
+    first = controller.configure(state, 1, c.StepConfig(query))
     assert all(torch.allclose(place.scale, torch.ones(2).double()) for place in first.coordinates.values())
     gradients = {"w": torch.tensor([2.0, 0.5]), "b": torch.tensor([0.1, 0.0])}
-    state = controller.updated(state, outcome({}, gradients=gradients, stddevs={"w": 0.3, "b": 0.3}))
+    state = controller.update(state, outcome({}, gradients=gradients, stddevs={"w": 0.3, "b": 0.3}))
     found = torch.cat([gradients["w"], gradients["b"]]).double()
     variance = 0.9 * 0.25 / 4 + 0.1 * (found**2 - 0.09).clamp(1e-12, 10)
     scale = (variance.sqrt() * variance.sqrt().sum()).sqrt()  # b = √(s·Σs), in units of the bound ½
-    setting = controller.applied(state, 2, c.Setting(query))
+    setting = controller.configure(state, 2, c.StepConfig(query))
     places = [setting.coordinates[name] for name in ("w", "b")]
     assert torch.allclose(torch.cat([place.scale for place in places]), scale / 0.5)
     assert torch.allclose(torch.cat([place.offset for place in places]), 0.01 * found)
@@ -292,18 +292,18 @@ def test_validation_decay_compares_moving_averages_and_their_sign():
     controller = c.ValidationDecay(factor=0.5, threshold=0.01, window=2)
     state, noises = {"noise": 1.0, "values": []}, []
     for accuracy in (0.4, 0.5, 0.6, 0.3, 0.9):
-        state = controller.measured(state, accuracy)
+        state = controller.on_public_metric(state, accuracy)
         noises.append(state["noise"])
     # averages .4, .45, .55, .45, .6: the fall by a tenth is no rise, whatever its size
     assert noises == [1.0, 1.0, 1.0, 0.5, 0.5]
-    assert controller.measured({"noise": 1.0, "values": []}, 0.01)["noise"] == 0.5  # compared with 0 at first
+    assert controller.on_public_metric({"noise": 1.0, "values": []}, 0.01)["noise"] == 0.5  # compared with 0 at first
 
 
 def test_noise_follows_the_released_norm_within_its_limits():
     def after(ratio, norm, noise=1.0):
-        controller = c.NormNoise(ratio, least=0.5, most=2.0)
+        controller = c.GradientNormNoise(ratio, least=0.5, most=2.0)
         state = {**controller.start(Query.of([ClippedSum(0.5)]), {"w": torch.zeros(16)}), "noise": noise}
-        return controller.updated(state, outcome({"norm of the sum": norm}, {"gradient": 0.5}, stddevs={"w": 0.1}))
+        return controller.update(state, outcome({"norm of the sum": norm}, {"gradient": 0.5}, stddevs={"w": 0.1}))
 
     # σ = ratio·norm·bound/√d = 3·0.32·0.5/4 = 0.12, which is 1.2 times the present
     assert after(3.0, 0.32)["noise"] == pytest.approx(1.2) and after(3.0, 0.32, 1.5)["noise"] == pytest.approx(1.8)
@@ -323,7 +323,7 @@ RELEASES = st.lists(st.floats(-3, 3), min_size=0, max_size=4)
 def piece(setting, record, step):
     """What a record adds to the vector that is noised, whose norm must not exceed 1."""
     parameters = {"w": torch.nn.Parameter(torch.zeros(2)), "v": torch.nn.Parameter(torch.zeros(2))}
-    pieces = Pieces(setting.query, parameters, setting.query.due(step), setting.coordinates)
+    pieces = ReleaseLayout(setting.query, parameters, setting.query.due(step), setting.coordinates)
     clipping, vector = pieces.clipping(2.0**-40), torch.zeros(sum(pieces.sizes), dtype=torch.float64)
     gradients = clipping.transformed([torch.tensor([record[:2]]), torch.tensor([record[2:]])])
     norms = clipping.norms([squared_norms(each) for each in gradients])
@@ -343,7 +343,7 @@ def accepted():
         yield pytest.param(None, Query.of(some), id=name)
         for number, controller in enumerate(EVERY):
             try:
-                yield pytest.param(controller, controller.extended(Query.of(some)),
+                yield pytest.param(controller, controller.extend_query(Query.of(some)),
                                    id=f"{name}-{controller.tag}-{number}")
             except dpfy.InvalidArgument:
                 continue
@@ -357,18 +357,18 @@ def test_no_record_adds_more_than_one_unit_after_any_releases(controller, query)
     @given(record=RECORD, releases=RELEASES)
     def check(record, releases):
         parameters = {"w": torch.zeros(2), "v": torch.zeros(2)}
-        setting = c.Setting(query)
+        setting = c.StepConfig(query)
         state = controller.start(query, parameters) if controller else {}
         for step, size in enumerate(releases, start=1):
             if controller:
-                setting = controller.applied(state, step, c.Setting(query))
+                setting = controller.configure(state, step, c.StepConfig(query))
                 released = Released({name: torch.full((2,), size) for name in parameters}, step,
                                     {each.name: torch.full(each.shape, size).double() for each in query.due(step)}, Z,
                                     {leaf.name: leaf.bound for leaf in setting.query.leaves},
                                     dict.fromkeys(parameters, 0.1))
-                state = controller.updated(state, released)
+                state = controller.update(state, released)
         if controller:
-            setting = controller.applied(state, len(releases) + 1, c.Setting(query))
+            setting = controller.configure(state, len(releases) + 1, c.StepConfig(query))
         vector = piece(setting, record, len(releases) + 1)
         assert bool(vector.isfinite().all())
         assert float(vector.norm()) <= 1 + 1e-9
@@ -377,9 +377,9 @@ def test_no_record_adds_more_than_one_unit_after_any_releases(controller, query)
 
 
 def test_the_norm_of_a_sum_moves_by_no_more_than_the_sum():
-    plan = planned(controllers=[c.NormNoise()])
-    pieces = Pieces(plan.query, {"w": torch.nn.Parameter(torch.zeros(5))}, plan.query.statistics)
-    share = plan.query.share_of(plan.query.leaves[0])
+    plan = planned(controllers=[c.GradientNormNoise()])
+    pieces = ReleaseLayout(plan.query, {"w": torch.nn.Parameter(torch.zeros(5))}, plan.query.statistics)
+    share = plan.query.noise_share(plan.query.leaves[0])
     generator = torch.Generator().manual_seed(1)
     for size in (0.0, 0.3, 7.0, 39.0, 1e4):
         base = torch.zeros(6, dtype=torch.float64)

@@ -13,7 +13,7 @@ from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, account
 from dpfy.accounting.filters import as_fixed
 from dpfy.errors import BudgetExhausted, InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Importance, Poisson, Repeated, Sampled, SumQuery
-from dpfy.mechanisms.controllers import NormSum, Schedule, Setting
+from dpfy.mechanisms.controllers import NormSumSampling, Schedule, StepConfig
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
 from dpfy.mechanisms.importance_bounds import JITTER, LARGEST_RATE, LEAST_NOISE, followed
 from dpfy.plans.dpis import noise_of_epoch, steps_to_come
@@ -36,7 +36,7 @@ def after(plan, step, norms, size=N):
 
 
 def test_it_conforms():
-    check_controller(NormSum(Schedule("ratio", (0.5, 0.4), 20), length=20, stddev=40.0, clip_factor=1.5))
+    check_controller(NormSumSampling(Schedule("ratio", (0.5, 0.4), 20), length=20, stddev=40.0, clip_factor=1.5))
 
 
 @given(st.floats(-1e30, 1e30), st.floats(1.0, 1e6), st.floats(1e-3, 1e6))
@@ -52,7 +52,7 @@ def test_no_released_sum_makes_a_record_certain_or_a_contribution_larger_than_it
 
 @pytest.mark.parametrize("mean", [-1e30, -1.0, 0.0, 1e-9, 0.1, 0.25, 1.0, 1e30, math.inf, math.nan])
 def test_clip_bounds_and_sizes_stay_positive(mean):
-    norms = NormSum(Schedule("ratio", (0.5,), 20), length=20, stddev=40.0, clip_factor=0.5)
+    norms = NormSumSampling(Schedule("ratio", (0.5,), 20), length=20, stddev=40.0, clip_factor=0.5)
     clip = norms.clip_of(2.0, mean)
     assert 2.0 / 32 <= clip <= 2.0 * WIDEST_CLIP
     assert mean != 0.25 or clip == 0.5 * 0.25 * 8.0  # λ times the mean, of norms in units of four planned bounds
@@ -63,7 +63,7 @@ def test_noise_is_planned_over_the_clip_bound_and_applied_over_contributions():
     """At half the expected ratio, noise over contributions is twice as large, and over the clip bound the same."""
     plan = planned(ratio=lambda epoch: 0.8 / (1 + epoch))
     state = {**after(plan, 21, 0.2 * N), "noise": 1.5, "clip": 3.0}
-    setting = plan.controllers[0].applied(state, 21, Setting(plan.query))
+    setting = plan.controllers[0].configure(state, 21, StepConfig(plan.query))
     assert setting.query.bound == pytest.approx(0.2 * 3.0)
     assert plan.noise_at(21) * setting.noise * setting.query.bound == pytest.approx(1.0 * 1.5 * 3.0)
     assert (setting.draw.rate, setting.draw.clip) == (pytest.approx(BATCH / (0.2 * N)), 3.0)
@@ -147,7 +147,7 @@ def test_whatever_is_released_the_steps_fit_and_the_filter_is_never_exceeded(key
             state = after(plan, step, generator.uniform(-0.1, 1.2) * N)
             state["noise"] = noise_of_epoch(plan, state, N, tuple(spent))
             noises.append(state["noise"])
-        draw = plan.controllers[0].applied(state, step, Setting(plan.query))
+        draw = plan.controllers[0].configure(state, step, StepConfig(plan.query))
         event = plan.event_at(step, draw.noise, draw.draw.rate)
         guard.admit(event, 1)
         guard.record(event, 1)

@@ -12,7 +12,7 @@ from dpfy.accounting.to_pairs import noise_multiplier
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact, SumQuery
 from dpfy.mechanisms.groups import clip_groups, clip_jointly, composed_multiplier
-from dpfy.mechanisms.query import ClippedSum, Contributing, NormsBelow, Query, SampleSize, Statistic
+from dpfy.mechanisms.query import ClippedSum, Contributing, Query, RecordNormsBelow, SampleSize, Statistic
 
 
 def network():
@@ -85,7 +85,7 @@ def test_the_joint_example_of_the_paper():
     query = Query.of([leaf])
     (summed,) = query.sum_queries(noise_multiplier=0.01)
     assert (summed.l2_bound, summed.stddev) == (1.0, 0.01)
-    noises = [0.01 * query.unit(leaf) * leaf.scale_of(name) for name in ("v1", "v2")]
+    noises = [0.01 * query.sum_scale(leaf) * leaf.scale_of(name) for name in ("v1", "v2")]
     assert noises == pytest.approx([0.01, 1.0])
 
 
@@ -96,7 +96,7 @@ def test_what_a_step_records_is_what_its_noise_is_worth(shares, every, z, step):
     """A step without a statistic costs less; were its share still charged, or not charged when due, this would fail."""
     query = Query.of([ClippedSum(1.0, str(k), (str(k),), share=share) for k, share in enumerate(shares)],
                      [Statistic(f"s{k}", every=each, share=0.1) for k, each in enumerate(every)])
-    assert noise_multiplier(query.sum_queries(z, step)) == pytest.approx(z / query.reach(step), rel=1e-12)
+    assert noise_multiplier(query.sum_queries(z, step)) == pytest.approx(z / query.joint_sensitivity(step), rel=1e-12)
     assert noise_multiplier(query.sum_queries(z, 1)) == pytest.approx(z, rel=1e-12)
     assert query.sum_queries(z, step) == query.sum_queries(z, step + query.period)
 
@@ -121,7 +121,7 @@ def test_a_calibrated_plan_with_statistics_stays_within_its_budget():
 @pytest.mark.parametrize("leaf", [
     ClippedSum(1.0, "a", ("x", "y"), (1.0, 2.0), 0.5), Statistic("s", 2.0, (3, 4), 5, 0.1), SampleSize(share=0.2),
     Contributing(every=2),
-    NormsBelow(thresholds=(0.5, 1.0, 2.0), of=("g", "g", "h")),
+    RecordNormsBelow(thresholds=(0.5, 1.0, 2.0), of=("g", "g", "h")),
 ])
 def test_sums_survive_a_round_trip(leaf):
     assert Fact.from_json(leaf.to_json()) == leaf
@@ -133,8 +133,8 @@ def test_sums_survive_a_round_trip(leaf):
     (lambda: Query.of([ClippedSum(1.0, "a"), ClippedSum(1.0, "b")]), "no parameters of their own"),
     (lambda: Query((ClippedSum(1.0, share=0.7),)), "add up to 1"),
     (lambda: Query.of([ClippedSum(1.0)], [Statistic("s", share=0.6), Statistic("t", share=0.5)]), "smaller shares"),
-    (lambda: Query.of([ClippedSum(1.0)], [NormsBelow(thresholds=(1.0,), of=("other",))]), "'other'"),
-    (lambda: Query.of([ClippedSum(1.0)], [NormsBelow()], slots=4), "norms of single records"),
+    (lambda: Query.of([ClippedSum(1.0)], [RecordNormsBelow(thresholds=(1.0,), of=("other",))]), "'other'"),
+    (lambda: Query.of([ClippedSum(1.0)], [RecordNormsBelow()], slots=4), "norms of single records"),
     (lambda: Query.of([ClippedSum(1.0)], [Statistic("s")], slots=4), "no statistics"),
     (lambda: ClippedSum(1.0, "a", ("x",), (1e160,)), "scale"),
     (lambda: Query.of([ClippedSum(1.0)], slots=4, least_sample=3.0), "no sample size"),

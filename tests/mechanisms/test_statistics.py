@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 import dpfy
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.query import ClippedSum, Contributing, NormsBelow, Query, SampleSize, Statistic
+from dpfy.mechanisms.query import ClippedSum, Contributing, Query, RecordNormsBelow, SampleSize, Statistic
 from dpfy.mechanisms.statistics import ROUNDING, bounded_sum, shared_rounding
 
 LAST_BITS = 15 * 2.0**-23
@@ -17,7 +17,7 @@ NEAR_ONE = st.floats(-LAST_BITS, LAST_BITS).map(lambda moved: 1 + moved)
 
 def below(norms, thresholds):
     """What each record adds for each threshold."""
-    statistic = NormsBelow(thresholds=thresholds)
+    statistic = RecordNormsBelow(thresholds=thresholds)
     squares = torch.tensor(norms, dtype=torch.float64).square().unsqueeze(1)
     return torch.stack([bounded_sum(statistic, {}, row.unsqueeze(1), ["gradient"], 1.0) for row in squares])
 

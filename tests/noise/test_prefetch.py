@@ -340,7 +340,7 @@ def test_a_device_is_added_to_on_one_thread(monkeypatch):
     taken = []
     monkeypatch.setattr(InNumpy, "draw_and_add", lambda *_: taken.append(threading.current_thread()))
     values = torch.empty(3000, dtype=torch.float64, device="meta")
-    prefetch.Desk().deliver(Vector([Piece(0, values)], 1.0, 1.0), 48.7, SecureStream(insecure_test_key=1))
+    prefetch.NoisePrefetcher().deliver(Vector([Piece(0, values)], 1.0, 1.0), 48.7, SecureStream(insecure_test_key=1))
     assert set(taken) == {threading.current_thread()} and len(taken) == 6
 
 

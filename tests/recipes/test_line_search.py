@@ -11,9 +11,9 @@ from dpfy.data import digits
 from dpfy.ledger.events import SumQuery
 from dpfy.ledger.one_shot import AboveThreshold
 from dpfy.models import digits_mlp
-from dpfy.recipes import Backtracking, Directed, line_search
+from dpfy.recipes import Backtracking, RecipeControlled, line_search
 from dpfy.recipes.steps import angle
-from dpfy.run.loss_queries import FirstDecrease
+from dpfy.run.loss_queries import FirstBelow
 from recipes import Descent
 
 
@@ -27,7 +27,7 @@ def answered(monkeypatch):
         search._run.ledger.reserve(search.event)
         return script.pop(0)
 
-    monkeypatch.setattr(FirstDecrease, "of", answer)
+    monkeypatch.setattr(FirstBelow, "of", answer)
     return script, seen
 
 
@@ -106,7 +106,7 @@ def test_settings_outside_their_domain_are_refused(settings):
 
 def test_a_plan_without_a_filter_is_refused():
     descent = Descent(controllers=())
-    with pytest.raises(dpfy.InvalidArgument, match="Directed"):
+    with pytest.raises(dpfy.InvalidArgument, match="RecipeControlled"):
         next(line_search(descent.run, descent.loss))
     descent.run.close()
 
@@ -114,7 +114,7 @@ def test_a_plan_without_a_filter_is_refused():
 def test_the_digits_are_learnt_without_a_learning_rate():
     torch.manual_seed(0)
     source, model = digits(), digits_mlp()
-    plan = dpfy.dpsgd(records=1437, sampling="full", steps=25, controllers=[Directed()])
+    plan = dpfy.dpsgd(records=1437, sampling="full", steps=25, controllers=[RecipeControlled()])
     plan = plan.calibrate(epsilon=8.0, delta=1e-5)
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
     with dpfy.privatize(model, opt, source.train, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:

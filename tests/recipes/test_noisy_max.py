@@ -11,8 +11,8 @@ from dpfy.data import digits
 from dpfy.ledger.events import SumQuery
 from dpfy.ledger.one_shot import ExponentialChoice
 from dpfy.models import digits_mlp
-from dpfy.recipes import Directed, noisy_max
-from dpfy.run.loss_queries import LeastLoss
+from dpfy.recipes import RecipeControlled, noisy_max
+from dpfy.run.loss_queries import PrivateArgmin
 from recipes import Descent
 
 
@@ -26,7 +26,7 @@ def chosen(monkeypatch):
         search._run.ledger.reserve(search.event)
         return script.pop(0)
 
-    monkeypatch.setattr(LeastLoss, "of", choose)
+    monkeypatch.setattr(PrivateArgmin, "of", choose)
     return script, seen
 
 
@@ -95,7 +95,7 @@ def test_samples_and_plans_without_a_filter_are_refused():
         next(noisy_max(descent.run, descent.loss))
     descent.run.close()
     descent = Descent(controllers=())
-    with pytest.raises(dpfy.InvalidArgument, match="Directed"):
+    with pytest.raises(dpfy.InvalidArgument, match="RecipeControlled"):
         next(noisy_max(descent.run, descent.loss))
     assert descent.ledger.count == 0
     descent.run.close()
@@ -104,7 +104,7 @@ def test_samples_and_plans_without_a_filter_are_refused():
 def test_the_digits_are_learnt_without_a_learning_rate():
     torch.manual_seed(0)
     source, model = digits(), digits_mlp()
-    plan = dpfy.dpsgd(records=1437, sampling="full", steps=25, controllers=[Directed()])
+    plan = dpfy.dpsgd(records=1437, sampling="full", steps=25, controllers=[RecipeControlled()])
     plan = plan.calibrate(epsilon=8.0, delta=1e-5)
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
     with dpfy.privatize(model, opt, source.train, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:

@@ -22,7 +22,7 @@ def pixels(page, picture, *flags):
     return np.round(255 * imread(picture)[..., :3]).astype(int)
 
 
-def share_of(image, colour, within=12):
+def noise_share(image, colour, within=12):
     """How much of the picture has about a colour, given as #rrggbb."""
     wanted = [int(colour[start:start + 2], 16) for start in (1, 3, 5)]
     return float((np.abs(image - wanted).max(axis=2) <= within).mean())
@@ -34,9 +34,9 @@ def test_a_report_is_readable_in_light_and_dark(make, facts, tmp_path):
     make(tmp_path / "ledger.dpl")
     _, _, page = report(tmp_path / "ledger.dpl", DELTA, facts).write(tmp_path)
     light = pixels(page, tmp_path / "light.png")
-    assert share_of(light, "#ffffff") > 0.4  # paper
-    assert share_of(light, "#0b5cad") > 5e-4  # the claim, large
-    assert share_of(light, "#0072b2") > 5e-4  # lines of figures
-    assert share_of(light, "#1b1f24", 60) > 5e-3  # text
+    assert noise_share(light, "#ffffff") > 0.4  # paper
+    assert noise_share(light, "#0b5cad") > 5e-4  # the claim, large
+    assert noise_share(light, "#0072b2") > 5e-4  # lines of figures
+    assert noise_share(light, "#1b1f24", 60) > 5e-3  # text
     dark = pixels(page, tmp_path / "dark.png", "--blink-settings=preferredColorScheme=0")
-    assert share_of(dark, "#12161c") > 0.4 and share_of(dark, "#7cb8f2") > 5e-4 and share_of(dark, "#ffffff") < 0.01
+    assert noise_share(dark, "#12161c") > 0.4 and noise_share(dark, "#7cb8f2") > 5e-4 and noise_share(dark, "#ffffff") < 0.01

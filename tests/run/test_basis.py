@@ -60,14 +60,14 @@ def test_the_allowance_is_the_one_that_the_noise_is_scaled_for(started):
     run.release()
     setting, engine = run.run._steering.setting(1), run.run._choice.current
     (text,) = [ground.text for ground in grounds_in(run.ledger.basis) if ground.key == "last_bits"]
-    companions = run.run._mechanism(engine, 1, setting, _pieces(run.run, setting)).companions
+    co_batched = run.run._mechanism(engine, 1, setting, _pieces(run.run, setting)).co_batched
     assert f"up to {companions} others" in text and f"{engine.rounding:.2g} clip bounds" in text
 
 
 def _pieces(run, setting):
-    from dpfy.run.release_layout import Pieces
+    from dpfy.run.release_layout import ReleaseLayout
 
-    return Pieces(setting.query, run._trained(), setting.query.due(1), setting.coordinates)
+    return ReleaseLayout(setting.query, run._trained(), setting.query.due(1), setting.coordinates)
 
 
 def test_nothing_in_it_is_from_records(started):

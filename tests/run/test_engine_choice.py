@@ -277,7 +277,7 @@ class RunningMean:
         self.recent.append(value)
 
 
-class Keeping(Dot):
+class StoreThenClip(Dot):
     def __init__(self, kind):
         super().__init__()
         self.kind, self.mean, self.norms = kind, RunningMean(), [nn.BatchNorm1d(3, affine=False)]
@@ -295,12 +295,12 @@ class TestSideDoors:
 
     @pytest.mark.parametrize("kind", ["object", "layer in a list"])
     def test_objects_inside_of_a_model(self, started, kind):
-        model = Keeping(kind)
+        model = StoreThenClip(kind)
         with pytest.raises(dpfy.IsolationError, match=r"changes .*dpfy\.Losses"):
             started(ROWS, model=model, engine="loop").release(lambda x: model(x))
 
     def test_a_model_that_keeps_nothing_may_hold_them(self, started):
-        model = Keeping("nothing")
+        model = StoreThenClip("nothing")
         assert started(ROWS, model=model).release(lambda x: model(x)).any()
 
     def test_losses_in_a_list(self, started):

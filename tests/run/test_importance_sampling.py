@@ -22,12 +22,12 @@ from dpfy.gradients.bookkeeping.exact import Written
 from dpfy.ledger import Header
 from dpfy.ledger.events import Importance, Poisson
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance_bounds import MOST_COMPANIONS, MOVED
+from dpfy.mechanisms.importance_bounds import MAX_BLOCK_RECORDS, MOVED
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.noise import LatticeGaussian, SecureStream
-from dpfy.run.importance_sampling import Weighing, expected_proposals, with_room_for_bits
-from dpfy.run.norm_sums import noised, norm_sum, paid_beside
-from dpfy.run.partition import Blocks
+from dpfy.run.importance_sampling import Weighing, expected_proposals, with_rounding_allowance
+from dpfy.run.norm_sums import extra_releases, noised, norm_sum
+from dpfy.run.partition import BatchPartition
 from dpfy.run.state_file import read_state
 
 N, WIDTH = 60, 5
@@ -205,7 +205,7 @@ def test_groups_statistics_users_and_other_controllers_are_refused():
                            ({"query": Query.of([ClippedSum(1.0)], [dpfy.SampleSize()])}, "no statistics"),
                            ({"controllers": ()}, "follow the ratios"),
                            ({"controllers": (dpfy.QuantileClipping(),)}, "follow the ratios"),
-                           ({"controllers": (dpfy.NormClipping(),)}, "follow the ratios")):
+                           ({"controllers": (dpfy.MeanNormClipping(),)}, "follow the ratios")):
         with pytest.raises(InvalidArgument, match=words):
             replace(plan, **changes)
 
@@ -255,8 +255,8 @@ def test_coarse_numbers_and_too_little_noise_are_refused_before_anything_is_paid
 
 def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path, monkeypatch):
     sizes, model = [], nn.Linear(WIDTH, 2)
-    planned = Blocks.planned
-    monkeypatch.setattr(Blocks, "planned", lambda *given: sizes.append(given[1]) or planned(*given))
+    planned = BatchPartition.planned
+    monkeypatch.setattr(BatchPartition, "planned", lambda *given: sizes.append(given[1]) or planned(*given))
     plan = dpfy.dpis(records=N, batch_size=12, epochs=2, noise_multiplier=1.0)
     run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), Records(), plan, tmp_path / "run.dpl",
                          max_physical_batch=3)
@@ -265,16 +265,16 @@ def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path
 
 
 @pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 132), (9.0, 192)])
-def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch, noise, companions):
+def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch, noise, co_batched):
     """Noise of 2.5 times as much over contributions of 0.4 clip bounds; what is paid for is what is computed with."""
-    sizes, planned, paid = [], Blocks.planned, []
-    monkeypatch.setattr(Blocks, "planned", lambda *given: sizes.append(given[1]) or planned(*given))
+    sizes, planned, paid = [], BatchPartition.planned, []
+    monkeypatch.setattr(BatchPartition, "planned", lambda *given: sizes.append(given[1]) or planned(*given))
     run = bound_run(tmp_path, records=10**4, batch_size=2000, noise_multiplier=noise)
-    monkeypatch.setattr("dpfy.run.run.with_room_for_bits",
-                        lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
+    monkeypatch.setattr("dpfy.run.run.with_rounding_allowance",
+                        lambda mechanism: paid.append(mechanism.co_batched) or with_rounding_allowance(mechanism))
     run.release(loss_of(run.model), next(iter(run)))
     # What is recorded, the size that the loss is tried with, the step, its price, and norms.
-    assert sizes == [companions, companions, companions, companions, 192] and paid == [companions]
+    assert sizes == [co_batched, co_batched, co_batched, co_batched, 192] and paid == [co_batched]
 
 
 def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):
@@ -289,12 +289,12 @@ def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):
         return real(self, loss_fn, chunk, clipping)
 
     monkeypatch.setattr(ExactBookkeepingEngine, "bounded_sums", bounded_sums)
-    monkeypatch.setattr("dpfy.run.run.with_room_for_bits",
-                        lambda mechanism: paid.append(mechanism.companions) or with_room_for_bits(mechanism))
+    monkeypatch.setattr("dpfy.run.run.with_rounding_allowance",
+                        lambda mechanism: paid.append(mechanism.co_batched) or with_rounding_allowance(mechanism))
     data = TensorDataset(torch.full((1000, WIDTH), 100.0), torch.arange(1000) % 2)
     run = bound_run(tmp_path, data, records=400, batch_size=25, ratio=0.1, slack=1.0, noise_multiplier=0.1)
     run.release(loss_of(run.model), next(iter(run)))
-    assert sum(norms) == 1000 and max(norms) <= MOST_COMPANIONS
+    assert sum(norms) == 1000 and max(norms) <= MAX_BLOCK_RECORDS
     assert sum(steps) > 5 * paid[0] and max(steps) <= paid[0] == paid[-1] <= 64
 
 
@@ -316,12 +316,12 @@ def test_one_record_moves_a_sum_of_norms_by_one_clip_bound(norms, added, clip, f
     floor = 1 / 16 if floored else 0.0
     before = np.array(norms, dtype=np.float64)
     after, generator = before.copy(), np.random.default_rng(key)
-    for index in generator.permutation(len(norms))[:MOST_COMPANIONS]:
+    for index in generator.permutation(len(norms))[:MAX_BLOCK_RECORDS]:
         if math.isfinite(before[index]):
             after[index] += generator.choice([-1, 1]) * MOVED * max(before[index], clip / 16)
     added_sum = norm_sum(np.append(after, added), clip, floor, most=1e6) - norm_sum(before, clip, floor, most=1e6)
-    companions = min(MOST_COMPANIONS, len(norms)) * (MOVED + 2.0**-24)
-    assert floor - companions <= added_sum <= 1 + companions
+    co_batched = min(MAX_BLOCK_RECORDS, len(norms)) * (MOVED + 2.0**-24)
+    assert floor - co_batched <= added_sum <= 1 + co_batched
 
 
 def test_the_noise_of_a_sum_is_for_a_record_and_all_of_its_companions():
@@ -330,7 +330,7 @@ def test_the_noise_of_a_sum_is_for_a_record_and_all_of_its_companions():
             return values.add_(stddev)
 
     assert noised(0.0, 40.0, Unit()) / 40 >= 1
-    assert noised(0.0, 40.0, Unit(), MOST_COMPANIONS) / 40 >= 1 + MOST_COMPANIONS * (MOVED + 2.0**-24)
+    assert noised(0.0, 40.0, Unit(), MAX_BLOCK_RECORDS) / 40 >= 1 + MAX_BLOCK_RECORDS * (MOVED + 2.0**-24)
 
 
 @pytest.mark.parametrize(("settings", "sums"), [({}, 1), ({"clip_factor": 0.8}, 2)])
@@ -345,13 +345,13 @@ def test_every_released_sum_of_norms_is_noised_for_companions_too(tmp_path, monk
     monkeypatch.setattr(GaussianSum, "release", release)
     run = bound_run(tmp_path, norm_sum="released", norm_noise=0.5, **settings)
     run.release(loss_of(run.model), next(iter(run)))
-    assert len(sensitivities) == sums and min(sensitivities) >= 1 + MOST_COMPANIONS * (MOVED + 2.0**-24)
+    assert len(sensitivities) == sums and min(sensitivities) >= 1 + MAX_BLOCK_RECORDS * (MOVED + 2.0**-24)
 
 
 def test_sums_of_norms_have_the_noise_of_their_event():
     """χ² of 600 draws at 1e-7, and the 2/3 and 3/2 of it that are noticed."""
     noise, stddev, draws = LatticeGaussian(SecureStream(insecure_test_key=2)), 30.0, 600
-    found = sum((noised(17.0, stddev, noise, MOST_COMPANIONS) - 17.0) ** 2 for _ in range(draws)) / stddev**2
+    found = sum((noised(17.0, stddev, noise, MAX_BLOCK_RECORDS) - 17.0) ** 2 for _ in range(draws)) / stddev**2
     low, high = stats.chi2.ppf([5e-8, 1 - 5e-8], draws)
     assert low < found < high
     assert not low < found * (2 / 3) ** 2 < high and not low < found * (3 / 2) ** 2 < high
@@ -478,14 +478,14 @@ def test_sums_of_norms_of_earlier_plans_are_no_steps_of_this_one():
     plan = dpfy.dpis(records=N, batch_size=12, epochs=2, noise_multiplier=1.0, norm_sum="released").under(RULE)
     later = replace(plan, steps=7)
     with dpfy.Ledger.in_memory(plan.guard(), Header(plan=plan.to_json(), filter=RULE.to_json())) as ledger:
-        for event, times in ((plan.beside[0].event, 2), (plan.event, 1)):
+        for event, times in ((plan.extra_events[0].event, 2), (plan.event, 1)):
             for _ in range(times):
                 ledger.reserve(event)
-        assert (ledger.plan_count, paid_beside(plan, ledger)) == (3, 2)
+        assert (ledger.plan_count, extra_releases(plan, ledger)) == (3, 2)
         ledger.register(plan.guard(), Header(plan=later.to_json(), filter=RULE.to_json()))
-        assert (ledger.plan_count, paid_beside(later, ledger)) == (0, 0)
+        assert (ledger.plan_count, extra_releases(later, ledger)) == (0, 0)
         ledger.reserve(plan.event)
-        assert (ledger.plan_count, paid_beside(later, ledger)) == (1, 0)
+        assert (ledger.plan_count, extra_releases(later, ledger)) == (1, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1])

@@ -13,7 +13,7 @@ from dpfy.accounting import ZcdpFilter
 from dpfy.ledger.events import Poisson, Sampled
 from dpfy.ledger.one_shot import AboveThreshold, ExponentialChoice
 from dpfy.mechanisms.statistics import ROUNDING
-from dpfy.run.loss_queries import FirstDecrease, LeastLoss
+from dpfy.run.loss_queries import FirstBelow, PrivateArgmin
 from recipes import Descent
 
 ROWS = torch.tensor([[0.5, 1.0, 0.0], [-3.0, 2.0, 1.0], [9.0, 9.0, -9.0], [0.1, 0.2, 0.3], [math.inf, 0.0, 1.0]])
@@ -38,7 +38,7 @@ def neighbours():
 @given(st.lists(st.floats(-4, 4, width=16), min_size=3, max_size=3), st.floats(0.01, 10.0))
 def test_one_record_adds_at_most_the_bound_and_never_takes_away(neighbours, weight, bound):
     """A loss that is not clipped, negative, or no number would be seen here; so would a mean."""
-    sums = [LeastLoss(each.run, bound, 1.0)._losses(each.loss).of({"weight": torch.tensor(weight)})
+    sums = [PrivateArgmin(each.run, bound, 1.0)._losses(each.loss).of({"weight": torch.tensor(weight)})
             for each in neighbours]
     expected = (ROWS[:4] @ torch.tensor(weight)).double().clamp(0, bound).sum()
     infinite = (ROWS[4] @ torch.tensor(weight)).double()
@@ -50,16 +50,16 @@ def test_one_record_adds_at_most_the_bound_and_never_takes_away(neighbours, weig
 
 def test_the_sensitivity_pays_for_the_last_bits_of_others():
     begun = started(ROWS)
-    search = LeastLoss(begun.run, 3.0, 0.5)
-    companions = search._blocks.largest
-    assert companions >= 4
-    assert search.mechanism.sensitivity == pytest.approx(3.0 * (1 + 2 * companions * ROUNDING + 2.0**-19), rel=1e-12)
+    search = PrivateArgmin(begun.run, 3.0, 0.5)
+    co_batched = search._blocks.largest
+    assert co_batched >= 4
+    assert search.mechanism.sensitivity == pytest.approx(3.0 * (1 + 2 * co_batched * ROUNDING + 2.0**-19), rel=1e-12)
     assert search.event.queries[0].largest_loss == pytest.approx(0.5)
 
 
 def test_the_least_loss_is_found_and_recorded():
     descent = Descent(rho=1e9)
-    search = LeastLoss(descent.run, 5.0, 1e4)
+    search = PrivateArgmin(descent.run, 5.0, 1e4)
     models = [{"weight": torch.tensor([weight])} for weight in ([0.0, 0.0], [1.0, -2.0], [4.0, 4.0])]
     assert search.of(descent.loss, iter(models)) == 1
     assert torch.equal(descent.model.weight, torch.zeros(1, 2))
@@ -71,7 +71,7 @@ def test_the_least_loss_is_found_and_recorded():
 
 def test_the_first_sufficient_decrease_is_found_and_recorded():
     descent = Descent(rho=1e9, rate=0.9)
-    search = FirstDecrease(descent.run, 5.0, 1e4)
+    search = FirstBelow(descent.run, 5.0, 1e4)
     start, best = ({"weight": torch.tensor([weight])} for weight in ([0.0, 0.0], [1.0, -2.0]))
     assert search.of(descent.loss, start, [(start, 1.0), (best, 1e6), (best, 1.0), (best, 0.0)]) == 2
     assert search.of(descent.loss, start, [(start, 1.0), (best, 1e6)]) is None
@@ -86,7 +86,7 @@ def test_the_first_sufficient_decrease_is_found_and_recorded():
 def test_what_is_asked_for_does_not_swallow_the_last_digits():
     """Beside 1e30 a float64 sum has no digits left, and one record could move the comparison by many bounds."""
     descent = Descent(rho=1e9)
-    search, seen = FirstDecrease(descent.run, 5.0, 1.0), []
+    search, seen = FirstBelow(descent.run, 5.0, 1.0), []
     search.mechanism = _Listening(search.mechanism, seen)
     start = {"weight": torch.zeros(1, 2)}
     search.of(descent.loss, start, [(start, 1e30), (start, 1.0)])
@@ -119,14 +119,14 @@ class Watched(Dataset):
         return torch.ones(2), torch.ones(())
 
 
-@pytest.mark.parametrize("kind", [LeastLoss, FirstDecrease])
+@pytest.mark.parametrize("kind", [PrivateArgmin, FirstBelow])
 def test_nothing_is_read_before_it_is_paid_for(kind):
     data = Watched()
     descent = Descent(data=data, rho=0.2)  # one gradient costs 0.125
     descent.run.release(descent.loss, next(iter(descent.run)))
     data.ledger = descent.ledger
     models = [{"weight": torch.zeros(1, 2)}]
-    given_models = (models,) if kind is LeastLoss else (models[0], [(models[0], 0.0)])
+    given_models = (models,) if kind is PrivateArgmin else (models[0], [(models[0], 0.0)])
     with pytest.raises(dpfy.BudgetExhausted):
         kind(descent.run, 1.0, 5.0).of(descent.loss, *given_models)
     assert data.reads == []
@@ -140,5 +140,5 @@ def test_other_samples_are_refused():
                       relation="zero_out").under(ZcdpFilter(1e6))
     begun = Started(TensorDataset(ROWS), plan=plan)
     with pytest.raises(dpfy.InvalidArgument, match="poisson or full"):
-        LeastLoss(begun.run, 1.0, 1.0)
+        PrivateArgmin(begun.run, 1.0, 1.0)
     begun.run.close()

@@ -10,7 +10,7 @@ import dpfy
 from dpfy.errors import DpfyError
 from dpfy.gradients import ENGINES
 from dpfy.mechanisms.clipping import Clipping
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 
 
 def epoch(users, values):
@@ -98,6 +98,6 @@ def test_what_fails_for_every_record_is_told_before_the_first_one(monkeypatch):
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=1, noise_multiplier=1.0)
     run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(torch.rand(5, 3)), plan,
                          dpfy.Ledger.in_memory(), insecure_test_key=1)
-    monkeypatch.setattr(Pieces, "clipping", lambda self, grid: Clipping(lambda norms: 1 / 0, grid, (0,)))
+    monkeypatch.setattr(ReleaseLayout, "clipping", lambda self, grid: Clipping(lambda norms: 1 / 0, grid, (0,)))
     with pytest.raises(ZeroDivisionError):
         run.release(lambda x: model(x), next(iter(run)))

@@ -6,10 +6,10 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import poisson
 
 from dpfy.noise import SecureStream
-from dpfy.run.partition import Blocks, even_parts
+from dpfy.run.partition import BatchPartition, even_parts
 
 
-def lots(count, key=5):
+def tags(count, key=5):
     return torch.from_numpy((SecureStream(insecure_test_key=key).words(count) >> 1).astype("int64"))
 
 
@@ -17,7 +17,7 @@ def lots(count, key=5):
 @given(records=st.integers(1, 300), position=st.integers(0, 300), blocks=st.integers(1, 9))
 def test_one_record_more_leaves_all_blocks_but_one_as_they_were(records, position, blocks):
     """Consecutive blocks would fail: all of them after the record shift by one."""
-    division, drawn = Blocks(blocks, records), lots(records + 1)
+    division, drawn = BatchPartition(blocks, records), tags(records + 1)
     names = torch.arange(records + 1)
     position = min(position, records)
     without = torch.cat([names[:position], names[position + 1:]])
@@ -31,7 +31,7 @@ def test_one_record_more_leaves_all_blocks_but_one_as_they_were(records, positio
 @given(records=st.integers(1, 400), position=st.integers(0, 400), largest=st.integers(1, 40))
 def test_one_record_more_touches_no_more_than_a_part_however_many_there_are(records, position, largest):
     """Even parts would fail: one record more moves the borders between all of them."""
-    division, drawn, names = Blocks(1, largest), lots(records + 1), torch.arange(records + 1)
+    division, drawn, names = BatchPartition(1, largest), tags(records + 1), torch.arange(records + 1)
     position = min(position, records)
     without = torch.cat([names[:position], names[position + 1:]])
     before = {tuple(part.tolist()) for part in division.divided(without, drawn[without])}
@@ -42,18 +42,18 @@ def test_one_record_more_touches_no_more_than_a_part_however_many_there_are(reco
 
 
 def test_equal_lots_are_never_divided_for_ever():
-    parts = Blocks(1, 2).divided(torch.arange(5), torch.zeros(5, dtype=torch.int64))
+    parts = BatchPartition(1, 2).divided(torch.arange(5), torch.zeros(5, dtype=torch.int64))
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("expected", [0.01, 1.0, 7.5, 50.0, 400.0])
 def test_a_block_is_hardly_ever_divided(expected):
-    assert poisson.logsf(Blocks.planned(expected, 10_000).largest, expected) < -20 * 0.69
+    assert poisson.logsf(BatchPartition.planned(expected, 10_000).largest, expected) < -20 * 0.69
 
 
 @pytest.mark.parametrize(("expected", "largest", "ranks"), [(0.3, None, 1), (1000, 64, 1), (1000, 64, 3), (5, 1, 2)])
 def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, ranks):
-    division = Blocks.planned(expected, largest, ranks)
+    division = BatchPartition.planned(expected, largest, ranks)
     assert division.count % ranks == 0
     assert expected / division.count <= max(1, 0.8 * (largest or 1024))
     assert division.largest <= (largest or 1024)
@@ -62,12 +62,12 @@ def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, rank
 @pytest.mark.parametrize(("expected", "largest", "count"), [(64, 64, 1), (65, 64, 2), (1024, 2000, 1), (1025, 2000, 2)])
 def test_what_is_expected_to_be_one_chunk_is_one_block(expected, largest, count):
     """Two half chunks would be slower, and a step on many chunks would peak higher than a step on one."""
-    assert Blocks.planned(expected, largest).count == count
+    assert BatchPartition.planned(expected, largest).count == count
 
 
 def test_every_block_is_drawn_equally_often():
     """χ² with 12 degrees of freedom exceeds 70 with probability 3e-10."""
-    counts = torch.bincount(Blocks(13, 1).of(lots(130_000)), minlength=13)
+    counts = torch.bincount(BatchPartition(13, 1).of(tags(130_000)), minlength=13)
     assert len(counts) == 13 and float(((counts - 10_000) ** 2 / 10_000).sum()) < 70
 
 

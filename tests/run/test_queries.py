@@ -14,8 +14,8 @@ from dpfy.errors import BudgetExhausted, DataError, InvalidArgument, IsolationEr
 from dpfy.gradients import ENGINES
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.groups import clip_groups, clip_jointly
-from dpfy.mechanisms.query import ClippedSum, Contributing, NormsBelow, Query, SampleSize, Statistic
-from dpfy.run.release_layout import Pieces
+from dpfy.mechanisms.query import ClippedSum, Contributing, Query, RecordNormsBelow, SampleSize, Statistic
+from dpfy.run.release_layout import ReleaseLayout
 
 WIDTH, GRID = 3, 2.0**-40
 NUMBERS = st.one_of(st.floats(-1e3, 1e3, width=32), st.floats(width=32, allow_nan=True, allow_infinity=True),
@@ -46,14 +46,14 @@ QUERIES = {
     "joint": lambda model: Query.of([clip_jointly(model, {"one.*": 1.0, "two.*": 100.0}, clip=0.9)]),
     "with statistics": lambda model: Query.of(per_layer(model, clip=0.7), [
         Statistic("rows", bound=0.3, shape=(2 * WIDTH,), share=0.2), SampleSize(share=0.05),
-        NormsBelow(thresholds=(0.5, 1.0, 2.0), of=("one", "two", "two"), share=0.1)]),
+        RecordNormsBelow(thresholds=(0.5, 1.0, 2.0), of=("one", "two", "two"), share=0.1)]),
     "contributing": lambda model: Query.of(per_layer(model, clip=0.7), [Contributing(share=0.05)]),
 }
 
 
 def pieces_of(query, model, engine, rows):
     """The vector that would be noised, and its pieces, for records whose gradients and statistics are ``rows``."""
-    pieces = Pieces(query, dict(model.named_parameters()), query.statistics)
+    pieces = ReleaseLayout(query, dict(model.named_parameters()), query.statistics)
     vector = torch.zeros(sum(pieces.sizes), dtype=torch.float64)
     if rows:
         data = torch.tensor(rows, dtype=torch.float32)
@@ -81,7 +81,7 @@ def test_one_record_more_moves_each_sum_by_at_most_its_bound(kind, engine, rows,
     _, after = pieces_of(query, model, engine, [*rows[:position], extra, *rows[position:]])
     assert bool(before.isfinite().all()) and bool(after.isfinite().all())
     slack = 1 + 1e-5  # of float32 sums; whole releases are tested with theirs
-    assert float((after - before).norm()) <= query.reach() * slack
+    assert float((after - before).norm()) <= query.joint_sensitivity() * slack
     moved, statistics = pieces.split(after - before)
     units = pieces.clipping(GRID).units
     for leaf in query.leaves:
@@ -115,7 +115,7 @@ def released(plan, rows=20, model=None, loss=None, **options):
 def test_statistics_are_released_in_their_own_units():
     plan = dpfy.dpsgd(rate=1.0, divisor=20, steps=2, noise_multiplier=0.0, statistics=[
         Statistic("mean", share=0.1), Statistic("rows", bound=0.5, shape=(6,)), SampleSize(),
-        NormsBelow(thresholds=(0.9, 5.0))])
+        RecordNormsBelow(thresholds=(0.9, 5.0))])
     found, _, data = released(plan)
     (x,) = data.tensors
     assert float(found.statistics["mean"]) == pytest.approx(float(x.mean(1).mean()), rel=1e-6)
@@ -139,7 +139,7 @@ def test_each_sum_has_the_noise_that_it_declares(kind):
                          insecure_test_key=4)
     drawn = [run.release(lambda x: dpfy.Losses(model(x), {"mean": x.mean(1), "rows": x}), batch) for batch in run]
     for leaf in (*query.leaves, *query.statistics):
-        declared = z * leaf.bound / math.sqrt(query.share_of(leaf))
+        declared = z * leaf.bound / math.sqrt(query.noise_share(leaf))
         if isinstance(leaf, ClippedSum):
             values = torch.stack([torch.cat([each.gradients[name] / leaf.scale_of(name) for name in leaf.parameters or
                                              each.gradients]) for each in drawn])
@@ -164,7 +164,7 @@ def test_the_loss_of_a_composed_step_is_that_of_its_noise_multiplier():
                          dpfy.Ledger.in_memory(), insecure_test_key=6)
     _, signal = pieces_of(query, model, "loop", row.tolist())
     assert float(signal.norm()) == pytest.approx(1.0, rel=1e-6)
-    pieces = Pieces(query, dict(model.named_parameters()), query.statistics)
+    pieces = ReleaseLayout(query, dict(model.named_parameters()), query.statistics)
     units = torch.cat([torch.full((size,), unit, dtype=torch.float64) for size, unit in zip(
         pieces.sizes, (*pieces.clipping(GRID).units, *map(query.unit, query.statistics)), strict=True)])
     losses = []

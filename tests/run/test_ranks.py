@@ -96,7 +96,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **pl
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
     opt = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    statistics = [dpfy.Statistic("x", bound=0.5, shape=(6,), every=2), dpfy.NormsBelow(), dpfy.SampleSize()]
+    statistics = [dpfy.Statistic("x", bound=0.5, shape=(6,), every=2), dpfy.RecordNormsBelow(), dpfy.SampleSize()]
     options = {"clip": dpfy.clip_groups(model, clip=0.7), "statistics": statistics} if sums else {"clip": 0.7}
     plan = dpfy.dpsgd(records=40 if users is None else 20, batch_size=20 if users is None else 10, steps=3,
                       noise_multiplier=0.5, unit="record" if users is None else "user", **options, **planned)
@@ -119,7 +119,7 @@ RECIPES = {"auto": {}, "vmap": {"engine": "vmap"}, "loop": {"engine": "loop"}, "
            "clipped denominator": {"least_sample": 15.0},
            "quantile": {"controllers": [dpfy.QuantileClipping(share=0.2)]},
            "adaclip": {"controllers": [dpfy.AdaClip()]},
-           "chosen noise": {"controllers": [dpfy.NormNoise(share=0.2)], "rule": GaussianFilter(mu=20.0)},
+           "chosen noise": {"controllers": [dpfy.GradientNormNoise(share=0.2)], "rule": GaussianFilter(mu=20.0)},
            "shuffled": {"sampling": "shuffled", "relation": "zero_out"}}
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 import dpfy
 from dpfy.accounting import ZcdpFilter
 from dpfy.noise import SecureStream
-from dpfy.run.loss_queries import FirstDecrease, LeastLoss
+from dpfy.run.loss_queries import FirstBelow, PrivateArgmin
 from recipes import Descent
 
 STREAMS = ("noise", "sampling", "training")
@@ -96,13 +96,13 @@ def test_every_stream_is_refreshed_before_a_step_draws_from_it(drawn_from):
         require_refreshed(drawn_from, *STREAMS)
 
 
-@pytest.mark.parametrize("search", [LeastLoss, FirstDecrease])
+@pytest.mark.parametrize("search", [PrivateArgmin, FirstBelow])
 def test_every_stream_is_refreshed_before_a_search_draws_from_it(drawn_from, search):
     descent = Descent(rate=0.5)
     weights = {"weight": torch.ones(1, 2)}
     asked = search(descent.run, 1.0, 0.5)
     drawn_from.clear()
-    if search is LeastLoss:
+    if search is PrivateArgmin:
         asked.of(descent.loss, [weights, weights])
     else:
         asked.of(descent.loss, weights, [(weights, 0.1)])

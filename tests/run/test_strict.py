@@ -13,7 +13,7 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Kind, grounds_in
 from dpfy.mechanisms.clipping import Clipping, clip_to
-from dpfy.run.loss_queries import LeastLoss
+from dpfy.run.loss_queries import PrivateArgmin
 from dpfy.trainer.config import TrainConfig
 
 ROWS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.5, 0.5, 0.5]])
@@ -146,7 +146,7 @@ def test_a_run_goes_on_as_strict_as_it_began(begin, tmp_path, strict):
 def test_searches_over_losses_are_refused(begin):
     run, _ = begin()
     with pytest.raises(InvalidArgument, match="compares no losses"):
-        LeastLoss(run, 1.0, 0.1)
+        PrivateArgmin(run, 1.0, 0.1)
 
 
 @pytest.mark.parametrize(("settings", "said"), [

@@ -9,8 +9,8 @@ from dpfy.gradients.base import Summed
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import ClippedSum, Query, SampleSize
-from dpfy.run.release_layout import Pieces
-from dpfy.run.sum_accumulator import Sums
+from dpfy.run.release_layout import ReleaseLayout
+from dpfy.run.sum_accumulator import SumAccumulator
 
 
 def subject(name, records, statistics=()):
@@ -27,7 +27,7 @@ def subject(name, records, statistics=()):
         return Chunk((torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)),), count)
 
     engine.prepare(loss, examples)
-    pieces = Pieces(query, parameters, statistics)
+    pieces = ReleaseLayout(query, parameters, statistics)
     return pieces, [engine.bounded_sums(loss, examples(count, 7 + count), pieces.clipping(2.0**-30))
                     for count in records]
 
@@ -54,7 +54,7 @@ def test_formed_sums_are_those_in_the_vector(name, records):
     results = []
     for several in (False, True):
         pieces, chunks = subject(name, records, (SampleSize(),))
-        sums = Sums(pieces, vector(pieces), several)
+        sums = SumAccumulator(pieces, vector(pieces), several)
         for chunk in chunks:
             sums.take(chunk)
         results.append(torch.cat([each.double().flatten() for each in sums.tensors]))
@@ -71,7 +71,7 @@ def test_formed_sums_are_those_in_the_vector(name, records):
 def test_the_only_chunk_of_a_step_needs_no_vector():
     pieces, (chunk,) = subject("bookkeeping", (100,))
     room = vector(pieces)
-    sums = Sums(pieces, room, several=False)
+    sums = SumAccumulator(pieces, room, several=False)
     sums.take(chunk)
     formed = [each.dtype for each in sums.tensors]
     assert formed.count(torch.float32) >= 4 and bool(room.isnan().any())
@@ -84,7 +84,7 @@ def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vecto
         for parameter in pieces.parameters.values():
             parameter.data = parameter.data.to(dtype)
         room = vector(pieces)
-        sums = Sums(pieces, room, several=False)
+        sums = SumAccumulator(pieces, room, several=False)
         sums.take(chunk)
         outputs, shared = pieces.outputs(sums.tensors), 0
         for output, total, p in zip(outputs, sums.tensors, pieces.parameters.values(), strict=False):
@@ -98,7 +98,7 @@ def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vecto
 def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
     pieces, _ = subject("vmap", ())
     gradients = [torch.ones(p.shape, dtype=torch.float64) for p in pieces.parameters.values()]
-    sums = Sums(pieces, vector(pieces), several=False)
+    sums = SumAccumulator(pieces, vector(pieces), several=False)
     sums.take(Summed(gradients))
     assert all(one is other for one, other in zip(sums.tensors, gradients, strict=True))
 
@@ -107,7 +107,7 @@ def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
 def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, monkeypatch):
     """The vector is kept for the next step, and what the first chunk formed lives as long as somebody holds it."""
     s, held = started(torch.ones(40, 3), steps=2, max_physical_batch=rows), []
-    take = Sums.take
+    take = SumAccumulator.take
 
     def taking(sums, chunk):
         take(sums, chunk)
@@ -117,7 +117,7 @@ def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, 
         assert any(bool(each.any()) for each in held)  # there was something to forget
         raise MemoryError
 
-    monkeypatch.setattr(Sums, "take", taking)
+    monkeypatch.setattr(SumAccumulator, "take", taking)
     monkeypatch.setattr(GaussianSum, "release_pieces", failing)
     with pytest.raises(MemoryError):
         s.release()

@@ -9,11 +9,11 @@ from torch.utils.data import TensorDataset
 import dpfy
 from dpfy.gradients import ENGINES
 from dpfy.gradients.chunk import Chunk
-from dpfy.mechanisms.query import ClippedSum, NormsBelow, Query, Statistic
+from dpfy.mechanisms.query import ClippedSum, Query, RecordNormsBelow, Statistic
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import Records, visit
 from dpfy.run import run as runs
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 
 WIDTH, CLASSES = 40, 5
 
@@ -53,7 +53,7 @@ def test_one_record_more_moves_counts_by_its_own_and_the_last_bits_of_equal_reco
     one, other = made_up(1, 9), made_up(1, 8)
 
     def pieces(*statistics):
-        return Pieces(Query.of([ClippedSum(1.0)], statistics), parameters, statistics)
+        return ReleaseLayout(Query.of([ClippedSum(1.0)], statistics), parameters, statistics)
 
     def seen(records, more):
         chunk = Chunk.joined([one] * records + [other] * more)
@@ -67,7 +67,7 @@ def test_one_record_more_moves_counts_by_its_own_and_the_last_bits_of_equal_reco
     for records in (1, 2, 3, 4, 7, 8, 15, 16):
         before, after = seen(records, 0), seen(records, 1)
         thresholds = {float(norm.sqrt()) for part in (*before, *after) for norm in part.norms[:records, 0]}
-        statistics = (NormsBelow(thresholds=tuple(thresholds), share=0.1), Statistic("accuracy", share=0.1))
+        statistics = (RecordNormsBelow(thresholds=tuple(thresholds), share=0.1), Statistic("accuracy", share=0.1))
         for statistic, was, now in zip(statistics, sums(before, statistics), sums(after, statistics), strict=True):
             moved = float((now - was).norm()) * pieces(*statistics).query.unit(statistic)
             assert moved <= statistic.bound * (1 + records * ROUNDING)
@@ -89,7 +89,7 @@ def test_the_noise_of_a_step_with_statistics_is_scaled_for_what_they_move(engine
     with_it, without = made
     assert without.rounding == pytest.approx(ENGINES[engine].rounding, abs=1e-12)  # and float64 additions of blocks
     assert with_it.rounding == pytest.approx((0.9 * without.rounding**2 + 0.1 * ROUNDING**2) ** 0.5)
-    assert with_it.companions >= 20
+    assert with_it.co_batched >= 20
 
 
 def jumping():
@@ -113,7 +113,7 @@ def test_a_record_that_raises_moves_no_bit_of_others(name):
         return F.cross_entropy(model(x), y, reduction="none")
 
     engine.prepare(loss, lambda size, seed: made_up(size, seed, width=1000, classes=2))
-    clipping = Pieces(Query.of([ClippedSum(1.0)]), parameters, ()).clipping(2.0**-40)
+    clipping = ReleaseLayout(Query.of([ClippedSum(1.0)]), parameters, ()).clipping(2.0**-40)
 
     def total(labels):
         data = TensorDataset(record.repeat(len(labels), 1), torch.tensor(labels))

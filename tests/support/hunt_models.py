@@ -44,7 +44,7 @@ class Pooled(nn.Module):
         return self.head(self.norm(found[0] if isinstance(found, tuple) else found).mean(1))
 
 
-class Tied(nn.Module):
+class TiedEmbedding(nn.Module):
     """One weight in two places, and one module used twice."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ MODELS: dict[str, tuple[Kind, Callable[[], nn.Module]]] = {
     "dropout mlp": (VECTOR, lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5),
                                                   nn.Linear(16, CLASSES))),
     "layer norm": (VECTOR, lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, CLASSES))),
-    "tied": (VECTOR, Tied),
+    "tied": (VECTOR, TiedEmbedding),
     "bare": (VECTOR, Bare),
     "low rank": (VECTOR, LowRank),
     "weight norm": (VECTOR, lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.PReLU(), nn.Linear(8, CLASSES))),

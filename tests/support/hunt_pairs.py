@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 import dpfy
-from dpfy.mechanisms.query import NormsBelow, SampleSize, Statistic
+from dpfy.mechanisms.query import RecordNormsBelow, SampleSize, Statistic
 from dpfy.noise import SecureStream, round_to_lattice
 
 _SLACK = 1 + 1e-12  # of the comparison itself
@@ -250,7 +250,7 @@ def _plan(case: Case, model: nn.Module) -> dpfy.Plan:
     half = max(1, units // 2)
     policy, relation = case.sampling
     statistics = {"": (), "sample size": (SampleSize(),), "loss": (Statistic("loss"),),
-                  "norms": (NormsBelow(thresholds=(case.bound,)),)}[case.statistics]
+                  "norms": (RecordNormsBelow(thresholds=(case.bound,)),)}[case.statistics]
     return dpfy.dpsgd(
         records=units, batch_size=units if policy == "full" else half, steps=case.steps, clip=_clip(case, model),
         noise_multiplier=1.0, sampling=policy, relation=relation, unit="record" if case.rows == 1 else "user",

@@ -6,7 +6,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.accounting import ZcdpFilter
-from dpfy.recipes import Directed
+from dpfy.recipes import RecipeControlled
 
 
 class Descent:
@@ -19,7 +19,7 @@ class Descent:
         self.model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(self.model.weight)
         plan = dpfy.dpsgd(rate=rate, divisor=40 * rate, records=40, steps=steps, noise_multiplier=2.0,
-                          controllers=[Directed()] if controllers is None else controllers)
+                          controllers=[RecipeControlled()] if controllers is None else controllers)
         self.ledger = dpfy.Ledger.in_memory()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.run = dpfy.privatize(self.model, optimizer, self.data, plan.under(ZcdpFilter(rho)), self.ledger,

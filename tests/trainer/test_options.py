@@ -16,7 +16,7 @@ import dpfy
 from dpfy.accounting import GaussianFilter
 from dpfy.data import digits
 from dpfy.ledger.events import Sampled
-from dpfy.mechanisms.controllers import Schedule, Setting
+from dpfy.mechanisms.controllers import Schedule, StepConfig
 from dpfy.models import digits_mlp
 
 ENGINES = ("bookkeeping", "ghost", "vmap", "loop")
@@ -73,7 +73,7 @@ def test_the_ledger_notes_the_bound_of_each_step(tmp_path):
 
 @pytest.mark.parametrize("controller", [
     dpfy.QuantileClipping(0.5, share=0.2), dpfy.QuantileClipping(0.5, share=0.2, allocation="global"),
-    dpfy.NormClipping(share=0.2), dpfy.AdaClip()], ids=lambda each: f"{each.tag}-{getattr(each, 'allocation', '')}")
+    dpfy.MeanNormClipping(share=0.2), dpfy.AdaClip()], ids=lambda each: f"{each.tag}-{getattr(each, 'allocation', '')}")
 def test_the_noise_is_in_proportion_to_what_the_controller_chose(controller):
     """Noise that keeps to the plan's bounds, shares or coordinates has another scale than is said and tested here.
 
@@ -81,7 +81,7 @@ def test_the_noise_is_in_proportion_to_what_the_controller_chose(controller):
     """
     model, size = nn.Linear(40, 25), 1025
     data = TensorDataset(torch.zeros(1, 40))  # its gradient is that of the bias alone, and is cut off below
-    clip = dpfy.clip_groups(model, "tensor", clip=2.0) if controller.steers == "bounds" else 2.0
+    clip = dpfy.clip_groups(model, "tensor", clip=2.0) if controller.controls == "bounds" else 2.0
     begun = started(data, model=model, clip=clip, controllers=[controller], noise=3.0, rate=0.0, steps=3)
     for _ in range(3):
         released = begun.run.release(lambda x: model(x).sum(1), next(iter(begun.run)))
@@ -158,7 +158,7 @@ def test_engines_that_have_norms_only_are_refused(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
-@pytest.mark.parametrize("controller", [dpfy.QuantileClipping(0.5, share=0.2), dpfy.NormClipping(share=0.2)],
+@pytest.mark.parametrize("controller", [dpfy.QuantileClipping(0.5, share=0.2), dpfy.MeanNormClipping(share=0.2)],
                          ids=lambda each: each.tag)
 def test_engines_agree_on_what_controllers_see(controller, engine):
     def bounds(name):
@@ -228,7 +228,7 @@ def test_lowered_noise_is_recorded_and_added():
 
 def test_noise_follows_the_norm_of_the_sum():
     plan = dpfy.dpsgd(rate=1.0, divisor=4, steps=6, noise_multiplier=0.1, clip=8.0,
-                      controllers=[dpfy.NormNoise(0.3, share=0.5, least=0.1)]).under(GaussianFilter(mu=100.0))
+                      controllers=[dpfy.GradientNormNoise(0.3, share=0.5, least=0.1)]).under(GaussianFilter(mu=100.0))
     begun = started(TensorDataset(ROWS), plan=plan)
     released = next_release(begun)
     wanted = 0.3 * float(released.statistics["norm of the sum"]) * 8 / math.sqrt(3)
@@ -247,7 +247,7 @@ def test_a_controller_that_lies_about_its_shares_is_caught_before_a_record_is_re
     begun = started(Counted(), controllers=[dpfy.QuantileClipping()], noise=1.0)
     reads = Counted.reads
     other = dpfy.dpsgd(rate=1.0, divisor=4, steps=1, controllers=[dpfy.QuantileClipping(share=0.5)]).query
-    monkeypatch.setattr(dpfy.QuantileClipping, "applied", lambda *_: Setting(other))
+    monkeypatch.setattr(dpfy.QuantileClipping, "applied", lambda *_: StepConfig(other))
     with pytest.raises(dpfy.LedgerMismatch):
         next_release(begun)
     assert Counted.reads == reads and begun.ledger.count == 0
@@ -256,7 +256,7 @@ def test_a_controller_that_lies_about_its_shares_is_caught_before_a_record_is_re
 # Checkpoints and what is kept
 
 
-@pytest.mark.parametrize("controller", [dpfy.QuantileClipping(), dpfy.NormClipping(), dpfy.AdaClip()],
+@pytest.mark.parametrize("controller", [dpfy.QuantileClipping(), dpfy.MeanNormClipping(), dpfy.AdaClip()],
                          ids=lambda each: each.tag)
 def test_a_resumed_run_goes_on_with_what_its_controllers_had_learnt(tmp_path, controller):
     begun = started(TensorDataset(ROWS), controllers=[controller], noise=0.5, ledger=tmp_path / "run.dpl")
@@ -273,7 +273,7 @@ def test_a_resumed_run_goes_on_with_what_its_controllers_had_learnt(tmp_path, co
     for name, place in learnt.coordinates.items():
         assert torch.equal(again.coordinates[name].scale, place.scale)
         assert torch.equal(again.coordinates[name].offset, place.offset)
-    assert controller.steers == "coordinates" or learnt.query != begun.plan.query
+    assert controller.controls == "coordinates" or learnt.query != begun.plan.query
     run.close()
 
 
@@ -281,7 +281,7 @@ def tensors_alive():
     return [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
 
 
-@pytest.mark.parametrize("controller", [dpfy.QuantileClipping(), dpfy.NormClipping(), dpfy.AdaClip()],
+@pytest.mark.parametrize("controller", [dpfy.QuantileClipping(), dpfy.MeanNormClipping(), dpfy.AdaClip()],
                          ids=lambda each: each.tag)
 def test_no_norm_of_a_record_survives_its_step(controller):
     """Norms or weights that stay reachable would be found among all new small tensors that Python knows of."""
@@ -306,7 +306,7 @@ def test_no_norm_of_a_record_survives_its_step(controller):
 @pytest.mark.parametrize(("groups", "options"), [
     (None, {"controllers": [dpfy.QuantileClipping(0.5)]}),
     ("layer", {"controllers": [dpfy.QuantileClipping(0.5, share=0.05, allocation="global")]}),
-    ("layer", {"controllers": [dpfy.NormClipping()]}),
+    ("layer", {"controllers": [dpfy.MeanNormClipping()]}),
     (None, {"clip_schedule": "exponential:0.05"}),
     (None, {"noise_schedule": "dynamic:0.98"}),
 ], ids=["quantile", "quantile groups", "norm", "clip schedule", "dynamic"])

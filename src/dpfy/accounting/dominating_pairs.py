@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dpfy.accounting.loss_distributions import Law
+from dpfy.accounting.loss_distributions import LossDistribution
 
 Neighbours = Literal["absent", "opposed", "exchanged"]
 Noise = Literal["gaussian", "laplace", "law"]
@@ -28,7 +28,7 @@ class Pair:
     noise_multiplier: float
     neighbours: Neighbours = "absent"
     noise: Noise = "gaussian"
-    law: Law | None = None
+    law: LossDistribution | None = None
 
     @property
     def mu(self) -> float:
@@ -42,7 +42,7 @@ class Pair:
         return self.neighbours != "absent" or (self.rate == 1 and alike)
 
 
-def of_law(law: Law, rate: float = 1.0) -> Pair:
+def of_law(law: LossDistribution, rate: float = 1.0) -> Pair:
     """Return the pair of a mechanism with this law on a Poisson sample of this rate (Zhu, Dong & Wang 2022, Thm 11)."""
     spread = law.spread
     return Pair(rate, 1 / spread if spread else math.inf, "absent", "law", law)

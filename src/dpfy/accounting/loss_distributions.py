@@ -34,7 +34,7 @@ class Masses(NamedTuple):
     gain: Array
 
 
-class Law:
+class LossDistribution:
     """Two distributions, by their loss. Subclasses are frozen dataclasses, compared by what they are."""
 
     symmetric: bool = True  # whether (Q, P) has the same law as (P, Q)
@@ -53,7 +53,7 @@ class Law:
         return math.inf
 
     @property
-    def attained(self) -> "Law | float | None":
+    def attained(self) -> "LossDistribution | float | None":
         """A law that some mechanism has which this law dominates, where this one is of no mechanism itself; or the
         noise multiplier of a Gaussian sum that is one."""
         return None
@@ -90,7 +90,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Table(Law):
+class Table(LossDistribution):
     """Finitely many losses, rising, and the mass that P has at each; Q has mass·e^−loss, and what either lacks is of
     outputs that the other never gives.
 
@@ -234,7 +234,7 @@ def response(epsilon: float, unmoved: float = 0.0) -> Table:
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(Law):
+class DiscreteGaussian(LossDistribution):
     """The discrete Gaussian N_ℤ(``shift``, σ²) against N_ℤ(0, σ²): the loss of an output x is
     (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1)."""
 
@@ -299,7 +299,7 @@ class DiscreteGaussian(Law):
 
 
 @dataclass(frozen=True)
-class Range(Law):
+class Range(LossDistribution):
     """The pair that dominates every mechanism whose losses, for any two neighbours, lie within some interval of length
     ε: δ(x) = (e^{ε/2} − e^{x/2})²/(e^ε − 1) for x between −ε and ε.
 
@@ -317,7 +317,7 @@ class Range(Law):
         return self.epsilon
 
     @property
-    def attained(self) -> Law | float | None:
+    def attained(self) -> LossDistribution | float | None:
         """Randomised response between two answers, whose losses are ±ε/2."""
         return response(self.epsilon / 2)
 

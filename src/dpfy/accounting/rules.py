@@ -24,7 +24,7 @@ from dpfy.ledger.events import (
     LaplaceSum,
     Poisson,
     Policy,
-    Query,
+    RecordedQuery,
     Shuffled,
     SumQuery,
     TruncatedPoisson,
@@ -32,7 +32,7 @@ from dpfy.ledger.events import (
 from dpfy.ledger.one_shot import DiscreteGaussianSum
 from dpfy.types import Relation
 
-NOISES: dict[type[Query], str] = {SumQuery: "gaussian", LaplaceSum: "laplace",
+NOISES: dict[type[RecordedQuery], str] = {SumQuery: "gaussian", LaplaceSum: "laplace",
                                   **{query: query.tag for query in one_shot.QUERIES}}
 """The noise of each kind of query, or what it is called."""
 
@@ -188,13 +188,13 @@ _SET_TO_ZERO = "one record is set to zero, and that to the other, which is a gro
 _ACCEPTED = ("acceptance is in proportion to a norm, and every divergence grows with its probability; one Gaussian sum "
              "for the coins of others: docs/proofs/dpis.md; then ")
 
-_LAPLACE: dict[tuple[type[Query], str], one_shot.OneShot] = {
+_LAPLACE: dict[tuple[type[RecordedQuery], str], one_shot.OneShot] = {
     (LaplaceSum, Relation.ZERO_OUT): one_shot.OneShot(_laplace_absent, _REMOVED, exact=True)}
 _EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
 _EPOCH_PAIRS: tuple[tuple[Relation, Callable[[Policy, Any], Pair], Neighbours], ...] = (
     (Relation.ZERO_OUT, _once_absent, "absent"), (Relation.REPLACE_ONE, _once_opposed, "opposed"))
 
-RULES: dict[tuple[str, type[Policy], type[Query], str], Rule] = {
+RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
     ("pld", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _REMOVED),
     ("pld", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _ZEROED + _REMOVED),
     ("pld", Poisson, SumQuery, Relation.REPLACE_ONE): Rule(_opposed, _OPPOSED),

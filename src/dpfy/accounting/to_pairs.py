@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dpfy.accounting.dominating_pairs import Pair, Pairs
 from dpfy.accounting.rules import EVENT_RULES, NOISES, REASONS, RULES, Rule
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, Query, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, RecordedQuery, Repeated, Sampled, SumQuery
 
 _ROUNDED = 1e-8  # relative: by how much a noise may differ from one that is attained, and count as attained
 
@@ -41,7 +41,7 @@ class Canonical:
                                if pair.noise_multiplier == 0))
 
 
-def noise_multiplier(queries: Iterable[Query]) -> float:
+def noise_multiplier(queries: Iterable[RecordedQuery]) -> float:
     """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½, never rounded up.
 
     The queries are one Gaussian sum of a concatenated vector after each is scaled by its noise (McMahan et al. 2018,
@@ -142,7 +142,7 @@ def _alike(pairs: Pairs, others: Pairs) -> bool:
         for (pair, times), (other, often) in zip(pairs, others, strict=True))
 
 
-def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | Query]:
+def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | RecordedQuery]:
     """Return the rule of one step, and the noise multiplier or the query to which its queries collapse."""
     kind, noise = _collapsed(event.queries)
     rule = RULES.get((method, type(event.policy), kind, relation))
@@ -158,7 +158,7 @@ def _instead(known: list[str]) -> str:
     return f" Use method {' or '.join(map(repr, known))}." if known else ""
 
 
-def _collapsed(queries: tuple[Query, ...]) -> tuple[type[Query], float | Query]:
+def _collapsed(queries: tuple[RecordedQuery, ...]) -> tuple[type[RecordedQuery], float | RecordedQuery]:
     """The kind of the one query to which those on a sample collapse, and its noise over its bound, never rounded up; or
     the query itself, if it is no sum."""
     other = [query for query in queries if not isinstance(query, SumQuery) and type(query) in NOISES]

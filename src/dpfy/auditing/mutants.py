@@ -17,11 +17,11 @@ from dpfy.mechanisms.clipping import ClipEach
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import Query
 from dpfy.mechanisms.sampling import PoissonSampler
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
-_release, _factors = GaussianSum.release, Pieces.factors
+_release, _factors = GaussianSum.release, ReleaseLayout.factors
 _weigh, _draw, _reserve = ClipEach.__call__, PoissonSampler.draw, Ledger.reserve
 
 
@@ -52,10 +52,10 @@ def releasing(release: Callable[[GaussianSum, torch.Tensor, Any], object]) -> tu
 
 def _counting(counted: list[int]) -> tuple[tuple[type, str, Any], ...]:
     """Return the changes by which the size of every sample becomes known."""
-    def complete(self: Pieces, vector: torch.Tensor, records: int, divisor: float) -> None:
+    def complete(self: ReleaseLayout, vector: torch.Tensor, records: int, divisor: float) -> None:
         counted.append(records)
 
-    return (Pieces, "completes", property(lambda self: True)), (Pieces, "complete", complete)
+    return (ReleaseLayout, "completes", property(lambda self: True)), (ReleaseLayout, "complete", complete)
 
 
 def _half_noise() -> AbstractContextManager[None]:
@@ -64,7 +64,7 @@ def _half_noise() -> AbstractContextManager[None]:
 
 def _noise_without_the_clip() -> AbstractContextManager[None]:
     """Noise for records of norm 1, whatever the bound is."""
-    def factors(self: Pieces, divisor: float) -> list[float]:
+    def factors(self: ReleaseLayout, divisor: float) -> list[float]:
         found, gradients = _factors(self, divisor), len(self.parameters)
         return [factor / clip for factor in found[:gradients]] + found[gradients:]
 
@@ -72,7 +72,7 @@ def _noise_without_the_clip() -> AbstractContextManager[None]:
         return _weigh(self, squared_norms) * clip
 
     clip = 2.0
-    return _replaced((Pieces, "factors", factors), (ClipEach, "__call__", unclipped))
+    return _replaced((ReleaseLayout, "factors", factors), (ClipEach, "__call__", unclipped))
 
 
 def _clip_after_average() -> AbstractContextManager[None]:
@@ -98,7 +98,7 @@ def _silent_when_empty() -> AbstractContextManager[None]:
 def _realised_batch_size() -> AbstractContextManager[None]:
     counted: list[int] = []
     return _replaced(*_counting(counted),
-                     (Pieces, "factors", lambda self, divisor: _factors(self, max(1, counted[-1]))))
+                     (ReleaseLayout, "factors", lambda self, divisor: _factors(self, max(1, counted[-1]))))
 
 
 def _replayed_noise() -> AbstractContextManager[None]:

@@ -13,10 +13,17 @@ from dpfy.checks.probe import Probe
 from dpfy.errors import InvalidArgument
 from dpfy.gradients import BookkeepingEngine, Engine, GhostEngine
 from dpfy.gradients.base import LossFn, Unsupported
-from dpfy.gradients.bookkeeping.capture import Unit, observe
-from dpfy.gradients.bookkeeping.contributions import Contribution, InBlocks, Kept, Outer, Rows, Tied
+from dpfy.gradients.bookkeeping.capture import CapturedLayer, observe
+from dpfy.gradients.bookkeeping.contributions import (
+    Contribution,
+    EmbeddingRows,
+    Materialized,
+    OuterProduct,
+    Rematerialized,
+    TiedEmbedding,
+)
 from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured, outer_costs
-from dpfy.gradients.bookkeeping.recorder import Parts, Sink
+from dpfy.gradients.bookkeeping.recorder import Consumer, Parts
 from dpfy.gradients.chunk import Chunk, UnsupportedField
 from dpfy.sandbox.uncompiled import uncompiled
 
@@ -108,17 +115,17 @@ def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
     return loss
 
 
-class _Noting(Sink):
+class _Noting(Consumer):
     """Notes the ways and costs of contributions and lets go of them."""
 
-    def __init__(self, form: Callable[[Outer], Contribution], records: int) -> None:
+    def __init__(self, form: Callable[[OuterProduct], Contribution], records: int) -> None:
         self.found: dict[int, list[tuple[str, float, int]]] = {}
         self._form, self._records = form, records
 
     def take(self, position: int, parts: Parts) -> None:
         self.found[position] = [(*_cost(part), _numbers(part) // self._records) for _, part in parts]
 
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         return self._form(outer)
 
 
@@ -129,57 +136,57 @@ def _cost(part: Contribution) -> tuple[str, float]:
 
 
 @_cost.register
-def _(part: Kept) -> tuple[str, float]:
+def _(part: Materialized) -> tuple[str, float]:
     return "keep", outer_costs(1, 1, part.gradients[:, 0].numel())["keep"]
 
 
 @_cost.register
-def _(part: Outer) -> tuple[str, float]:
-    way = "blocks" if isinstance(part, InBlocks) else "ghost"
+def _(part: OuterProduct) -> tuple[str, float]:
+    way = "blocks" if isinstance(part, Rematerialized) else "ghost"
     return way, outer_costs(part.inputs.shape[1], part.inputs.shape[2], part.outputs.shape[2])[way]
 
 
 @_cost.register
-def _(part: Rows) -> tuple[str, float]:
+def _(part: EmbeddingRows) -> tuple[str, float]:
     return "rows", float(part.outputs[0].numel())
 
 
 @_cost.register
-def _(part: Tied) -> tuple[str, float]:
+def _(part: TiedEmbedding) -> tuple[str, float]:
     way, cost = _cost(part.outer)
     return f"rows, {way}", cost + _cost(part.rows)[1]
 
 
 def _numbers(part: Contribution) -> int:
     """How many numbers a contribution keeps, for all records."""
-    if isinstance(part, Tied):
+    if isinstance(part, TiedEmbedding):
         return _numbers(part.rows) + _numbers(part.outer)
     return sum(tensor.numel() for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
 
 
 def _layers(engine: BookkeepingEngine | GhostEngine, loss_fn: LossFn, chunk: Chunk) -> list[LayerCost]:
-    """Return a row for every unit, and one for every parameter that is used outside of them."""
-    units = engine.units or []
+    """Return a row for every layer, and one for every parameter that is used outside of them."""
+    layers = engine.layers or []
     with torch.no_grad(), uncompiled():
-        seen = observe({unit.name: unit.module for unit in units}, lambda: loss_fn(*chunk.arguments))
+        seen = observe({layer.name: layer.module for layer in layers}, lambda: loss_fn(*chunk.arguments))
     noting = _Noting(cheapest_measured if isinstance(engine, GhostEngine) else cheapest_kept, chunk.size)
     engine._pass(loss_fn, chunk, noting)
     positions = {id(parameter): place for place, parameter in enumerate(engine.parameters.values())}
     rows = []
-    for unit in units:
-        largest_first = sorted(unit.module.parameters(), key=torch.numel, reverse=True)
+    for layer in layers:
+        largest_first = sorted(layer.module.parameters(), key=torch.numel, reverse=True)
         own = [place for p in largest_first if (place := positions.pop(id(p), None)) is not None]
         found = [part for place in own for part in noting.found[place]]
-        inputs = next((tuple(leaf.shape) for leaf in seen.inputs[unit.name][0] if leaf is not None), ())
-        rows.append(_row(unit.name or "model", type(unit.module).__name__, inputs, _way(unit, found), found))
+        inputs = next((tuple(leaf.shape) for leaf in seen.inputs[layer.name][0] if leaf is not None), ())
+        rows.append(_row(layer.name or "model", type(layer.module).__name__, inputs, _way(layer, found), found))
     names = list(engine.parameters)
     return rows + [_row(names[place], "parameter", (), "copies", noting.found[place])
                    for place in positions.values() if noting.found[place]]
 
 
-def _way(unit: Unit, found: Sequence[tuple[str, float, int]]) -> str:
+def _way(layer: CapturedLayer, found: Sequence[tuple[str, float, int]]) -> str:
     """The way of the largest of its parameters."""
-    if unit.rule is None:
+    if layer.rule is None:
         return "vectorised"
     return found[0][0] if found else "shared"
 
@@ -189,9 +196,9 @@ def _row(name: str, kind: str, inputs: tuple[int, ...], way: str, found: Sequenc
 
 
 def _advice(engine: BookkeepingEngine | GhostEngine) -> list[str]:
-    advice = [f"{unit.name!r} ({type(unit.module).__name__}) has no rule of its own and is vectorised. Built from "
+    advice = [f"{layer.name!r} ({type(layer.module).__name__}) has no rule of its own and is vectorised. Built from "
               "layers of torch.nn it would be faster; the other layers are not affected."
-              for unit in engine.units or [] if unit.rule is None]
+              for layer in engine.layers or [] if layer.rule is None]
     if (engine.records_at_once or _FEW_RECORDS) < _FEW_RECORDS:
         advice.append(f"Only {engine.records_at_once} records fit into memory at once. Shorter sequences or smaller "
                       "images help, and so does freezing layers.")

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from dpfy.errors import DataError
 from dpfy.records.records import Loading, Records, is_stacked
-from dpfy.records.workers import Rows, Workers, packed
+from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES
 from dpfy.sandbox.rng_isolation import bookmark
 
@@ -109,7 +109,7 @@ def _refusal(data: Any, problem: str) -> DataError:
                      "contribute, and no noise covers that.")
 
 
-def _in_a_worker(look: Callable[[bytes, Rows], Any], rows: Rows) -> dict[int, Any]:
+def _in_a_worker(look: Callable[[bytes, RowIndices], Any], rows: RowIndices) -> dict[int, Any]:
     """What is found about rows in a fresh process; those that end it are left out."""
     workers = Workers(1, look, lambda parts: {row: found for part in parts for row, found in part.items()}, None)
     try:
@@ -124,16 +124,16 @@ class _Looking:
     def __init__(self, loading: Loading) -> None:
         self.loading = loading
 
-    def fingerprints(self, key: bytes, rows: Rows) -> dict[int, str]:
+    def fingerprints(self, key: bytes, rows: RowIndices) -> dict[int, str]:
         """Return a hash of each record that loads. Sensitive."""
         found = ((row, self._fingerprint(key, row)) for row in rows if row is not None)
         return {row: each for row, each in found if each is not None}
 
-    def problems(self, key: bytes, rows: Rows) -> dict[int, str | None]:
+    def problems(self, key: bytes, rows: RowIndices) -> dict[int, str | None]:
         """Return what is wrong with each record that loads, or None."""
         return self._looked(key, rows)[1]
 
-    def at(self, rows: Rows) -> tuple[dict[int, str], dict[int, str | None]]:
+    def at(self, rows: RowIndices) -> tuple[dict[int, str], dict[int, str | None]]:
         """Return fingerprints and problems, found in this process."""
         back = bookmark()
         try:
@@ -141,7 +141,7 @@ class _Looking:
         finally:
             back()
 
-    def _looked(self, key: bytes, rows: Rows) -> tuple[dict[int, str], dict[int, str | None]]:
+    def _looked(self, key: bytes, rows: RowIndices) -> tuple[dict[int, str], dict[int, str | None]]:
         first = self.fingerprints(key, rows)
         changed = {row for row in reversed(first) for _ in range(2) if self._fingerprint(key, row) != first[row]}
         problems: dict[int, str | None] = {}

@@ -27,7 +27,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordStats:
     """What a pass has shown of some records besides their gradients. Sensitive.
 
     ``norms`` are the squared norms [records, groups] by which they were clipped, ``stats`` what ``loss_fn`` returned
@@ -49,7 +49,7 @@ def set_to_zero(total: torch.Tensor) -> None:
 class BoundedSums(ABC):
     """The clipped sum of one chunk. Sensitive."""
 
-    seen: tuple[Seen, ...]  # every record once
+    seen: tuple[RecordStats, ...]  # every record once
 
     @abstractmethod
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
@@ -69,7 +69,7 @@ class BoundedSums(ABC):
 class Summed(BoundedSums):
     """A sum that is formed already, a tensor per trained parameter."""
 
-    def __init__(self, gradients: list[torch.Tensor], *seen: Seen) -> None:
+    def __init__(self, gradients: list[torch.Tensor], *seen: RecordStats) -> None:
         self.gradients = gradients
         self.seen = seen
 

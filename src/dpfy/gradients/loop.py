@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dpfy.gradients.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
+from dpfy.gradients.base import Engine, LossCall, LossFn, RecordStats, Substitutes, Summed, loss_of_one
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
 from dpfy.sandbox.rng_isolation import renew_randomness
@@ -34,7 +34,7 @@ class LoopEngine(Engine):
             norms = clipping.norms([squared_norms(g) for g in gradients])
             for total, gradient, weight in zip(totals, gradients, clipping.weights(norms), strict=True):
                 total += weighed_sum(gradient, weight)
-            seen.append(Seen(norms, stats))
+            seen.append(RecordStats(norms, stats))
             if not state.untouched:  # the next record must not see what this one left
                 state = Substitutes(self.model, self.parameters)
         return Summed(totals, *seen)

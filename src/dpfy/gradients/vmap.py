@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from dpfy.gradients.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, loss_of_one
+from dpfy.gradients.base import Engine, LossCall, LossFn, RecordStats, Substitutes, Summed, loss_of_one
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
 
@@ -45,4 +45,4 @@ class VmapEngine(Engine):
         found = clipping.transformed([gradient.detach() for gradient in gradients.values()])
         norms = clipping.norms([squared_norms(g) for g in found])
         sums = [weighed_sum(g, w) for g, w in zip(found, clipping.weights(norms), strict=True)]
-        return Summed(sums, Seen(norms, {name: rows.detach().flatten(0, 1) for name, rows in stats.items()}))
+        return Summed(sums, RecordStats(norms, {name: rows.detach().flatten(0, 1) for name, rows in stats.items()}))

@@ -75,7 +75,7 @@ class Policy(Fact):
         return self
 
 
-class Query(Fact):
+class RecordedQuery(Fact):
     """One noised, bounded function of one sample."""
 
 
@@ -264,7 +264,7 @@ class ImportanceSchedule(Policy, tag="importance_schedule"):
 
 
 @dataclass(frozen=True)
-class SumQuery(Query, tag="sum"):
+class SumQuery(RecordedQuery, tag="sum"):
     """A sum in which one record moves by at most ``l2_bound``, with Gaussian noise of ``stddev`` per coordinate."""
 
     l2_bound: float
@@ -277,7 +277,7 @@ class SumQuery(Query, tag="sum"):
 
 
 @dataclass(frozen=True)
-class LaplaceSum(Query, tag="laplace"):
+class LaplaceSum(RecordedQuery, tag="laplace"):
     """Numbers that one record moves by at most ``l1_bound`` in all, with Laplace noise of ``scale`` on each."""
 
     l1_bound: float
@@ -298,13 +298,13 @@ class Sampled(Event, tag="sampled"):
     """
 
     policy: Policy
-    queries: tuple[Query, ...]
+    queries: tuple[RecordedQuery, ...]
     numerical_delta: float = 0.0
     adaptive: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numerical_delta", _validate.real("numerical_delta", self.numerical_delta, 0, 1))
-        if not isinstance(self.policy, Policy) or not all(isinstance(query, Query) for query in self.queries):
+        if not isinstance(self.policy, Policy) or not all(isinstance(query, RecordedQuery) for query in self.queries):
             raise InvalidArgument("Expected a sampled event to hold one policy and a tuple of queries.")
 
 

@@ -10,12 +10,12 @@ from fractions import Fraction
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import Query
+from dpfy.ledger.events import RecordedQuery
 
 _UP = 1 + 1e-15
 
 
-class Bounded(Query):
+class Bounded(RecordedQuery):
     """A query whose loss is bounded."""
 
     @property
@@ -119,7 +119,7 @@ class RandomizedAnswer(Bounded, tag="randomized_response"):
 
 
 @dataclass(frozen=True)
-class DiscreteGaussianSum(Query, tag="discrete_gaussian"):
+class DiscreteGaussianSum(RecordedQuery, tag="discrete_gaussian"):
     """Integers that one record moves by at most ``l2_bound`` in all, with discrete Gaussian noise of ``stddev``."""
 
     l2_bound: float

@@ -29,13 +29,13 @@ class Clipping:
     grid: float
     groups: tuple[int, ...]
     scales: tuple[float, ...] = ()
-    units: tuple[float, ...] = ()
+    sum_scales: tuple[float, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
 
     def __post_init__(self) -> None:
         for scale in self.scales:
             _validate.real("scale", scale, LEAST, MOST)
-        for unit in self.units:  # scale·bound over the root of a share: from nearly LEAST² on, and shares may be tiny
+        for unit in self.sum_scales:  # scale·bound over the root of a share: from nearly LEAST² on, and shares may be tiny
             _validate.real("unit", unit, 1e-61, 1e300)
 
     def transformed(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -72,7 +72,7 @@ class Clipping:
 
     def in_units(self, position: int, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights of a parameter with which its gradient is summed."""
-        return weights / self.units[position] if self.units else weights
+        return weights / self.sum_scales[position] if self.sum_scales else weights
 
 
 @dataclass(frozen=True)

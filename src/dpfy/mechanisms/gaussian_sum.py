@@ -33,7 +33,7 @@ class GaussianSum:
     bound: float
     noise_multiplier: float
     dimension: int
-    companions: int = 0
+    co_batched: int = 0
     rounding: float = 2.0**-23
     roundings: int = 1
 
@@ -49,7 +49,7 @@ class GaussianSum:
         One record more makes a block of another size, or another term of a float32 sum; the contributions of its
         ``companions`` in the block then move in their last bits, each by at most ``rounding`` in units of the bound.
         """
-        arithmetic = (self.dimension + 16) * 2.0**-53 + self.companions * self.rounding
+        arithmetic = (self.dimension + 16) * 2.0**-53 + self.co_batched * self.rounding
         return self.bound * (1 + arithmetic) + self.roundings * math.sqrt(self.dimension) * self.grid
 
     @property

@@ -9,14 +9,14 @@ from statistics import NormalDist
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import ImportanceSchedule
-from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum
+from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSumSampling
 from dpfy.mechanisms.query import ClippedSum, Query
 
 MARGIN = 1 / 24
 """How far acceptance stays below a certainty, so that last bits of a norm hardly move it; it costs proposals."""
 LIKELIEST_PROPOSAL = 0.8
 """What no proposal is likelier than, for the same reason; it costs rates that are nearly 1."""
-MOST_COMPANIONS = 192
+MAX_BLOCK_RECORDS = 192
 """The most records that share their arithmetic with another one when norms are learned, and in any step."""
 LEAST_FLOOR = 2.0**-4
 """Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
@@ -34,38 +34,38 @@ LEAST_NOISE = 0.5
 _FEWEST, _PER_NOISE = 64, 44.0  # companions in a step: more are quicker, and cost more noise
 
 
-def companions_for(noise_multiplier: float) -> int:
+def co_batched_for(noise_multiplier: float) -> int:
     """Return how many records may share their arithmetic in a step, given its noise over the norm of contributions.
 
-    >>> [companions_for(noise) for noise in (1.0, 3.0, 10.0)]
+    >>> [co_batched_for(noise) for noise in (1.0, 3.0, 10.0)]
     [64, 132, 192]
     """
-    return int(min(max(_FEWEST, _PER_NOISE * noise_multiplier), MOST_COMPANIONS))
+    return int(min(max(_FEWEST, _PER_NOISE * noise_multiplier), MAX_BLOCK_RECORDS))
 
 
-def room_for_bits(noise_multiplier: float, rounding: float = 0.0) -> float:
+def rounding_allowance(noise_multiplier: float, rounding: float = 0.0) -> float:
     """Return by which factor the noise grows so that the moved last bits of companions are within the jitter.
 
     ``rounding`` is by how much more the arithmetic of their sum may move it, relative to the norm of contributions.
 
-    >>> 1 < room_for_bits(1.0) < 1.02
+    >>> 1 < rounding_allowance(1.0) < 1.02
     True
     """
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
-    companions = companions_for(noise_multiplier)
-    bits = math.sqrt(0.99 * JITTER**2 - _told_by_coins(companions))  # what they leave for the sum
-    part = (MOVED * companions + rounding) / (noise_multiplier * bits)
+    co_batched = co_batched_for(noise_multiplier)
+    bits = math.sqrt(0.99 * JITTER**2 - _told_by_coins(co_batched))  # what they leave for the sum
+    part = (MOVED * co_batched + rounding) / (noise_multiplier * bits)
     if part > 0.5:
         raise InvalidArgument(f"Noise of {noise_multiplier:.3g} times the norm of contributions does not hide their "
                               "last bits. Use more noise, smaller ratios or fewer trained parameters.")
     return 1 / math.sqrt(1 - part**2)
 
 
-def _told_by_coins(companions: int) -> float:
+def _told_by_coins(co_batched: int) -> float:
     """The μ² of proposals and acceptances that move, of companions in the step and of those when norms were learned."""
-    accepted = MOST_COMPANIONS + 3 * companions  # whose coin may move on both occasions: twice as far counts four times
-    return MOVED**2 * (MOST_COMPANIONS * _steepness(LIKELIEST_PROPOSAL) ** 2 + accepted * _steepness(1 - MARGIN) ** 2)
+    accepted = MAX_BLOCK_RECORDS + 3 * co_batched  # whose coin may move on both occasions: twice as far counts four times
+    return MOVED**2 * (MAX_BLOCK_RECORDS * _steepness(LIKELIEST_PROPOSAL) ** 2 + accepted * _steepness(1 - MARGIN) ** 2)
 
 
 def _steepness(likeliest: float) -> float:
@@ -108,6 +108,6 @@ def check_importance(schedule: ImportanceSchedule, query: Query, unit: str, cont
     if unit != "record":
         raise InvalidArgument(f"Importance sampling protects records, got unit={str(unit)!r}. Use dpfy.dpsgd for "
                               "users.")
-    if [*map(type, controllers)] not in ([ClipSchedule], [NormSum]):  # others may ask for statistics of the proposed
+    if [*map(type, controllers)] not in ([ClipSchedule], [NormSumSampling]):  # others may ask for statistics of the proposed
         raise InvalidArgument("With importance sampling the bound and the noise follow the ratios of the plan; leave "
                               "other controllers out, and make the plan with dpfy.dpis.")

@@ -15,7 +15,7 @@ import torch
 from dpfy import _validate
 from dpfy.errors import InvalidArgument, LedgerMismatch
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import LaplaceSum, Poisson, Query, Sampled, SumQuery
+from dpfy.ledger.events import LaplaceSum, Poisson, RecordedQuery, Sampled, SumQuery
 from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
@@ -73,7 +73,7 @@ def release(mechanism: Mechanism[Values, Answer], ledger: Ledger, compute: Calla
     return mechanism.release(values, stream)
 
 
-def _once(query: Query) -> Sampled:
+def _once(query: RecordedQuery) -> Sampled:
     return Sampled(Poisson(1.0), (query,))
 
 

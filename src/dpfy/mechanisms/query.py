@@ -133,7 +133,7 @@ class Contributing(Statistic, tag="contributing"):
 
 
 @dataclass(frozen=True)
-class NormsBelow(Statistic, tag="norms_below"):
+class RecordNormsBelow(Statistic, tag="norms_below"):
     """For each threshold, the share of records whose gradient norm is at most that, less one half.
 
     A record adds a number from −½ to ½ for every threshold, which is half as sensitive as a count (Andrew et al. 2021).
@@ -161,7 +161,7 @@ class NormsBelow(Statistic, tag="norms_below"):
 
 
 @dataclass(frozen=True)
-class ClippedNorms(Statistic, tag="clipped_norms"):
+class SumOfRecordNorms(Statistic, tag="clipped_norms"):
     """For each clipped sum in ``of``, the sum of the norms of its gradients, each at most its one of ``limits``.
 
     A norm counts as a share of its limit, so that a record has at most 1 for every clipped sum. One that is not finite
@@ -184,7 +184,7 @@ class ClippedNorms(Statistic, tag="clipped_norms"):
 
 
 @dataclass(frozen=True)
-class SumNorm(Statistic, tag="sum_norm"):
+class NormOfSum(Statistic, tag="sum_norm"):
     """The norm of the clipped sum, in clip bounds, and at most four times the divisor.
 
     One record moves a sum by at most its bound, and therefore its norm.
@@ -234,12 +234,12 @@ class Query(Fact, tag="query"):
         self._check_together()
 
     def _check_together(self) -> None:
-        norms = [statistic for statistic in self.statistics if isinstance(statistic, NormsBelow | ClippedNorms)]
+        norms = [statistic for statistic in self.statistics if isinstance(statistic, RecordNormsBelow | SumOfRecordNorms)]
         unknown = {name for each in norms for name in each.of} - {leaf.name for leaf in self.leaves}
         if unknown:
             raise InvalidArgument(f"There is no clipped sum {sorted(unknown)[0]!r} whose norms could be compared.")
-        if any(isinstance(each, SumNorm) for each in self.statistics) and (
-                len(self.leaves) > 1 or self.influence > 1):
+        if any(isinstance(each, NormOfSum) for each in self.statistics) and (
+                len(self.leaves) > 1 or self.sensitivity_factor > 1):
             raise InvalidArgument("The norm of the sum is released of one clipped sum that a record moves by one "
                                   "bound: leave out groups, microbatches and least_sample.")
         others = [each for each in self.statistics if not isinstance(each, SampleSize)]
@@ -262,7 +262,7 @@ class Query(Fact, tag="query"):
         return math.hypot(*(leaf.bound for leaf in self.leaves))
 
     @property
-    def influence(self) -> int:
+    def sensitivity_factor(self) -> int:
         """How many bounds one record may move a clipped sum by."""
         return 1 if self.slots is None and self.least_sample is None else 2
 
@@ -275,7 +275,7 @@ class Query(Fact, tag="query"):
         """Return the statistics that a step, counted from 1, releases."""
         return tuple(statistic for statistic in self.statistics if statistic.due(step))
 
-    def share_of(self, leaf: ClippedSum | Statistic) -> float:
+    def noise_share(self, leaf: ClippedSum | Statistic) -> float:
         """Return the share of a sum when all are released."""
         return leaf.share * self._left if isinstance(leaf, ClippedSum) else leaf.share
 
@@ -283,9 +283,9 @@ class Query(Fact, tag="query"):
     def _left(self) -> float:
         return 1 - math.fsum(statistic.share for statistic in self.statistics)
 
-    def reach(self, step: int = 1) -> float:
+    def joint_sensitivity(self, step: int = 1) -> float:
         """Return the norm that a record may have in a step, in units of all sums' noise over the multiplier."""
-        return math.sqrt(math.fsum(self.share_of(leaf) for leaf in self._released(step)))
+        return math.sqrt(math.fsum(self.noise_share(leaf) for leaf in self._released(step)))
 
     def _released(self, step: int) -> Iterator[ClippedSum | Statistic]:
         yield from self.leaves
@@ -294,9 +294,9 @@ class Query(Fact, tag="query"):
     def sum_queries(self, noise_multiplier: float, step: int = 1) -> tuple[SumQuery, ...]:
         """Return the queries of a step in units of their bounds; all of them cost what one at this multiplier does."""
         if not self.pooled:
-            return tuple(self._sum_query(leaf.name, self._moves(leaf), noise_multiplier, self.share_of(leaf))
+            return tuple(self._sum_query(leaf.name, self._moves(leaf), noise_multiplier, self.noise_share(leaf))
                          for leaf in self._released(step))
-        return (self._sum_query("gradient", self.influence, noise_multiplier, self._left),
+        return (self._sum_query("gradient", self.sensitivity_factor, noise_multiplier, self._left),
                 *(self._sum_query(each.name, 1, noise_multiplier, each.share) for each in self.due(step)))
 
     @staticmethod
@@ -309,11 +309,11 @@ class Query(Fact, tag="query"):
         return value if self.pooled else {name: item for name, item in value.items() if name != "pooled"}
 
     def _moves(self, leaf: ClippedSum | Statistic) -> int:
-        return self.influence if isinstance(leaf, ClippedSum) else 1
+        return self.sensitivity_factor if isinstance(leaf, ClippedSum) else 1
 
-    def unit(self, leaf: ClippedSum | Statistic) -> float:
+    def sum_scale(self, leaf: ClippedSum | Statistic) -> float:
         """Return what a sum is divided by to be a piece of the one Gaussian sum."""
-        return self._moves(leaf) * leaf.bound / math.sqrt(self.share_of(leaf))
+        return self._moves(leaf) * leaf.bound / math.sqrt(self.noise_share(leaf))
 
 
 def _check_names(names: list[str]) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.query import ClippedNorms, Contributing, NormsBelow, Query, SampleSize, Statistic, SumNorm
+from dpfy.mechanisms.query import (
+    Contributing,
+    NormOfSum,
+    Query,
+    RecordNormsBelow,
+    SampleSize,
+    Statistic,
+    SumOfRecordNorms,
+)
 
 ROUNDING = 2.0**-15
 """By how many bounds one record more may move each other's row of a statistic: docs/proofs/queries.md."""
@@ -36,7 +44,7 @@ def shared_rounding(query: Query, step: int, gradients: float) -> float:
     ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by ``ROUNDING`` bounds,
     and the count of those that contribute by 2⁻²⁰.
     """
-    due, reach = query.due(step), query.reach(step)
+    due, reach = query.due(step), query.joint_sensitivity(step)
     if not due:
         return gradients
     of_gradients = reach**2 - math.fsum(each.share for each in due)
@@ -81,13 +89,13 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
             return torch.ones(len(norms), dtype=torch.float64, device=norms.device)
         case Contributing():
             return _finite(norms)
-        case NormsBelow():
+        case RecordNormsBelow():
             compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)  # a NaN is not below anything
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
             return ((1 - compared / limits) / _RAMP).clamp_(-0.5, 0.5)
-        case SumNorm():
+        case NormOfSum():
             return None  # of no single record: it is filled in once the sum is complete
-        case ClippedNorms():
+        case SumOfRecordNorms():
             limits = torch.tensor(statistic.limits, dtype=norms.dtype, device=norms.device)
             compared = _compared(norms, leaves, statistic.of)
             return torch.where(compared.isfinite(), (compared / limits).clamp(max=1.0), 0.0)

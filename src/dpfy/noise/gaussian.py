@@ -9,7 +9,7 @@ import torch
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.noise.lattice import round_to_lattice, steps_per_stddev
-from dpfy.noise.prefetch import Desk
+from dpfy.noise.prefetch import NoisePrefetcher
 from dpfy.noise.random_stream import SecureStream, require_purpose, this_process
 from dpfy.noise.rejection_table import CELL_BITS
 from dpfy.noise.vector import Piece, Vector
@@ -38,7 +38,7 @@ class LatticeGaussian:
 
     def __init__(self, stream: SecureStream) -> None:
         self._stream = require_purpose(stream, "noise")
-        self._desk_of_a_process = Desk()
+        self._desk_of_a_process = NoisePrefetcher()
 
     @property
     def key_source(self) -> str:
@@ -117,10 +117,10 @@ class LatticeGaussian:
             self._desk.close()
 
     @property
-    def _desk(self) -> Desk:
+    def _desk(self) -> NoisePrefetcher:
         """Where this process draws."""
         if self._desk_of_a_process.process != this_process():
-            self._desk_of_a_process = Desk()
+            self._desk_of_a_process = NoisePrefetcher()
         return self._desk_of_a_process
 
 

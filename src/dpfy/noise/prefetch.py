@@ -46,7 +46,7 @@ class _Order:
         return left
 
 
-class Desk:
+class NoisePrefetcher:
     """Draws the segments of a vector of noise into rooms that it uses again; it never outlives a fork.
 
     Rooms leave the desk while anybody may write into them, and come back when nobody does. So whatever interrupts it,

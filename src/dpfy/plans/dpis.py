@@ -9,7 +9,7 @@ from dpfy.accounting.calibrate import calibrate_rest
 from dpfy.accounting.filters import Additive
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Envelope, ImportanceSchedule, Repeated
-from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSum, Schedule, State
+from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSumSampling, Schedule, State
 from dpfy.mechanisms.controllers.schedules import Shape
 from dpfy.mechanisms.importance_bounds import JITTER, LEAST_NOISE, followed
 from dpfy.mechanisms.query import ClippedSum, Query
@@ -96,7 +96,7 @@ def _controller(norm_sum: str, ratios: Schedule, length: int, records: int,
                                   f"{' and '.join(given)}. Use norm_sum='released'.")
         return ClipSchedule(ratios)
     size_noise = given.get("size_noise")
-    return NormSum(ratios, length, records * _validate.positive("norm_noise", given.get("norm_noise", _NORM_NOISE)),
+    return NormSumSampling(ratios, length, records * _validate.positive("norm_noise", given.get("norm_noise", _NORM_NOISE)),
                    given.get("cautious", _CAUTIOUS), given.get("clip_factor"),
                    None if size_noise is None else records * _validate.positive("size_noise", size_noise))
 
@@ -112,11 +112,11 @@ def _noise(ratios: Schedule, shape: str | Shape | Schedule | None, steps: int, p
 def noise_of_epoch(plan: Plan, state: State, size: float, spent: Envelope) -> float:
     """Return the noise of an epoch, as a factor of the planned, with which the steps to come spend what is left.
 
-    ``state`` is that of the plan's :class:`~dpfy.mechanisms.controllers.NormSum` after the norms of the epoch, and of
+    ``state`` is that of the plan's :class:`~dpfy.mechanisms.controllers.NormSumSampling` after the norms of the epoch, and of
     ``size`` records, were released. Where nothing is left the noise stays, and the filter refuses the step.
     """
     controller = plan.controllers[0]
-    assert isinstance(plan.filter, Additive) and isinstance(controller, NormSum)
+    assert isinstance(plan.filter, Additive) and isinstance(controller, NormSumSampling)
     factor = calibrate_rest(lambda noise: steps_to_come(plan, state, size, noise), spent, plan.filter, plan.relation)
     last = min(state["since"] + controller.length - 1, plan.steps)
     planned = min(plan.noise_at(step) * controller.factor(1.0, step, state["ratio"]) for step in (state["since"], last))
@@ -130,7 +130,7 @@ def steps_to_come(plan: Plan, state: State, size: float, noise: float) -> Envelo
     after it, to stay (Wei et al. 2022, section 4.2).
     """
     controller, sampling = plan.controllers[0], plan.sampling
-    assert isinstance(controller, NormSum) and isinstance(sampling, ImportanceSchedule)
+    assert isinstance(controller, NormSumSampling) and isinstance(sampling, ImportanceSchedule)
     first, end = state["since"], plan.steps + 1
     later = min(first + controller.length, end)
     present = state["ratio"], state["rate"]

@@ -22,7 +22,7 @@ from dpfy.ledger.events import (
     Sampled,
     run_lengths,
 )
-from dpfy.mechanisms.controllers import Controller, NormSum, Schedule
+from dpfy.mechanisms.controllers import Controller, NormSumSampling, Schedule
 from dpfy.mechanisms.importance_bounds import check_importance
 from dpfy.mechanisms.query import Query
 from dpfy.types import Budget, Relation, Unit
@@ -86,16 +86,16 @@ class Plan:
         self._check_controllers()
         if isinstance(self.sampling, ImportanceSchedule):
             check_importance(self.sampling, self.query, self.unit, self.controllers)
-        if any(isinstance(each, NormSum) for each in self.controllers):
+        if any(isinstance(each, NormSumSampling) for each in self.controllers):
             self._check_following()
         for controller in self.controllers:
-            object.__setattr__(self, "query", controller.extended(self.query))
+            object.__setattr__(self, "query", controller.extend_query(self.query))
 
     def _check_controllers(self) -> None:
         """Refuse controllers that are in each other's way, and noise that changes where one event pays for many."""
-        steered = [controller.steers for controller in self.controllers]
+        steered = [controller.controls for controller in self.controllers]
         if twice := next((what for what in steered if steered.count(what) > 1), None):
-            names = [controller.tag for controller in self.controllers if controller.steers == twice]
+            names = [controller.tag for controller in self.controllers if controller.controls == twice]
             raise InvalidArgument(f"The {twice} of a step can follow one controller, got {' and '.join(names)}.")
         if {"bounds", "coordinates"} <= set(steered):
             raise InvalidArgument("AdaClip chooses its own bounds, coordinate by coordinate. Leave the controller of "
@@ -180,12 +180,12 @@ class Plan:
             length = math.gcd(length, self.sampling.length)
         steps = (run for first in range(1, whole + 1, length)
                  for run in self._events(first, min(length, whole + 1 - first)))
-        return run_lengths((*self.beside, *steps))
+        return run_lengths((*self.extra_events, *steps))
 
     @property
-    def beside(self) -> Envelope:
+    def extra_events(self) -> Envelope:
         """What controllers have released beside the steps."""
-        return tuple(run for controller in self.controllers for run in controller.beside(self.steps))
+        return tuple(run for controller in self.controllers for run in controller.extra_events(self.steps))
 
     def _events(self, first: int, steps: int) -> Envelope:
         """The events of so many steps from the ``first`` on, all with the same noise."""
@@ -210,7 +210,7 @@ class Plan:
                                       "delta) finds one, .under(filter) takes yours.")
             return EnvelopeGuard(self.envelope, self.budget, self.relation)
         tried = self.filter.guard(self.relation)
-        for run in (*self.beside, Repeated(self.event, 1)):
+        for run in (*self.extra_events, Repeated(self.event, 1)):
             tried.admit(run.event, run.times)
             tried.record(run.event, run.times)
         return self.filter.guard(self.relation)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dpfy import _validate
 from dpfy.gradients.base import LossFn
 from dpfy.recipes.steps import Taken, Vector, along, angle, dot, go, require_filter, weights
-from dpfy.run.loss_queries import FirstDecrease, direct
+from dpfy.run.loss_queries import FirstBelow, direct
 from dpfy.run.run import Run
 
 
@@ -70,7 +70,7 @@ def line_search(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: fl
     >>> import dpfy, torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.zeros(50))
-    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=[dpfy.recipes.Directed()])
+    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=[dpfy.recipes.RecipeControlled()])
     >>> plan = plan.calibrate(epsilon=5.0, delta=1e-5)
     >>> opt = torch.optim.SGD(model.parameters(), lr=1.0)  # says which parameters are trained; it never steps
     >>> with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory()) as run:
@@ -120,7 +120,7 @@ class _State:
     def step(self, loss_fn: LossFn, gradient: Vector) -> float:
         """Search along the gradient, go there, and return how far that was: 0 if no step will do."""
         run, sizes, start = self.run, self.settings.sizes, weights(self.run)
-        search = FirstDecrease(run, self.bound * self.bounds, self.epsilon)
+        search = FirstBelow(run, self.bound * self.bounds, self.epsilon)
         if run.ledger.admits(search.event):
             asked = self.settings.decrease * run.plan.divisor * dot(gradient, gradient)
             found = search.of(loss_fn, start, ((along(start, gradient, size), asked * size) for size in sizes))

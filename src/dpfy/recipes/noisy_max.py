@@ -10,7 +10,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.gradients.base import LossFn
 from dpfy.recipes.steps import Taken, along, go, norm, require_filter, weights
-from dpfy.run.loss_queries import LeastLoss, direct
+from dpfy.run.loss_queries import PrivateArgmin, direct
 from dpfy.run.run import Run
 
 
@@ -36,7 +36,7 @@ def noisy_max(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: floa
     >>> import dpfy
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.zeros(50))
-    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=[dpfy.recipes.Directed()])
+    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=[dpfy.recipes.RecipeControlled()])
     >>> plan = plan.calibrate(epsilon=5.0, delta=1e-5)
     >>> opt = torch.optim.SGD(model.parameters(), lr=1.0)  # says which parameters are trained; it never steps
     >>> with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory()) as run:
@@ -61,7 +61,7 @@ def noisy_max(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: floa
     rho = 1.0  # of a gradient, in units of the planned
     # ρ is 1/2z² for a Gaussian sum and ε²/8 for an exponential choice.
     epsilon = math.sqrt(4 * share) / run.plan.noise_at(1)
-    search = LeastLoss(run, loss_bound, epsilon)
+    search = PrivateArgmin(run, loss_bound, epsilon)
     direct(run, 1.0)
     for batch in run:
         released = run.release(loss_fn, batch)

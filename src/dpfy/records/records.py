@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
-from dpfy.records.workers import Rows, Workers, packed
+from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES, set_generators
 from dpfy.sandbox.rng_isolation import bookmark, renew_randomness
 from dpfy.sandbox.torch_settings import users_code
@@ -195,12 +195,12 @@ class Loading:
         self.data, self.collate_fn, self.example = data, collate_fn, example
         self._runs_code = not is_stacked(data) or collate_fn is not None
 
-    def groups(self, key: bytes, rows: Rows) -> Groups:
+    def groups(self, key: bytes, rows: RowIndices) -> Groups:
         """Return chunks with the places of their records among ``rows``."""
         with users_code():
             return self._groups(key, rows)
 
-    def _groups(self, key: bytes, rows: Rows) -> Groups:
+    def _groups(self, key: bytes, rows: RowIndices) -> Groups:
         if self.collate_fn is not None:
             return _joined((chunk, [place]) for place, row in enumerate(rows)
                            if row is not None and (chunk := _guarded(self._alone, key, row)) is not None)
@@ -212,7 +212,7 @@ class Loading:
                 shapes.setdefault(shape, []).append(place)
         return [group for places in shapes.values() for group in self._stacked(records, places)]
 
-    def packed(self, key: bytes, rows: Rows) -> list[tuple[bytes, list[int]]]:
+    def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
         """Return the groups in a form that passes between processes; what has none is left out."""
         found = [(_guarded(packed, chunk), places) for chunk, places in self.groups(key, rows)]
         # The records of a group have their types in common: where it has no such form, none of them has one alone.

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 _LISTEN = 5.0  # seconds after which a worker looks whether its parent is still there
 
 Found = TypeVar("Found")
-Rows = Sequence[int | None]
+RowIndices = Sequence[int | None]
 """Indices of records; None is the place of one that is left out."""
 
 
@@ -40,7 +40,7 @@ class Workers(Generic[Found]):
     a process only in company, as too large ones do.
     """
 
-    def __init__(self, count: int, load: Callable[[bytes, Rows], Found], joined: Callable[[list[Found]], Found],
+    def __init__(self, count: int, load: Callable[[bytes, RowIndices], Found], joined: Callable[[list[Found]], Found],
                  data: Any) -> None:
         self._joined = joined
         self._team = [_Worker(load, torch_worker.WorkerInfo(
@@ -51,7 +51,7 @@ class Workers(Generic[Found]):
         """End the processes."""
         _stop(self._team)
 
-    def found(self, key: bytes, parts: Sequence[Rows]) -> Iterator[Found]:
+    def found(self, key: bytes, parts: Sequence[RowIndices]) -> Iterator[Found]:
         """Yield what is found in each part, in order; while one is used, the next ones are being loaded."""
         team = self._team
         _stop([worker for worker in team if worker.busy])  # with what nobody waits for any more
@@ -68,9 +68,9 @@ class Workers(Generic[Found]):
         finally:
             _stop([worker for worker in team if worker.busy])
 
-    def _without_culprits(self, worker: "_Worker", key: bytes, rows: Rows) -> Found:
+    def _without_culprits(self, worker: "_Worker", key: bytes, rows: RowIndices) -> Found:
         """What there would have been without the rows that end the process of a worker."""
-        def asked(wanted: Rows) -> bytes | None:
+        def asked(wanted: RowIndices) -> bytes | None:
             worker.ask(key, wanted)
             return worker.answer()
 
@@ -86,14 +86,14 @@ class Workers(Generic[Found]):
 class _Worker:
     """One process, started when it is first asked and again after it has died."""
 
-    def __init__(self, load: Callable[[bytes, Rows], Any], info: Any) -> None:
+    def __init__(self, load: Callable[[bytes, RowIndices], Any], info: Any) -> None:
         self.load, self.info = load, info
         self.busy = False
         self.process: Any = None
         self.owner = 0
         self.line: Connection | None = None
 
-    def ask(self, key: bytes, rows: Rows) -> None:
+    def ask(self, key: bytes, rows: RowIndices) -> None:
         """Have rows loaded."""
         if self.line is None:
             self.start()
@@ -170,7 +170,7 @@ def _stop(team: list[_Worker]) -> None:
             worker.stop()
 
 
-def _serve(line: Connection, parents: Connection, load: Callable[[bytes, Rows], Any], info: Any) -> None:
+def _serve(line: Connection, parents: Connection, load: Callable[[bytes, RowIndices], Any], info: Any) -> None:
     """Load rows until the parent is gone."""
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides

@@ -130,15 +130,15 @@ def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
         yield Ground(Kind.CHECK, "equal_bits", "Equal records give equal bits",
                      "The gradient of a record was computed among others and alone, and compared bit by bit.")
         return
-    companions = companions_of(run, engine)
-    if companions:
+    co_batched = co_batched_records(run, engine)
+    if co_batched:
         yield Ground(Kind.ALLOWANCE, "last_bits", "Last bits of what the others add",
-                     f"One record more may change how kernels round what up to {companions} others of its block add. "
+                     f"One record more may change how kernels round what up to {co_batched} others of its block add. "
                      f"The noise is scaled for {engine.rounding:.2g} clip bounds for each of them, and assumes that "
                      f"none lies where a derivative jumps. Parameters: {_dtypes(run)}. docs/proofs/isolation.md.")
-    if companions and run.plan.query.statistics:
+    if co_batched and run.plan.query.statistics:
         yield Ground(Kind.ALLOWANCE, "last_bits_of_statistics", "Last bits of the others' statistics",
-                     f"As above, with {ROUNDING:.2g} bounds of a statistic for each of up to {companions} others: "
+                     f"As above, with {ROUNDING:.2g} bounds of a statistic for each of up to {co_batched} others: "
                      "docs/proofs/queries.md.")
     if run._importance is not None:
         yield Ground(Kind.ALLOWANCE, "last_bits_of_norms", "Last bits of the norms by which records are accepted",
@@ -146,7 +146,7 @@ def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
                      "part of the cost: docs/proofs/dpis.md.")
 
 
-def companions_of(run: "Run", engine: Engine) -> int:
+def co_batched_records(run: "Run", engine: Engine) -> int:
     """Return how many records may share their arithmetic with another one, by public and released numbers."""
     if run.plan.query.slots is not None:
         return 0

@@ -70,7 +70,7 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     run.restored = state["extra"]
     run._steering.load_state_dict(state.get("controllers", {}))
     # Steps that were reserved by hand count too; where an event is an epoch, what is left of the last one is lost.
-    each_counts = run._ranks.first and plan.sampling.steps_per_event == 1 and not plan.beside
+    each_counts = run._ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
     lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
     run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % lost))
     if run.lost_steps and run._ranks.first:

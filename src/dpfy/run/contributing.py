@@ -61,7 +61,7 @@ class ContributingShare:
         value = released.statistics.get(self._statistic.name)
         if value is None:
             return None
-        noise = _WIDENED * released.noise_multiplier * self._plan.query.unit(self._statistic)
+        noise = _WIDENED * released.noise_multiplier * self._plan.query.sum_scale(self._statistic)
         self._counted += float(value) * self._plan.divisor
         self._variance += self._plan.expected_batch + noise**2
         self._steps += 1

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from dpfy.errors import CheckpointError, InvalidArgument
-from dpfy.gradients import WRITING
-from dpfy.mechanisms.controllers import Outcome, Setting, State
+from dpfy.gradients import PER_RECORD_GRADIENTS
+from dpfy.mechanisms.controllers import Outcome, State, StepConfig
 from dpfy.plans import Plan
 
 
-class Steering:
+class ControllerStates:
     """Runs the controllers of a plan. All of its state is a function of released and public values.
 
     With several processes every one has a copy, and all see the same releases.
@@ -21,31 +21,31 @@ class Steering:
     def __init__(self, plan: Plan, parameters: Mapping[str, nn.Parameter], engine: str) -> None:
         self._plan = plan
         self._states = [controller.start(plan.query, parameters) for controller in plan.controllers]
-        if self.needs_gradients and engine not in ("auto", *WRITING):
-            names = " or ".join(map(repr, WRITING))
+        if self.needs_gradients and engine not in ("auto", *PER_RECORD_GRADIENTS):
+            names = " or ".join(map(repr, PER_RECORD_GRADIENTS))
             raise InvalidArgument(f"The plan bounds gradients in coordinates of their own (adaclip); engine {engine!r} "
                                   f"provides norms only. Use {names}.")
 
     @property
     def needs_gradients(self) -> bool:
         """Whether every record's gradient is needed and not only its norm."""
-        return any(controller.steers == "coordinates" for controller in self._plan.controllers)
+        return any(controller.controls == "coordinates" for controller in self._plan.controllers)
 
-    def setting(self, step: int) -> Setting:
+    def setting(self, step: int) -> StepConfig:
         """Return what a step, counted from 1, is run with."""
-        setting = Setting(self._plan.query)
+        setting = StepConfig(self._plan.query)
         for controller, state in zip(self._plan.controllers, self._states, strict=True):
-            setting = controller.applied(state, step, setting)
+            setting = controller.configure(state, step, setting)
         return setting
 
     def observe(self, released: Outcome) -> None:
         """Take in what a step released."""
-        self._states = [controller.updated(state, released)
+        self._states = [controller.update(state, released)
                         for controller, state in zip(self._plan.controllers, self._states, strict=True)]
 
-    def measured(self, value: float) -> None:
+    def on_public_metric(self, value: float) -> None:
         """Take in what was measured on public data."""
-        self._states = [controller.measured(state, value)
+        self._states = [controller.on_public_metric(state, value)
                         for controller, state in zip(self._plan.controllers, self._states, strict=True)]
 
     def state_dict(self) -> dict[str, State]:

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from dpfy.errors import InvalidArgument
-from dpfy.gradients import EXACT, Engine
+from dpfy.gradients import EXACT_NORMS, Engine
 from dpfy.gradients.base import BoundedSums, LossFn
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance_bounds import MARGIN, MOST_COMPANIONS, companions_for, room_for_bits
+from dpfy.mechanisms.importance_bounds import MARGIN, MAX_BLOCK_RECORDS, co_batched_for, rounding_allowance
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.noise import SecureStream
 from dpfy.plans import Plan
 from dpfy.records.records import Records, visit_loaded
-from dpfy.run.partition import Blocks
+from dpfy.run.partition import BatchPartition
 
 
 def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
@@ -27,8 +27,8 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
     """Return the sampler of a plan with importance sampling, and None for any other."""
     if not isinstance(plan.sampling, ImportanceSchedule):
         return None
-    if engine not in ("auto", *EXACT):
-        names = " or ".join(map(repr, EXACT))
+    if engine not in ("auto", *EXACT_NORMS):
+        names = " or ".join(map(repr, EXACT_NORMS))
         raise InvalidArgument(f"Importance sampling accepts records by the norm of the very gradient that is summed; "
                               f"engine {engine!r} bounds norms from above instead. Use {names}.")
     if ranks > 1:
@@ -40,7 +40,7 @@ def importance_for(plan: Plan, stream: SecureStream, engine: str, ranks: int,
     dimension = sum(p.numel() for p in parameters.values())
     for place, ratio in enumerate(plan.sampling.ratios):  # rather than in a step that was paid for
         noise = plan.noise_at(1 + place * plan.sampling.length)
-        with_room_for_bits(GaussianSum(ratio * plan.clip, noise, dimension, companions_for(noise)))
+        with_rounding_allowance(GaussianSum(ratio * plan.clip, noise, dimension, co_batched_for(noise)))
     return ImportanceSampler(plan.sampling, plan.clip, stream)
 
 
@@ -86,13 +86,13 @@ def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipp
               stream: SecureStream, largest: int | None) -> np.ndarray:
     """Return the norms of all records, zero of those that have none; records draw blocks as those of a step do."""
     norms = torch.zeros(len(records), dtype=torch.float64)
-    indices, lots = torch.arange(len(records)), _lots(stream, len(records))
-    blocks = Blocks.planned(population, min(largest or MOST_COMPANIONS, MOST_COMPANIONS))
+    indices, tags = torch.arange(len(records)), _lots(stream, len(records))
+    blocks = BatchPartition.planned(population, min(largest or MAX_BLOCK_RECORDS, MAX_BLOCK_RECORDS))
     measuring = replace(clipping, weigh=torch.zeros_like)
-    places = blocks.of(lots)
+    places = blocks.of(tags)
     order = places.argsort(stable=True)
     groups = indices[order].split(places.bincount(minlength=blocks.count).tolist())
-    parts = [part for block in groups if len(block) for part in blocks.divided(block, lots[block])]
+    parts = [part for block in groups if len(block) for part in blocks.divided(block, tags[block])]
 
     def take(found: tuple[tuple[int, ...], BoundedSums]) -> None:
         norms[list(found[0])] = torch.cat([some.norms[:, 0] for some in found[1].seen]).sqrt().cpu()
@@ -102,14 +102,14 @@ def all_norms(records: Records, engine: Engine, loss_fn: LossFn, clipping: Clipp
     return norms.numpy()
 
 
-def with_room_for_bits(mechanism: GaussianSum) -> GaussianSum:
+def with_rounding_allowance(mechanism: GaussianSum) -> GaussianSum:
     """Return the mechanism with as much more noise as hides what a proposal does to the last bits of others.
 
     They move before their sum is rounded, and it then by up to a lattice step in every coordinate; with more noise the
     lattice may be twice as coarse.
     """
     lattice = 2 * math.sqrt(mechanism.dimension) * mechanism.grid / mechanism.bound
-    room = room_for_bits(mechanism.noise_multiplier, lattice + mechanism.companions * mechanism.rounding)
+    room = rounding_allowance(mechanism.noise_multiplier, lattice + mechanism.co_batched * mechanism.rounding)
     return replace(mechanism, bound=mechanism.bound * room)
 
 

@@ -19,14 +19,14 @@ from dpfy.errors import InvalidArgument
 from dpfy.gradients.base import LossCall, LossFn, Substitutes, per_unit
 from dpfy.gradients.chunk import Chunk
 from dpfy.ledger.events import Poisson, Sampled
-from dpfy.mechanisms.controllers.recipe_controlled import Directed
+from dpfy.mechanisms.controllers.recipe_controlled import RecipeControlled
 from dpfy.mechanisms.one_shot import ExponentialMechanism, Mechanism, SparseVector
 from dpfy.mechanisms.query import LEAST, MOST
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import visit
-from dpfy.run.partition import Blocks
+from dpfy.run.partition import BatchPartition
 from dpfy.run.run import Run
-from dpfy.sandbox.rng_isolation import secluded
+from dpfy.sandbox.rng_isolation import isolated_rng
 
 Weights = Mapping[str, torch.Tensor]
 """Values of the trained parameters, by their names in the model."""
@@ -49,7 +49,7 @@ class _Search:
             raise InvalidArgument("A strict run compares no losses: that last bits of the others' losses hardly move "
                                   "is an allowance. Take steps with run.backward, or leave strict=True out.")
         self._run, self._bound = run, _validate.real("bound", bound, LEAST, MOST)
-        self._blocks = Blocks.planned(run.plan.expected_batch, run.largest_chunk)
+        self._blocks = BatchPartition.planned(run.plan.expected_batch, run.largest_chunk)
 
     @property
     def sensitivity(self) -> float:
@@ -67,7 +67,7 @@ class _Search:
         return _Losses(self._run, loss_fn, self._bound, self._blocks, self.event)
 
 
-class LeastLoss(_Search):
+class PrivateArgmin(_Search):
     """Which of several models has the least loss on a sample of the run, by the exponential mechanism.
 
     *Formal guarantee*: the event is on stable storage, and the ledger's guard has admitted it, before a record is read;
@@ -90,10 +90,10 @@ class LeastLoss(_Search):
         return self.mechanism.release([-losses.of(model) for model in models], self._run._streams.noise)
 
 
-class FirstDecrease(_Search):
+class FirstBelow(_Search):
     """The first of several models whose loss on a sample of the run is lower by as much as is asked for.
 
-    *Formal guarantee*: as of :class:`LeastLoss`; the answer is that of the sparse vector technique with one answer
+    *Formal guarantee*: as of :class:`PrivateArgmin`; the answer is that of the sparse vector technique with one answer
     above, ε-differentially private whatever the number of models. One record moves each difference of sums by at most
     ``bound``, in either direction.
 
@@ -120,10 +120,10 @@ class FirstDecrease(_Search):
 
 
 def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
-    """Set noise and clip bounds of the steps to come, as factors of the planned, in a plan that is ``Directed``."""
+    """Set noise and clip bounds of the steps to come, as factors of the planned, in a plan that is ``RecipeControlled``."""
     steering = run._steering
     states = steering.state_dict()
-    controller = next((each for each in run.plan.controllers if isinstance(each, Directed)), None)
+    controller = next((each for each in run.plan.controllers if isinstance(each, RecipeControlled)), None)
     if controller is None:
         raise InvalidArgument("The recipe chooses noise from outputs, and the plan does not say so. Give the plan "
                               "controllers=[dpfy.recipes.Directed()], then calibrate it.")
@@ -133,21 +133,21 @@ def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
 class _Losses:
     """The losses of one sample, paid for and drawn; for any weights, the sum of them, each clipped. Sensitive."""
 
-    def __init__(self, run: Run, loss_fn: LossFn, bound: float, blocks: Blocks, event: Sampled) -> None:
+    def __init__(self, run: Run, loss_fn: LossFn, bound: float, blocks: BatchPartition, event: Sampled) -> None:
         self._run, self._bound = run, bound
         run._streams.refresh()
         run.ledger.reserve(event, note={"loss bound": bound})
-        with secluded(run._streams.training):
+        with isolated_rng(run._streams.training):
             self._engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
         words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1) \
             if (drawn := run._draw()) else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
-        indices, lots = words[0], words[1]
+        indices, tags = words[0], words[1]
         self._sample = run._records.sample(indices, words[2:])
-        places = blocks.of(lots)
+        places = blocks.of(tags)
         # A loss that is only safe one record at a time is not asked for the losses of many at once either.
         self._parts = [*indices.split(1)] if self._engine.isolates else [
             part for place in places.unique() for part in
-            blocks.divided(indices[places == place], lots[places == place])]
+            blocks.divided(indices[places == place], tags[places == place])]
         self._call = LossCall(run.model, loss_fn)
 
     def of(self, weights: Weights) -> float:
@@ -167,6 +167,6 @@ class _Losses:
             nonlocal total
             total += found
 
-        with secluded(self._run._streams.training):
+        with isolated_rng(self._run._streams.training):
             visit(self._sample, self._parts, steps, take)
         return math.ldexp(float(total), -32) * self._bound

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from dpfy.gradients.base import Engine, LossCall, LossFn, Seen, Substitutes, Summed, per_unit
+from dpfy.gradients.base import Engine, LossCall, LossFn, RecordStats, Substitutes, Summed, per_unit
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, lattice_sum, squared_norms
 
@@ -25,9 +25,9 @@ Visit = Callable[[Callable[[Chunk], Any], Callable[[Any], None]], None]
 def clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clipping) -> Summed:
     """Return the clipped mean gradient of one slot; of the engine only its model is used."""
     sums = [torch.zeros_like(p, dtype=torch.float64).unsqueeze(0) for p in engine.parameters.values()]
-    seen: list[Seen] = []
+    seen: list[RecordStats] = []
 
-    def take(found: tuple[Seen, list[torch.Tensor | None]]) -> None:
+    def take(found: tuple[RecordStats, list[torch.Tensor | None]]) -> None:
         seen.append(found[0])
         for total, gradient in zip(sums, found[1], strict=True):
             if gradient is not None:
@@ -40,7 +40,7 @@ def clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clippi
     return Summed(sums, *seen)
 
 
-def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> tuple[Seen, list[torch.Tensor | None]]:
+def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> tuple[RecordStats, list[torch.Tensor | None]]:
     """Return what was seen of a chunk, and the gradient of the sum of its losses, by plain autograd."""
     state = Substitutes(engine.model, engine.parameters)
     leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
@@ -50,4 +50,4 @@ def _gradients(engine: Engine, loss_fn: LossFn, chunk: Chunk) -> tuple[Seen, lis
         losses, stats = per_unit(returned, chunk)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     norms = torch.full((chunk.size, 1), torch.nan, dtype=torch.float64)  # of records there are none
-    return Seen(norms, stats), list(gradients)
+    return RecordStats(norms, stats), list(gradients)

@@ -13,16 +13,16 @@ import torch
 from dpfy.gradients.base import LossFn
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event
-from dpfy.mechanisms.controllers import Draw, NormSum
+from dpfy.mechanisms.controllers import Draw, NormSumSampling
 from dpfy.mechanisms.controllers.norm_sum import WIDEST_CLIP, size_of
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance_bounds import MOST_COMPANIONS, MOVED, followed
+from dpfy.mechanisms.importance_bounds import MAX_BLOCK_RECORDS, MOVED, followed
 from dpfy.noise import Noise
 from dpfy.plans import Plan
 from dpfy.plans.dpis import noise_of_epoch
 from dpfy.run.importance_sampling import all_norms
-from dpfy.run.release_layout import Pieces
-from dpfy.sandbox.rng_isolation import secluded
+from dpfy.run.release_layout import ReleaseLayout
+from dpfy.sandbox.rng_isolation import isolated_rng
 
 if TYPE_CHECKING:
     from dpfy.run.run import Run
@@ -31,14 +31,14 @@ _STEPS = 2**24  # of a bound: sums of shares are whole numbers of them, and exac
 _MOST = 64.0  # declared numbers of records: more are summed as so many
 
 
-def norms_followed(plan: Plan) -> NormSum | None:
+def norms_followed(plan: Plan) -> NormSumSampling | None:
     """Return the controller of a plan that follows released norms."""
-    return next((each for each in plan.controllers if isinstance(each, NormSum)), None)
+    return next((each for each in plan.controllers if isinstance(each, NormSumSampling)), None)
 
 
-def paid_beside(plan: Plan, ledger: Ledger) -> int:
+def extra_releases(plan: Plan, ledger: Ledger) -> int:
     """Return how many releases the ledger holds, since the plan was registered, that are none of its steps."""
-    beside = {run.event for run in plan.beside}
+    beside = {run.event for run in plan.extra_events}
     if not beside:
         return 0
     found, before = 0, ledger.count - ledger.plan_count
@@ -77,7 +77,7 @@ def release_norms(run: "Run", loss_fn: LossFn, step: int) -> None:
 
     def released(clip: float, floor: float) -> float:
         total = norm_sum(norms, clip, floor, _MOST * declared)
-        return noised(total, controller.stddev, run._noise, MOST_COMPANIONS)
+        return noised(total, controller.stddev, run._noise, MAX_BLOCK_RECORDS)
 
     if controller.clip_factor is not None:
         planned = run.plan.clip
@@ -103,20 +103,20 @@ def norm_sum(norms: np.ndarray, clip: float, floor: float, most: float) -> float
     return min(float(np.rint(shares * _STEPS).sum()) / _STEPS, most)
 
 
-def noised(total: float, stddev: float, noise: Noise, companions: int = 0) -> float:
+def noised(total: float, stddev: float, noise: Noise, co_batched: int = 0) -> float:
     """Return a sum in which one record more counts at most 1, and moves so many others in their last bits."""
-    mechanism = GaussianSum(1.0, stddev, 1, companions, MOVED + 1 / _STEPS)
+    mechanism = GaussianSum(1.0, stddev, 1, co_batched, MOVED + 1 / _STEPS)
     return float(mechanism.release(torch.tensor([total], dtype=torch.float64), noise))
 
 
 def _norms(run: "Run", loss_fn: LossFn, declared: int) -> np.ndarray:
     """The norms of all records."""
-    with secluded(run._streams.training):
+    with isolated_rng(run._streams.training):
         engine = run._engine_for(loss_fn)
-        clipping = Pieces(run.plan.query, run._trained(), ()).clipping(grid=1.0)
+        clipping = ReleaseLayout(run.plan.query, run._trained(), ()).clipping(grid=1.0)
         return all_norms(run._records, engine, loss_fn, clipping, declared, run._streams.sampling,
                          run._largest_chunk(engine))
 
 
-def _state(run: "Run", controller: NormSum) -> dict[str, Any]:
+def _state(run: "Run", controller: NormSumSampling) -> dict[str, Any]:
     return run._steering.state_dict()[controller.tag]

@@ -20,7 +20,7 @@ _BITS = 63  # of a lot
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BatchPartition:
     """How a sample of declared expectation is divided: public constants only.
 
     >>> Blocks.planned(expected_batch=1000, largest_chunk=64, ranks=2)
@@ -31,24 +31,24 @@ class Blocks:
     largest: int
 
     @classmethod
-    def planned(cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1) -> "Blocks":
+    def planned(cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1) -> "BatchPartition":
         """Return one block if it is expected to be a chunk, or as many as leave room in one; as many for every rank."""
         chunk = largest_chunk or _LARGEST
         size = max(1.0, min(chunk if expected_batch <= chunk else _ROOM * chunk, _LARGEST))
         count = ranks * max(1, math.ceil(expected_batch / (ranks * size)))
         return cls(count, min(chunk, _likely(expected_batch / count)))
 
-    def of(self, lots: torch.Tensor) -> torch.Tensor:
+    def of(self, tags: torch.Tensor) -> torch.Tensor:
         """Return the block of each record, given the 63 random bits that it drew."""
-        return drawn_from(self.count, lots)
+        return drawn_from(self.count, tags)
 
-    def divided(self, indices: torch.Tensor, lots: torch.Tensor) -> list[torch.Tensor]:
+    def divided(self, indices: torch.Tensor, tags: torch.Tensor) -> list[torch.Tensor]:
         """Divide the records of a block into parts of at most ``largest``: while there are more, each draws a half.
 
         However many records there are, one more is in a part of its own, or makes a part larger, or has a part of
         ``largest`` divided. It touches no record outside of that part.
         """
-        waiting, parts = [(indices, lots, 0)], []
+        waiting, parts = [(indices, tags, 0)], []
         while waiting:
             some, drawn, bit = waiting.pop()
             if len(some) <= self.largest or bit == _BITS:
@@ -74,9 +74,9 @@ def _likely(expected: float) -> int:
     return size
 
 
-def drawn_from(count: int, lots: torch.Tensor) -> torch.Tensor:
+def drawn_from(count: int, tags: torch.Tensor) -> torch.Tensor:
     """Return a number below ``count`` for each lot, uniform to 2⁻³²."""
-    return (lots >> 31) * count >> 32
+    return (tags >> 31) * count >> 32
 
 
 def even_parts(indices: torch.Tensor, largest: int | None) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ from dpfy.errors import DpfyError, InvalidArgument, RankFailed
 from dpfy.noise import SecureStream
 from dpfy.records.records import Records
 from dpfy.sandbox.record_keys import KEY_BYTES
-from dpfy.sandbox.rng_isolation import secluded
+from dpfy.sandbox.rng_isolation import isolated_rng
 
 _ANNOUNCED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells the processes that it starts
 
@@ -173,7 +173,7 @@ def _digest(records: Records) -> str:
     """Return a hash of a few collated records. Sensitive."""
     digest = hashlib.sha256()
     known = records.keyed(bytes(KEY_BYTES))
-    with secluded(SecureStream(insecure_test_key=0, purpose="training")):
+    with isolated_rng(SecureStream(insecure_test_key=0, purpose="training")):
         for chunk in map(known.alone, known.spread()):
             for leaf in chunk.leaves() if chunk is not None else ():
                 plain = _bytes(leaf).cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else leaf

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from dpfy.errors import InvalidArgument
-from dpfy.gradients.base import Engine, LossFn, Seen
+from dpfy.gradients.base import Engine, LossFn, RecordStats
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import Coordinates
-from dpfy.mechanisms.query import ClippedSum, NormalisedSum, Query, Statistic, SumNorm
+from dpfy.mechanisms.query import ClippedSum, NormalisedSum, NormOfSum, Query, Statistic
 from dpfy.mechanisms.statistics import bounded_sum
 
 _LARGEST_NORM = 4.0  # of a sum, in clip bounds times the divisor: public, so that its rounding is known
@@ -20,7 +20,7 @@ _REHEARSED = 2.0**-40  # the lattice of a rehearsal, whose sums nobody sees
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ReleaseLayout:
     """Where the sums of one step are in its vector, and in which units, so that one noise suits all of them."""
 
     query: Query
@@ -45,24 +45,24 @@ class Pieces:
         leaves = self.query.leaves
         chosen = [leaf_of(name, leaves) for name in self.parameters]
         scales = tuple(leaves[group].scale_of(name) for name, group in zip(self.parameters, chosen, strict=True))
-        units = tuple(scale * self.query.unit(leaves[group]) for scale, group in zip(scales, chosen, strict=True))
+        sum_scales = tuple(scale * self.query.sum_scale(leaves[group]) for scale, group in zip(scales, chosen, strict=True))
         gammas = tuple(leaf.gamma if isinstance(leaf, NormalisedSum) else 0.0 for leaf in leaves)
         weigh = ClipEach(tuple(leaf.bound for leaf in leaves), gammas if any(gammas) else ())
-        return Clipping(weigh, grid, tuple(chosen), scales if set(scales) != {1.0} else (), units,
+        return Clipping(weigh, grid, tuple(chosen), scales if set(scales) != {1.0} else (), sum_scales,
                         tuple(self.coordinates[name] for name in self.parameters) if self.coordinates else ())
 
-    def add_statistics(self, seen: Sequence[Seen], totals: Sequence[torch.Tensor]) -> None:
+    def add_statistics(self, seen: Sequence[RecordStats], totals: Sequence[torch.Tensor]) -> None:
         """Add what the records that were seen contribute to the statistics."""
         names = [leaf.name for leaf in self.query.leaves]
         for statistic, total in zip(self.statistics, totals, strict=True):
             for records in seen:
                 total += bounded_sum(statistic, records.stats, records.norms, names,
-                                     self.query.unit(statistic)).to(total.device)
+                                     self.query.sum_scale(statistic)).to(total.device)
 
     @property
     def completes(self) -> bool:
         """Whether the query wants something done with whole sums."""
-        return self.query.least_sample is not None or any(isinstance(each, SumNorm) for each in self.statistics)
+        return self.query.least_sample is not None or any(isinstance(each, NormOfSum) for each in self.statistics)
 
     def complete(self, vector: torch.Tensor, records: int, divisor: float) -> None:
         """Do it with their vector: divide the sums by the size of the sample, or take their norm."""
@@ -72,23 +72,23 @@ class Pieces:
             for gradient in gradients:
                 gradient *= least / records
         for each, total in zip(self.statistics, statistics, strict=True):
-            if isinstance(each, SumNorm):  # the gradients are in units of their bound over the root of their share
+            if isinstance(each, NormOfSum):  # the gradients are in units of their bound over the root of their share
                 norm = float(torch.linalg.vector_norm(vector[:sum(map(torch.numel, gradients))]))
-                bounds = norm / math.sqrt(self.query.share_of(self.query.leaves[0]))
-                total.fill_(min(bounds, _LARGEST_NORM * divisor) / self.query.unit(each))
+                bounds = norm / math.sqrt(self.query.noise_share(self.query.leaves[0]))
+                total.fill_(min(bounds, _LARGEST_NORM * divisor) / self.query.sum_scale(each))
 
     def norm_rounding(self, divisor: float) -> float:
         """By how much float64 may move the norm of a sum from its own, in both of two neighbours, if it is asked for.
 
         Adding d squares and taking the root has a relative error of at most (d + 2)·2⁻⁵³, and the norm is limited.
         """
-        if not any(isinstance(each, SumNorm) for each in self.statistics):
+        if not any(isinstance(each, NormOfSum) for each in self.statistics):
             return 0.0
         return 2 * _LARGEST_NORM * divisor * (sum(p.numel() for p in self.parameters.values()) + 2) * 2.0**-53
 
     def factors(self, divisor: float) -> list[float]:
         """Return what every noised sum is multiplied by: its unit over the public divisor."""
-        return [unit / divisor for unit in (*self.clipping(grid=1.0).units, *map(self.query.unit, self.statistics))]
+        return [scale / divisor for scale in (*self.clipping(grid=1.0).sum_scales, *map(self.query.sum_scale, self.statistics))]
 
     def outputs(self, sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a place for every released piece: as parameters are, or in float64 where more is done with them.
@@ -111,12 +111,12 @@ class Pieces:
 
     def stddevs(self, noise: float) -> dict[str, float | torch.Tensor]:
         """Return the noise of every gradient in the user's units, given that of the vector over the divisor."""
-        units = self.clipping(grid=1.0).units
-        return {name: noise * unit * (self.coordinates[name].scale if self.coordinates else 1.0)
-                for name, unit in zip(self.parameters, units, strict=True)}
+        sum_scales = self.clipping(grid=1.0).sum_scales
+        return {name: noise * scale * (self.coordinates[name].scale if self.coordinates else 1.0)
+                for name, scale in zip(self.parameters, sum_scales, strict=True)}
 
 
-def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: Pieces) -> None:
+def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: ReleaseLayout) -> None:
     """Clip made-up records as the plan says: what fails for every record would pass for silence in a step."""
     seen = engine.bounded_sums(loss_fn, made_up, pieces.clipping(_REHEARSED)).seen
     sums = [torch.zeros(each.size, dtype=torch.float64) for each in pieces.statistics]

@@ -21,15 +21,15 @@ from dpfy.accounting import account
 from dpfy.checks.mixing import refuse_mixing
 from dpfy.checks.probe import Probe
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError, LedgerMismatch
-from dpfy.gradients import ENGINES, EXACT, WRITING, Engine
+from dpfy.gradients import ENGINES, EXACT_NORMS, PER_RECORD_GRADIENTS, Engine
 from dpfy.gradients.base import LossFn
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.clipping import Clipping
-from dpfy.mechanisms.controllers import Setting
+from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.importance_bounds import MOST_COMPANIONS, companions_for
+from dpfy.mechanisms.importance_bounds import MAX_BLOCK_RECORDS, co_batched_for
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
 from dpfy.mechanisms.statistics import shared_rounding
@@ -38,18 +38,18 @@ from dpfy.plans import Plan
 from dpfy.records.example import Declared
 from dpfy.records.records import Records, visit, visit_loaded
 from dpfy.run.basis import record_basis
-from dpfy.run.controller_states import Steering
+from dpfy.run.controller_states import ControllerStates
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.gate import Gate, is_finite
-from dpfy.run.importance_sampling import Weighing, expected_proposals, importance_for, propose, with_room_for_bits
+from dpfy.run.importance_sampling import Weighing, expected_proposals, importance_for, propose, with_rounding_allowance
 from dpfy.run.microbatches import clipped_mean
-from dpfy.run.norm_sums import due_before, paid_beside, release_norms
-from dpfy.run.partition import Blocks, drawn_from, even_parts
+from dpfy.run.norm_sums import due_before, extra_releases, release_norms
+from dpfy.run.partition import BatchPartition, drawn_from, even_parts
 from dpfy.run.ranks import Ranks, check_same_records
-from dpfy.run.release_layout import Pieces, rehearse
+from dpfy.run.release_layout import ReleaseLayout, rehearse
 from dpfy.run.released import Released
-from dpfy.run.sum_accumulator import Sums
-from dpfy.sandbox.rng_isolation import secluded
+from dpfy.run.sum_accumulator import SumAccumulator
+from dpfy.sandbox.rng_isolation import isolated_rng
 from dpfy.sandbox.torch_settings import certified
 from dpfy.types import Interval
 
@@ -107,11 +107,11 @@ class Run:
         self._ledger = ledger
         self._ranks = ranks
         self._next_step = int(ranks.from_first(lambda: b"%d" % min(
-            (self.ledger.plan_count - paid_beside(plan, self.ledger)) * plan.sampling.steps_per_event, plan.steps)))
+            (self.ledger.plan_count - extra_releases(plan, self.ledger)) * plan.sampling.steps_per_event, plan.steps)))
         self._taken = self._next_step
         self._paid_steps = 0  # of the event that was reserved last
         self._parameters = parameters
-        self._steering = Steering(plan, parameters, engine)
+        self._steering = ControllerStates(plan, parameters, engine)
         self._gate = Gate(optimizers, parameters)
         self._records = records
         self._example = example
@@ -120,7 +120,7 @@ class Run:
         self._importance = importance_for(plan, streams.sampling, engine, ranks.size, parameters)
         self._sampler = self._importance or sampler_for(plan.sampling, streams.sampling)
         self._noise = LatticeGaussian(streams.noise)
-        engines = EXACT if self._importance is not None else WRITING if self._steering.needs_gradients else ENGINES
+        engines = EXACT_NORMS if self._importance is not None else PER_RECORD_GRADIENTS if self._steering.needs_gradients else ENGINES
         self._choice = EngineChoice(engine, engines, model, example, plan.query.statistics, ranks, self._look_at_data,
                                     self._approve)
         self._buffer: torch.Tensor | None = None
@@ -172,7 +172,7 @@ class Run:
         *Assumes*: no private record had a part in it other than through the model. Of several processes all are told
         the same.
         """
-        self._steering.measured(value)
+        self._steering.on_public_metric(value)
 
     # One step
 
@@ -218,16 +218,16 @@ class Run:
         """Pay for the step, draw, sum up, add noise."""
         setting = self._steering.setting(step)
         event, query = self._event(step, setting), setting.query
-        pieces = Pieces(query, self._trained(), query.due(step), setting.coordinates)
+        pieces = ReleaseLayout(query, self._trained(), query.due(step), setting.coordinates)
         drawn = self._ranks.from_first(lambda: self._reserved_draw(event, step, setting))
         batch._released, self._taken = True, step
-        sums: Sums | None = None
+        sums: SumAccumulator | None = None
         try:
-            with secluded(self._streams.training):
+            with isolated_rng(self._streams.training):
                 engine = self._engine_for(loss_fn)
                 blocks = self._blocks(engine, step, setting, self._ranks.size)
                 mechanism = self._mechanism(engine, step, setting, pieces)
-                sums = Sums(pieces, self._room(pieces), several=blocks.count > 1 or query.slots is not None)
+                sums = SumAccumulator(pieces, self._room(pieces), several=blocks.count > 1 or query.slots is not None)
                 with self._ranks.together():
                     if self._ranks.first:  # while the engine is at work; the noise of a step is used in it or never
                         self._noise.prefetch(sum(pieces.sizes), mechanism.stddev, mechanism.grid)
@@ -243,7 +243,7 @@ class Run:
         return Released(gradients, batch.step, statistics, self.plan.noise_at(step) * setting.noise,
                         by_name(query.leaves), pieces.stddevs(mechanism.stddev / self.plan.divisor))
 
-    def _noised(self, pieces: Pieces, sums: Sums, mechanism: GaussianSum, records: int) -> list[torch.Tensor]:
+    def _noised(self, pieces: ReleaseLayout, sums: SumAccumulator, mechanism: GaussianSum, records: int) -> list[torch.Tensor]:
         """Add the sums of all ranks up, and return them with the noise of rank 0 on every rank."""
         if self._ranks.size > 1:
             self._ranks.sum_to_first(sums.vector)
@@ -258,7 +258,7 @@ class Run:
         self._ranks.share(outputs)
         return outputs
 
-    def _proposed(self, engine: Engine, loss_fn: LossFn, step: int, setting: Setting, clipping: Clipping,
+    def _proposed(self, engine: Engine, loss_fn: LossFn, step: int, setting: StepConfig, clipping: Clipping,
                   drawn: bytes) -> bytes:
         """Return the sample; with importance sampling it depends on what the engine finds."""
         if self._importance is None:
@@ -273,7 +273,7 @@ class Run:
         """The 64-bit words of a drawn unit: its index, its lot, and what it chooses its rows by."""
         return 2 + self._records.seed_words
 
-    def _reserved_draw(self, event: Event, step: int, setting: Setting) -> bytes:
+    def _reserved_draw(self, event: Event, step: int, setting: StepConfig) -> bytes:
         """Make the step durable, then draw its sample."""
         if self._paid_steps == 0:
             self.ledger.reserve(event, note={"clip": setting.query.bound})
@@ -287,11 +287,11 @@ class Run:
         if isinstance(self._sampler, ImportanceSampler):
             return b""
         drawn = self._sampler.draw(len(self._records)).astype(np.int64, copy=False)
-        lots = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
+        tags = (self._streams.sampling.words(len(drawn)) >> np.uint64(1)).astype(np.int64)
         seeds = self._streams.sampling.words(self._records.seed_words * len(drawn))
-        return drawn.tobytes() + lots.tobytes() + seeds.tobytes()
+        return drawn.tobytes() + tags.tobytes() + seeds.tobytes()
 
-    def _room(self, pieces: Pieces) -> torch.Tensor:
+    def _room(self, pieces: ReleaseLayout) -> torch.Tensor:
         """Return a flat float64 vector for all sums, whatever it holds.
 
         It is kept, as fresh memory costs more than the sums themselves. After a step it holds what was released, or
@@ -307,23 +307,23 @@ class Run:
         """The parameters under the gate that are not frozen by now."""
         return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
-    def _mechanism(self, engine: Engine, step: int, setting: Setting, pieces: Pieces) -> GaussianSum:
+    def _mechanism(self, engine: Engine, step: int, setting: StepConfig, pieces: ReleaseLayout) -> GaussianSum:
         """The mechanism of this step; its noise depends on the plan, what was released, the model and the engine."""
         query = setting.query
         dimension = sum(p.numel() for p in self._parameters.values()) + sum(each.size for each in query.due(step))
         if query.slots is not None:  # a slot shares its arithmetic with no other
-            companions, rounding = 0, 0.0
+            co_batched, rounding = 0, 0.0
         else:  # with more ranks there are more blocks, and none is expected to be larger: the noise is the same
             blocks = self._blocks(engine, step, setting)
             additions = blocks.count**2 * 2.0**-50  # in float64, of blocks: felt by companions where blocks are many
-            companions, rounding = blocks.largest, shared_rounding(query, step, engine.rounding + additions)
+            co_batched, rounding = blocks.largest, shared_rounding(query, step, engine.rounding + additions)
         norm_rounding = pieces.norm_rounding(self.plan.divisor)
-        reach, roundings = query.reach(step), 1 if query.least_sample is None and not norm_rounding else 2
-        mechanism = GaussianSum(reach + norm_rounding, self._noise_multiplier(step, setting), dimension, companions,
+        reach, roundings = query.joint_sensitivity(step), 1 if query.least_sample is None and not norm_rounding else 2
+        mechanism = GaussianSum(reach + norm_rounding, self._noise_multiplier(step, setting), dimension, co_batched,
                                 rounding, roundings)
-        return mechanism if self._importance is None else with_room_for_bits(mechanism)
+        return mechanism if self._importance is None else with_rounding_allowance(mechanism)
 
-    def _event(self, step: int, setting: Setting) -> Event:
+    def _event(self, step: int, setting: StepConfig) -> Event:
         """The event that the sampler at hand and the query license, compared with the one that was planned."""
         noise, rate = self.plan.noise_at(step) * setting.noise, None if setting.draw is None else setting.draw.rate
         planned = self.plan.event_at(step, setting.noise, rate)
@@ -336,22 +336,22 @@ class Run:
             raise LedgerMismatch("The query that is about to run is not the event of the plan; nothing was read.")
         return event
 
-    def _largest_chunk(self, engine: Engine | None, companions: int = MOST_COMPANIONS) -> int | None:
+    def _largest_chunk(self, engine: Engine | None, co_batched: int = MAX_BLOCK_RECORDS) -> int | None:
         """How many units may be in memory at once, by the user's and the engine's limits of rows."""
         limits = [limit for limit in (self._max_physical_batch, engine and engine.records_at_once,
-                                      self._importance and companions) if limit]
+                                      self._importance and co_batched) if limit]
         return max(1, min(limits) // self._records.rows_per_unit) if limits else None
 
-    def _blocks(self, engine: Engine, step: int, setting: Setting, ranks: int = 1) -> Blocks:
+    def _blocks(self, engine: Engine, step: int, setting: StepConfig, ranks: int = 1) -> BatchPartition:
         """How the records that a step computes on are divided, from public and released numbers."""
         if self._importance is None:
-            return Blocks.planned(self.plan.expected_batch, self._largest_chunk(engine), ranks)
-        largest = self._largest_chunk(engine, companions_for(self._noise_multiplier(step, setting)))
-        return Blocks.planned(expected_proposals(self._importance, step), largest, ranks)
+            return BatchPartition.planned(self.plan.expected_batch, self._largest_chunk(engine), ranks)
+        largest = self._largest_chunk(engine, co_batched_for(self._noise_multiplier(step, setting)))
+        return BatchPartition.planned(expected_proposals(self._importance, step), largest, ranks)
 
-    def _noise_multiplier(self, step: int, setting: Setting) -> float:
+    def _noise_multiplier(self, step: int, setting: StepConfig) -> float:
         """The noise of a step over what one record may add to all of its sums."""
-        return self.plan.noise_at(step) * setting.noise / setting.query.reach(step)
+        return self.plan.noise_at(step) * setting.noise / setting.query.joint_sensitivity(step)
 
     def _check_ready(self, batch: Batch) -> None:
         if self._closed:
@@ -367,20 +367,20 @@ class Run:
             raise DivergenceError("The released model has non-finite parameters: training diverged. Lower the learning "
                                   "rate; the ledger keeps what was spent.")
 
-    def _add_sums(self, pieces: Pieces, sums: Sums, engine: Engine, loss_fn: LossFn, drawn: bytes,
-                  blocks: Blocks, clipping: Clipping) -> None:
+    def _add_sums(self, pieces: ReleaseLayout, sums: SumAccumulator, engine: Engine, loss_fn: LossFn, drawn: bytes,
+                  blocks: BatchPartition, clipping: Clipping) -> None:
         """Add the bounded sums of this rank's share of the drawn records."""
         if not drawn:
             return
-        indices, lots, *_ = words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(self._drawn_words, -1)
+        indices, tags, *_ = words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(self._drawn_words, -1)
         sample = self._records.sample(indices, words[2:])
         slots = self.plan.query.slots
-        places = blocks.of(lots) if slots is None else drawn_from(slots, lots)
+        places = blocks.of(tags) if slots is None else drawn_from(slots, tags)
         # By lot and not by block: however large its blocks are, no rank takes a record that is another's.
-        owners = drawn_from(self._ranks.size, lots) if slots is None else places % self._ranks.size
+        owners = drawn_from(self._ranks.size, tags) if slots is None else places % self._ranks.size
         groups = [places == place for place in places[owners == self._ranks.rank].unique()]
         if slots is None:
-            parts = [part for block in groups for part in blocks.divided(indices[block], lots[block])]
+            parts = [part for block in groups for part in blocks.divided(indices[block], tags[block])]
             parts.sort(key=len, reverse=True)  # what was freed of a large chunk has room for a smaller one
             visit_loaded(sample, parts, lambda loaded: engine.bounded_sums(
                 loss_fn, loaded.chunk, self._weighing(clipping, loaded.indices, pieces.query.bound)), sums.take)
@@ -413,7 +413,7 @@ class Run:
         setting = self._steering.setting(step)
         if not engine.isolates:
             probe.check_size(self._blocks(engine, step, setting).largest)
-        rehearse(engine, probe.loss_fn, probe.made_up(), Pieces(
+        rehearse(engine, probe.loss_fn, probe.made_up(), ReleaseLayout(
             setting.query, probe.parameters, () if setting.query.slots else setting.query.statistics,
             setting.coordinates))
 

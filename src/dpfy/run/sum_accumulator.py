@@ -3,17 +3,17 @@
 import torch
 
 from dpfy.gradients.base import BoundedSums, set_to_zero
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 
 
-class Sums:
+class SumAccumulator:
     """The sums of one step, a tensor for every piece of its vector. Sensitive.
 
     What the first chunk sums up stays as the engine formed it, in float32 mostly: if it is the only one, the noise is
     added to it there, and no float64 vector as long as the model is zeroed, read and written before.
     """
 
-    def __init__(self, pieces: Pieces, vector: torch.Tensor, several: bool) -> None:
+    def __init__(self, pieces: ReleaseLayout, vector: torch.Tensor, several: bool) -> None:
         self._pieces = pieces
         self._vector = vector  # whatever it holds is overwritten
         self._several = several  # chunks are expected, so that a tensor for the first one would only be in the way

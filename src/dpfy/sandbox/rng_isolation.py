@@ -30,7 +30,7 @@ _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
 
 
 @contextmanager
-def secluded(stream: SecureStream) -> Iterator[None]:
+def isolated_rng(stream: SecureStream) -> Iterator[None]:
     """Compute on private records: in certified arithmetic, with secret randomness, and without a sound.
 
     With a known seed the masks of all records would depend on how many came before them, and one record would change

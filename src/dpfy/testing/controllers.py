@@ -12,9 +12,9 @@ import torch
 
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact
-from dpfy.mechanisms.controllers import Controller, Setting, State
+from dpfy.mechanisms.controllers import Controller, State, StepConfig
 from dpfy.mechanisms.query import ClippedSum, Query
-from dpfy.run.release_layout import Pieces
+from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.released import Released
 from dpfy.run.state_file import read_state, write_state
 
@@ -41,11 +41,11 @@ def check_controller(controller: Controller) -> None:
     accepted = 0
     for leaves in (_FLAT, _GROUPS):
         try:
-            query = controller.extended(Query.of(leaves))
+            query = controller.extend_query(Query.of(leaves))
         except InvalidArgument:
             continue
         accepted += 1
-        assert controller.extended(query) == query, "a query that was extended is extended once more"
+        assert controller.extend_query(query) == query, "a query that was extended is extended once more"
         _check_run(controller, query)
     assert accepted, "the controller accepts neither one clipped sum nor groups"
 
@@ -55,18 +55,18 @@ def _check_run(controller: Controller, query: Query) -> None:
     state = controller.start(query, parameters)
     for step, size in enumerate(_SIZES * (_STEPS // len(_SIZES)), start=1):
         kept = copy.deepcopy(state)
-        setting = controller.applied(state, step, Setting(query))
+        setting = controller.configure(state, step, StepConfig(query))
         _check_setting(controller, setting, query, step)
-        new = controller.measured(controller.updated(state, _released(parameters, setting, step, size)), size)
+        new = controller.on_public_metric(controller.update(state, _released(parameters, setting, step, size)), size)
         assert _equal(state, kept), "a state was changed in place; return another one"
         state = new
     restored = _through_a_checkpoint(state)
     assert _equal(restored, state), "the state does not survive a checkpoint"
-    before, after = (controller.applied(each, _STEPS + 1, Setting(query)) for each in (state, restored))
+    before, after = (controller.configure(each, _STEPS + 1, StepConfig(query)) for each in (state, restored))
     assert before.query == after.query and before.noise == after.noise, "a restored state makes another setting"
 
 
-def _check_setting(controller: Controller, setting: Setting, query: Query, step: int) -> None:
+def _check_setting(controller: Controller, setting: StepConfig, query: Query, step: int) -> None:
     for leaf in setting.query.leaves:
         assert 0 < leaf.bound < float("inf"), f"the bound of {leaf.name!r} became {leaf.bound}"
     assert 0 < setting.noise < float("inf"), f"the noise became {setting.noise} times the planned one"
@@ -80,10 +80,10 @@ def _check_setting(controller: Controller, setting: Setting, query: Query, step:
         assert bool((place.scale > 0).all()) and bool(place.scale.isfinite().all()), f"a scale of {name!r} is unusable"
 
 
-def _released(parameters: dict[str, torch.nn.Parameter], setting: Setting, step: int, size: float) -> Released:
+def _released(parameters: dict[str, torch.nn.Parameter], setting: StepConfig, step: int, size: float) -> Released:
     """A made-up release of a given size, in proportion to the bounds."""
     generator, query = torch.Generator().manual_seed(step), setting.query
-    pieces = Pieces(query, parameters, query.due(step), setting.coordinates)
+    pieces = ReleaseLayout(query, parameters, query.due(step), setting.coordinates)
     vector = torch.randn(sum(pieces.sizes), generator=generator, dtype=torch.float64) * size
     outputs = pieces.outputs(pieces.split(vector)[0])
     for part, factor, output in zip(vector.split(pieces.sizes), pieces.factors(divisor=10.0), outputs, strict=True):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 from dpfy.accounting import account
-from dpfy.ledger.events import Event, Policy, Query, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import Event, Policy, RecordedQuery, Repeated, Sampled, SumQuery
 from dpfy.types import Interval, Relation
 
 DELTA = 1e-5
@@ -15,7 +15,7 @@ _RELATIVE = 1e-9  # equal events are composed by the same arithmetic
 
 
 def check_rule(method: str, policy: Policy, relation: Relation | str, delta: float = DELTA,
-               query: Callable[[float, float], Query] = SumQuery, scales: bool = True) -> None:
+               query: Callable[[float, float], RecordedQuery] = SumQuery, scales: bool = True) -> None:
     """Assert the laws of composition and noise for one rule, on steps sampled by ``policy`` that answer a ``query``.
 
     ``query`` makes one of a bound and a noise; ``scales`` says that its cost depends on their ratio alone.

@@ -7,10 +7,10 @@ from dpfy.mechanisms.controllers import (
     SCHEDULES,
     AdaClip,
     Controller,
-    Directed,
-    NormClipping,
-    NormNoise,
+    GradientNormNoise,
+    MeanNormClipping,
     QuantileClipping,
+    RecipeControlled,
     Timed,
     ValidationDecay,
     named_schedule,
@@ -32,8 +32,8 @@ def _quantile(quantile: float = QuantileClipping.quantile, share: float = Quanti
     return QuantileClipping(quantile, share=share)
 
 
-def _norm(factor: float = NormClipping.factor) -> Controller:
-    return NormClipping(factor)
+def _norm(factor: float = MeanNormClipping.factor) -> Controller:
+    return MeanNormClipping(factor)
 
 
 def _adaclip() -> Controller:
@@ -44,8 +44,8 @@ def _validation(factor: float = ValidationDecay.factor, threshold: float = Valid
     return ValidationDecay(factor, threshold)
 
 
-def _norm_noise(ratio: float | None = NormNoise.ratio) -> Controller:
-    return NormNoise(ratio)
+def _norm_noise(ratio: float | None = GradientNormNoise.ratio) -> Controller:
+    return GradientNormNoise(ratio)
 
 
 def _adam_bc(floor: float | None = None) -> dict[str, float]:
@@ -111,7 +111,7 @@ def plan_options(clipping: str, noise_schedule: str | None, clip_schedule: str |
                  algorithm: str = "dpsgd") -> dict[str, Any]:
     """Return the arguments of :func:`dpfy.dpsgd` that settings mean, apart from ``clip``."""
     chosen = [named_clipping(clipping), named_noise(noise_schedule) if noise_schedule else None,
-              Directed() if named_algorithm(algorithm)[0] != "dpsgd" else None]
+              RecipeControlled() if named_algorithm(algorithm)[0] != "dpsgd" else None]
     return {"controllers": [each for each in chosen if isinstance(each, Controller)],
             "noise_schedule": next((each for each in chosen if isinstance(each, Timed)), None),
             "clip_schedule": clip_schedule}

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from dpfy.accounting import GaussianFilter, ZcdpFilter, account
 from dpfy.accounting.dominating_pairs import Pair
-from dpfy.accounting.rules_for.balls_in_bins import BallsInBinsLaw, _epoch, _points, epoch
+from dpfy.accounting.rules_for.balls_in_bins import BallsInBinsLoss, _epoch, _points, epoch
 from dpfy.ledger.events import BallsInBins, Poisson, Repeated, Sampled, SumQuery
 
 ZERO = "zero_out"
@@ -143,7 +143,7 @@ def test_two_batches_are_never_below_a_finer_integral():
 
 def test_masses_of_an_epoch_sum_to_one():
     for bins, noise in ((3, 0.8), (200, 1.0)):
-        p, q, gain = BallsInBinsLaw(bins, noise).masses(np.array([-0.1, 0.0, 0.2]))
+        p, q, gain = BallsInBinsLoss(bins, noise).masses(np.array([-0.1, 0.0, 0.2]))
         assert p.sum() == pytest.approx(1, abs=1e-8) and q.sum() == pytest.approx(1, abs=1e-8)
         assert min(p.sum(), q.sum()) > 1
         assert gain == pytest.approx(p - q, abs=1e-12)

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine, VmapEngine
-from dpfy.gradients.bookkeeping.contributions import Kept, Outer, Rows, combined
+from dpfy.gradients.bookkeeping.contributions import EmbeddingRows, Materialized, OuterProduct, combined
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
@@ -49,7 +49,7 @@ class Attending(nn.Module):
         return self.norm(self.attention(x, x, x, need_weights=False)[0])[:, 0]
 
 
-class Tied(nn.Module):
+class TiedEmbedding(nn.Module):
     """A table that is also the head: rows, outer products and their inner product."""
 
     def __init__(self):
@@ -84,7 +84,7 @@ MODELS = {
     "layer norm": (lambda: nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), lambda n: floats(n, 4, 3)),
     "lstm": (Recurrent, lambda n: floats(n, 5, 3)),
     "attention": (Attending, lambda n: floats(n, 3, 4)),
-    "tied": (Tied, lambda n: tokens(7, n, 3)),
+    "tied": (TiedEmbedding, lambda n: tokens(7, n, 3)),
     "opaque": (lambda: nn.Sequential(Scaled(), nn.Linear(3, 2)), lambda n: floats(n, 3)),
 }
 
@@ -229,9 +229,9 @@ def test_a_row_that_is_not_finite_takes_its_user_out_and_nobody_else(engine):
 
 def test_folding_keeps_what_a_unit_adds_and_never_shows_less_than_its_norm():
     a, b, places = floats(6, 2, 3), floats(6, 2, 4), tokens(4, 6, 2)
-    rows = Rows(places, floats(6, 2, 3), 4)
-    for part in (Outer(a, b), Outer(a, b).instantiate(), rows, combined([rows, Outer(a, b)])):
-        units = part.folded(3)
+    rows = EmbeddingRows(places, floats(6, 2, 3), 4)
+    for part in (OuterProduct(a, b), OuterProduct(a, b).instantiate(), rows, combined([rows, OuterProduct(a, b)])):
+        sum_scales = part.folded(3)
         for position in range(2):
             total, expected = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.float64)
             units.add_sum(torch.eye(2, dtype=torch.float64)[position], total)
@@ -243,5 +243,5 @@ def test_folding_keeps_what_a_unit_adds_and_never_shows_less_than_its_norm():
 
 def test_short_floats_of_a_unit_are_added_up_in_float32():
     gradients = torch.full((1, 512, 1), 1 + 2**-7, dtype=torch.bfloat16)  # their sum in bfloat16 would be 512
-    folded = Kept(gradients, lambda summed: summed.view(1)).folded(512)
+    folded = Materialized(gradients, lambda summed: summed.view(1)).folded(512)
     assert folded.gradients.item() == 512 + 4

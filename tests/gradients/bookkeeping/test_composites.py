@@ -125,7 +125,7 @@ def padded_sequences():
 @pytest.mark.parametrize(("layers", "batch_first"), [(1, True), (1, False), (2, True)])
 def test_transformer_encoders(training, norm_first, layers, batch_first):
     for dtype in (torch.float64, torch.float32):
-        units = assert_agrees(lambda: Encoding(training, norm_first, layers, batch_first), padded_sequences(),
+        sum_scales = assert_agrees(lambda: Encoding(training, norm_first, layers, batch_first), padded_sequences(),
                               dtype=dtype)
         assert len(units) == 5 * layers + (layers > 1)  # attention, two linear layers and two norms each
 
@@ -201,7 +201,7 @@ def test_adapters_beside_frozen_layers(how, inputs, outputs, rank, steps, seed):
         return nn.Sequential(Adapted(inputs, 4, rank), nn.Tanh(), nn.LayerNorm(4).requires_grad_(False),
                              Adapted(4, outputs, rank))
 
-    units = assert_agrees(make, (floats(seed, 4, steps, inputs),), **how)
+    sum_scales = assert_agrees(make, (floats(seed, 4, steps, inputs),), **how)
     assert len(units) == 4  # the frozen layers record nothing
 
 
@@ -326,7 +326,7 @@ class TimeFirstSlopes(nn.Module):
 @pytest.mark.parametrize(("make", "x", "rules"), [
     (TimeFirstSlopes, floats(1, 4, 5, 3), [True, False]), (Longest, tokens(1, 7, 4, 3), [False, True])])
 def test_uses_that_a_rule_does_not_know_are_vectorised_and_leave_the_others_alone(make, x, rules):
-    units = assert_agrees(make, (x,), rules=1)
+    sum_scales = assert_agrees(make, (x,), rules=1)
     assert [unit.rule is not None for unit in units] == rules
 
 

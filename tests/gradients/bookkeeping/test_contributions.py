@@ -11,7 +11,15 @@ from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine
 from dpfy.gradients.bookkeeping import contributions
-from dpfy.gradients.bookkeeping.contributions import SUM_ROUNDING, InBlocks, Kept, Outer, Rows, Tied, combined
+from dpfy.gradients.bookkeeping.contributions import (
+    SUM_ROUNDING,
+    EmbeddingRows,
+    Materialized,
+    OuterProduct,
+    Rematerialized,
+    TiedEmbedding,
+    combined,
+)
 from dpfy.gradients.bookkeeping.strategies import RAMP_ROUNDING
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
@@ -95,7 +103,7 @@ def nearly_cancelling(octaves):
         return torch.cat([torch.stack([large, -large]).view(1, 2, 1), x[:, :, 1:]], 2)
 
     def beyond(large):
-        norms = Outer(record(large), torch.ones(1, 2, 40)).norms()
+        norms = OuterProduct(record(large), torch.ones(1, 2, 40)).norms()
         return bool(norms.magnitude > 2.0**octaves * norms.squared.sqrt())
 
     low, high = torch.tensor(1.0), torch.tensor(2.0**40)
@@ -185,9 +193,9 @@ def test_norms_of_products_are_never_below_the_truth(factors, nearly):
     a, b = factors
     if nearly and a.shape[1] > 1:
         a[:, 1], b[:, 1] = -a[:, 0] * (1 + nearly), b[:, 0]
-    assert_never_below(Outer(a, b), outer_squares(a, b))
-    added = torch.cat([Outer(a[:1], b[:1]).instantiate().gradients, Outer(a[1:], b[1:]).instantiate().gradients], 1)
-    assert_never_below(InBlocks(a, b, 1), [[[Fraction(x) if math.isfinite(x) else Fraction(0) for x in row]]
+    assert_never_below(OuterProduct(a, b), outer_squares(a, b))
+    added = torch.cat([OuterProduct(a[:1], b[:1]).instantiate().gradients, OuterProduct(a[1:], b[1:]).instantiate().gradients], 1)
+    assert_never_below(Rematerialized(a, b, 1), [[[Fraction(x) if math.isfinite(x) else Fraction(0) for x in row]]
                                            for row in added[0].double().tolist()])
 
 
@@ -197,14 +205,14 @@ def test_norms_of_written_out_gradients_are_never_below_the_truth(seed, numbers,
     generator = torch.Generator().manual_seed(seed)
     sizes = (10 ** (spread * torch.randn(2, numbers, generator=generator))).clamp(1e-44, 1e18)
     gradients = sizes * torch.randn(2, numbers, generator=generator)
-    assert_never_below(Kept.of(gradients), [[[Fraction(x) for x in row]] for row in gradients.double().tolist()])
+    assert_never_below(Materialized.of(gradients), [[[Fraction(x) for x in row]] for row in gradients.double().tolist()])
 
 
 @settings(max_examples=100)
 @given(tensors(2, 3, 2), tensors(2, 2, 2), tensors(2, 2, 4), st.lists(st.integers(0, 3), min_size=6, max_size=6),
        st.sampled_from([0.0, 1e-6]))
 def test_norms_of_tied_tables_are_never_below_the_truth(found, a, b, tokens, nearly):
-    rows = Rows(torch.tensor(tokens).view(2, 3), found, 4)
+    rows = EmbeddingRows(torch.tensor(tokens).view(2, 3), found, 4)
     if nearly:  # the head takes back what the embedding adds
         b = torch.zeros_like(b)
         b[torch.arange(2), 0, rows.tokens[:, 0]] = 1
@@ -217,7 +225,7 @@ def test_norms_of_tied_tables_are_never_below_the_truth(found, a, b, tokens, nea
         table[record] = [[Fraction(x) + y for x, y in zip(*both, strict=True)]
                          for both in zip(added[record], product, strict=True)] if math.isfinite(
             sum(map(sum, added[record]))) else table[record]
-    assert_never_below(Tied(rows, Outer(a, b)), table)
+    assert_never_below(TiedEmbedding(rows, OuterProduct(a, b)), table)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 16, 64])
@@ -225,7 +233,7 @@ def test_norms_are_tight_where_nothing_cancels(steps):
     generator = torch.Generator().manual_seed(steps)
     a, b = (torch.rand(5, steps, width, generator=generator) for width in (30, 20))
     truth = torch.einsum("ntp,ntd->npd", b.double(), a.double()).flatten(1).norm(dim=1)
-    for form in (Outer(a, b), InBlocks(a, b, 2), Outer(a, b).instantiate()):
+    for form in (OuterProduct(a, b), Rematerialized(a, b, 2), OuterProduct(a, b).instantiate()):
         excess = form.norms().squared.sqrt() / truth - 1
         assert float(excess.min()) >= 0
         assert float(excess.max()) <= 1e-4
@@ -233,13 +241,13 @@ def test_norms_are_tight_where_nothing_cancels(steps):
 
 def test_a_gradient_of_zero_is_not_taken_for_one_that_cancels():
     # Masked positions have large activations and no gradient; they are not worth a second computation.
-    norms = Outer(torch.full((1, 8, 4), 1e6), torch.zeros(1, 8, 3)).norms()
+    norms = OuterProduct(torch.full((1, 8, 4), 1e6), torch.zeros(1, 8, 3)).norms()
     assert float(norms.squared) < 1e-200 and float(norms.magnitude) < 64 * float(norms.squared.sqrt())
 
 
 def test_uses_of_one_weight_are_joined_with_their_cross_terms():
     generator = torch.Generator().manual_seed(2)
-    parts = [Outer(torch.randn(3, 2, 5, generator=generator), torch.randn(3, 2, 4, generator=generator))
+    parts = [OuterProduct(torch.randn(3, 2, 5, generator=generator), torch.randn(3, 2, 4, generator=generator))
              for _ in range(2)]
     truth = sum(torch.einsum("ntp,ntd->npd", o.outputs.double(), o.inputs.double()) for o in parts)
     for joined in (combined(parts), combined([parts[0], parts[1].instantiate()])):
@@ -302,9 +310,9 @@ SIDES = {"outer": 3, "wide outer": 64}  # narrow products are added in another w
 def form_of(kind, values):
     """Records with the gradient ``value`` in every coordinate, in one form or the other."""
     if kind == "kept":
-        return Kept.of(values.unsqueeze(1).repeat(1, 9))
+        return Materialized.of(values.unsqueeze(1).repeat(1, 9))
     ones = torch.ones(len(values), 1, SIDES[kind])
-    return Outer(values.view(-1, 1, 1) * ones, ones)
+    return OuterProduct(values.view(-1, 1, 1) * ones, ones)
 
 
 def added(form, weights, shape):
@@ -335,7 +343,7 @@ def test_a_sum_of_written_out_gradients_has_every_record_once_and_with_its_own_w
     generator = torch.Generator().manual_seed(1)
     gradients = torch.randn(blocks, records, 7, generator=generator)
     weights = torch.rand(records, dtype=torch.float64, generator=generator)
-    found = added(Kept(gradients, lambda summed: summed.view(blocks, 7)), weights, (blocks, 7))
+    found = added(Materialized(gradients, lambda summed: summed.view(blocks, 7)), weights, (blocks, 7))
     torch.testing.assert_close(found, torch.einsum("n,bnd->bd", weights, gradients.double()), rtol=0, atol=1e-4)
 
 
@@ -346,7 +354,7 @@ def test_a_sum_of_outer_products_has_every_record_once_and_with_its_own_weight(r
     b, a = (torch.randn(records, 1, size, generator=generator) for size in shape)
     weights = torch.rand(records, dtype=torch.float64, generator=generator)
     expected = torch.einsum("n,np,nd->pd", weights, b[:, 0].double(), a[:, 0].double())
-    torch.testing.assert_close(added(Outer(a, b), weights, shape), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(added(OuterProduct(a, b), weights, shape), expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -359,9 +367,9 @@ def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, 
         generator = torch.Generator().manual_seed(1)
         b, a = (torch.randn(500, 1, size, generator=generator) for size in shape)
         weights = torch.rand(500, dtype=torch.float64, generator=generator)
-        found = added(Outer(a, b), weights, shape)
+        found = added(OuterProduct(a, b), weights, shape)
         monkeypatch.setattr(contributions, "_completes_products", lambda *_: False)
-        assert torch.equal(found, added(Outer(a, b), weights, shape))
+        assert torch.equal(found, added(OuterProduct(a, b), weights, shape))
     finally:
         torch.set_num_threads(before)
 
@@ -374,7 +382,7 @@ def cancelling_records(records, steps, generator):
     a[:, 2 * half:] = 0
     more = torch.randn(b.shape, generator=generator)
     for exponent in torch.linspace(-3, 1, 30):
-        form = Outer(a, b + more * 10.0**exponent)
+        form = OuterProduct(a, b + more * 10.0**exponent)
         if bool((form.magnitude() <= 60 * form.gram().sqrt()).all()):
             return form.inputs, form.outputs
     raise AssertionError("no such records")
@@ -390,11 +398,11 @@ def test_the_allowance_for_float32_sums_is_eight_times_what_is_found(kind, recor
     else:
         a, b = torch.rand(1, steps, 6, generator=generator), torch.rand(1, steps, 5, generator=generator)
         a, b = a.repeat(records, 1, 1), b.repeat(records, 1, 1)
-    norms = Outer(a, b).gram().sqrt()
+    norms = OuterProduct(a, b).gram().sqrt()
     weights = 1 / norms
     if kind == "beside small ones":
         weights[1:] *= 2.0**-12
     own = torch.einsum("tp,td->pd", b[0].double() * float(weights[0].float()), a[0].double())
-    together = added(Outer(a, b), weights, (5, 6))
-    others = added(Outer(a[1:], b[1:]), weights[1:], (5, 6))
+    together = added(OuterProduct(a, b), weights, (5, 6))
+    others = added(OuterProduct(a[1:], b[1:]), weights[1:], (5, 6))
     assert float((together - own - others).norm()) <= records * SUM_ROUNDING / 8

@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpfy.gradients import EXACT, ExactBookkeepingEngine, LoopEngine, VmapEngine
+from dpfy.gradients import EXACT_NORMS, ExactBookkeepingEngine, LoopEngine, VmapEngine
 from dpfy.gradients.bookkeeping import exact
-from dpfy.gradients.bookkeeping.contributions import InBlocks, Kept, Outer, Rows, Tied
+from dpfy.gradients.bookkeeping.contributions import (
+    EmbeddingRows,
+    Materialized,
+    OuterProduct,
+    Rematerialized,
+    TiedEmbedding,
+)
 from dpfy.gradients.bookkeeping.exact import add_chosen, squared_lengths
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, clip_to
@@ -28,23 +34,23 @@ def opposed(steps):
     """Inputs and output gradients whose products over time nearly cancel: a Gram matrix would lose most digits."""
     a, b = numbers(N, steps, 7).mul_(1e3), numbers(N, steps, 6)
     a[:, 1::2], b[:, 1::2] = -a[:, ::2] * (1 + 1e-5), b[:, ::2]
-    return Outer(a, b)
+    return OuterProduct(a, b)
 
 
 TOKENS = torch.tensor([[0, 1, 1, 3]] * (N - 1) + [[2, 2, 2, 2]])
 FORMS = {
-    "written out": Kept(numbers(3, N, 8), lambda summed: summed.view(6, 4)),
-    "one product": Outer(numbers(N, 1, 7), numbers(N, 1, 6)),
-    "a product of far apart": Outer(numbers(N, 1, 7).double() * 1e150, numbers(N, 1, 6).double() * 1e-161),
+    "written out": Materialized(numbers(3, N, 8), lambda summed: summed.view(6, 4)),
+    "one product": OuterProduct(numbers(N, 1, 7), numbers(N, 1, 6)),
+    "a product of far apart": OuterProduct(numbers(N, 1, 7).double() * 1e150, numbers(N, 1, 6).double() * 1e-161),
     "several products": opposed(4),
-    "in blocks": InBlocks(*vars(opposed(2)).values(), records_at_once=2),
-    "rows": Rows(TOKENS, numbers(N, 4, 7), 6),
-    "tied": Tied(Rows(TOKENS, numbers(N, 4, 7), 6), opposed(2)),
+    "in blocks": Rematerialized(*vars(opposed(2)).values(), records_at_once=2),
+    "rows": EmbeddingRows(TOKENS, numbers(N, 4, 7), 6),
+    "tied": TiedEmbedding(EmbeddingRows(TOKENS, numbers(N, 4, 7), 6), opposed(2)),
 }
 
 
 def shape_of(part):
-    return (6, 4) if isinstance(part, Kept) else (6, 7)
+    return (6, 4) if isinstance(part, Materialized) else (6, 7)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -63,14 +69,14 @@ def test_a_norm_is_that_of_the_vector_that_is_added(form, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_of_nothing_are_zero_and_of_no_numbers_have_no_norm(dtype):
     factors = torch.tensor([[0.0, 0.0], [1.0, math.nan], [math.inf, 1.0], [3.0, 4.0]], dtype=dtype).unsqueeze(1)
-    found = squared_lengths(Outer(factors, torch.ones(4, 1, 4, dtype=dtype)))
+    found = squared_lengths(OuterProduct(factors, torch.ones(4, 1, 4, dtype=dtype)))
     assert found[0] == 0 and not found[1:3].isfinite().any() and found[3] == 100
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "tied"])
 def test_what_was_not_chosen_is_in_no_sum(form):
     part = FORMS[form]
-    name, axis = ("gradients", 1) if isinstance(part, Kept) else ("outputs", 0)
+    name, axis = ("gradients", 1) if isinstance(part, Materialized) else ("outputs", 0)
     spoilt = getattr(part, name).clone()
     spoilt.select(axis, 2).fill_(math.inf)
     weights = torch.tensor([0.5, 0.0, 0.0, 2.0, 0.0], dtype=torch.float64)
@@ -183,7 +189,7 @@ def test_one_record_more_moves_others_in_their_last_bits_only(case, size):
 
 
 def test_sums_are_charged_as_those_in_float64_are():
-    assert EXACT["bookkeeping"] is ExactBookkeepingEngine and list(EXACT) == ["bookkeeping", "vmap", "loop"]
+    assert EXACT_NORMS["bookkeeping"] is ExactBookkeepingEngine and list(EXACT_NORMS) == ["bookkeeping", "vmap", "loop"]
     assert ExactBookkeepingEngine.rounding == VmapEngine.rounding < 2.0**-22
     model = nn.Linear(200, 300, bias=False)
     engine = ExactBookkeepingEngine(model, dict(model.named_parameters()))

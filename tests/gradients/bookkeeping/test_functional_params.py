@@ -99,7 +99,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_layers_around_bare_parameters_keep_their_rules(case, grouped, dtype):
     make, fields, rules = CASES[case]
-    units = assert_agrees(make, fields, dtype=dtype, grouped=grouped)
+    sum_scales = assert_agrees(make, fields, dtype=dtype, grouped=grouped)
     assert len(units) == rules
 
 
@@ -128,6 +128,6 @@ class Unknown(nn.Module):
 
 
 def test_unknown_uses_make_the_module_around_them_a_unit():
-    units = assert_agrees(lambda: nn.Sequential(nn.Linear(3, 3), Unknown()), (floats(1, 4, 3),), rules=1)
+    sum_scales = assert_agrees(lambda: nn.Sequential(nn.Linear(3, 3), Unknown()), (floats(1, 4, 3),), rules=1)
     assert [unit.name for unit in units] == ["0", "1"]
     assert isinstance(units[1].layouts, Layouts)

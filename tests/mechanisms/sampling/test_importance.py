@@ -18,10 +18,10 @@ from dpfy.mechanisms.importance_bounds import (
     LEAST_RATE,
     LIKELIEST_PROPOSAL,
     MARGIN,
-    MOST_COMPANIONS,
+    MAX_BLOCK_RECORDS,
     MOVED,
-    companions_for,
-    room_for_bits,
+    co_batched_for,
+    rounding_allowance,
 )
 from dpfy.mechanisms.sampling import importance
 from dpfy.mechanisms.sampling.importance import ImportanceSampler
@@ -126,15 +126,15 @@ def test_the_jitter_pays_for_all_coins_and_bits():
     move twice as far for who is both. Coins that are likelier are moved more."""
     proposal, once, twice = moved_by(LIKELIEST_PROPOSAL), moved_by(1 - MARGIN), moved_by(1 - MARGIN, 2)
     for noise in (0.5, 1.0, 2.0, 2.5, 4.0, 20.0):
-        part, companions = math.sqrt(1 - room_for_bits(noise) ** -2), companions_for(noise)
-        bits = companions * MOVED / (noise * part)
-        assert 64 <= companions <= MOST_COMPANIONS == 192
-        for both in (0, 10, companions):
-            accepted = (MOST_COMPANIONS + companions - 2 * both) * once**2 + both * twice**2
-            assert MOST_COMPANIONS * proposal**2 + accepted + bits**2 <= JITTER**2
-        assert companions == 64 or room_for_bits(noise) < 1.006
+        part, co_batched = math.sqrt(1 - rounding_allowance(noise) ** -2), co_batched_for(noise)
+        bits = co_batched * MOVED / (noise * part)
+        assert 64 <= co_batched <= MAX_BLOCK_RECORDS == 192
+        for both in (0, 10, co_batched):
+            accepted = (MAX_BLOCK_RECORDS + co_batched - 2 * both) * once**2 + both * twice**2
+            assert MAX_BLOCK_RECORDS * proposal**2 + accepted + bits**2 <= JITTER**2
+        assert co_batched == 64 or rounding_allowance(noise) < 1.006
     with pytest.raises(InvalidArgument, match="last bits"):
-        room_for_bits(0.05)
+        rounding_allowance(0.05)
 
 
 @pytest.mark.parametrize("rate", [LEAST_RATE / 8, 0.001, 0.5, LARGEST_RATE])

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Bound, Pair, Pairs, coarsened, of_law, unsampled
-from dpfy.accounting.loss_distributions import Law, Range
+from dpfy.accounting.loss_distributions import LossDistribution, Range
 from dpfy.accounting.pld import closed_forms, one_step
 from dpfy.accounting.pld.bounded_range import Ranges, countable
 from dpfy.accounting.pld.compose import composed, curve
@@ -152,7 +152,7 @@ def _of_mechanism(pair: Pair) -> Pair:
     attained = pair.law.attained if pair.law is not None else None
     if attained is None:
         return pair
-    return of_law(attained, pair.rate) if isinstance(attained, Law) else Pair(pair.rate, attained)
+    return of_law(attained, pair.rate) if isinstance(attained, LossDistribution) else Pair(pair.rate, attained)
 
 
 def _choices_in_a_row(pairs: Pairs) -> Pairs:

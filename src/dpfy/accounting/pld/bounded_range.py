@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpfy.accounting.loss_distributions import Array, Law, Masses, Table, response
+from dpfy.accounting.loss_distributions import Array, LossDistribution, Masses, Table, response
 
 MOST = 1000  # mechanisms in a row
 _LARGEST = 300.0  # e^ε must stay a number
@@ -21,7 +21,7 @@ _ROUNDED = 1e-11  # relative, of one step: more than rounding and an inexact pla
 
 
 @dataclass(frozen=True)
-class Ranges(Law):
+class Ranges(LossDistribution):
     """``times`` mechanisms one after the other, each with losses that span at most ``epsilon``, chosen adaptively.
 
     >>> round(Ranges(0.1, 2).zcdp, 6)
@@ -36,7 +36,7 @@ class Ranges(Law):
         return self.epsilon / 2 * math.sqrt(self.times)
 
     @property
-    def attained(self) -> Law | float | None:
+    def attained(self) -> LossDistribution | float | None:
         """The first of them alone, as randomised response."""
         return response(self.epsilon / 2)
 

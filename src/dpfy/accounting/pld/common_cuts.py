@@ -13,10 +13,10 @@ from scipy.special import logsumexp
 
 from dpfy.accounting.dominating_pairs import Pair, Pairs
 from dpfy.accounting.pld import discretize
-from dpfy.accounting.pld.discretize import Array, Block, Cells, Direction, Rows
+from dpfy.accounting.pld.discretize import Array, Block, Cells, Direction, StepTable
 from dpfy.accounting.pld.fourier import Moments
 
-Builder = Callable[[Rows, Cells, Array, Array | None, Direction], Block]
+Builder = Callable[[StepTable, Cells, Array, Array | None, Direction], Block]
 
 DEEPEST = 640.0  # e^loss is a float
 FEW = 48  # kinds of steps that are looked at one by one
@@ -43,8 +43,8 @@ class Resolution:
 class Run(NamedTuple):
     """The steps of a run in blocks of rows, and a few that stand for all."""
 
-    parts: list[Rows]
-    few: list[Rows]
+    parts: list[StepTable]
+    few: list[StepTable]
     worst: list[Pair]  # of each kind
     kinds: int
     steps: int
@@ -55,7 +55,7 @@ def arranged(pairs: Pairs) -> Run:
 
     A few kinds are a block each.
     """
-    parts: list[tuple[float, int, Rows]] = []
+    parts: list[tuple[float, int, StepTable]] = []
     few, worst = [], []
     for steps in discretize.rows(pairs):
         mu = (1 if steps.neighbours == "absent" else 2) / steps.noise_multiplier
@@ -72,7 +72,7 @@ def arranged(pairs: Pairs) -> Run:
     return Run(ordered, few, worst, len(pairs), sum(times for _, times in pairs))
 
 
-def _sample(steps: Rows, damping: Array) -> Rows:
+def _sample(steps: StepTable, damping: Array) -> StepTable:
     """Rows at equal shares of the total damping, in place of all of them."""
     if len(damping) <= FEW:
         return steps
@@ -103,7 +103,7 @@ def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array
     return _distinct(np.append(np.interp(np.linspace(0, share[-1], resolution.cuts), share, points), ends))
 
 
-def _masses(steps: Rows, points: Array, direction: Direction) -> Array:
+def _masses(steps: StepTable, points: Array, direction: Direction) -> Array:
     found = discretize.cells(steps, points)
     return (found.p if direction == 1 else found.q)[:, 1:-1]
 
@@ -150,7 +150,7 @@ def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list
     return [list(blocks) for blocks in zip(*parts, strict=True)]
 
 
-def built(steps: Rows, cuts: Array, centre: Array | None, direction: Direction, *builders: Builder) -> list[Block]:
+def built(steps: StepTable, cuts: Array, centre: Array | None, direction: Direction, *builders: Builder) -> list[Block]:
     """Return some steps as a block, once for each builder.
 
     Where both directions have one law, that of the other direction is not computed from masses of the first, which are

@@ -14,7 +14,7 @@ from dpfy.accounting.pld.common_cuts import FEW, Resolution, Run, arranged, buil
 from dpfy.accounting.pld.contour import choose_line, log_chernoff, log_spare, saddle_at, tilt_grid
 from dpfy.accounting.pld.discretize import Array, Block, Direction
 from dpfy.accounting.pld.fourier import Moments, Spectrum, capped, moments, reversed_law, stacked
-from dpfy.accounting.pld.target import Bounds, Bracket, DeltaAt, Location, Question
+from dpfy.accounting.pld.target import Bounds, Bracket, DeltaAt, Location, Target
 
 _RARE = math.log(1e-6)  # log δ of the opposite direction where it matters, roughly
 _COARSE = 200  # cuts for a first guess
@@ -95,7 +95,7 @@ class Curve(NamedTuple):
                        min(1.0, max(side.delta_above(epsilon) for side in sides)))
 
 
-def composed(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket | None:
+def composed(pairs: Pairs, gauss: float, question: Target, accuracy: float) -> Bracket | None:
     """Answer a question about ``pairs`` followed by a Gaussian mechanism of μ² = ``gauss``, for both directions.
 
     *Formal guarantee*: the answer for the composition lies in the bracket. None if float64 does not carry so far.
@@ -146,7 +146,7 @@ def _symmetric(pairs: Pairs) -> bool:
     return all(pair.symmetric for pair, _ in pairs)
 
 
-def _worse_direction(pairs: Pairs, gauss: float, question: Question, accuracy: float) -> Bracket:
+def _worse_direction(pairs: Pairs, gauss: float, question: Target, accuracy: float) -> Bracket:
     run = arranged(pairs)
     result, _, up = one_direction(run, gauss, 1, question, accuracy)
     if _symmetric(pairs) or _no_worse([reversed_law(block) for block in up], gauss, *question.limit(result), accuracy):
@@ -154,7 +154,7 @@ def _worse_direction(pairs: Pairs, gauss: float, question: Question, accuracy: f
     return one_direction(run, gauss, -1, question, accuracy, result)[0]
 
 
-def one_direction(run: Run, gauss: float, direction: Direction, question: Question, accuracy: float,
+def one_direction(run: Run, gauss: float, direction: Direction, question: Target, accuracy: float,
                   other: Bracket = Bracket(0.0, 0.0),  # noqa: B008 - immutable
                   ) -> tuple[Bracket, Bounds | None, list[Block]]:
     """Answer a question about one direction, or the worse of it and an ``other``; with the last law, and it from above.
@@ -227,7 +227,7 @@ def opposite(blocks: list[Block], gauss: float, margin: float) -> tuple[Moments,
     return moments(back, gauss, tilt_grid(_variance(back, gauss), _RARE)), infinite(back)
 
 
-def _bounds(run: Run, gauss: float, direction: Direction, question: Question, place: Location, resolution: Resolution,
+def _bounds(run: Run, gauss: float, direction: Direction, question: Target, place: Location, resolution: Resolution,
             smoothing: float) -> tuple[Bounds, list[Block]]:
     """Bound the composed law on cuts of this resolution; and the law from above."""
     for _ in range(_GUESSES):
@@ -249,7 +249,7 @@ def _bounds(run: Run, gauss: float, direction: Direction, question: Question, pl
                   infinite(down) * (1 - 1e-12), beyond, past), up
 
 
-def _finer(bounds: Bounds, found: Bracket, question: Question, place: Location, excess: float, accuracy: float,
+def _finer(bounds: Bounds, found: Bracket, question: Target, place: Location, excess: float, accuracy: float,
            smoothing: float, resolution: Resolution) -> tuple[Location, float, Resolution]:
     """Attribute the width to smoothing and to atoms, and make finer what dominates it."""
     place = question.improved(found, place)._replace(tilt=bounds.above.line.tilt)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import erf, erfc, erfcx, ndtri_exp
 
 from dpfy.accounting.dominating_pairs import Neighbours, Noise, Pair, Pairs
-from dpfy.accounting.loss_distributions import Law
+from dpfy.accounting.loss_distributions import LossDistribution
 
 Array = NDArray[np.float64]
 Direction = Literal[1, -1]
@@ -36,7 +36,7 @@ _DEEP = 30.0  # standard deviations, beyond which a tail is computed together wi
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepTable:
     """Pairs of one kind, one in each row, and how often each occurs."""
 
     rate: Array  # a column
@@ -44,7 +44,7 @@ class Rows:
     times: Array
     neighbours: Neighbours
     noise: Noise
-    law: Law | None = None
+    law: LossDistribution | None = None
 
     @property
     def symmetric(self) -> bool:
@@ -52,7 +52,7 @@ class Rows:
         alike = self.noise == "laplace" or (self.law is not None and self.law.symmetric)
         return self.neighbours != "absent" or (alike and bool((self.rate == 1).all()))
 
-    def part(self, chosen: NDArray[np.int64]) -> "Rows":
+    def part(self, chosen: NDArray[np.int64]) -> "StepTable":
         """Some of the rows."""
         return replace(self, rate=self.rate[chosen], noise_multiplier=self.noise_multiplier[chosen],
                        times=self.times[chosen])
@@ -120,13 +120,13 @@ class Cells(NamedTuple):
         return (self.lifted_error + 2 * EPS * self.lifted) * np.exp(-self.lift)
 
 
-def rows(pairs: Pairs) -> list[Rows]:
+def rows(pairs: Pairs) -> list[StepTable]:
     """The pairs in rows, kind by kind."""
     result = []
     for kind in sorted({(pair.neighbours, pair.noise, pair.law) for pair, _ in pairs}):
         table = np.array([(pair.rate, pair.noise_multiplier, times) for pair, times in pairs
                           if (pair.neighbours, pair.noise, pair.law) == kind], dtype=np.float64)
-        result.append(Rows(table[:, :1], table[:, 1:2], table[:, 2], *kind))
+        result.append(StepTable(table[:, :1], table[:, 1:2], table[:, 2], *kind))
     return result
 
 
@@ -173,7 +173,7 @@ def ends(pair: Pair) -> list[float]:
     return [math.log1p(-pair.rate) * (1 + _NUDGE)] if pair.neighbours == "absent" and pair.rate < 1 else []
 
 
-def cells(steps: Rows, cuts: Array) -> Cells:
+def cells(steps: StepTable, cuts: Array) -> Cells:
     """The masses of the cells between losses, the two unbounded ones included, for every row.
 
     The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its rounding is that of
@@ -208,7 +208,7 @@ def cells(steps: Rows, cuts: Array) -> Cells:
                  (1 - rate) * still[1] + rate * other[1], gain_error, lift)
 
 
-def _of_law(law: Law, rate: Array, cuts: Array) -> Cells:
+def _of_law(law: LossDistribution, rate: Array, cuts: Array) -> Cells:
     """Cells of a law after sampling; p and q of a cell are of the same outputs, wherever rounding puts its ends."""
     p, q, gain = (np.stack(parts) for parts in zip(*map(law.masses, _full_batch(rate, cuts)), strict=True))
     p, gain, error = (1 - rate) * q + rate * p, rate * gain, 64 * EPS
@@ -217,7 +217,7 @@ def _of_law(law: Law, rate: Array, cuts: Array) -> Cells:
     return Cells(p, lifted, gain, error * p, error * lifted, error * np.abs(gain), lift)
 
 
-def _mirrored(steps: Rows, cuts: Array) -> Cells:
+def _mirrored(steps: StepTable, cuts: Array) -> Cells:
     """Cells of the positive losses of ``steps``, of these again as negative ones with p and q exchanged, and of an atom
     at 0 with all that is left: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss of ``steps`` is 0 halfway to the mean."""
     first = int(np.searchsorted(cuts, 0.0))
@@ -246,7 +246,7 @@ def excess_before(pair: Pair, epsilon: float) -> float:
     return float(-math.exp(epsilon) * found.gain[0, 0] - math.expm1(epsilon) * found.q[0, 0])
 
 
-def above(steps: Rows, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
+def above(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
     """Return atoms whose δ is at least that of each row; they are at the cuts, and need no ``centre``."""
     p, q = found.p, found.lifted
     # P − e^l·Q at the left end of a cell, written so that no large parts cancel when the rate is small
@@ -287,7 +287,7 @@ def centroid(found: list[Cells], cuts: Array, direction: Direction) -> Array:
     return near
 
 
-def below(steps: Rows, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
+def below(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
     """Return atoms whose δ is at most that of each row, but for what ``beyond`` may add to it."""
     own, own_error = (found.p, found.p_error) if direction == 1 else (found.q, found.q_error)
     q, q_error = found.lifted, found.lifted_error

@@ -64,7 +64,7 @@ class Outline(Protocol):
         """Moments of the law with the losses that exceed ε for certain moved to ∞, and the mass there."""
 
 
-class Question(Protocol):
+class Target(Protocol):
     """What is asked of a composed law."""
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from dpfy.accounting.dominating_pairs import Neighbours, Pair, of_law
-from dpfy.accounting.loss_distributions import Array, Law, Masses, Table
+from dpfy.accounting.loss_distributions import Array, LossDistribution, Masses, Table
 
 _LEAST_NOISE, _MOST_NOISE = 0.05, 1e6  # e^(10/z) is a float, and so is the distance of points about 1
 _TAIL = 1e-25  # of what one number exceeds the last point by, in the mean
@@ -41,11 +41,11 @@ def epoch(bins: int, noise_multiplier: float, neighbours: Neighbours = "absent")
     """
     if bins == 1 or not _LEAST_NOISE <= noise_multiplier <= _MOST_NOISE:
         return Pair(1.0, noise_multiplier, neighbours)
-    return of_law((BallsInBinsLaw if neighbours == "absent" else ReplacedLaw)(bins, noise_multiplier))
+    return of_law((BallsInBinsLoss if neighbours == "absent" else ReplacedLoss)(bins, noise_multiplier))
 
 
 @dataclass(frozen=True)
-class BallsInBinsLaw(Law):
+class BallsInBinsLoss(LossDistribution):
     """One epoch with this noise multiplier and so many batches, from above."""
 
     bins: int
@@ -58,7 +58,7 @@ class BallsInBinsLaw(Law):
         return math.sqrt(math.log1p(math.expm1(min(self.noise_multiplier**-2, 600.0)) / self.bins))
 
     @property
-    def attained(self) -> Law | float | None:
+    def attained(self) -> LossDistribution | float | None:
         """The sum of all batches, in which the record is for certain, with the noise of all."""
         return self.noise_multiplier * math.sqrt(self.bins) * (1 + 1e-15)
 
@@ -83,13 +83,13 @@ class BallsInBinsLaw(Law):
 
 
 @dataclass(frozen=True)
-class ReplacedLaw(BallsInBinsLaw):
+class ReplacedLoss(BallsInBinsLoss):
     """One epoch in which a record is replaced: set to zero, then to the other."""
 
     symmetric = True
 
     @property
-    def attained(self) -> Law | float | None:
+    def attained(self) -> LossDistribution | float | None:
         """The sum of all batches, which two opposed records move by twice the bound."""
         return self.noise_multiplier * math.sqrt(self.bins) / 2 * (1 + 1e-15)
 

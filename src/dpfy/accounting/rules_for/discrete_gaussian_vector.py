@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 from scipy.special import log_ndtr
 
-from dpfy.accounting.loss_distributions import Array, DiscreteGaussian, Law, Masses, Table, response
+from dpfy.accounting.loss_distributions import Array, DiscreteGaussian, LossDistribution, Masses, Table, response
 
 _POINTS = 3000
 _DEEPEST = 16.0  # standard deviations of the loss, beyond which all of it is infinite
@@ -27,7 +27,7 @@ _SMOOTH = np.linspace(0.5, 2.0, 16)  # standard deviations of the rounding
 
 
 @dataclass(frozen=True)
-class DiscreteGaussianVector(Law):
+class DiscreteGaussianVector(LossDistribution):
     """N_ℤ(s, σ²) against N_ℤ(0, σ²) on ``coordinates`` numbers, for all whole s with |s|² ≤ ``squared``.
 
     Some records move one number ``alone``, by that much.
@@ -43,7 +43,7 @@ class DiscreteGaussianVector(Law):
         return math.sqrt(self.squared) / self.stddev
 
     @property
-    def attained(self) -> Law | float | None:
+    def attained(self) -> LossDistribution | float | None:
         """All of the length in one number; nothing, where that has too many outputs to be a table."""
         return DiscreteGaussian(self.alone, self.stddev) if self.stddev + self.alone < _WIDEST else response(0.0)
 

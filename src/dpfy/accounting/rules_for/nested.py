@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Pairs, of_law
-from dpfy.accounting.loss_distributions import Array, Law, Table, response
+from dpfy.accounting.loss_distributions import Array, LossDistribution, Table, response
 from dpfy.accounting.pld import accountant as pld
 from dpfy.accounting.pld.compose import Curve, curve
 from dpfy.accounting.rules import EVENT_RULES, EventRule
@@ -39,13 +39,13 @@ class Dominating(Table):
     """A table of which no mechanism is known that has it."""
 
     @property
-    def attained(self) -> Law | None:
+    def attained(self) -> LossDistribution | None:
         """Nothing is known to cost as much."""
         return response(0.0)
 
 
 @dataclass(frozen=True)
-class LargestCurve(Law):
+class LargestCurve(LossDistribution):
     """The largest Rényi divergence of several runs, at each order."""
 
     runs: tuple[Pairs, ...]
@@ -61,7 +61,7 @@ class LargestCurve(Law):
 
 
 @dataclass(frozen=True)
-class SelectionCurve(Law):
+class SelectionCurve(LossDistribution):
     """The Rényi curve of repeat-and-select, from that of one run."""
 
     pairs: Pairs

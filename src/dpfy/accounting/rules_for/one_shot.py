@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from dpfy.accounting.dominating_pairs import Pair, Pairs, of_law
-from dpfy.accounting.loss_distributions import Array, DiscreteGaussian, Law, Range, Table, response
+from dpfy.accounting.loss_distributions import Array, DiscreteGaussian, LossDistribution, Range, Table, response
 from dpfy.accounting.pld import one_step
 from dpfy.accounting.pld.closed_forms import amplified
 from dpfy.accounting.rdp_from_atoms import bounded, mirrored
 from dpfy.accounting.rules_for.discrete_gaussian_vector import DiscreteGaussianVector
-from dpfy.ledger.events import LaplaceSum, Poisson, Policy, Query
+from dpfy.ledger.events import LaplaceSum, Poisson, Policy, RecordedQuery
 from dpfy.ledger.one_shot import (
     AboveThreshold,
     Bounded,
@@ -29,7 +29,7 @@ from dpfy.ledger.one_shot import (
 )
 from dpfy.types import Relation
 
-QUERIES: tuple[type[Query], ...] = (ExponentialChoice, NoisyMax, AboveThreshold, RandomizedAnswer,
+QUERIES: tuple[type[RecordedQuery], ...] = (ExponentialChoice, NoisyMax, AboveThreshold, RandomizedAnswer,
                                     DiscreteGaussianSum)
 _UP = 1 + 1e-12
 _POINTS = 600  # of a profile
@@ -49,7 +49,7 @@ class OneShot:
     attained: Callable[[Policy, Any], Pairs] | None = None
 
 
-def pure(loss: float) -> Law:
+def pure(loss: float) -> LossDistribution:
     """The law of randomised response between two answers, which dominates every mechanism with losses up to ``loss``.
 
     >>> pure(0.5).largest
@@ -58,32 +58,32 @@ def pure(loss: float) -> Law:
     return response(loss) if loss < math.inf else _EVERYTHING
 
 
-def ranged(loss: float) -> Law:
+def ranged(loss: float) -> LossDistribution:
     """The law that dominates every mechanism whose losses, for any two neighbours, span at most ``loss``."""
     return (Range(loss) if loss > 0 else _NOTHING) if loss < math.inf else _EVERYTHING
 
 
-def _absent(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]:
-    def pair(policy: Policy, query: Query) -> Pair:
+def _absent(law_of: Callable[[float], LossDistribution]) -> Callable[[Policy, RecordedQuery], Pair]:
+    def pair(policy: Policy, query: RecordedQuery) -> Pair:
         assert isinstance(query, Bounded)
         return of_law(law_of(query.largest_loss), policy.rate)
     return pair
 
 
-def _replaced(law_of: Callable[[float], Law]) -> Callable[[Policy, Query], Pair]:
+def _replaced(law_of: Callable[[float], LossDistribution]) -> Callable[[Policy, RecordedQuery], Pair]:
     """One record less, then another one more: losses and ranges add up; of a sample, only losses are known to."""
-    def pair(policy: Policy, query: Query) -> Pair:
+    def pair(policy: Policy, query: RecordedQuery) -> Pair:
         assert isinstance(query, Bounded)
         loss = query.largest_loss
         return of_law(law_of(2 * loss) if policy.rate == 1 else pure(_twice(policy.rate, loss)))
     return pair
 
 
-def _two_candidates(times: int) -> Callable[[Policy, Query], Pairs]:
+def _two_candidates(times: int) -> Callable[[Policy, RecordedQuery], Pairs]:
     """Noisy max between two candidates, of which one is as far ahead as the other one is afterwards: with Laplace noise
     the worse of them is chosen with probability ½e^−gap·(1 + gap/2), with exponential noise less often, and the event
     does not say which ran. Of a sample in which a record is replaced, nothing is known."""
-    def pairs(policy: Policy, query: Query) -> Pairs:
+    def pairs(policy: Policy, query: RecordedQuery) -> Pairs:
         assert isinstance(query, NoisyMax)
         gap = times * query.largest_loss / 2
         if times > 1 and policy.rate < 1:
@@ -93,7 +93,7 @@ def _two_candidates(times: int) -> Callable[[Policy, Query], Pairs]:
     return pairs
 
 
-def _nothing(policy: Policy, query: Query) -> Pairs:
+def _nothing(policy: Policy, query: RecordedQuery) -> Pairs:
     return ()
 
 
@@ -102,13 +102,13 @@ def _if_all(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pair
     return lambda policy, query: ((pair(policy, query), 1),) if policy.rate == 1 else ()
 
 
-def _response(policy: Policy, query: Query) -> Pair:
+def _response(policy: Policy, query: RecordedQuery) -> Pair:
     assert isinstance(query, RandomizedAnswer)
     law = response(query.largest_loss, query.unmoved) if query.truth < 1 else _EVERYTHING
     return of_law(law, policy.rate)
 
 
-def _response_replaced(policy: Policy, query: Query) -> Pair:
+def _response_replaced(policy: Policy, query: RecordedQuery) -> Pair:
     if policy.rate == 1:
         return _response(policy, query)
     assert isinstance(query, RandomizedAnswer)
@@ -121,7 +121,7 @@ def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
     return of_law(pure(_twice(policy.rate, 1 / noise_multiplier if noise_multiplier else math.inf)))
 
 
-def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
+def _discrete(policy: Policy, query: RecordedQuery, records: int = 1) -> Pair:
     """One record has whole numbers of a whole squared length, at most the square of the bound; two that replace each
     other are twice as far apart at most."""
     assert isinstance(query, DiscreteGaussianSum)
@@ -134,7 +134,7 @@ def _discrete(policy: Policy, query: Query, records: int = 1) -> Pair:
     return of_law(DiscreteGaussianVector(records**2 * squared, query.stddev, query.coordinates, alone), policy.rate)
 
 
-def _discrete_replaced(policy: Policy, query: Query) -> Pair:
+def _discrete_replaced(policy: Policy, query: RecordedQuery) -> Pair:
     """Two samples are the same unless the record is drawn, so that all records are the worst; less is not claimed."""
     return _discrete(Poisson(1.0) if policy.rate > 0 else policy, query, records=2)
 
@@ -198,13 +198,13 @@ _DISCRETE = ("one number: the pair at the largest shift, since the noise is log-
              "divide a short length")
 _TWICE = "one record less and another one more: losses add up; then "
 
-_EVERY: tuple[tuple[type[Query], Callable[[float], Law], str], ...] = (
+_EVERY: tuple[tuple[type[RecordedQuery], Callable[[float], LossDistribution], str], ...] = (
     (ExponentialChoice, ranged, _RANGE), (NoisyMax, pure, _MAX + _PURE), (AboveThreshold, pure, _THRESHOLD + _PURE))
-_ATTAINED: dict[tuple[type[Query], int], Callable[[Policy, Any], Pairs]] = {
+_ATTAINED: dict[tuple[type[RecordedQuery], int], Callable[[Policy, Any], Pairs]] = {
     (NoisyMax, 1): _two_candidates(1), (NoisyMax, 2): _two_candidates(2), (AboveThreshold, 1): _nothing,
     (AboveThreshold, 2): _nothing, (ExponentialChoice, 2): _if_all(_replaced(ranged))}
 
-ONE_SHOT: dict[tuple[type[Query], str], OneShot] = {
+ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
     **{(query, relation): OneShot(_absent(law), words, attained=_ATTAINED.get((query, 1)))
        for query, law, words in _EVERY for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
     **{(query, Relation.REPLACE_ONE): OneShot(_replaced(law), _TWICE + words, attained=_ATTAINED.get((query, 2)))

@@ -1,4 +1,4 @@
-"""From a model to units of capture, and one pass through them."""
+"""From a model to layers of capture, and one pass through them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,23 +12,23 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.functional_params import BareUses
+from dpfy.gradients.bookkeeping.functional_params import DirectUses
 from dpfy.gradients.bookkeeping.layers import Rule, rule_for
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts, opaque
 from dpfy.gradients.bookkeeping.layout import Layout, learnt
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
 class RuleRefused(Unsupported):
-    """The rule of one unit does not cover how it is used."""
+    """The rule of one layer does not cover how it is used."""
 
-    def __init__(self, unit: str, reason: str) -> None:
+    def __init__(self, layer: str, reason: str) -> None:
         super().__init__(reason)
-        self.unit = unit
+        self.layer = layer
 
 
 @dataclass(frozen=True)
-class Unit:
+class CapturedLayer:
     """A module whose uses are recorded as a whole: by the rule of its kind, or vectorised."""
 
     name: str
@@ -41,7 +41,7 @@ class Unit:
         """Whether it is an embedding of the same tokens for all records."""
         return self.rule is not None and self.rule.kind is nn.Embedding and self.layouts.inputs == [None]  # type: ignore[union-attr]
 
-    def forward(self, tape: Tape, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, tape: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes, and record; ``own`` is the forward pass that its user gave it, if any."""
         assert self.layouts is not None
         if self.rule is None:
@@ -56,13 +56,13 @@ class Unit:
             raise RuleRefused(self.name, str(error)) from None
 
 
-def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None,
-             bare: bool = False) -> list[Unit]:
+def layers_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None,
+             bare: bool = False) -> list[CapturedLayer]:
     """Divide a model into the smallest modules that own trained parameters and are called themselves.
 
     ``called`` are the modules that a pass went through; a module that holds parameters and is never called, such as a
-    list of them, belongs to the module around it. With ``bare``, modules around other units are none themselves: their
-    own parameters are used outside of any unit.
+    list of them, belongs to the module around it. With ``bare``, modules around other layers are none themselves: their
+    own parameters are used outside of any layer.
     """
     trained = {id(parameter) for parameter in parameters.values()}
     modules = dict(model.named_modules())
@@ -80,7 +80,7 @@ def units_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: s
         around = {a for name in chosen for a in _ancestors(name)} | {""}
         chosen = {name for name in chosen if name not in around or rule_for(modules[name]) is not None}
     outermost = [name for name in chosen if not any(a in chosen for a in _ancestors(name))]
-    return [Unit(name, modules[name], rule_for(modules[name])) for name in modules if name in outermost]
+    return [CapturedLayer(name, modules[name], rule_for(modules[name])) for name in modules if name in outermost]
 
 
 def _ancestors(name: str) -> Iterator[str]:
@@ -95,16 +95,16 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 @contextmanager
-def capturing(units: Sequence[Unit], tape: Tape, uses: BareUses) -> Iterator[None]:
-    """Let the units record on the tape inside the block; nothing stays on the model."""
+def capturing(layers: Sequence[CapturedLayer], tape: Recorder, uses: DirectUses) -> Iterator[None]:
+    """Let the layers record on the tape inside the block; nothing stays on the model."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules inside of a TransformerEncoderLayer
-        for unit in units:
-            own = vars(unit.module).get("forward")  # the user may have put another one in its place
-            forward = uses.table(unit.module) if unit.is_shared else uses.around(partial(unit.forward, tape, own))
-            stack.enter_context(_forward_of(unit.module, forward))
+        for layer in layers:
+            own = vars(layer.module).get("forward")  # the user may have put another one in its place
+            forward = uses.table(layer.module) if layer.is_shared else uses.around(partial(layer.forward, tape, own))
+            stack.enter_context(_forward_of(layer.module, forward))
         yield
 
 
@@ -125,7 +125,7 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any] | None) -> Iterat
 
 @dataclass
 class Observation:
-    """The tensors that went into and came out of the calls of each unit in one pass."""
+    """The tensors that went into and came out of the calls of each layer in one pass."""
 
     inputs: dict[str, list[list[Any]]]
     outputs: dict[str, list[list[Any]]]
@@ -150,13 +150,13 @@ def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Obse
     return seen
 
 
-def watch(units: Sequence[Unit], parameters: Mapping[str, nn.Parameter], run: Callable[[], object]) -> Observation:
-    """Run once and note the functions that parameters are given to outside of all units, one name for each call."""
-    uses = BareUses(parameters.values())
+def watch(layers: Sequence[CapturedLayer], parameters: Mapping[str, nn.Parameter], run: Callable[[], object]) -> Observation:
+    """Run once and note the functions that parameters are given to outside of all layers, one name for each call."""
+    uses = DirectUses(parameters.values())
     with ExitStack() as stack:
-        for unit in units:
-            forward = uses.table(unit.module) if unit.is_shared else uses.around(unit.module.forward)
-            stack.enter_context(_forward_of(unit.module, forward))
+        for layer in layers:
+            forward = uses.table(layer.module) if layer.is_shared else uses.around(layer.module.forward)
+            stack.enter_context(_forward_of(layer.module, forward))
         stack.enter_context(uses)
         run()
     return Observation({f"use {number}": [given] for number, (given, _) in enumerate(uses.calls)},
@@ -174,8 +174,8 @@ def _totals(packed: PackedSequence) -> torch.Tensor:
     return pad_packed_sequence(packed, batch_first=True)[0].sum(1)
 
 
-def with_layouts(unit: Unit, small: Observation, large: Observation, records: tuple[int, int]) -> Unit:
-    """Learn where the records are in what a unit is given, from passes with two numbers of records."""
+def with_layouts(layer: CapturedLayer, small: Observation, large: Observation, records: tuple[int, int]) -> CapturedLayer:
+    """Learn where the records are in what a layer is given, from passes with two numbers of records."""
     def learn(few: list[list[Any]], many: list[list[Any]]) -> list[Layout | None]:
         calls = [[None if a is None else learnt(a, b, records) for a, b in zip(one, other, strict=True)]
                  for one, other in zip(few, many, strict=True)]
@@ -184,20 +184,20 @@ def with_layouts(unit: Unit, small: Observation, large: Observation, records: tu
         return calls[0]
 
     try:
-        inputs = learn(small.inputs[unit.name], large.inputs[unit.name])
-        if unit.rule is not None:  # it knows where its outputs have the records
-            return Unit(unit.name, unit.module, unit.rule, Layouts(inputs, ()))
-        return Unit(unit.name, unit.module, None,
-                    Layouts(inputs, learn(small.outputs[unit.name], large.outputs[unit.name])))
+        inputs = learn(small.inputs[layer.name], large.inputs[layer.name])
+        if layer.rule is not None:  # it knows where its outputs have the records
+            return CapturedLayer(layer.name, layer.module, layer.rule, Layouts(inputs, ()))
+        return CapturedLayer(layer.name, layer.module, None,
+                    Layouts(inputs, learn(small.outputs[layer.name], large.outputs[layer.name])))
     except (KeyError, ValueError):
         raise Unsupported from None
 
 
-def mixes_rows(unit: Unit, before: Observation, after: Observation, changed: int, records: int) -> bool:
-    """Whether a change of one record shows in another record's place of what the unit is given, or in a shared one."""
+def mixes_rows(layer: CapturedLayer, before: Observation, after: Observation, changed: int, records: int) -> bool:
+    """Whether a change of one record shows in another record's place of what the layer is given, or in a shared one."""
     rest = [row for row in range(records) if row != changed]
-    for one, other in zip(before.inputs[unit.name], after.inputs[unit.name], strict=True):
-        for a, b, layout in zip(one, other, unit.layouts.inputs, strict=True):  # type: ignore[union-attr]
+    for one, other in zip(before.inputs[layer.name], after.inputs[layer.name], strict=True):
+        for a, b, layout in zip(one, other, layer.layouts.inputs, strict=True):  # type: ignore[union-attr]
             if layout is not None:
                 a, b = layout.records(a, records)[rest], layout.records(b, records)[rest]
             if a is not None and not _alike(a, b):

@@ -52,7 +52,7 @@ class Contribution(ABC):
         return None
 
     @abstractmethod
-    def instantiate(self) -> "Kept":
+    def instantiate(self) -> "Materialized":
         """Return the same gradients, written out record by record."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Contribution(ABC):
         """Return the gradients of units that have ``rows`` consecutive records each: the sums over these."""
 
 
-def squared_norms(rows: torch.Tensor) -> torch.Tensor:
+def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
     """Return an upper bound of each row's squared norm, in float64, never below the truth.
 
     Runs of 256 squares are added in the numbers' own precision, which is far quicker than converting each of them: at
@@ -145,21 +145,21 @@ def _rounded(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Kept(Contribution):
+class Materialized(Contribution):
     """One gradient per record, written out: [blocks, records, numbers], and how a sum takes the parameter's shape."""
 
     gradients: torch.Tensor
     shaped: Callable[[torch.Tensor], torch.Tensor]
 
     @classmethod
-    def of(cls, gradients: torch.Tensor) -> "Kept":
+    def of(cls, gradients: torch.Tensor) -> "Materialized":
         """Wrap gradients whose first axis is the records and whose others are the parameter's."""
         shape = gradients.shape[1:]
         return cls(gradients.reshape(1, len(gradients), -1), lambda summed: summed.view(shape))
 
     def norms(self) -> Norms:
         """Return the norms of the very vectors that are added."""
-        return Norms(sum(squared_norms(block) for block in self.gradients))  # type: ignore[arg-type]
+        return Norms(sum(squared_norm_bounds(block) for block in self.gradients))  # type: ignore[arg-type]
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the weighed records, in one pass over them."""
@@ -177,25 +177,25 @@ class Kept(Contribution):
         for part in zip(weights.split(_ROWS * _PRODUCTS), gradients.split(_ROWS * _PRODUCTS, 1), strict=True):
             yield self.shaped(_weighed(*part))
 
-    def instantiate(self) -> "Kept":
+    def instantiate(self) -> "Materialized":
         """Return itself."""
         return self
 
-    def folded(self, rows: int) -> "Kept":
+    def folded(self, rows: int) -> "Materialized":
         """Add the vectors of a unit up; the sum is what is measured and added."""
         summed = _in_working_precision(self.gradients).unflatten(1, (-1, rows)).sum(2)
         return replace(self, gradients=summed)
 
-    def added(self, other: "Kept") -> "Kept":
+    def added(self, other: "Materialized") -> "Materialized":
         """Return the sum of two uses, in the parameter's own shape, since their layouts may differ."""
-        return Kept.of(self._dense() + other._dense())
+        return Materialized.of(self._dense() + other._dense())
 
     def _dense(self) -> torch.Tensor:
         return torch.stack([self.shaped(gradient) for gradient in self.gradients.unbind(1)])
 
 
 @dataclass(frozen=True)
-class Outer(Contribution):
+class OuterProduct(Contribution):
     """Σ_t b_t ⊗ a_t per record, never written out: inputs a [records, time, d], output gradients b [records, time, p].
 
     Norms come from the two Gram matrices over time, in float64: float32 loses all digits where time steps cancel.
@@ -207,13 +207,13 @@ class Outer(Contribution):
     def norms(self) -> Norms:
         """Return exact products for one time step, and Gram matrices for more."""
         if self.inputs.shape[1] == 1:
-            return Norms(squared_norms(self.inputs) * self.output_norms)
+            return Norms(squared_norm_bounds(self.inputs) * self.output_norms)
         return self.certified(self.gram(), self.magnitude())
 
     @cached_property
     def output_norms(self) -> torch.Tensor:
         """Upper bounds of the squared norms of output gradients, which are those of a bias for one time step."""
-        return squared_norms(self.outputs)
+        return squared_norm_bounds(self.outputs)
 
     def gram(self) -> torch.Tensor:
         """Return the squared norms as float64 gives them."""
@@ -262,37 +262,37 @@ class Outer(Contribution):
                             strict=True):
                 total += b.t() @ x
 
-    def instantiate(self) -> Kept:
+    def instantiate(self) -> Materialized:
         """Write the gradients out."""
-        return Kept.of(torch.bmm(_in_working_precision(self.outputs).mT, _in_working_precision(self.inputs)))
+        return Materialized.of(torch.bmm(_in_working_precision(self.outputs).mT, _in_working_precision(self.inputs)))
 
-    def folded(self, rows: int) -> "Outer":
+    def folded(self, rows: int) -> "OuterProduct":
         """Take the rows of a unit for time steps."""
         return replace(self, inputs=_as_steps(self.inputs, rows), outputs=_as_steps(self.outputs, rows))
 
-    def joined(self, other: "Outer") -> "Outer":
+    def joined(self, other: "OuterProduct") -> "OuterProduct":
         """Return the sum of two uses of one weight: more time steps, so that cross terms are in the Gram matrices."""
-        return Outer(torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1))
+        return OuterProduct(torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1))
 
 
 @dataclass(frozen=True)
-class Shift(Kept):
+class BiasOf(Materialized):
     """The gradients of a bias where they are a factor of those of its weight: they are measured once for both."""
 
-    outer: Outer
+    outer: OuterProduct
 
     def norms(self) -> Norms:
         """Return the norms that the weight needs as well."""
         return Norms(self.outer.output_norms)
 
-    def folded(self, rows: int) -> Kept:
+    def folded(self, rows: int) -> Materialized:
         """Add the vectors of a unit up; the sums are measured by themselves."""
-        return Kept(self.gradients, self.shaped).folded(rows)
+        return Materialized(self.gradients, self.shaped).folded(rows)
 
 
 @dataclass(frozen=True)
-class InBlocks(Outer):
-    """As :class:`Outer`, but written out for a few records at a time: once for the norms, and again for the sum."""
+class Rematerialized(OuterProduct):
+    """As :class:`OuterProduct`, but written out for a few records at a time: once for the norms, and again for the sum."""
 
     records_at_once: int = 1
 
@@ -309,10 +309,10 @@ class InBlocks(Outer):
         """Return nothing: there is a product for every few records."""
         return
 
-    def _blocks(self) -> Iterator[Kept]:
+    def _blocks(self) -> Iterator[Materialized]:
         for inputs, outputs in zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once),
                                    strict=True):
-            yield Outer(inputs, outputs).instantiate()
+            yield OuterProduct(inputs, outputs).instantiate()
 
 
 def _as_steps(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -327,7 +327,7 @@ def _row_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Rows(Contribution):
+class EmbeddingRows(Contribution):
     """Gradients of an embedding: Σ_t row(token_t) += g_t per record, kept as the rows that occur.
 
     ``tokens`` [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in a record is one row.
@@ -341,7 +341,7 @@ class Rows(Contribution):
         """Return the norms of the rows after equal tokens of a record were added up."""
         rows, owners, _, _ = self.distinct
         squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
-        return Norms(squared.index_add_(0, owners, squared_norms(rows)) * (1 + self.tokens.shape[1] * 2.0**-52))
+        return Norms(squared.index_add_(0, owners, squared_norm_bounds(rows)) * (1 + self.tokens.shape[1] * 2.0**-52))
 
     @cached_property
     def distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -357,22 +357,22 @@ class Rows(Contribution):
         rows, owners, tokens, _ = self.distinct
         total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
 
-    def instantiate(self) -> Kept:
+    def instantiate(self) -> Materialized:
         """Write out dense gradients; only ever needed where a table is tied to something that is not a Linear."""
         rows, owners, tokens, _ = self.distinct
         dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
-        return Kept.of(dense.index_put_((owners, tokens), rows, accumulate=True))
+        return Materialized.of(dense.index_put_((owners, tokens), rows, accumulate=True))
 
-    def folded(self, rows: int) -> "Rows":
+    def folded(self, rows: int) -> "EmbeddingRows":
         """Take the tokens of a unit's rows for tokens of one record: a token that occurs in two of them is one row."""
         return replace(self, tokens=_as_steps(self.tokens, rows), outputs=_as_steps(self.outputs, rows))
 
-    def joined(self, other: "Rows") -> "Rows":
+    def joined(self, other: "EmbeddingRows") -> "EmbeddingRows":
         """Return the sum of two uses of one table."""
-        return Rows(torch.cat([self.tokens, other.tokens], 1), torch.cat([self.outputs, other.outputs], 1),
+        return EmbeddingRows(torch.cat([self.tokens, other.tokens], 1), torch.cat([self.outputs, other.outputs], 1),
                     self.vocabulary)
 
-    def inner(self, other: Outer) -> torch.Tensor:
+    def inner(self, other: OuterProduct) -> torch.Tensor:
         """Return ⟨rows, outer⟩ per record: Σ_t Σ_s b_s[token_t]·(r_t·a_s), without a table.
 
         r_t is the very row that is added, rounding included, at the first place of its token and zero at the others.
@@ -388,11 +388,11 @@ class Rows(Contribution):
 
 
 @dataclass(frozen=True)
-class Tied(Contribution):
+class TiedEmbedding(Contribution):
     """An embedding table that is also the weight of a Linear: two forms of gradient with their cross term."""
 
-    rows: Rows
-    outer: Outer
+    rows: EmbeddingRows
+    outer: OuterProduct
 
     def norms(self) -> Norms:
         """Return ‖r‖² + ‖o‖² + 2⟨r, o⟩."""
@@ -405,24 +405,24 @@ class Tied(Contribution):
         self.rows.add_sum(weights, total)
         self.outer.add_sum_in_float64(weights, total)
 
-    def instantiate(self) -> Kept:
+    def instantiate(self) -> Materialized:
         """Write both out."""
         return self.rows.instantiate().added(self.outer.instantiate())
 
-    def folded(self, rows: int) -> "Tied":
+    def folded(self, rows: int) -> "TiedEmbedding":
         """Fold both."""
-        return Tied(self.rows.folded(rows), self.outer.folded(rows))
+        return TiedEmbedding(self.rows.folded(rows), self.outer.folded(rows))
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
     """Return the sum of all uses of one parameter, cross terms included."""
     if len(parts) == 1:
         return parts[0]
-    outers = [part for part in parts if isinstance(part, Outer)]
-    rows = [part for part in parts if isinstance(part, Rows)]
+    outers = [part for part in parts if isinstance(part, OuterProduct)]
+    rows = [part for part in parts if isinstance(part, EmbeddingRows)]
     if len(outers) + len(rows) < len(parts):
-        return reduce(Kept.added, [part.instantiate() for part in parts])
+        return reduce(Materialized.added, [part.instantiate() for part in parts])
     if not rows:
-        return reduce(Outer.joined, outers)
-    table = reduce(Rows.joined, rows)
-    return Tied(table, reduce(Outer.joined, outers)) if outers else table
+        return reduce(OuterProduct.joined, outers)
+    table = reduce(EmbeddingRows.joined, rows)
+    return TiedEmbedding(table, reduce(OuterProduct.joined, outers)) if outers else table

@@ -1,6 +1,6 @@
 """Which form of a contribution is cheapest, from shapes alone: the same choice on every machine and rank."""
 
-from dpfy.gradients.bookkeeping.contributions import Contribution, InBlocks, Outer
+from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, Rematerialized
 
 _KEPT_NUMBERS = 2**21  # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
 _PASS = 36  # multiplications that take as long as the passes over a number that is kept
@@ -35,21 +35,21 @@ def outer_rule(steps: int, inputs: int, outputs: int, keep: bool = True) -> str:
     return min(costs, key=costs.__getitem__)
 
 
-def cheapest_kept(outer: Outer) -> Contribution:
+def cheapest_kept(outer: OuterProduct) -> Contribution:
     """Return the cheapest form of what is kept until its weights are known, and then summed."""
     return _in_form(outer, keep=True)
 
 
-def cheapest_measured(outer: Outer) -> Contribution:
+def cheapest_measured(outer: OuterProduct) -> Contribution:
     """Return the cheapest form of what is measured and let go."""
     return _in_form(outer, keep=False)
 
 
-def _in_form(outer: Outer, keep: bool) -> Contribution:
+def _in_form(outer: OuterProduct, keep: bool) -> Contribution:
     steps, inputs, outputs = outer.inputs.shape[1], outer.inputs.shape[2], outer.outputs.shape[2]
     match outer_rule(steps, inputs, outputs, keep):
         case "keep":
             return outer.instantiate()
         case "blocks":
-            return InBlocks(outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs)))
+            return Rematerialized(outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs)))
     return outer

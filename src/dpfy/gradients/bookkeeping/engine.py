@@ -22,19 +22,19 @@ from dpfy.gradients.base import (
     Examples,
     LossCall,
     LossFn,
-    Seen,
+    RecordStats,
     Summed,
     Unsupported,
     per_unit,
 )
 from dpfy.gradients.bookkeeping.capture import (
+    CapturedLayer,
     Observation,
     RuleRefused,
-    Unit,
     capturing,
+    layers_of,
     mixes_rows,
     observe,
-    units_of,
     watch,
     with_layouts,
 )
@@ -42,15 +42,15 @@ from dpfy.gradients.bookkeeping.contributions import SUM_ROUNDING
 from dpfy.gradients.bookkeeping.functional_params import RecordedUses
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Parts, Sink, Tape
+from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, Recorder
 from dpfy.gradients.bookkeeping.strategies import (
     RAMP_ROUNDING,
-    Both,
-    ClippingEach,
-    Keeping,
-    Measuring,
+    ClipPass,
+    NormPass,
     Norms,
-    Summing,
+    PerGroupClip,
+    StoreThenClip,
+    SumPair,
 )
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.loop import LoopEngine
@@ -75,10 +75,10 @@ class CapturingEngine(Engine):
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
-        self.units: list[Unit] | None = None
+        self.layers: list[CapturedLayer] | None = None
         self.numbers_per_record = 0  # that are in memory at the end of a backward pass, at most
         self._uses: list[int] | None = None
-        self._uses_outside: list[Layouts] = []  # of parameters, outside of all units
+        self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
         """Learn where the records are in every layer, and how many of them fit into memory, on synthetic records."""
@@ -90,11 +90,11 @@ class CapturingEngine(Engine):
         self.records_at_once = max(1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record))
 
     def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
-        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a unit."""
+        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a layer."""
         modules = dict(self.model.named_modules())
         if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
             raise Unsupported("hooks see, and may change, the gradients of all records at once")
-        loss = Unit(_LOSS, self.model, None, Layouts([Layout()], ()))
+        loss = CapturedLayer(_LOSS, self.model, None, Layouts([Layout()], ()))
         call = LossCall(self.model, loss_fn)
 
         def passed(chunk: Chunk) -> Observation:
@@ -106,31 +106,31 @@ class CapturingEngine(Engine):
 
         def watched(chunk: Chunk) -> Observation:
             with torch.no_grad():
-                return watch(units, self.parameters, lambda: call(*chunk.arguments))
+                return watch(layers, self.parameters, lambda: call(*chunk.arguments))
 
         few, many = (passed(examples(size, 1)) for size in _SIZES)
-        units = [with_layouts(unit, few, many, _SIZES)
-                 for unit in units_of(self.model, self.parameters, set(few.inputs), bare)]
-        if any(not unit.name and unit.rule is None for unit in units):
+        layers = [with_layouts(layer, few, many, _SIZES)
+                 for layer in layers_of(self.model, self.parameters, set(few.inputs), bare)]
+        if any(not layer.name and layer.rule is None for layer in layers):
             raise Unsupported("the model as a whole would be vectorised")
         uses, later = (watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES)
-        places = [with_layouts(Unit(name, self.model, None), uses, later, _SIZES) for name in uses.inputs]
-        for some, before, look in (([*units, loss], few, passed), (places, uses, watched)):
+        places = [with_layouts(CapturedLayer(name, self.model, None), uses, later, _SIZES) for name in uses.inputs]
+        for some, before, look in (([*layers, loss], few, passed), (places, uses, watched)):
             if some:
                 _require_apart(some, before, look, examples)
-        self.units, self._uses_outside = units, [use.layouts for use in places if use.layouts]
+        self.layers, self._uses_outside = layers, [use.layouts for use in places if use.layouts]
         self._try_rules(loss_fn, examples(_SIZES[0], 1), few, many)
 
     def _try_rules(self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation) -> None:
-        """Go through the model once; a unit that is used in a way that its rule does not know is vectorised instead."""
+        """Go through the model once; a layer that is used in a way that its rule does not know is vectorised instead."""
         try:
             self._uses = None
             self.numbers_per_record = self._count_numbers(loss_fn, chunk)
         except RuleRefused as refused:
-            if not refused.unit:
+            if not refused.layer:
                 raise
-            self.units = [with_layouts(Unit(unit.name, unit.module, None), few, many, _SIZES)
-                          if unit.name == refused.unit else unit for unit in self.units or []]
+            self.layers = [with_layouts(CapturedLayer(layer.name, layer.module, None), few, many, _SIZES)
+                          if layer.name == refused.layer else layer for layer in self.layers or []]
             try:
                 self._try_rules(loss_fn, chunk, few, many)
             except RuntimeError:  # torch cannot vectorise it either
@@ -149,7 +149,7 @@ class CapturingEngine(Engine):
         exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
         if bool(norms.doubtful.all()):
             return exact
-        return Both(self.bounded_sums(loss_fn, chunk.chosen(~norms.doubtful), clipping), exact)
+        return SumPair(self.bounded_sums(loss_fn, chunk.chosen(~norms.doubtful), clipping), exact)
 
     @abstractmethod
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
@@ -164,21 +164,21 @@ class CapturingEngine(Engine):
             for total, gradient in zip(totals, exact.gradients, strict=True):
                 total.add_(gradient, alpha=part)
             seen[position].lerp_(exact.seen[0].norms[0], part)
-        return Both(sums, Summed(totals))
+        return SumPair(sums, Summed(totals))
 
     def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         return LoopEngine(self.model, self.parameters).bounded_sums(loss_fn, chunk, clipping)
 
-    def _pass(self, loss_fn: LossFn, chunk: Chunk, sink: Sink) -> Tape:
+    def _pass(self, loss_fn: LossFn, chunk: Chunk, sink: Consumer) -> Recorder:
         """Go forward and back once, and let the sink have what every layer contributes."""
-        if self.units is None:
+        if self.layers is None:
             raise Unsupported("the engine was not prepared")
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
-        tape = Tape(trained, chunk.size * chunk.rows, sink, self._uses, chunk.rows)
+        tape = Recorder(trained, chunk.size * chunk.rows, sink, self._uses, chunk.rows)
         uses = RecordedUses(tape, trained.values(), self._uses_outside)
-        with capturing(self.units, tape, uses), torch.enable_grad():
+        with capturing(self.layers, tape, uses), torch.enable_grad():
             with uses if self._uses_outside else nullcontext():
                 returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
             losses, tape.stats = per_unit(returned, chunk)
@@ -198,7 +198,7 @@ class CapturingEngine(Engine):
             saved[storage.data_ptr()] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
             return tensor
 
-        sink = Keeping(len(self.parameters), chunk.size)
+        sink = StoreThenClip(len(self.parameters), chunk.size)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             self._uses = self._pass(loss_fn, chunk, sink).uses
         for parameter in self.parameters.values():
@@ -211,16 +211,16 @@ class CapturingEngine(Engine):
                    if isinstance(tensor, torch.Tensor))
 
 
-def _require_apart(units: list[Unit], before: Observation, look: Callable[[Chunk], Observation],
+def _require_apart(layers: list[CapturedLayer], before: Observation, look: Callable[[Chunk], Observation],
                    examples: Examples) -> None:
-    """Change one record: what the units are given in the places of others must stay as it was."""
+    """Change one record: what the layers are given in the places of others must stay as it was."""
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
     for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
         try:
             after = look(with_row_from(base, other, position))
         except Exception:  # extreme numbers need not be valid
             continue
-        if any(mixes_rows(unit, before, after, position, _SIZES[0]) for unit in units):
+        if any(mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers):
             raise Unsupported("a layer or the loss mixes records, or has them in an order of their own")
 
 
@@ -241,11 +241,11 @@ class BookkeepingEngine(CapturingEngine):
 
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
-            each = ClippingEach(list(self.parameters.values()), clipping, chunk.size)
+            each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
             if not bool(each.norms.exact.any()):
                 return each.norms, each.sums(stats)
-        kept = Keeping(len(self.parameters), chunk.size)
+        kept = StoreThenClip(len(self.parameters), chunk.size)
         stats = self._pass(loss_fn, chunk, kept).stats
         return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping, stats)
 
@@ -256,15 +256,15 @@ class GhostEngine(CapturingEngine):
     name = "ghost"
 
     def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
-        measuring = Measuring(len(self.parameters), chunk.size)
+        measuring = NormPass(len(self.parameters), chunk.size)
         rewind = bookmark()
         stats = self._pass(loss_fn, chunk, measuring).stats
         if bool(measuring.norms.doubtful.any()):
             return measuring.norms, None
         rewind()
         totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
-        self._pass(loss_fn, chunk, Summing(totals, measuring.norms.weights(clipping, norms)))
-        return measuring.norms, Summed(totals, Seen(norms, stats))
+        self._pass(loss_fn, chunk, ClipPass(totals, measuring.norms.weights(clipping, norms)))
+        return measuring.norms, Summed(totals, RecordStats(norms, stats))
 
     def _kept(self, parts: list[Parts]) -> int:
         return 0

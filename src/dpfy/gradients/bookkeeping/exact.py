@@ -10,11 +10,17 @@ from typing import TypeGuard
 
 import torch
 
-from dpfy.gradients.base import BoundedSums, LossFn, Seen, Unsupported
-from dpfy.gradients.bookkeeping.contributions import Contribution, Kept, Outer, Rows, Tied
+from dpfy.gradients.base import BoundedSums, LossFn, RecordStats, Unsupported
+from dpfy.gradients.bookkeeping.contributions import (
+    Contribution,
+    EmbeddingRows,
+    Materialized,
+    OuterProduct,
+    TiedEmbedding,
+)
 from dpfy.gradients.bookkeeping.costs import BLOCK_NUMBERS, cheapest_kept
 from dpfy.gradients.bookkeeping.engine import BookkeepingEngine
-from dpfy.gradients.bookkeeping.recorder import Parts, Sink, region
+from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.vmap import VmapEngine
 from dpfy.mechanisms.clipping import Clipping, squared_norms
@@ -42,10 +48,10 @@ class ExactBookkeepingEngine(BookkeepingEngine):
         except Unsupported:
             return self._exact(loss_fn, chunk, clipping)
         norms = clipping.norms(kept.squared)
-        return Chosen(kept.parts, clipping.weights(norms), (Seen(norms, stats),))
+        return Chosen(kept.parts, clipping.weights(norms), (RecordStats(norms, stats),))
 
 
-class Written(Sink):
+class Written(Consumer):
     """Measures contributions by the vectors themselves, and keeps them."""
 
     def __init__(self, parameters: int, records: int) -> None:
@@ -58,7 +64,7 @@ class Written(Sink):
         for _, part in parts:
             self.squared[position] += squared_lengths(part)
 
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         """Weigh memory against time."""
         return cheapest_kept(outer)
 
@@ -69,7 +75,7 @@ class Chosen(BoundedSums):
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
-    seen: tuple[Seen, ...]
+    seen: tuple[RecordStats, ...]
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add one weighed sum per parameter, and let go of what it was made from."""
@@ -85,9 +91,9 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
     A product of two vectors is as long as the product of their lengths. Sums of several are written out, as terms that
     cancel would carry the last bits of Gram matrices into the leading ones of a norm.
     """
-    if isinstance(part, Kept):
+    if isinstance(part, Materialized):
         return _squares(part.gradients).sum(0)
-    if isinstance(part, Rows):
+    if isinstance(part, EmbeddingRows):
         rows, owners, _, _ = part.distinct
         squared = torch.zeros(len(part.tokens), dtype=torch.float64, device=rows.device)
         return squared.index_add_(0, owners, squared_norms(rows))
@@ -134,9 +140,9 @@ def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -
     chosen = weights.nonzero().flatten()
     if not len(chosen):
         return
-    if isinstance(part, Kept):
+    if isinstance(part, Materialized):
         total += part.shaped(_chosen_sums(part.gradients, weights, chosen))
-    elif isinstance(part, Rows):
+    elif isinstance(part, EmbeddingRows):
         rows, owners, tokens, _ = part.distinct
         own = (weights[owners] != 0).nonzero().flatten()
         total.index_add_(0, tokens[own], rows[own] * weights[owners[own]].unsqueeze(1))
@@ -147,20 +153,20 @@ def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -
             add_chosen(block, weights[records], total)
 
 
-def _is_one_product(part: Contribution) -> TypeGuard[Outer]:
-    return isinstance(part, Outer) and part.inputs.shape[1] == 1
+def _is_one_product(part: Contribution) -> TypeGuard[OuterProduct]:
+    return isinstance(part, OuterProduct) and part.inputs.shape[1] == 1
 
 
-def _written(part: Contribution) -> Iterator[tuple[slice, Kept]]:
+def _written(part: Contribution) -> Iterator[tuple[slice, Materialized]]:
     """Write the vectors of a few records at a time out; again in the same shapes, they have the same bits."""
-    assert isinstance(part, Outer | Tied)
-    outer, height = (part.outer, part.rows.vocabulary) if isinstance(part, Tied) else (part, part.outputs.shape[2])
+    assert isinstance(part, OuterProduct | TiedEmbedding)
+    outer, height = (part.outer, part.rows.vocabulary) if isinstance(part, TiedEmbedding) else (part, part.outputs.shape[2])
     at_once = max(1, BLOCK_NUMBERS // (height * outer.inputs.shape[2]))
     for start in range(0, len(outer.inputs), at_once):
         records = slice(start, start + at_once)
-        some = Outer(outer.inputs[records], outer.outputs[records])
-        if isinstance(part, Tied):
+        some = OuterProduct(outer.inputs[records], outer.outputs[records])
+        if isinstance(part, TiedEmbedding):
             rows = replace(part.rows, tokens=part.rows.tokens[records], outputs=part.rows.outputs[records])
-            yield records, Tied(rows, some).instantiate()
+            yield records, TiedEmbedding(rows, some).instantiate()
         else:
             yield records, some.instantiate()

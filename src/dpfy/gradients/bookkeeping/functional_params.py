@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Outer
+from dpfy.gradients.bookkeeping.contributions import OuterProduct
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts, per_record
 from dpfy.gradients.bookkeeping.layers.linear import _Linear, recorded_linear
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 _T: Any = torch.Tensor
 _NUMBERWISE = {getattr(home, name) for home, names in (
@@ -34,7 +34,7 @@ _PRODUCTS = {torch.matmul, _T.matmul, _T.__matmul__, torch.mm, _T.mm}
 _WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}
 
 
-class BareUses(TorchFunctionMode):
+class DirectUses(TorchFunctionMode):
     """Sees the functions that trained parameters, or parts of them, are given to while no layer is at work."""
 
     def __init__(self, trained: Iterable[torch.Tensor]) -> None:
@@ -91,10 +91,10 @@ class BareUses(TorchFunctionMode):
         return result
 
 
-class RecordedUses(BareUses):
+class RecordedUses(DirectUses):
     """Records those uses on a tape."""
 
-    def __init__(self, tape: Tape, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]) -> None:
+    def __init__(self, tape: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]) -> None:
         super().__init__(trained)
         self._tape = tape
         self._layouts = iter(layouts)
@@ -139,7 +139,7 @@ class RecordedUses(BareUses):
 
         def record(gradient: torch.Tensor) -> None:
             rows = layout.sequences(inputs.detach(), tape.records)
-            tape.outer(weight, Outer(layout.sequences(gradient, tape.records), rows))
+            tape.outer(weight, OuterProduct(layout.sequences(gradient, tape.records), rows))
 
         layout.items(inputs, tape.records)
         return _Linear.apply(tape.anchor, inputs, weight.t(), None, record)

@@ -7,7 +7,7 @@ from typing import TypeGuard
 import torch
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Contribution, Outer, combined
+from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, combined
 
 Span = tuple[int, int] | None
 """Some rows of a parameter, from one to before another; None for all of it."""
@@ -16,7 +16,7 @@ Parts = list[tuple[Span, Contribution]]
 """All contributions to one parameter; no two share rows."""
 
 
-class Sink(ABC):
+class Consumer(ABC):
     """What becomes of the contributions of a parameter, as soon as all its uses have been recorded."""
 
     @abstractmethod
@@ -24,11 +24,11 @@ class Sink(ABC):
         """Take all contributions to the parameter at a position."""
 
     @abstractmethod
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         """Return an outer product in the form that is cheapest for what becomes of it."""
 
 
-class Tape:
+class Recorder:
     """The contributions of one chunk to every trained parameter.
 
     Layers compute with parameters that are off the graph, so that autograd forms the gradients of activations only;
@@ -36,7 +36,7 @@ class Tape:
     Layers see ``records`` one by one; what they contribute is folded to units of ``fold`` consecutive ones.
     """
 
-    def __init__(self, trained: Mapping[str, torch.Tensor], records: int, sink: Sink,
+    def __init__(self, trained: Mapping[str, torch.Tensor], records: int, sink: Consumer,
                  uses: Sequence[int] | None = None, fold: int = 1) -> None:
         self.records = records
         self._fold = fold
@@ -56,7 +56,7 @@ class Tape:
         """Add to the gradients of a parameter, or of some of its rows."""
         self._add(parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows)
 
-    def outer(self, parameter: torch.Tensor, outer: Outer, rows: Span = None) -> None:
+    def outer(self, parameter: torch.Tensor, outer: OuterProduct, rows: Span = None) -> None:
         """Add an outer product in the form that is cheapest for a unit."""
         self._add(parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows)
 
@@ -91,7 +91,7 @@ def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
     return tensor if rows is None else tensor[rows[0]:rows[1]]
 
 
-class Tap(torch.autograd.Function):
+class CaptureGrad(torch.autograd.Function):
     """Gives ``value`` a place on the graph and shows its gradient to ``record``."""
 
     @staticmethod

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dpfy.gradients.base import BoundedSums, Seen, set_to_zero
-from dpfy.gradients.bookkeeping.contributions import Contribution, Outer
+from dpfy.gradients.base import BoundedSums, RecordStats, set_to_zero
+from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct
 from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured
-from dpfy.gradients.bookkeeping.recorder import Parts, Sink, region
+from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 
 _OCTAVES = (14.0, 20.0)  # by which terms cancel, from where a record is done exactly in part to where it is as a whole
@@ -47,7 +47,7 @@ class Norms:
         return [weights * (1 - self.exact) for weights in clipping.weights(norms)]
 
 
-class Keeping(Sink):
+class StoreThenClip(Consumer):
     """Keeps every contribution until the weights are known: the book-keeping of one pass."""
 
     def __init__(self, parameters: int, records: int) -> None:
@@ -59,17 +59,17 @@ class Keeping(Sink):
         self.norms.measure(position, parts)
         self.parts[position] = parts
 
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         """Weigh memory against time."""
         return cheapest_kept(outer)
 
     def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return the sums of what was kept."""
         norms = clipping.norms(self.norms.squared)
-        return Weighed(self.parts, self.norms.weights(clipping, norms), (Seen(norms, stats),))
+        return PendingSum(self.parts, self.norms.weights(clipping, norms), (RecordStats(norms, stats),))
 
 
-class Measuring(Sink):
+class NormPass(Consumer):
     """Measures and lets go: the first of two passes."""
 
     def __init__(self, parameters: int, records: int) -> None:
@@ -79,12 +79,12 @@ class Measuring(Sink):
         """Measure."""
         self.norms.measure(position, parts)
 
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         """Only the norm has to be cheap."""
         return cheapest_measured(outer)
 
 
-class Summing(Sink):
+class ClipPass(Consumer):
     """Adds contributions whose weights are known: the second of two passes."""
 
     def __init__(self, totals: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
@@ -95,12 +95,12 @@ class Summing(Sink):
         """Add."""
         add_parts(parts, self.weights[position], self.totals[position])
 
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         """What is added must be what was measured, last bits included."""
         return cheapest_measured(outer)
 
 
-class ClippingEach(Sink):
+class PerGroupClip(Consumer):
     """Clips every group as soon as it is complete, and sums what would take memory (review, section 4.2.1).
 
     Gradients that are not written out are summed later, straight into the total: they take no memory of their own.
@@ -134,19 +134,19 @@ class ClippingEach(Sink):
 
     def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
         self._weights[position] = weights
-        if any(type(part) is not Outer for _, part in parts):
+        if any(type(part) is not OuterProduct for _, part in parts):
             self._sums[position] = torch.zeros_like(self._parameters[position], dtype=torch.float64)
             add_parts(parts, weights, self._sums[position])
         self._parts[position] = parts
 
-    def form(self, outer: Outer) -> Contribution:
+    def form(self, outer: OuterProduct) -> Contribution:
         """A group is kept until it is complete."""
         return cheapest_kept(outer)
 
     def sums(self, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return what was summed, and what is still to be."""
-        seen = Seen(self._clipping.norms(self.norms.squared), stats)
-        return Weighed(self._parts, self._weights, (seen,), self._sums)
+        seen = RecordStats(self._clipping.norms(self.norms.squared), stats)
+        return PendingSum(self._parts, self._weights, (seen,), self._sums)
 
 
 def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
@@ -157,12 +157,12 @@ def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Weighed(BoundedSums):
+class PendingSum(BoundedSums):
     """Contributions and their weights, summed when there is a place for the sum; ``sums`` are formed already."""
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
-    seen: tuple[Seen, ...]
+    seen: tuple[RecordStats, ...]
     sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
@@ -190,14 +190,14 @@ class Weighed(BoundedSums):
 
 
 @dataclass(frozen=True)
-class Both(BoundedSums):
+class SumPair(BoundedSums):
     """The sums of two parts of a chunk."""
 
     one: BoundedSums
     other: BoundedSums
 
     @property
-    def seen(self) -> tuple[Seen, ...]:  # type: ignore[override]
+    def seen(self) -> tuple[RecordStats, ...]:  # type: ignore[override]
         """What was seen of both."""
         return self.one.seen + self.other.seen
 

@@ -1,11 +1,11 @@
 """Controllers: the bounds, the noise and the coordinates of the next step, from what was released."""
 
-from dpfy.mechanisms.controllers.base import Controller, Coordinates, Draw, Outcome, Setting, State
-from dpfy.mechanisms.controllers.bounds import NormClipping, QuantileClipping
+from dpfy.mechanisms.controllers.base import Controller, Coordinates, Draw, Outcome, State, StepConfig
+from dpfy.mechanisms.controllers.bounds import MeanNormClipping, QuantileClipping
 from dpfy.mechanisms.controllers.coordinates import AdaClip
-from dpfy.mechanisms.controllers.noise import NormNoise, ValidationDecay
-from dpfy.mechanisms.controllers.norm_sum import NormSum
-from dpfy.mechanisms.controllers.recipe_controlled import Directed
+from dpfy.mechanisms.controllers.noise import GradientNormNoise, ValidationDecay
+from dpfy.mechanisms.controllers.norm_sum import NormSumSampling
+from dpfy.mechanisms.controllers.recipe_controlled import RecipeControlled
 from dpfy.mechanisms.controllers.schedules import (
     SCHEDULES,
     ClipSchedule,
@@ -27,16 +27,16 @@ __all__ = [
     "ClipSchedule",
     "Controller",
     "Coordinates",
-    "Directed",
     "Draw",
-    "NormClipping",
-    "NormNoise",
-    "NormSum",
+    "GradientNormNoise",
+    "MeanNormClipping",
+    "NormSumSampling",
     "Outcome",
     "QuantileClipping",
+    "RecipeControlled",
     "Schedule",
-    "Setting",
     "State",
+    "StepConfig",
     "Timed",
     "ValidationDecay",
     "convex_decay",

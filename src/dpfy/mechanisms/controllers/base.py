@@ -49,7 +49,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepConfig:
     """What a step is run with: the query in its present bounds, noise as a factor of the planned, and coordinates.
 
     ``draw`` is how records are drawn, where that is not as planned.
@@ -73,14 +73,14 @@ class Controller(Fact):
     marked so, and only a filter accounts them.
     """
 
-    steers: ClassVar[str]  # bounds, noise or coordinates; a plan has one controller for each
+    controls: ClassVar[str]  # bounds, noise or coordinates; a plan has one controller for each
     adaptive: ClassVar[bool] = False
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query with what this controller has to be told of every sample; a query that has it stays."""
         return query
 
-    def beside(self, steps: int) -> Envelope:
+    def extra_events(self, steps: int) -> Envelope:
         """Return what is released for this controller in so many steps, beside them."""
         return ()
 
@@ -88,15 +88,15 @@ class Controller(Fact):
         """Return the state before the first step."""
         return {}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting of a step, counted from 1, with what this controller chooses in it."""
         return setting
 
-    def updated(self, state: State, released: Outcome) -> State:
+    def update(self, state: State, released: Outcome) -> State:
         """Return the state after a step."""
         return state
 
-    def measured(self, state: State, value: float) -> State:
+    def on_public_metric(self, state: State, value: float) -> State:
         """Return the state after something was measured on public data."""
         return state
 
@@ -108,13 +108,13 @@ def with_statistic(query: Query, statistic: Statistic) -> Query:
     return replace(query, statistics=(*query.statistics, statistic))
 
 
-def with_bounds(setting: Setting, bounds: Mapping[str, float]) -> Setting:
+def with_bounds(setting: StepConfig, bounds: Mapping[str, float]) -> StepConfig:
     """Return the setting with other bounds of its clipped sums, by their names, as far as these can be used."""
     leaves = tuple(replace(leaf, bound=kept_within(bounds[leaf.name])) for leaf in setting.query.leaves)
     return replace(setting, query=replace(setting.query, leaves=leaves))
 
 
-def with_limits(setting: Setting, name: str, change: Callable[[Any], Statistic]) -> Setting:
+def with_limits(setting: StepConfig, name: str, change: Callable[[Any], Statistic]) -> StepConfig:
     """Return the setting with one of its statistics changed."""
     statistics = tuple(change(each) if each.name == name else each for each in setting.query.statistics)
     return replace(setting, query=replace(setting.query, statistics=statistics))

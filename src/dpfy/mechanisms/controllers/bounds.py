@@ -10,8 +10,8 @@ from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers.base import (
     Controller,
     Outcome,
-    Setting,
     State,
+    StepConfig,
     by_name,
     kept_within,
     require_clipping,
@@ -19,7 +19,7 @@ from dpfy.mechanisms.controllers.base import (
     with_limits,
     with_statistic,
 )
-from dpfy.mechanisms.query import ClippedNorms, NormsBelow, Query
+from dpfy.mechanisms.query import Query, RecordNormsBelow, SumOfRecordNorms
 
 _BELOW, _NORMS = "below the clip bound", "norms for the clip bound"
 
@@ -48,7 +48,7 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
     He et al., Exploring the Limits of Differentially Private Deep Learning with Group-wise Clipping, 2023, Algorithm 1.
     """
 
-    steers = "bounds"
+    controls = "bounds"
 
     quantile: float = 0.5
     learning_rate: float = 0.2
@@ -64,13 +64,13 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
         _validate.count("every", self.every)
         _validate.choice("allocation", self.allocation, ("equal", "global"))
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query with the shares of norms below the bounds."""
         require_clipping(query, "Quantile clipping")
         if self.allocation == "global":
             query = replace(query, pooled=True)
         bounds = by_name(query.leaves)
-        return with_statistic(query, NormsBelow(name=_BELOW, thresholds=tuple(bounds.values()), of=tuple(bounds),
+        return with_statistic(query, RecordNormsBelow(name=_BELOW, thresholds=tuple(bounds.values()), of=tuple(bounds),
                                                 every=self.every, share=self.share))
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
@@ -78,7 +78,7 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
         bounds = by_name(query.leaves)
         return {"bounds": bounds, "norm": math.hypot(*bounds.values())}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the present bounds, which are the thresholds too."""
         bounds = state["bounds"]
         setting = with_bounds(setting, bounds)
@@ -88,7 +88,7 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
             setting = replace(setting, query=replace(setting.query, leaves=leaves))
         return with_limits(setting, _BELOW, lambda below: replace(below, thresholds=tuple(bounds.values())))
 
-    def updated(self, state: State, released: Outcome) -> State:
+    def update(self, state: State, released: Outcome) -> State:
         """Return the bounds after a step of gradient descent in their logarithms."""
         if _BELOW not in released.statistics:
             return state
@@ -102,7 +102,7 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
 
 
 @dataclass(frozen=True)
-class NormClipping(Controller, tag="norm_clipping"):
+class MeanNormClipping(Controller, tag="norm_clipping"):
     """Sets every clip bound to a multiple of the mean norm of the gradients of the step before.
 
     C = factor·(mean of min(‖g‖, L)), with noise in the mean; the limit of a norm is L = limit·(present bound). Made for
@@ -114,14 +114,14 @@ class NormClipping(Controller, tag="norm_clipping"):
     released, and the noise is in proportion to them.
 
     >>> from dpfy.plans import dpsgd
-    >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[NormClipping()])
+    >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[MeanNormClipping()])
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'norms for the clip bound']
 
     Reference: K. van der Veen et al., Three Tools for Practical Differential Privacy, 2018, section 2.
     """
 
-    steers = "bounds"
+    controls = "bounds"
 
     factor: float = 1.0
     limit: float = 2.0
@@ -136,23 +136,23 @@ class NormClipping(Controller, tag="norm_clipping"):
         if self.least > self.most:
             raise InvalidArgument(f"Expected least={self.least!r} to be at most most={self.most!r}.")
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query with the sums of norms."""
         require_clipping(query, "Norm-based clipping")
         bounds = by_name(query.leaves)
-        return with_statistic(query, ClippedNorms(name=_NORMS, limits=self._limits(bounds), of=tuple(bounds),
+        return with_statistic(query, SumOfRecordNorms(name=_NORMS, limits=self._limits(bounds), of=tuple(bounds),
                                                   share=self.share))
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return the bounds of the plan."""
         return {"first": by_name(query.leaves), "bounds": by_name(query.leaves)}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the present bounds and limits of norms."""
         limits = self._limits(state["bounds"])
         return with_limits(with_bounds(setting, state["bounds"]), _NORMS, lambda norms: replace(norms, limits=limits))
 
-    def updated(self, state: State, released: Outcome) -> State:
+    def update(self, state: State, released: Outcome) -> State:
         """Return bounds in proportion to the released means."""
         means = released.statistics[_NORMS].tolist()
         bounds = {name: kept_within(self.factor * self.limit * bound * mean, self.least * state["first"][name],

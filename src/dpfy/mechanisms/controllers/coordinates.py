@@ -6,7 +6,7 @@ from typing import Any
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.controllers.base import Controller, Coordinates, Outcome, Setting, State, require_clipping
+from dpfy.mechanisms.controllers.base import Controller, Coordinates, Outcome, State, StepConfig, require_clipping
 from dpfy.mechanisms.query import Query
 
 
@@ -29,7 +29,7 @@ class AdaClip(Controller, tag="adaclip"):
     Reference: V. Pichapati et al., AdaCliP: Adaptive Clipping for Private SGD, 2019, Algorithm 2 and Theorem 2.
     """
 
-    steers = "coordinates"
+    controls = "coordinates"
 
     mean_decay: float = 0.99
     variance_decay: float = 0.9
@@ -44,7 +44,7 @@ class AdaClip(Controller, tag="adaclip"):
         if self.least > self.most:
             raise InvalidArgument(f"Expected least={self.least!r} to be at most most={self.most!r}.")
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query as it is; refuse more than one clipped sum, and scales of its own."""
         require_clipping(query, "AdaClip")
         if len(query.leaves) > 1 or query.leaves[0].scales:
@@ -59,7 +59,7 @@ class AdaClip(Controller, tag="adaclip"):
         variance = query.leaves[0].bound ** 2 / dimension
         return {"means": zeros, "variances": {name: zero + variance for name, zero in zeros.items()}}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the coordinates of this step."""
         deviations = {name: variance.sqrt() for name, variance in state["variances"].items()}
         total = sum(float(deviation.sum()) for deviation in deviations.values())
@@ -68,7 +68,7 @@ class AdaClip(Controller, tag="adaclip"):
             name: Coordinates(state["means"][name], (deviation * total).sqrt() / bound)
             for name, deviation in deviations.items()})
 
-    def updated(self, state: State, released: Outcome) -> State:
+    def update(self, state: State, released: Outcome) -> State:
         """Return moving averages of what was released; parameters that are frozen keep theirs."""
         means, variances = dict(state["means"]), dict(state["variances"])
         for name, gradient in released.gradients.items():

@@ -7,15 +7,15 @@ from typing import Any
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.controllers.base import Controller, Outcome, Setting, State, kept_within, with_statistic
-from dpfy.mechanisms.query import Query, SumNorm
+from dpfy.mechanisms.controllers.base import Controller, Outcome, State, StepConfig, kept_within, with_statistic
+from dpfy.mechanisms.query import NormOfSum, Query
 
 _NORM = "norm of the sum"
 
 
 @dataclass(frozen=True)
 class ValidationDecay(Controller, tag="validation_decay"):
-    """Lowers the noise when the accuracy on public data stops rising; tell it by ``run.measured(accuracy)``.
+    """Lowers the noise when the accuracy on public data stops rising; tell it by ``run.on_public_metric(accuracy)``.
 
     After each measurement the mean of the last ``window`` is compared with what it was before, at first 0. If it rose
     by no more than ``threshold``, the noise is multiplied by ``factor`` from then on. The run ends where the filter
@@ -29,14 +29,14 @@ class ValidationDecay(Controller, tag="validation_decay"):
     >>> decay = ValidationDecay(factor=0.8, threshold=0.01, window=1)
     >>> state = {"noise": 1.0, "values": []}
     >>> for accuracy in (0.5, 0.7, 0.705):
-    ...     state = decay.measured(state, accuracy)
+    ...     state = decay.on_public_metric(state, accuracy)
     >>> state["noise"]
     0.8
 
     Reference: L. Yu et al., Differentially Private Model Publishing for Deep Learning, 2019, section 5.
     """
 
-    steers = "noise"
+    controls = "noise"
     adaptive = True
 
     factor: float = 0.8
@@ -52,11 +52,11 @@ class ValidationDecay(Controller, tag="validation_decay"):
         """Return the planned noise; nothing was measured yet."""
         return {"noise": 1.0, "values": []}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the noise as it was lowered so far."""
         return replace(setting, noise=setting.noise * state["noise"])
 
-    def measured(self, state: State, value: float) -> State:
+    def on_public_metric(self, state: State, value: float) -> State:
         """Return the state after another measurement."""
         values = [*state["values"], _validate.real("value", value, -1e300, 1e300)][-self.window - 1:]
         rise = _mean(values[-self.window:]) - _mean(values[:-1][-self.window:])
@@ -64,7 +64,7 @@ class ValidationDecay(Controller, tag="validation_decay"):
 
 
 @dataclass(frozen=True)
-class NormNoise(Controller, tag="norm_noise"):
+class GradientNormNoise(Controller, tag="norm_noise"):
     """Keeps the noise in proportion to the gradient: its standard deviation is ratio·‖gradient‖/√d per coordinate.
 
     The norm of the sum is released beside it, with noise, at every step; the noise of the next step follows it, within
@@ -76,14 +76,14 @@ class NormNoise(Controller, tag="norm_noise"):
     with the sum, and takes ``share`` of the noise budget of its step.
 
     >>> from dpfy.plans import dpsgd
-    >>> plan = dpsgd(rate=0.1, divisor=60, steps=50, controllers=[NormNoise()]).calibrate(epsilon=2.0, delta=1e-5)
+    >>> plan = dpsgd(rate=0.1, divisor=60, steps=50, controllers=[GradientNormNoise()]).calibrate(epsilon=2.0, delta=1e-5)
     >>> plan.filter.tag, plan.event.adaptive
     ('renyi_filter', True)
 
     Reference: D. Fay et al., Adaptive Hyperparameter Selection for Differentially Private Gradient Descent, 2023.
     """
 
-    steers = "noise"
+    controls = "noise"
     adaptive = True
 
     ratio: float | None = None
@@ -98,22 +98,22 @@ class NormNoise(Controller, tag="norm_noise"):
         if self.least > self.most:
             raise InvalidArgument(f"Expected least={self.least!r} to be at most most={self.most!r}.")
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query with the norm of its sum; refuse scales, which give coordinates noises of their own."""
         if any(leaf.scales for leaf in query.leaves):
             raise InvalidArgument("Noise in proportion to the gradient's norm is the same for every coordinate; leave "
                                   "the scales of joint clipping out.")
-        return with_statistic(query, SumNorm(name=_NORM, share=self.share))
+        return with_statistic(query, NormOfSum(name=_NORM, share=self.share))
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return the planned noise."""
         return {"noise": 1.0, "ratio": self.ratio, "dimension": sum(each.numel() for each in parameters.values())}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the present noise."""
         return replace(setting, noise=setting.noise * state["noise"])
 
-    def updated(self, state: State, released: Outcome) -> State:
+    def update(self, state: State, released: Outcome) -> State:
         """Return the noise that is in proportion to the released norm; without noise there is none to change."""
         stddev, (bound,) = next(iter(released.stddevs.values())), released.bounds.values()
         norm = max(0.0, float(released.statistics[_NORM])) * bound / math.sqrt(state["dimension"])

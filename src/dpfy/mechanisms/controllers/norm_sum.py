@@ -11,8 +11,8 @@ from dpfy.ledger.events import Envelope, Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms.controllers.base import (
     Controller,
     Draw,
-    Setting,
     State,
+    StepConfig,
     kept_within,
     require_clipping,
     with_bounds,
@@ -27,7 +27,7 @@ _SIZES = (1 / 8, 8.0)  # of the declared number of records: where the released o
 
 
 @dataclass(frozen=True)
-class NormSum(Controller, tag="norm_sum"):
+class NormSumSampling(Controller, tag="norm_sum"):
     """Chooses the size of contributions, the clip bound and the noise of an epoch from released sums of norms.
 
     Before the first of ``length`` steps the sum over all records of their norms, each counted as between the floor and
@@ -42,14 +42,14 @@ class NormSum(Controller, tag="norm_sum"):
 
     ``ratios`` are the expected ones, for which the noise is planned.
 
-    >>> norms = NormSum(Schedule("ratio", (0.5,)), length=10, stddev=20.0, clip_factor=1.0)
-    >>> [query.name for query in norms.event.queries], norms.beside(25)[0].times
+    >>> norms = NormSumSampling(Schedule("ratio", (0.5,)), length=10, stddev=20.0, clip_factor=1.0)
+    >>> [query.name for query in norms.event.queries], norms.extra_events(25)[0].times
     (['norm sum', 'norms for the clip bound'], 3)
 
     Reference: J. Wei et al., DPIS, 2022, sections 3.3, 3.5 and 4.2; docs/proofs/dpis.md.
     """
 
-    steers = "bounds"
+    controls = "bounds"
     adaptive = True
 
     ratios: Schedule
@@ -77,7 +77,7 @@ class NormSum(Controller, tag="norm_sum"):
         """What is recorded before records are counted, if they are."""
         return None if self.size_stddev is None else _of_all(SumQuery(1.0, self.size_stddev, "number of records"))
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query as it is; refuse all but one clipped sum."""
         if len(query.leaves) > 1:
             raise InvalidArgument("Sums of norms are followed where a record has one norm; groups of parameters have "
@@ -85,7 +85,7 @@ class NormSum(Controller, tag="norm_sum"):
         require_clipping(query, "A sum of norms")
         return query
 
-    def beside(self, steps: int) -> Envelope:
+    def extra_events(self, steps: int) -> Envelope:
         """Return the releases of all epochs, and that of the number of records."""
         once = () if self.size_event is None else (Repeated(self.size_event, 1),)
         return (*once, Repeated(self.event, math.ceil(steps / self.length)))
@@ -98,7 +98,7 @@ class NormSum(Controller, tag="norm_sum"):
         """Return whether norms have to be released before a step."""
         return state["since"] == 0 or step >= state["since"] + self.length
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting of this epoch; noise is over the norm of contributions, as the planned one is."""
         if state["rate"] is None:
             return with_bounds(setting, {setting.query.leaves[0].name: self.ratios.at(step) * state["clip"]})

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfy import _validate
-from dpfy.mechanisms.controllers.base import Controller, Setting, State, by_name, with_bounds
+from dpfy.mechanisms.controllers.base import Controller, State, StepConfig, by_name, with_bounds
 from dpfy.mechanisms.query import Query
 
 
 @dataclass(frozen=True)
-class Directed(Controller, tag="directed"):
+class RecipeControlled(Controller, tag="directed"):
     """Takes noise and clip bounds, as factors of the planned ones, from the recipe that runs the plan.
 
     *Formal guarantee*: that of the plan's filter: every step is marked as adaptive.
@@ -23,14 +23,14 @@ class Directed(Controller, tag="directed"):
     ('renyi_filter', True)
     """
 
-    steers = "noise"
+    controls = "noise"
     adaptive = True
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return what was planned."""
         return {"noise": 1.0, "bounds": 1.0}
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the noise and the bounds that were chosen last."""
         bounds = {name: bound * state["bounds"] for name, bound in by_name(setting.query.leaves).items()}
         return replace(with_bounds(setting, bounds), noise=setting.noise * state["noise"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact
-from dpfy.mechanisms.controllers.base import Controller, Setting, State, require_clipping, with_bounds
+from dpfy.mechanisms.controllers.base import Controller, State, StepConfig, require_clipping, with_bounds
 from dpfy.mechanisms.controllers.names import named
 from dpfy.mechanisms.query import Query
 
@@ -155,16 +155,16 @@ class ClipSchedule(Controller, tag="clip_schedule"):
     0.5
     """
 
-    steers = "bounds"
+    controls = "bounds"
 
     schedule: Schedule
 
-    def extended(self, query: Query) -> Query:
+    def extend_query(self, query: Query) -> Query:
         """Return the query as it is; refuse sums without a clip bound."""
         require_clipping(query, "A clip schedule")
         return query
 
-    def applied(self, state: State, step: int, setting: Setting) -> Setting:
+    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with bounds of this step."""
         factor = self.schedule.at(step)
         return with_bounds(setting, {leaf.name: leaf.bound * factor for leaf in setting.query.leaves})

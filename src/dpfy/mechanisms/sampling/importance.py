@@ -33,7 +33,7 @@ class ImportanceSampler:
     contribute nothing.
 
     *Assumes* that the stream is uniform and made for sampling, and that one record more moves gradients of at most
-    ``MOST_COMPANIONS`` others, by 2⁻¹⁹ of their norms or of the floor.
+    ``MAX_BLOCK_RECORDS`` others, by 2⁻¹⁹ of their norms or of the floor.
 
     >>> schedule = ImportanceSchedule(2, 10, (0.5,), 5, slack=2.0, floor=0.1, jitter=2.0**-10)
     >>> sampler = ImportanceSampler(schedule, 1.0, SecureStream(insecure_test_key=1, purpose="sampling"))

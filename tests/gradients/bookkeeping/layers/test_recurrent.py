@@ -11,7 +11,7 @@ from dpfy.checks.probe import Probe
 from dpfy.checks.vmap_check import refuses_tracing
 from dpfy.errors import IsolationError
 from dpfy.gradients import BookkeepingEngine, LoopEngine, Unsupported
-from dpfy.gradients.bookkeeping.capture import Unit, units_of
+from dpfy.gradients.bookkeeping.capture import CapturedLayer, layers_of
 from dpfy.gradients.bookkeeping.layers import rule_for
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
@@ -134,8 +134,8 @@ class Told(Strict):
     layout = Layout(0)
 
     def prepare(self, loss_fn, examples):
-        self.units = [Unit(unit.name, unit.module, unit.rule, Layouts([self.layout], []))
-                      for unit in units_of(self.model, self.parameters)]
+        self.sum_scales = [CapturedLayer(unit.name, unit.module, unit.rule, Layouts([self.layout], []))
+                      for unit in layers_of(self.model, self.parameters)]
 
 
 class ToldFlat(Told):

@@ -9,10 +9,10 @@ from torch import nn
 from dpfy.gradients.base import Unsupported
 from dpfy.gradients.bookkeeping.layers.linear import recorded_linear
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def attention(module: nn.MultiheadAttention, tape: Tape, layout: Layout, query: torch.Tensor, key: torch.Tensor,
+def attention(module: nn.MultiheadAttention, tape: Recorder, layout: Layout, query: torch.Tensor, key: torch.Tensor,
               value: torch.Tensor, key_padding_mask: torch.Tensor | None = None, need_weights: bool = True,
               attn_mask: torch.Tensor | None = None, average_attn_weights: bool = True,
               is_causal: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -34,7 +34,7 @@ def attention(module: nn.MultiheadAttention, tape: Tape, layout: Layout, query: 
     return recorded_linear(tape, layout, outputs, module.out_proj.weight, module.out_proj.bias), shown
 
 
-def _projections(module: nn.MultiheadAttention, tape: Tape, layout: Layout,
+def _projections(module: nn.MultiheadAttention, tape: Recorder, layout: Layout,
                  *inputs: torch.Tensor) -> list[torch.Tensor]:
     """Return query, key and value after their linear layers."""
     query, key, value = inputs

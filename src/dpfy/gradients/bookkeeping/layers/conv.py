@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpfy.gradients.bookkeeping.contributions import Kept
+from dpfy.gradients.bookkeeping.contributions import Materialized
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 _FEW_CHANNELS = 8  # of a group: below, products over positions are too small and one grouped convolution is faster
 _BLOCK = 2**19  # numbers of padded images that are worked on together
@@ -40,7 +40,7 @@ class Geometry:
         return self.stride, self.padding, self.dilation, self.transposed, spread, groups
 
 
-def convolution(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.Conv2d` and its kin."""
     padding = module.padding
     sides = list(module._reversed_padding_repeated_twice)
@@ -54,7 +54,7 @@ def convolution(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor) -
     return _recorded(tape, layout, inputs, module, geometry)
 
 
-def transposed_convolution(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor,
+def transposed_convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor,
                            output_size: list[int] | None = None) -> torch.Tensor:
     """The rule for :class:`torch.nn.ConvTranspose2d` and its kin."""
     spread = module._output_padding(inputs, output_size, module.stride, module.padding, module.kernel_size,
@@ -64,7 +64,7 @@ def transposed_convolution(module: Any, tape: Tape, layout: Layout, inputs: torc
     return _recorded(tape, layout, inputs, module, geometry)
 
 
-def _recorded(tape: Tape, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry) -> torch.Tensor:
+def _recorded(tape: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry) -> torch.Tensor:
     weight, bias = module.weight, module.bias
     layout.items(inputs, tape.records)
 
@@ -73,13 +73,13 @@ def _recorded(tape: Tape, layout: Layout, inputs: torch.Tensor, module: Any, geo
             tape.add(weight, weight_gradients(inputs.detach(), gradient, weight.shape, geometry, tape.records))
         if tape.trains(bias):
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
-            tape.add(bias, Kept.of(items.unflatten(0, (tape.records, -1)).sum(1)))
+            tape.add(bias, Materialized.of(items.unflatten(0, (tape.records, -1)).sum(1)))
 
     return _Convolution.apply(tape.anchor, inputs, weight, bias, geometry, record)
 
 
 def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, geometry: Geometry,
-                     records: int) -> Kept:
+                     records: int) -> Materialized:
     """Return the gradients of the weight, written out record by record."""
     dtype = _at_least_float32(gradient.dtype)
     inputs, gradient = inputs.to(dtype), gradient.to(dtype)
@@ -92,8 +92,8 @@ def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.
     if written.shape[1] != records:  # several images of a record
         written = written.unflatten(1, (records, -1)).sum(2)
     if few:
-        return Kept(written, lambda summed: summed.view(shape))
-    return Kept(written, lambda summed: summed.view(-1, shape[0], shape[1]).permute(1, 2, 0).reshape(shape))
+        return Materialized(written, lambda summed: summed.view(shape))
+    return Materialized(written, lambda summed: summed.view(-1, shape[0], shape[1]).permute(1, 2, 0).reshape(shape))
 
 
 def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> torch.Tensor:

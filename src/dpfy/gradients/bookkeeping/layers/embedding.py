@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Rows
+from dpfy.gradients.bookkeeping.contributions import EmbeddingRows
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tap, Tape
+from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 
-def embedding(module: nn.Embedding, tape: Tape, layout: Layout, tokens: torch.Tensor) -> torch.Tensor:
+def embedding(module: nn.Embedding, tape: Recorder, layout: Layout, tokens: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.Embedding`."""
     if module.scale_grad_by_freq:  # divides by counts over the whole batch, which mixes records
         raise Unsupported
@@ -23,12 +23,12 @@ def embedding(module: nn.Embedding, tape: Tape, layout: Layout, tokens: torch.Te
         found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
         if module.padding_idx is not None:
             found = found.masked_fill((places == module.padding_idx).unsqueeze(2), 0)
-        tape.add(weight, Rows(places, found, len(weight)))
+        tape.add(weight, EmbeddingRows(places, found, len(weight)))
 
-    return Tap.apply(tape.anchor, outputs, record)
+    return CaptureGrad.apply(tape.anchor, outputs, record)
 
 
-def embedding_bag(module: nn.EmbeddingBag, tape: Tape, layout: Layout, tokens: torch.Tensor,
+def embedding_bag(module: nn.EmbeddingBag, tape: Recorder, layout: Layout, tokens: torch.Tensor,
                   offsets: torch.Tensor | None = None,
                   per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
     """The rule for :class:`torch.nn.EmbeddingBag` on bags of one length, as sums or means of an Embedding."""
@@ -45,7 +45,7 @@ def embedding_bag(module: nn.EmbeddingBag, tape: Tape, layout: Layout, tokens: t
     def record(gradient: torch.Tensor) -> None:
         places = layout.records(tokens, tape.records).reshape(tape.records, -1)
         found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
-        tape.add(weight, Rows(places, found, len(weight)))
+        tape.add(weight, EmbeddingRows(places, found, len(weight)))
 
-    looked_up = Tap.apply(tape.anchor, F.embedding(tokens, weight), record)
+    looked_up = CaptureGrad.apply(tape.anchor, F.embedding(tokens, weight), record)
     return torch.bmm(factors.unsqueeze(1), looked_up).squeeze(1)

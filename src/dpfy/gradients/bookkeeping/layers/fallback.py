@@ -11,9 +11,9 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Kept
+from dpfy.gradients.bookkeeping.contributions import Materialized
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tap, Tape
+from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Layouts:
     outputs: Sequence[Layout | None]
 
 
-def opaque(module: nn.Module, tape: Tape, layouts: Layouts, *args: Any, **kwargs: Any) -> Any:
+def opaque(module: nn.Module, tape: Recorder, layouts: Layouts, *args: Any, **kwargs: Any) -> Any:
     """Call a module that has no rule of its own: on one record at a time, vectorised afterwards."""
     leaves, structure = tree_flatten((args, kwargs))
     if len(leaves) != len(layouts.inputs):
@@ -54,10 +54,10 @@ def opaque(module: nn.Module, tape: Tape, layouts: Layouts, *args: Any, **kwargs
     return tree_unflatten(outputs, shapes[-1])
 
 
-def per_record(tape: Tape, parameter: torch.Tensor) -> torch.Tensor:
+def per_record(tape: Recorder, parameter: torch.Tensor) -> torch.Tensor:
     """Return one copy of the parameter for each record, without memory of their own."""
     copies = parameter.expand(tape.records, *parameter.shape)
-    return Tap.apply(tape.anchor, copies, lambda gradient: tape.add(parameter, Kept.of(gradient)))
+    return CaptureGrad.apply(tape.anchor, copies, lambda gradient: tape.add(parameter, Materialized.of(gradient)))
 
 
 def _with_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -4,26 +4,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpfy.gradients.bookkeeping.contributions import Kept, Outer, Shift
+from dpfy.gradients.bookkeeping.contributions import BiasOf, Materialized, OuterProduct
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Span, Tape, region
+from dpfy.gradients.bookkeeping.recorder import Recorder, Span, region
 
 
-def linear(module: nn.Linear, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def linear(module: nn.Linear, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.Linear`."""
     return recorded_linear(tape, layout, inputs, module.weight, module.bias)
 
 
-def recorded_linear(tape: Tape, layout: Layout, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+def recorded_linear(tape: Recorder, layout: Layout, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                     weight_rows: Span = None, bias_rows: Span = None) -> torch.Tensor:
     """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters if given."""
     def record(gradient: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, tape.records)
-        shift = Kept.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
+        shift = Materialized.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
         if tape.trains(weight):
-            outer = Outer(layout.sequences(inputs.detach(), tape.records), outputs)
+            outer = OuterProduct(layout.sequences(inputs.detach(), tape.records), outputs)
             tape.outer(weight, outer, weight_rows)
-            shift = Shift(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
+            shift = BiasOf(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
         if tape.trains(bias):
             tape.add(bias, shift, bias_rows)
 

@@ -8,36 +8,36 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Kept
+from dpfy.gradients.bookkeeping.contributions import Materialized
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def layer_norm(module: nn.LayerNorm, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def layer_norm(module: nn.LayerNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.LayerNorm`."""
     normal = F.layer_norm(inputs, module.normalized_shape, None, None, module.eps)
     return _scaled_and_shifted(tape, layout, normal, module.weight, module.bias)
 
 
-def rms_norm(module: nn.RMSNorm, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def rms_norm(module: nn.RMSNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.RMSNorm`."""
     normal = F.rms_norm(inputs, module.normalized_shape, None, module.eps)
     return _scaled_and_shifted(tape, layout, normal, module.weight, None)
 
 
-def group_norm(module: nn.GroupNorm, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def group_norm(module: nn.GroupNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.GroupNorm`."""
     return _group_norm(tape, layout, inputs, module.num_groups, module)
 
 
-def instance_norm(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def instance_norm(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.InstanceNorm2d` and its kin: as many groups as channels."""
     if module.track_running_stats or inputs.ndim != module._get_no_batch_dim() + 1:
         raise Unsupported
     return _group_norm(tape, layout, inputs, module.num_features, module)
 
 
-def _group_norm(tape: Tape, layout: Layout, inputs: torch.Tensor, groups: int, module: Any) -> torch.Tensor:
+def _group_norm(tape: Recorder, layout: Layout, inputs: torch.Tensor, groups: int, module: Any) -> torch.Tensor:
     weight, bias = module.weight, module.bias
     if weight is None or bias is None or inputs.ndim < 3:
         normal = F.group_norm(inputs, groups, None, None, module.eps)
@@ -47,12 +47,12 @@ def _group_norm(tape: Tape, layout: Layout, inputs: torch.Tensor, groups: int, m
     def record(scale: torch.Tensor, shift: torch.Tensor) -> None:
         for parameter, found in ((weight, scale), (bias, shift)):
             if tape.trains(parameter):
-                tape.add(parameter, Kept.of(found.unflatten(0, (tape.records, -1)).sum(1)))
+                tape.add(parameter, Materialized.of(found.unflatten(0, (tape.records, -1)).sum(1)))
 
     return _GroupNorm.apply(tape.anchor, inputs, weight, bias, groups, module.eps, record)
 
 
-def _scaled_and_shifted(tape: Tape, layout: Layout, normal: torch.Tensor, weight: torch.Tensor | None,
+def _scaled_and_shifted(tape: Recorder, layout: Layout, normal: torch.Tensor, weight: torch.Tensor | None,
                         bias: torch.Tensor | None) -> torch.Tensor:
     """Return normal·weight + bias, whose gradients are sums over all axes that the parameters lack."""
     if weight is None and bias is None:
@@ -63,7 +63,7 @@ def _scaled_and_shifted(tape: Tape, layout: Layout, normal: torch.Tensor, weight
         for parameter, found in ((weight, lambda: gradient * normal.detach()), (bias, lambda: gradient)):
             if tape.trains(parameter):
                 rows = layout.records(found(), tape.records)
-                tape.add(parameter, Kept.of(rows.reshape(tape.records, -1, *parameter.shape).sum(1)))
+                tape.add(parameter, Materialized.of(rows.reshape(tape.records, -1, *parameter.shape).sum(1)))
 
     return _ScaleAndShift.apply(tape.anchor, normal, weight, bias, record)
 

@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Kept
+from dpfy.gradients.bookkeeping.contributions import Materialized
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def prelu(module: nn.PReLU, tape: Tape, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def prelu(module: nn.PReLU, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
     """The rule for :class:`torch.nn.PReLU`, with one slope or one for each channel."""
     if layout.axis:
         raise Unsupported
@@ -21,7 +21,7 @@ def prelu(module: nn.PReLU, tape: Tape, layout: Layout, inputs: torch.Tensor) ->
         found = gradient * inputs.detach().clamp(max=0)
         if weight.numel() > 1:
             found = found.flatten(2).sum(2) if found.ndim > 2 else found
-        tape.add(weight, Kept.of(found.reshape(tape.records, -1, weight.numel()).sum(1)))
+        tape.add(weight, Materialized.of(found.reshape(tape.records, -1, weight.numel()).sum(1)))
 
     return _PReLU.apply(tape.anchor, inputs, weight, record)
 

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Kept, Outer
-from dpfy.gradients.bookkeeping.layers.sequences import Even, Packed, Rows
+from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct
+from dpfy.gradients.bookkeeping.layers.sequences import Even, Packed, TimeSteps
 from dpfy.gradients.bookkeeping.layout import Layout
-from dpfy.gradients.bookkeeping.recorder import Tape
+from dpfy.gradients.bookkeeping.recorder import Recorder
 
 _DEEPEST = 64  # layers: deeper ones have names that are not known, and no rule
 RECURRENT_PARAMETERS = frozenset(
@@ -30,7 +30,7 @@ _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
 
-def recurrent(module: Any, tape: Tape, layout: Layout, inputs: torch.Tensor | PackedSequence, hx: Any = None) -> Any:
+def recurrent(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor | PackedSequence, hx: Any = None) -> Any:
     """The rule for :class:`torch.nn.LSTM`, :class:`torch.nn.GRU` and :class:`torch.nn.RNN`.
 
     An LSTM with ``proj_size`` is refused; torch cannot vectorise one either, so that the loop engine serves it.
@@ -82,7 +82,7 @@ def _padded(inputs: torch.Tensor | PackedSequence, module: Any,
     return (inputs if module.batch_first else inputs.transpose(0, 1).contiguous()), None
 
 
-def _like(inputs: torch.Tensor | PackedSequence, padded: torch.Tensor, module: Any, rows: "Rows") -> Any:
+def _like(inputs: torch.Tensor | PackedSequence, padded: torch.Tensor, module: Any, rows: "TimeSteps") -> Any:
     """Return outputs in the form that the inputs had."""
     if isinstance(inputs, PackedSequence):
         return PackedSequence(rows.taken(padded.unsqueeze(0))[0], *inputs[1:])
@@ -97,7 +97,7 @@ def _initial(hx: Any, some: slice, padded: torch.Tensor, module: Any) -> list[to
     return [state[some].to(padded.dtype) for state in states]
 
 
-def _recorder(tape: Tape, layout: Layout, weights: Sequence[_Weights], inputs: torch.Tensor) -> Callable[..., None]:
+def _recorder(tape: Recorder, layout: Layout, weights: Sequence[_Weights], inputs: torch.Tensor) -> Callable[..., None]:
     """Return what records the contributions, given δ, δ as the hidden state's product has it, and the states before."""
     def record(*found: torch.Tensor) -> None:
         for own, gradient, inner, before in zip(weights, *found, strict=True):
@@ -105,9 +105,9 @@ def _recorder(tape: Tape, layout: Layout, weights: Sequence[_Weights], inputs: t
                                                (own.hidden, own.hidden_bias, inner, before)):
                 rows = layout.sequences(rows, tape.records)
                 if tape.trains(weight):
-                    tape.outer(weight, Outer(layout.sequences(factor, tape.records), rows))
+                    tape.outer(weight, OuterProduct(layout.sequences(factor, tape.records), rows))
                 if bias is not None and tape.trains(bias):
-                    tape.add(bias, Kept.of(rows.sum(1)))
+                    tape.add(bias, Materialized.of(rows.sum(1)))
 
     return record
 
@@ -156,7 +156,7 @@ class _Cell(ABC):
     folds_biases: ClassVar[bool] = True  # whether both biases are added at the same place
 
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: Sequence[_Weights],
-                 rows: Rows) -> None:
+                 rows: TimeSteps) -> None:
         self.gates, self.rows, self.sizes = gates, rows, rows.sizes
         self.weight = torch.stack([own.hidden for own in weights])
         self.steps = rows.split(gates)
@@ -213,7 +213,7 @@ def _first(states: torch.Tensor, size: int) -> torch.Tensor:
 
 class _Lstm(_Cell):
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: Sequence[_Weights],
-                 rows: Rows) -> None:
+                 rows: TimeSteps) -> None:
         super().__init__(gates, hidden, memory, weights, rows)
         cells, squashed, new = (torch.empty_like(self.outputs) for _ in range(3))
         self.memory, self.squashed, self.new = (memory, *rows.split(cells)), rows.split(squashed), rows.split(new)
@@ -253,7 +253,7 @@ class _Gru(_Cell):
     folds_biases = False  # the reset gate scales what the hidden state gives to the new value, its bias included
 
     def __init__(self, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor, weights: Sequence[_Weights],
-                 rows: Rows) -> None:
+                 rows: TimeSteps) -> None:
         super().__init__(gates, hidden, memory, weights, rows)
         width = hidden.shape[2]
         shift = _stacked([own.hidden_bias for own in weights])

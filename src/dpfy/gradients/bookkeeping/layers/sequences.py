@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 
-class Rows(ABC):
+class TimeSteps(ABC):
     """Padded sequences, [directions, sequences, time, features], as a loop over time reads them: [directions, rows, …].
 
     In each direction these are all the first steps that are read there, then all second ones. The second direction
@@ -41,7 +41,7 @@ class Rows(ABC):
 
 
 @dataclass(frozen=True)
-class Even(Rows):
+class Even(TimeSteps):
     """Sequences of one length."""
 
     records: int
@@ -81,7 +81,7 @@ def _turned(by_time: torch.Tensor) -> list[torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Packed(Rows):
+class Packed(TimeSteps):
     """Sequences of many lengths, longest first: those that reach a step are the first of those that reached another.
 
     ``places`` are those of the rows in the padded sequences, and ``numbers`` the rows by their places, for each

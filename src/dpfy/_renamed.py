@@ -1,0 +1,84 @@
+"""Keep the names of earlier versions valid, with a warning that says what each is called now."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+NAMES = {
+    "NormClipping": "MeanNormClipping",
+    "NormNoise": "GradientNormNoise",
+    "NormsBelow": "RecordNormsBelow",
+}
+"""Public names of ``dpfy`` before version 0.2, and what they are called now."""
+
+MODULES = {
+    "dpfy.accounting.interop": "dpfy.accounting.extras.interop",
+    "dpfy.accounting.outcomes": "dpfy.accounting.loss_distributions",
+    "dpfy.accounting.selection": "dpfy.accounting.rules_for.selection",
+    "dpfy.accounting.streams": "dpfy.accounting.rules_for.streams",
+    "dpfy.accounting.textbook": "dpfy.accounting.extras.textbook",
+    "dpfy.accounting.tuning": "dpfy.accounting.extras.tuning",
+    "dpfy.algorithms": "dpfy.recipes",
+    "dpfy.auditing.promises": "dpfy.auditing.invariants",
+    "dpfy.importance": "dpfy.plans.dpis",
+    "dpfy.mechanisms.noise": "dpfy.noise",
+    "dpfy.mechanisms.noise.randomness": "dpfy.noise.random_stream",
+    "dpfy.plan": "dpfy.plans",
+    "dpfy.training": "dpfy.run",
+    "dpfy.training.callbacks": "dpfy.trainer.callbacks",
+    "dpfy.training.checkpoint": "dpfy.run.checkpoint",
+    "dpfy.training.config": "dpfy.trainer.config",
+    "dpfy.training.engines": "dpfy.gradients",
+    "dpfy.training.explain": "dpfy.checks.explain",
+    "dpfy.training.loaders": "dpfy.records.loaders",
+    "dpfy.training.rehearsal": "dpfy.trainer.public_trials",
+    "dpfy.training.resources": "dpfy.run.resources",
+    "dpfy.training.searches": "dpfy.run.loss_queries",
+}
+"""Documented modules before version 0.2, and where their contents are now."""
+
+
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that ``old`` is an alias that a later version removes."""
+    warnings.warn(f"{old} is now called {new}; the old name goes in version 0.4.", DeprecationWarning, stacklevel)
+
+
+class _Alias(Loader):
+    """Loads a module under the name that it had before."""
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself, so that its classes are the same under both names."""
+        module = import_module(self._new)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is: it was executed under its own name."""
+        module.__spec__ = self._spec
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules by their former names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec that loads the module that ``fullname`` once named, or None."""
+        new = MODULES.get(fullname)
+        if new is None:
+            return None
+        warn_renamed(fullname, new)
+        return ModuleSpec(fullname, _Alias(new), is_package=True)
+
+
+def install() -> None:
+    """Let imports find modules by their former names."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
