@@ -1,8 +1,7 @@
 """Run every benchmark of this directory, each in its own process: ``python benchmarks``.
 
-A benchmark is a module or a package that prints ratios measured side by side on the same machine. One alone, with
-options: ``python -m benchmarks.engines --quick``.
-"""
+A benchmark is a module or a package that prints ratios measured side by side on the same machine.
+One alone, with options: ``python -m benchmarks.engines --quick``."""
 
 import subprocess
 import sys

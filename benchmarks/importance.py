@@ -1,10 +1,10 @@
 """What an epoch of importance sampling costs beside one of DP-SGD with the same batch size.
 
-The kinds take turns step by step in one process; ratios are of medians of epochs and, in brackets, of the fastest.
-At most 1.15·(slack + 1) times the time of DP-SGD is wanted, and 1.15 times the memory, for which each kind has a
-process of its own. Clip bounds are twice and four times the mean norm: records with smaller norms are proposed more
-often in vain, and with the latter nearly all are proposed slack times as often as they are accepted.
-"""
+The kinds take turns step by step in one process; ratios are of medians of epochs and, in brackets,
+of the fastest. At most 1.15·(slack + 1) times the time of DP-SGD is wanted, and 1.15 times the
+memory, for which each kind has a process of its own. Clip bounds are twice and four times the mean
+norm: records with smaller norms are proposed more often in vain, and with the latter nearly all are
+proposed slack times as often as they are accepted."""
 
 import argparse
 import statistics
@@ -37,9 +37,18 @@ def planned(share: float | None, norms: torch.Tensor, batch_size: int) -> dpfy.P
     """Return a plan of DP-SGD, or of DPIS with a ratio that suits the norms."""
     records, clip = _BATCHES * batch_size, float(norms.mean()) / (share or 1.0)
     if share is None:
-        return dpfy.dpsgd(records=records, batch_size=batch_size, epochs=_EPOCHS, clip=clip, noise_multiplier=1.0)
-    return dpfy.dpis(records=records, batch_size=batch_size, epochs=_EPOCHS, clip=clip, noise_multiplier=1.0,
-                     ratio=float((norms / clip).clamp(max=1.0).mean()), slack=SLACK)
+        return dpfy.dpsgd(
+            records=records, batch_size=batch_size, epochs=_EPOCHS, clip=clip, noise_multiplier=1.0
+        )
+    return dpfy.dpis(
+        records=records,
+        batch_size=batch_size,
+        epochs=_EPOCHS,
+        clip=clip,
+        noise_multiplier=1.0,
+        ratio=float((norms / clip).clamp(max=1.0).mean()),
+        slack=SLACK,
+    )
 
 
 def norms_of(model: nn.Module, data: TensorDataset) -> torch.Tensor:
@@ -75,7 +84,9 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(dir="runs") as folder:
         steps = {kind: prepared(workload, kind, Path(folder)) for kind in KINDS}
         times: dict[str, list[float]] = {kind: [0.0] * (rounds + 1) for kind in steps}
-        for turn, number in product(range(rounds + 1), range(_BATCHES)):  # the first epoch to warm up
+        for turn, number in product(
+            range(rounds + 1), range(_BATCHES)
+        ):  # the first epoch to warm up
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 start = time.perf_counter()
                 steps[kind]()
@@ -85,7 +96,15 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
 
 def peak(workload: Workload, kind: str) -> float:
     """Return the megabytes that an epoch of a kind takes, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.importance", "--workload", workload.name, "--peak", kind]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.importance",
+        "--workload",
+        workload.name,
+        "--peak",
+        kind,
+    ]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -95,7 +114,11 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="cnn-mnist")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--peak", choices=KINDS, help="print the megabytes of an epoch of this kind, and nothing else")
+    parser.add_argument(
+        "--peak",
+        choices=KINDS,
+        help="print the megabytes of an epoch of this kind, and nothing else",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     workload = WORKLOADS[options.workload]
@@ -112,8 +135,10 @@ def main() -> None:
         ratio = statistics.median(values) / statistics.median(times["DP-SGD"])
         fastest, memory = min(values) / min(times["DP-SGD"]), peaks[kind] / peaks["DP-SGD"]
         missed = ", missed" if max(ratio, fastest) > MOST * (SLACK + 1) or memory > MOST else ""
-        print(f"{workload.name}, {kind}: {statistics.median(values):.2f} s an epoch, {ratio:.2f} ({fastest:.2f}) times "
-              f"DP-SGD; {peaks[kind]:.0f} MB, {memory:.2f} times{missed}")
+        print(
+            f"{workload.name}, {kind}: {statistics.median(values):.2f} s an epoch, {ratio:.2f} "
+            f"({fastest:.2f}) times DP-SGD; {peaks[kind]:.0f} MB, {memory:.2f} times{missed}"
+        )
 
 
 if __name__ == "__main__":

@@ -34,13 +34,28 @@ def measure(steps: int) -> dict[str, float]:
             os.write(file, b"x" * 150)
             os.fsync(file)
 
-        with Ledger.open(Path(folder) / "run.dpl") as ledger, Ledger.open(Path(folder) / "b.dpl", block=100) as blocks:
-            rounds = [(_median_ms(bare, 50), _median_ms(lambda: ledger.reserve(event), 50),
-                       _median_ms(lambda: blocks.reserve(event), 50)) for _ in range(max(1, steps // 50))]
+        with (
+            Ledger.open(Path(folder) / "run.dpl") as ledger,
+            Ledger.open(Path(folder) / "b.dpl", block=100) as blocks,
+        ):
+            rounds = [
+                (
+                    _median_ms(bare, 50),
+                    _median_ms(lambda: ledger.reserve(event), 50),
+                    _median_ms(lambda: blocks.reserve(event), 50),
+                )
+                for _ in range(max(1, steps // 50))
+            ]
         os.close(file)
-    bare_ms, reserve_ms, block_ms = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return {"append_fsync_ms": bare_ms, "reserve_ms": reserve_ms, "reserve_in_blocks_of_100_ms": block_ms,
-            "ratio": reserve_ms / bare_ms}
+    bare_ms, reserve_ms, block_ms = (
+        statistics.median(column) for column in zip(*rounds, strict=True)
+    )
+    return {
+        "append_fsync_ms": bare_ms,
+        "reserve_ms": reserve_ms,
+        "reserve_in_blocks_of_100_ms": block_ms,
+        "ratio": reserve_ms / bare_ms,
+    }
 
 
 def main() -> None:
@@ -50,9 +65,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result = measure(options.steps)
-    print(json.dumps(result) if options.json else
-          "reserve {reserve_ms:.3f} ms, in blocks of 100 {reserve_in_blocks_of_100_ms:.4f} ms, bare append + fsync "
-          "{append_fsync_ms:.3f} ms, ratio {ratio:.2f}".format(**result))
+    print(
+        json.dumps(result)
+        if options.json
+        else "reserve {reserve_ms:.3f} ms, in blocks of 100 {reserve_in_blocks_of_100_ms:.4f} ms, "
+        "bare append + fsync {append_fsync_ms:.3f} ms, ratio {ratio:.2f}".format(**result)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Normalise gradients instead of clipping them: there is no bound to choose.
 
-A ledger belongs to one run: remove automatic_clipping.dpl and automatic_clipping.dpl.head before you run it again.
-"""
+A ledger belongs to one run: remove automatic_clipping.dpl and automatic_clipping.dpl.head before
+you run it again."""
 
 import math
 
@@ -18,7 +18,9 @@ model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
 clip = dpfy.clip_automatically(gamma=0.01)
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=clip).calibrate(epsilon=3.0, delta=1e-5)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=clip).calibrate(
+    epsilon=3.0, delta=1e-5
+)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="automatic_clipping.dpl")
 
 
@@ -37,4 +39,7 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
+print(
+    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
+    f"{accuracy:.1%}"
+)

@@ -1,4 +1,5 @@
-"""Draw records in proportion to the norms of their gradients (DPIS): all contribute equally, and less than the bound.
+"""Draw records in proportion to the norms of their gradients (DPIS): all contribute equally, and
+less than the bound.
 
 A ledger belongs to one run: remove dpis.dpl and dpis.dpl.head before you run it again.
 """
@@ -17,8 +18,13 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpis(records=1437, batch_size=256, epochs=4, clip=1.0, ratio=0.7).calibrate(epsilon=3.0, delta=1e-5)
-print(f"noise multiplier {plan.noise_multiplier:.2f}, {plan.noise_at(1):.2f} over the norm of a contribution")
+plan = dpfy.dpis(records=1437, batch_size=256, epochs=4, clip=1.0, ratio=0.7).calibrate(
+    epsilon=3.0, delta=1e-5
+)
+print(
+    f"noise multiplier {plan.noise_multiplier:.2f}, {plan.noise_at(1):.2f} over the norm of a "
+    "contribution"
+)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="dpis.dpl")
 
 
@@ -37,4 +43,7 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
+print(
+    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
+    f"{accuracy:.1%}"
+)

@@ -17,7 +17,10 @@ source = digits()
 class Scans(Dataset):
     """Pixels up to the last dark one; every hundredth file is damaged."""
 
-    example_input = torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.long)  # the public shape of a collated batch
+    example_input = (
+        torch.zeros(1, 1, 8, 8),
+        torch.zeros(1, dtype=torch.long),
+    )  # the public shape of a collated batch
 
     def __len__(self):
         return 1437
@@ -26,7 +29,7 @@ class Scans(Dataset):
         if index % 100 == 0:
             raise OSError("damaged")  # contributes zero to its step, and nobody is told
         image, label = source.train[index]
-        return image.flatten()[:int(image.flatten().nonzero().max()) + 1], label
+        return image.flatten()[: int(image.flatten().nonzero().max()) + 1], label
 
 
 def collate(records):
@@ -38,7 +41,9 @@ def collate(records):
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(
+    epsilon=3.0, delta=1e-5
+)
 run = dpfy.privatize(model, opt, Scans(), plan, ledger="own_dataset.dpl", collate_fn=collate)
 
 
@@ -57,4 +62,7 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
+print(
+    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
+    f"{accuracy:.1%}"
+)

@@ -14,7 +14,9 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(
+    epsilon=3.0, delta=1e-5
+)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="postprocessing.dpl")
 
 
@@ -27,7 +29,9 @@ for batch in run:
     opt.zero_grad()
     run.backward(loss_fn, batch)
     with run.postprocessing():
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)  # of the noisy sum; the records were clipped before
+        torch.nn.utils.clip_grad_norm_(
+            model.parameters(), 2.0
+        )  # of the noisy sum; the records were clipped before
     opt.step()
 
 epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
@@ -35,4 +39,7 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
+print(
+    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
+    f"{accuracy:.1%}"
+)

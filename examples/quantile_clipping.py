@@ -1,7 +1,8 @@
-"""Let the clip bound follow the median of the gradients' norms, released with noise from the same sample.
+"""Let the clip bound follow the median of the gradients' norms, released with noise from the same
+sample.
 
-A ledger belongs to one run: remove quantile_clipping.dpl and quantile_clipping.dpl.head before you run it again.
-"""
+A ledger belongs to one run: remove quantile_clipping.dpl and quantile_clipping.dpl.head before you
+run it again."""
 
 import math
 
@@ -40,4 +41,7 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
+print(
+    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
+    f"{accuracy:.1%}"
+)

@@ -12,12 +12,18 @@ from dpfy.models import digits_mlp
 
 torch.manual_seed(0)  # the initial weights; noise and samples come from a generator of their own
 source = digits()
-writers = [index // 3 for index in range(len(source.train))]  # as if everybody had written three digits
+writers = [
+    index // 3 for index in range(len(source.train))
+]  # as if everybody had written three digits
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(records=479, batch_size=171, epochs=8, clip=1.0, unit="user").calibrate(epsilon=3.0, delta=1e-5)
-run = dpfy.privatize(model, opt, source.train, plan, ledger="user_level.dpl", unit_of=writers, rows_per_user=3)
+plan = dpfy.dpsgd(records=479, batch_size=171, epochs=8, clip=1.0, unit="user").calibrate(
+    epsilon=3.0, delta=1e-5
+)
+run = dpfy.privatize(
+    model, opt, source.train, plan, ledger="user_level.dpl", unit_of=writers, rows_per_user=3
+)
 
 
 def loss_fn(x, y):
@@ -35,5 +41,11 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}")
-print(f"steps of the same kind on records would protect a writer at epsilon {group_epsilon(plan, 3, 1e-5):.1f}")
+print(
+    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
+    f"{accuracy:.1%}"
+)
+print(
+    "steps of the same kind on records would protect a writer at epsilon "
+    f"{group_epsilon(plan, 3, 1e-5):.1f}"
+)

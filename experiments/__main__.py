@@ -22,10 +22,17 @@ from experiments.results import Place
 from experiments.training import Deadline, Outcome, Training
 
 HERE = Path(__file__).parent
-app = typer.Typer(name="experiments", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Run the papers' tables with dpfy.")
+app = typer.Typer(
+    name="experiments",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run the papers' tables with dpfy.",
+)
 
-NameArgument = Annotated[str | None, typer.Argument(help="Of `list`; default: all of them.", show_default=False)]
+NameArgument = Annotated[
+    str | None, typer.Argument(help="Of `list`; default: all of them.", show_default=False)
+]
 
 
 @app.command("list")
@@ -36,7 +43,14 @@ def list_() -> None:
         shown.add_column(column, no_wrap=column == "experiment")
     for cell in CELLS:
         target = "" if cell.target is None else f"{cell.target:g}"
-        shown.add_row(cell.experiment, cell.data, f"{cell.epsilon:g}", target, str(cell.steps), _progress(place, cell))
+        shown.add_row(
+            cell.experiment,
+            cell.data,
+            f"{cell.epsilon:g}",
+            target,
+            str(cell.steps),
+            _progress(place, cell),
+        )
     Console().print(shown)
 
 
@@ -44,15 +58,33 @@ def list_() -> None:
 def run(
     name: NameArgument = None,
     epsilon: Annotated[str, typer.Option(help="Only these cells, such as 0.98,1.95.")] = "",
-    seeds: Annotated[str, typer.Option(help="Of the initial weights, such as 0,1; default: the cell's own.")] = "",
-    data_dir: Annotated[Path | None, typer.Option(help="Has one folder per data set; default: DPFY_DATA.")] = None,
-    minutes: Annotated[float, typer.Option(help="Stop after so long, with everything saved.")] = 140.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Few steps on few records; keeps no results.")] = False,
-    validate: Annotated[bool, typer.Option("--validate", help="Hold out training records in the place of the test "
-                                           "records; results go to selection/.")] = False,
-    change: Annotated[list[str] | None, typer.Option("--set", help="Try another setting, such as clip=0.5; only with "
-                                                     "--validate.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Discard what these cells have and begin again.")] = False,
+    seeds: Annotated[
+        str, typer.Option(help="Of the initial weights, such as 0,1; default: the cell's own.")
+    ] = "",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Has one folder per data set; default: DPFY_DATA.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="Stop after so long, with everything saved.")
+    ] = 140.0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few steps on few records; keeps no results.")
+    ] = False,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Hold out training records in the place of the test records; results go to "
+            "selection/.",
+        ),
+    ] = False,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Try another setting, such as clip=0.5; only with --validate."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Discard what these cells have and begin again.")
+    ] = False,
 ) -> None:
     """Train the cells of an experiment, or go on where it was stopped.
 
@@ -65,17 +97,23 @@ def run(
     python -m experiments run large-rates-mnist --epsilon 2.93 --validate --set learning_rate=8
     """
     if change and not validate:
-        raise InvalidArgument("--set is for selection, with --validate. What is published has its settings in "
-                              "experiments/configs.")
+        raise InvalidArgument(
+            "--set is for selection, with --validate. What is published has its settings in "
+            "experiments/configs."
+        )
     cells = [cell.changed_by(change or []) for cell in _chosen(name, epsilon)]
     own, deadline = _seeds(seeds), Deadline(minutes)
     if quick:
         with tempfile.TemporaryDirectory() as folder:
-            _run_quickly(cells, Session(Place(Path(folder), validate), data_dir, deadline), skip=name is None)
+            _run_quickly(
+                cells, Session(Place(Path(folder), validate), data_dir, deadline), skip=name is None
+            )
         return
     session = Session(Place(HERE, validate), data_dir, deadline)
     try:
-        ended = all(session.train(cell, seed, again) for cell in cells for seed in own or cell.seeds)
+        ended = all(
+            session.train(cell, seed, again) for cell in cells for seed in own or cell.seeds
+        )
     except KeyboardInterrupt:
         _fail(f"Interrupted; all but the last step is saved. {_how_to_go_on()}", 130)
     finally:
@@ -87,7 +125,9 @@ def run(
 
 @app.command()
 def table() -> None:
-    """Write the tables and plots of experiments/README.md and docs/how-to/accuracy.md from the results."""
+    """Write the tables and plots of experiments/README.md and docs/how-to/accuracy.md from the
+    results.
+    """
     tables.update(Place(HERE))
     plots.draw_noise(HERE.parent / plots.NOISE)  # which no result changes
 
@@ -122,16 +162,27 @@ class Session:
         self.place.record(cell, outcome)
         self.recorded += 1
         lost = f", {outcome.lost_steps} of {outcome.steps} steps lost" if outcome.lost_steps else ""
-        self.say(f"{title}: {outcome.accuracy:.2f} %, ε {tables.claim(outcome.epsilon)} by PLD "
-                 f"({tables.claim(outcome.epsilon_rdp)} by RDP), {outcome.seconds:.0f} s{lost}")
+        self.say(
+            f"{title}: {outcome.accuracy:.2f} %, ε {tables.claim(outcome.epsilon)} by PLD "
+            f"({tables.claim(outcome.epsilon_rdp)} by RDP), {outcome.seconds:.0f} s{lost}"
+        )
         return True
 
     def _trained(self, cell: Cell, seed: int, task: Task, title: str) -> Outcome | None:
-        training = Training(cell, seed, self.place.state(cell, seed), task, measure=self.place.validate)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TextColumn("ε {task.fields[epsilon]:.2f}"), TimeRemainingColumn())
+        training = Training(
+            cell, seed, self.place.state(cell, seed), task, measure=self.place.validate
+        )
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("ε {task.fields[epsilon]:.2f}"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=self._console) as progress:
-            bar = progress.add_task(title, total=cell.steps, completed=self.place.steps_taken(cell, seed), epsilon=0.0)
+            bar = progress.add_task(
+                title, total=cell.steps, completed=self.place.steps_taken(cell, seed), epsilon=0.0
+            )
 
             def watch(step: int, epsilon: float) -> None:
                 progress.update(bar, completed=step, epsilon=epsilon)
@@ -142,13 +193,23 @@ class Session:
 
     def _task(self, cell: Cell) -> Task:
         """The data of the cell, kept for the next cell that wants the same."""
-        key = (cell.data, cell.features, cell.records, cell.network if cell.network in FRONTS else None)
+        key = (
+            cell.data,
+            cell.features,
+            cell.records,
+            cell.network if cell.network in FRONTS else None,
+        )
         if self._loaded is None or self._loaded[0] != key:
             try:
-                self._loaded = key, load_task(cell, self.data_dir, self.place.validate, self.place.cache)
+                self._loaded = (
+                    key,
+                    load_task(cell, self.data_dir, self.place.validate, self.place.cache),
+                )
             except DataError as error:
-                raise DataError(f"{error} Here data_dir is --data-dir, a folder with one folder per data set, such as "
-                                f"{cell.data}/; docs/how-to/data.md lists the files.") from None
+                raise DataError(
+                    f"{error} Here data_dir is --data-dir, a folder with one folder per data set, "
+                    f"such as {cell.data}/; docs/how-to/data.md lists the files."
+                ) from None
         return self._loaded[1]
 
 
@@ -173,7 +234,10 @@ def _chosen(name: str | None, epsilon: str) -> list[Cell]:
     wanted = _numbers("--epsilon", epsilon, float)
     for value in wanted:
         if value not in [cell.epsilon for cell in cells]:
-            raise InvalidArgument(f"No cell has ε = {value:g}; there are {', '.join(f'{c.epsilon:g}' for c in cells)}.")
+            raise InvalidArgument(
+                f"No cell has ε = {value:g}; there are "
+                f"{', '.join(f'{c.epsilon:g}' for c in cells)}."
+            )
     return [cell for cell in cells if cell.epsilon in wanted]
 
 
@@ -185,15 +249,19 @@ def _numbers(option: str, text: str, kind: type) -> list[float]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise InvalidArgument(f"Expected {option} to be numbers between commas, got {text!r}.") from None
+        raise InvalidArgument(
+            f"Expected {option} to be numbers between commas, got {text!r}."
+        ) from None
 
 
 def _progress(place: Place, cell: Cell) -> str:
     """How far the seeds of a cell are."""
     found = place.finished(cell)
     begun = {seed: place.steps_taken(cell, seed) for seed in cell.seeds if seed not in found}
-    parts = [f"{len(found)} of {len(cell.seeds)} done" if found else "", *(
-        f"seed {seed}: {steps} steps" for seed, steps in begun.items() if steps)]
+    parts = [
+        f"{len(found)} of {len(cell.seeds)} done" if found else "",
+        *(f"seed {seed}: {steps} steps" for seed, steps in begun.items() if steps),
+    ]
     return ", ".join(part for part in parts if part) or "not run"
 
 

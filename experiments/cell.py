@@ -13,7 +13,13 @@ from experiments.features import FEATURES
 from experiments.methods import kind_of
 from experiments.parts import AUGMENTATIONS, SCHEDULES, check_network
 
-_ABOUT = ("experiment", "target", "reference", "found", "seeds")  # say something about a run and change nothing in it
+_ABOUT = (
+    "experiment",
+    "target",
+    "reference",
+    "found",
+    "seeds",
+)  # say something about a run and change nothing in it
 _QUICK_RECORDS, _QUICK_STEPS = 2000, 10
 
 
@@ -21,9 +27,10 @@ _QUICK_RECORDS, _QUICK_STEPS = 2000, 10
 class Cell:
     """The settings of one result at one ε, the accuracy to reach, and how the settings were found.
 
-    ``rate`` is the sampling probability of a record and ``steps`` their number; the noise follows from both, ε and δ.
-    ``target`` is in percent, as ``reference`` published it. ``copies`` is how many augmented copies of a record share
-    its loss. ``records`` takes that many records only, from the front.
+    ``rate`` is the sampling probability of a record and ``steps`` their number; the noise follows
+    from both, ε and δ. ``target`` is in percent, as ``reference`` published it. ``copies`` is how
+    many augmented copies of a record share its loss. ``records`` takes that many records only, from
+    the front.
 
     >>> cell = Cell("digits", "digits", epsilon=3.0, network="digits-mlp", rate=0.5, steps=20, clip=1.0,
     ...             learning_rate=0.25, found="by hand")
@@ -70,7 +77,9 @@ class Cell:
         for name in ("momentum", "ema"):
             _validate.real(name, getattr(self, name), 0, 1, open_high=True)
         if _validate.count("copies", self.copies) > 1 and self.augmentation == "none":
-            raise InvalidArgument(f"Expected copies={self.copies!r} to be 1 without an augmentation.")
+            raise InvalidArgument(
+                f"Expected copies={self.copies!r} to be 1 without an augmentation."
+            )
         if self.records is not None:
             _validate.count("records", self.records)
 
@@ -88,7 +97,9 @@ class Cell:
         allowed = [name for name in self.settings() if name not in ("epsilon", "delta", "data")]
         for name in changes:
             if name not in allowed:
-                raise InvalidArgument(f"Unknown setting {name!r}. One may change {', '.join(allowed)}.")
+                raise InvalidArgument(
+                    f"Unknown setting {name!r}. One may change {', '.join(allowed)}."
+                )
         return replace(self, **changes)
 
     def changed_by(self, assignments: list[str]) -> Self:
@@ -106,10 +117,14 @@ class Cell:
         return self.having(**changes)
 
     def quick(self) -> Self:
-        """Return one seed, except of digits in a reduced form: it shows that all parts work, and no accuracy."""
+        """Return one seed, except of digits in a reduced form: it shows that all parts work, and no
+        accuracy.
+        """
         if self.data == "digits":
             return replace(self, seeds=self.seeds[:1])
-        return replace(self, records=_QUICK_RECORDS, steps=min(self.steps, _QUICK_STEPS), seeds=self.seeds[:1])
+        return replace(
+            self, records=_QUICK_RECORDS, steps=min(self.steps, _QUICK_STEPS), seeds=self.seeds[:1]
+        )
 
 
 def by_experiment(cells: Iterable[Cell]) -> dict[str, list[Cell]]:

@@ -1,4 +1,5 @@
-"""What a network is given instead of records: functions of one record each and of public constants, computed once.
+"""What a network is given instead of records: functions of one record each and of public constants,
+computed once.
 
 A guarantee for what comes out is therefore one for records.
 """
@@ -17,7 +18,8 @@ from experiments.strokes import strokes, upright
 from experiments.whitening import whitened_scattering
 
 FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "raw": lambda images: images, "scattering": scattering_features,
+    "raw": lambda images: images,
+    "scattering": scattering_features,
     "upright-scattering": lambda images: scattering_features(upright(images)),
     "photo-patches": lambda images: photo_patches()(images),
 }
@@ -25,29 +27,41 @@ _PROBES = 16  # images whose features tell whether a file belongs to these image
 _PART = 1000  # records at a time
 
 _STROKES = 2000  # pictures
-_GROUPS, _NORM = 27, 3.0  # of scattering paths; the bias then counts for a tenth of what the features do
+_GROUPS, _NORM = (
+    27,
+    3.0,
+)  # of scattering paths; the bias then counts for a tenth of what the features do
 
 
 def normalization(shape: tuple[int, ...]) -> nn.Sequential:
-    """Return what scattering coefficients need: GroupNorm without scale, then the same norm for every record."""
+    """Return what scattering coefficients need: GroupNorm without scale, then the same norm for
+    every record.
+    """
     return nn.Sequential(nn.GroupNorm(_GROUPS, shape[0], affine=False), Normalize(norm=_NORM))
 
 
-# By the network, and the shape of one record: layers without parameters, which need not be run again in every step.
+# By the network, and the shape of one record: layers without parameters, which need not be run
+# again in every step.
 FRONTS: dict[str, Callable[[tuple[int, ...], str | Path | None], nn.Module]] = {
     "normalized-linear": lambda shape, data_dir: normalization(shape),
     "photo-scattering-linear": lambda shape, data_dir: nn.Sequential(
-        whitened_scattering(thumbnails(), _GROUPS), Normalize(norm=_NORM)),
-    "photo-linear": lambda shape, data_dir: nn.Sequential(whitened_patches(), Normalize(norm=_NORM)),
+        whitened_scattering(thumbnails(), _GROUPS), Normalize(norm=_NORM)
+    ),
+    "photo-linear": lambda shape, data_dir: nn.Sequential(
+        whitened_patches(), Normalize(norm=_NORM)
+    ),
     "stroke-linear": lambda shape, data_dir: nn.Sequential(
-        whitened_scattering(upright(strokes(_STROKES)), _GROUPS), Normalize(norm=_NORM)),
+        whitened_scattering(upright(strokes(_STROKES)), _GROUPS), Normalize(norm=_NORM)
+    ),
     "review-linear": lambda shape, data_dir: nn.Sequential(  # the mean of frozen word vectors
-        review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)),
+        review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)
+    ),
 }
 
 
 def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch.Tensor:
-    """Return the features of all images, from ``file`` if they are there, and keep them there if they are not.
+    """Return the features of all images, from ``file`` if they are there, and keep them there if
+    they are not.
 
     >>> computed("raw", torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 1, 8, 8])
@@ -57,7 +71,9 @@ def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch
         return compute(images)
     if file.exists():
         kept = load_file(file)["features"]
-        if len(kept) == len(images) and torch.allclose(kept[:_PROBES], compute(images[:_PROBES]), atol=1e-5):
+        if len(kept) == len(images) and torch.allclose(
+            kept[:_PROBES], compute(images[:_PROBES]), atol=1e-5
+        ):
             return kept
     features = compute(images)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +83,9 @@ def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch
     return features
 
 
-def in_front(network: str, features: torch.Tensor, data_dir: str | Path | None = None) -> torch.Tensor:
+def in_front(
+    network: str, features: torch.Tensor, data_dir: str | Path | None = None
+) -> torch.Tensor:
     """Return the features of all records after the front of a network, if it has one.
 
     >>> in_front("normalized-linear", torch.rand(2, 81, 7, 7)).flatten(1).norm(dim=1)

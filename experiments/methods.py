@@ -1,4 +1,6 @@
-"""What a method changes of DP-SGD: its plan, optimizer or activations. Numbers may follow a name after colons."""
+"""What a method changes of DP-SGD: its plan, optimizer or activations. Numbers may follow a name
+after colons.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
     from experiments.cell import Cell
 
 _SCHEDULES = ("time", "exponential", "step", "polynomial")
-METHODS = ("dp-sgd", "dpis", "dpis-released", "decay", "tempered-sigmoid", "quantile", "adadp", *_SCHEDULES)
+METHODS = (
+    "dp-sgd",
+    "dpis",
+    "dpis-released",
+    "decay",
+    "tempered-sigmoid",
+    "quantile",
+    "adadp",
+    *_SCHEDULES,
+)
 
 
 def kind_of(method: str) -> str:
@@ -52,7 +63,8 @@ def method_name(method: str) -> str:
 
 
 def accounting(method: str) -> str:
-    """Return how the steps of a method compose: those that depend on what was released need a filter.
+    """Return how the steps of a method compose: those that depend on what was released need a
+    filter.
 
     >>> accounting("dp-sgd"), accounting("dpis-released:0.8:3:0.8")
     ('pld', 'rdp-filter')
@@ -64,8 +76,13 @@ def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
     """Return the plan of a cell for so many records, without its noise."""
     kind = kind_of(cell.method)
     if kind in ("dpis", "dpis-released"):
-        return dpfy.dpis(records=records, batch_size=cell.rate * records, steps=cell.steps, clip=cell.clip,
-                         **named("method", cell.method, _OWN))
+        return dpfy.dpis(
+            records=records,
+            batch_size=cell.rate * records,
+            steps=cell.steps,
+            clip=cell.clip,
+            **named("method", cell.method, _OWN),
+        )
     options: dict[str, Any] = {}
     if kind in (*_SCHEDULES, "decay"):
         options["noise_schedule"] = _schedule(cell.method)
@@ -87,12 +104,17 @@ def activation(method: str) -> Callable[[], nn.Module]:
     >>> activation("dp-sgd")(), activation("tempered-sigmoid:1.5:3:0.75")()
     (Tanh(), TemperedSigmoid(1.5, 3.0, 0.75))
     """
-    return partial(TemperedSigmoid, **named("method", method, _OWN)) if kind_of(method) == "tempered-sigmoid" \
+    return (
+        partial(TemperedSigmoid, **named("method", method, _OWN))
+        if kind_of(method) == "tempered-sigmoid"
         else nn.Tanh
+    )
 
 
 def _schedule(method: str) -> str:
-    """The name that the library has for a schedule; ``decay`` is what the literature calls exponential decay."""
+    """The name that the library has for a schedule; ``decay`` is what the literature calls
+    exponential decay.
+    """
     return method.replace("decay", "exponential")
 
 
@@ -100,8 +122,16 @@ def _dpis(ratio: float, slack: float = 3.0) -> dict[str, float]:
     return {"ratio": ratio, "slack": slack}
 
 
-def _dpis_released(ratio: float, slack: float, cautious: float, clip_factor: float | None = None) -> dict[str, Any]:
-    return {"ratio": ratio, "slack": slack, "norm_sum": "released", "cautious": cautious, "clip_factor": clip_factor}
+def _dpis_released(
+    ratio: float, slack: float, cautious: float, clip_factor: float | None = None
+) -> dict[str, Any]:
+    return {
+        "ratio": ratio,
+        "slack": slack,
+        "norm_sum": "released",
+        "cautious": cautious,
+        "clip_factor": clip_factor,
+    }
 
 
 def _tempered(scale: float, temperature: float, offset: float) -> dict[str, float]:
@@ -109,4 +139,7 @@ def _tempered(scale: float, temperature: float, offset: float) -> dict[str, floa
 
 
 _OWN: dict[str, Callable[..., dict[str, Any]]] = {
-    "dpis": _dpis, "dpis-released": _dpis_released, "tempered-sigmoid": _tempered}
+    "dpis": _dpis,
+    "dpis-released": _dpis_released,
+    "tempered-sigmoid": _tempered,
+}

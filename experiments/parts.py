@@ -54,7 +54,8 @@ _ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
 }
 NETWORKS = (*_NETWORKS, *_ACTIVATED)
 
-# Of the share of the plan that is behind: a step that was lost shortens training and leaves the schedule as it was.
+# Of the share of the plan that is behind: a step that was lost shortens training and leaves the
+# schedule as it was.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -62,7 +63,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 AUGMENTATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor] | None] = {
-    "none": None, "crop-and-flip": crop_and_flip,
+    "none": None,
+    "crop-and-flip": crop_and_flip,
 }
 
 _HELD_OUT = 6  # one part in so many of the training records is for selection
@@ -84,7 +86,9 @@ class Task:
         return tuple(self.train.tensors[0].shape[1:])
 
 
-def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool, cache: Path | None = None) -> Task:
+def load_task(
+    cell: "Cell", data_dir: str | Path | None, validate: bool, cache: Path | None = None
+) -> Task:
     """Return the data of a cell; for selection, a fixed split of the training records alone.
 
     Features that take long to compute are kept in the folder ``cache``.
@@ -95,19 +99,25 @@ def load_task(cell: "Cell", data_dir: str | Path | None, validate: bool, cache: 
         file = None if cache is None else cache / f"{cell.data}-{cell.features}-{name}.safetensors"
         return in_front(cell.network, computed(cell.features, images, file), data_dir), labels
 
-    train = part("train" if cell.records is None else f"train-{cell.records}", *source.train[:cell.records])
+    train = part(
+        "train" if cell.records is None else f"train-{cell.records}", *source.train[: cell.records]
+    )
     held_out = () if validate else part("test", *source.test[:])
     records = source.records if cell.records is None else min(cell.records, source.records)
     if validate:
         order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(train[0])))
         held = records // _HELD_OUT
-        train, held_out = (tuple(field[part] for field in train) for part in (order[held:], order[:held]))
+        train, held_out = (
+            tuple(field[part] for field in train) for part in (order[held:], order[:held])
+        )
         records -= held
     return Task(TensorDataset(*train), TensorDataset(*held_out), records)
 
 
 def make_network(cell: "Cell", shape: tuple[int, ...], seed: int) -> nn.Module:
-    """Return the network of a cell with the initial weights of a seed, which decides nothing else."""
+    """Return the network of a cell with the initial weights of a seed, which decides nothing
+    else.
+    """
     torch.manual_seed(seed)
     if cell.network in _ACTIVATED:
         return _ACTIVATED[cell.network](shape, activation(cell.method))
@@ -118,17 +128,22 @@ def check_network(network: str, method: str) -> None:
     """Refuse a method that is about activations for a network that has none of its own."""
     _validate.choice("network", network, NETWORKS)
     if kind_of(method) == "tempered-sigmoid" and network not in _ACTIVATED:
-        raise InvalidArgument(f"Expected network={network!r} to be one of {', '.join(_ACTIVATED)} for {method!r}.")
+        raise InvalidArgument(
+            f"Expected network={network!r} to be one of {', '.join(_ACTIVATED)} for {method!r}."
+        )
 
 
 def varied(cell: "Cell", records: TensorDataset) -> Any:
-    """Return the records as the loss of :func:`loss_of` takes them: with their random copies, if the cell has any."""
+    """Return the records as the loss of :func:`loss_of` takes them: with their random copies, if
+    the cell has any.
+    """
     augment = AUGMENTATIONS[cell.augmentation]
     return records if augment is None else AugmentedData(records, augment, cell.copies)
 
 
 def loss_of(cell: "Cell", model: nn.Module) -> LossFn:
     """Return the loss of each record, which is the mean over its copies."""
+
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 

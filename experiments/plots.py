@@ -1,4 +1,6 @@
-"""Draws the results, and the noise behind them: accuracy over ε, accuracy as ε is spent, noise over the rate."""
+"""Draws the results, and the noise behind them: accuracy over ε, accuracy as ε is spent, noise over
+the rate.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,19 +17,28 @@ from experiments.cell import Cell, by_experiment
 from experiments.configs import CELLS
 from experiments.results import Entry, Place
 
-ACCURACY, SPENDING, NOISE = (f"docs/_static/accuracy{suffix}.svg" for suffix in ("", "-spending", "-noise"))
+ACCURACY, SPENDING, NOISE = (
+    f"docs/_static/accuracy{suffix}.svg" for suffix in ("", "-spending", "-noise")
+)
 _DELTA, _EPSILONS, _STEPS, _EPOCHS = 1e-5, (1.0, 2.0, 3.0), 200, 60
 _RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.33, 1.0)
 _COLORS = ("#0072b2", "#c24e00", "#009e73")
 _GREY = "#7a7a7a"
 _STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "dpfy", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": "small",
+    "svg.hashsalt": "dpfy",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
 }
 
 
 def draw_accuracy(place: Place, path: Path, cells: Iterable[Cell] = CELLS) -> None:
-    """Plot accuracy over ε, one panel for each experiment: what is to be reached, and every seed that has run."""
+    """Plot accuracy over ε, one panel for each experiment: what is to be reached, and every seed
+    that has run.
+    """
     by_name = by_experiment(cells)
     columns = min(3, len(by_name))
     with rc_context(_STYLE):
@@ -39,13 +50,16 @@ def draw_accuracy(place: Place, path: Path, cells: Iterable[Cell] = CELLS) -> No
 
 
 def draw_spending(place: Place, path: Path, cells: Iterable[Cell] = CELLS) -> None:
-    """Plot accuracy on the held-out split over the ε spent so far: of the best try with a cell's network and ε.
+    """Plot accuracy on the held-out split over the ε spent so far: of the best try with a cell's
+    network and ε.
 
     As Dörmann et al. 2021, Figure 3; there on test records, here never.
     """
     selection = Place(place.root, validate=True)
-    found = {name: [(cell, best) for cell in members if (best := _best_try(selection, cell)) is not None]
-             for name, members in by_experiment(cells).items()}
+    found = {
+        name: [(cell, best) for cell in members if (best := _best_try(selection, cell)) is not None]
+        for name, members in by_experiment(cells).items()
+    }
     panels = {name: members for name, members in found.items() if members}
     with rc_context(_STYLE):
         figure = Figure(figsize=(3.2 * max(1, len(panels)), 2.9), layout="constrained")
@@ -60,24 +74,43 @@ def draw_spending(place: Place, path: Path, cells: Iterable[Cell] = CELLS) -> No
 
 
 def draw_noise(path: Path) -> None:
-    """Plot the noise that an ε asks for over the sampling rate, by PLD: for equal epochs and for equal steps.
+    """Plot the noise that an ε asks for over the sampling rate, by PLD: for equal epochs and for
+    equal steps.
 
-    On the left as Dörmann et al. 2021, Figure 2. On the right what a record's gradient meets: σ/q, the noise of a mean
-    gradient, relative to that of full batches. Where the curve is flat a smaller sample costs no accuracy, and saves
-    the time in proportion.
-    """
+    On the left as Dörmann et al. 2021, Figure 2. On the right what a record's gradient meets: σ/q,
+    the noise of a mean gradient, relative to that of full batches. Where the curve is flat a
+    smaller sample costs no accuracy, and saves the time in proportion."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(8.0, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         for epsilon, color in zip(_EPSILONS, _COLORS, strict=True):
-            by_epochs = [noise_multiplier(rate, max(1, round(_EPOCHS / rate)), epsilon) for rate in _RATES]
+            by_epochs = [
+                noise_multiplier(rate, max(1, round(_EPOCHS / rate)), epsilon) for rate in _RATES
+            ]
             left.plot(_RATES, by_epochs, "-o", markersize=3, color=color, label=f"ε = {epsilon:g}")
             by_steps = np.array([noise_multiplier(rate, _STEPS, epsilon) / rate for rate in _RATES])
-            right.plot(_RATES, by_steps / by_steps[-1], "-o", markersize=3, color=color, label=f"ε = {epsilon:g}")
-        left.set(title=f"equal epochs ({_EPOCHS})", xlabel="sampling rate q", ylabel="noise multiplier σ", xscale="log",
-                 yscale="log")
-        right.set(title=f"equal steps ({_STEPS})", xlabel="sampling rate q", xscale="log", ylim=(0.9, 3.0),
-                  ylabel="σ/q, relative to full batches")
+            right.plot(
+                _RATES,
+                by_steps / by_steps[-1],
+                "-o",
+                markersize=3,
+                color=color,
+                label=f"ε = {epsilon:g}",
+            )
+        left.set(
+            title=f"equal epochs ({_EPOCHS})",
+            xlabel="sampling rate q",
+            ylabel="noise multiplier σ",
+            xscale="log",
+            yscale="log",
+        )
+        right.set(
+            title=f"equal steps ({_STEPS})",
+            xlabel="sampling rate q",
+            xscale="log",
+            ylim=(0.9, 3.0),
+            ylabel="σ/q, relative to full batches",
+        )
         right.axhline(1.0, color=_GREY, linewidth=0.8, linestyle=":")
         for axes in (left, right):
             axes.legend()
@@ -96,16 +129,31 @@ def noise_multiplier(rate: float, steps: int, epsilon: float) -> float:
 
 
 def _best_try(selection: Place, cell: Cell) -> Entry | None:
-    same = [entry for entry in selection.read(cell.experiment) for config in (entry["config"],)
-            if (config["epsilon"], config["network"]) == (cell.epsilon, cell.network)]
+    same = [
+        entry
+        for entry in selection.read(cell.experiment)
+        for config in (entry["config"],)
+        if (config["epsilon"], config["network"]) == (cell.epsilon, cell.network)
+    ]
     return max(same, key=lambda entry: max(entry["accuracy"]), default=None)
 
 
 def _accuracy(axes: Axes, name: str, cells: Sequence[Cell], place: Place) -> None:
     targets = [(cell.epsilon, cell.target) for cell in cells if cell.target is not None]
     if targets:
-        axes.plot(*zip(*targets, strict=True), "--o", color=_GREY, markerfacecolor="none", label="to reach")
-    points = [(entry["epsilon"], value) for cell in cells if (entry := place.find(cell)) for value in entry["accuracy"]]
+        axes.plot(
+            *zip(*targets, strict=True),
+            "--o",
+            color=_GREY,
+            markerfacecolor="none",
+            label="to reach",
+        )
+    points = [
+        (entry["epsilon"], value)
+        for cell in cells
+        if (entry := place.find(cell))
+        for value in entry["accuracy"]
+    ]
     if points:
         axes.plot(*zip(*points, strict=True), "x", color=_COLORS[0], label="dpfy, every seed")
     else:

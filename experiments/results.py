@@ -20,7 +20,9 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of all experiments; with ``validate``, of what was measured on a split of the training records."""
+    """The folder of all experiments; with ``validate``, of what was measured on a split of the
+    training records.
+    """
 
     root: Path
     validate: bool = False
@@ -45,8 +47,12 @@ class Place:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
 
     def find(self, cell: Cell) -> Entry | None:
-        """Return the entry of a cell; in the place of results, whatever settings it was made with."""
-        return next((entry for entry in self.read(cell.experiment) if self._holds(entry, cell)), None)
+        """Return the entry of a cell; in the place of results, whatever settings it was made
+        with.
+        """
+        return next(
+            (entry for entry in self.read(cell.experiment) if self._holds(entry, cell)), None
+        )
 
     def finished(self, cell: Cell) -> dict[int, float]:
         """Return the accuracy of each seed that has run with the settings of the cell."""
@@ -61,15 +67,22 @@ class Place:
         return Ledger.read(ledger).count if ledger.exists() else 0
 
     def record(self, cell: Cell, outcome: Outcome) -> Entry:
-        """Put a finished run into the cell's entry, beside seeds of the same settings; other settings are replaced."""
+        """Put a finished run into the cell's entry, beside seeds of the same settings; other
+        settings are replaced.
+        """
         with self._alone():
             entries, old = self.read(cell.experiment), self.find(cell)
             runs = old["config"]["runs"] if old is not None and same_settings(old, cell) else []
             runs = [*(run for run in runs if run["seed"] != outcome.seed), asdict(outcome)]
             entry = _entry(cell, sorted(runs, key=lambda run: run["seed"]))
             kept = [other for other in entries if not self._holds(other, cell)]
-            self._write(cell.experiment, sorted([*kept, entry], key=lambda entry: entry["config"]["epsilon"]))
-        (self.state(cell, outcome.seed) / CHECKPOINT).unlink(missing_ok=True)  # the ledger stays, as evidence
+            self._write(
+                cell.experiment,
+                sorted([*kept, entry], key=lambda entry: entry["config"]["epsilon"]),
+            )
+        (self.state(cell, outcome.seed) / CHECKPOINT).unlink(
+            missing_ok=True
+        )  # the ledger stays, as evidence
         return entry
 
     def discard(self, cell: Cell, seed: int) -> None:
@@ -77,12 +90,18 @@ class Place:
         shutil.rmtree(self.state(cell, seed), ignore_errors=True)
 
     def _holds(self, entry: Entry, cell: Cell) -> bool:
-        return same_settings(entry, cell) if self.validate else bool(entry["config"]["epsilon"] == cell.epsilon)
+        return (
+            same_settings(entry, cell)
+            if self.validate
+            else bool(entry["config"]["epsilon"] == cell.epsilon)
+        )
 
     def _write(self, experiment: str, entries: list[Entry]) -> None:
         file, staged = self.file(experiment), self.root / "state" / f"{experiment}.new"
         file.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        staged.write_text(
+            json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         staged.replace(file)
 
     @contextmanager
@@ -101,10 +120,26 @@ def same_settings(entry: Entry, cell: Cell) -> bool:
 
 
 def _entry(cell: Cell, runs: list[dict[str, Any]]) -> Entry:
-    """One result as it is published: what all seeds reached, and the largest ε that one of their ledgers claims."""
+    """One result as it is published: what all seeds reached, and the largest ε that one of their
+    ledgers claims.
+    """
     details = {name: max(run[name] for run in runs) for name in ("epsilon_rdp", "noise_multiplier")}
-    config = {**cell.settings(), **details, "found": cell.found, "seeds": [run["seed"] for run in runs], "runs": runs}
-    return {"experiment": cell.experiment, "data": cell.data, "method": method_name(cell.method),
-            "features": cell.features, "epsilon": max(run["epsilon"] for run in runs), "delta": cell.delta,
-            "accounting": accounting(cell.method), "accuracy": [run["accuracy"] for run in runs],
-            "seconds": sum(run["seconds"] for run in runs), "config": config}
+    config = {
+        **cell.settings(),
+        **details,
+        "found": cell.found,
+        "seeds": [run["seed"] for run in runs],
+        "runs": runs,
+    }
+    return {
+        "experiment": cell.experiment,
+        "data": cell.data,
+        "method": method_name(cell.method),
+        "features": cell.features,
+        "epsilon": max(run["epsilon"] for run in runs),
+        "delta": cell.delta,
+        "accounting": accounting(cell.method),
+        "accuracy": [run["accuracy"] for run in runs],
+        "seconds": sum(run["seconds"] for run in runs),
+        "config": config,
+    }

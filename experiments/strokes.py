@@ -1,7 +1,8 @@
-"""Pictures of random strokes, to learn from them what digits have in common; and digits set upright.
+"""Pictures of random strokes, to learn from them what digits have in common; and digits set
+upright.
 
-A program draws the strokes with a fixed seed. It has seen no digit, and its result is a public constant.
-"""
+A program draws the strokes with a fixed seed. It has seen no digit, and its result is a public
+constant."""
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +30,18 @@ def strokes(count: int, seed: int = _SEED) -> torch.Tensor:
         drawn = torch.arange(_CURVES) <= torch.randint(_CURVES, (size, 1), generator=generator)
         points = torch.einsum("nkcd,ct->nktd", corners, bezier)[..., None, None]
         distance = torch.hypot(points[:, :, :, 0] - x, points[:, :, :, 1] - y).amin(2)
-        pictures.append(((_WIDTH - distance).clamp(0, 1) * drawn[..., None, None]).amax(1, keepdim=True))
+        pictures.append(
+            ((_WIDTH - distance).clamp(0, 1) * drawn[..., None, None]).amax(1, keepdim=True)
+        )
     return torch.cat(pictures)
 
 
 def upright(x: torch.Tensor) -> torch.Tensor:
-    """Return pictures (records, 1, side, side) with their ink centred, and sheared so that it does not lean.
+    """Return pictures (records, 1, side, side) with their ink centred, and sheared so that it does
+    not lean.
 
-    Hands slant differently, and digits do not differ by it. Moments of a picture alone say by how much: its ink leans
-    by the covariance of columns and rows over the variance of rows.
+    Hands slant differently, and digits do not differ by it. Moments of a picture alone say by how
+    much: its ink leans by the covariance of columns and rows over the variance of rows.
 
     >>> upright(torch.eye(9).view(1, 1, 9, 9))[0, 0, :, 4].sum() > 6  # a line that leans by 45 degrees
     tensor(True)
@@ -53,4 +57,6 @@ def upright(x: torch.Tensor) -> torch.Tensor:
     moved[:, 0, 0] = moved[:, 1, 1] = 1.0
     moved[:, 0, 1] = lean.clamp(-1, 1)
     moved[:, :, 2] = torch.stack([across, down], 1) * (2 / side)
-    return F.grid_sample(x, F.affine_grid(moved, list(x.shape), align_corners=False), align_corners=False)
+    return F.grid_sample(
+        x, F.affine_grid(moved, list(x.shape), align_corners=False), align_corners=False
+    )

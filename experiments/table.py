@@ -1,4 +1,6 @@
-"""Writes tables from the results, into experiments/README.md and docs/how-to/accuracy.md, and draws the plots there."""
+"""Writes tables from the results, into experiments/README.md and docs/how-to/accuracy.md, and draws
+the plots there.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,17 @@ from experiments.results import Entry, Place, same_settings
 
 PAGES = ("experiments/README.md", "docs/how-to/accuracy.md")
 BEGIN, END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
-_HEADER = ("data", "ε", "to reach %", "reached %", "difference", "seeds", "ε by PLD", "ε by RDP", "seconds per seed")
+_HEADER = (
+    "data",
+    "ε",
+    "to reach %",
+    "reached %",
+    "difference",
+    "seeds",
+    "ε by PLD",
+    "ε by RDP",
+    "seconds per seed",
+)
 
 
 def update(place: Place) -> None:
@@ -29,12 +41,22 @@ def update(place: Place) -> None:
 
 
 def markdown(place: Place, cells: Iterable[Cell] = CELLS) -> str:
-    """Return one table per experiment with a row for every cell, also for those that have no result."""
+    """Return one table per experiment with a row for every cell, also for those that have no
+    result.
+    """
     parts: list[str] = []
     for name, members in by_experiment(cells).items():
         rows = [_row(cell, place.find(cell)) for cell in members]
-        title = ", ".join(filter(None, (f"`{name}`", members[0].method, members[0].features, members[0].reference)))
-        lines = [f"**{title}**, δ = {members[0].delta:g}", "", *_lines([_HEADER, ["---"] * len(_HEADER), *rows])]
+        title = ", ".join(
+            filter(
+                None, (f"`{name}`", members[0].method, members[0].features, members[0].reference)
+            )
+        )
+        lines = [
+            f"**{title}**, δ = {members[0].delta:g}",
+            "",
+            *_lines([_HEADER, ["---"] * len(_HEADER), *rows]),
+        ]
         parts.append("\n".join([*lines, *_notes(members, place)]) + "\n")
     return "\n".join(parts)
 
@@ -48,8 +70,15 @@ def _row(cell: Cell, entry: Entry | None) -> list[str]:
     spread = f" ± {stdev(accuracy):.2f}" if len(accuracy) > 1 else ""
     older = "" if same_settings(entry, cell) else " (older settings)"
     difference = "–" if cell.target is None else f"{reached - cell.target:+.2f}".replace("-", "−")
-    return [*start, f"{reached:.2f}{spread}{older}", difference, f"{len(accuracy)} of {len(cell.seeds)}",
-            claim(entry["epsilon"]), claim(config["epsilon_rdp"]), f"{entry['seconds'] / len(accuracy):.0f}"]
+    return [
+        *start,
+        f"{reached:.2f}{spread}{older}",
+        difference,
+        f"{len(accuracy)} of {len(cell.seeds)}",
+        claim(entry["epsilon"]),
+        claim(config["epsilon_rdp"]),
+        f"{entry['seconds'] / len(accuracy):.0f}",
+    ]
 
 
 def _target(cell: Cell) -> str:
@@ -63,8 +92,10 @@ def _notes(cells: Sequence[Cell], place: Place) -> list[str]:
         entry = place.find(cell)
         for run in entry["config"]["runs"] if entry is not None else ():
             if run["lost_steps"]:
-                notes.append(f"ε {cell.epsilon:g}, seed {run['seed']}: {run['lost_steps']} of {run['steps']} steps "
-                             "were paid for and lost to an interruption.")
+                notes.append(
+                    f"ε {cell.epsilon:g}, seed {run['seed']}: {run['lost_steps']} of "
+                    f"{run['steps']} steps were paid for and lost to an interruption."
+                )
     return notes
 
 

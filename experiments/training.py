@@ -1,9 +1,10 @@
-"""One seed of one cell, from its initial weights or from where it was left, as a user of dpfy would write it.
+"""One seed of one cell, from its initial weights or from where it was left, as a user of dpfy would
+write it.
 
-A checkpoint follows every step. A process that is killed has therefore lost the step it was in, and no other. That step
-may be in the ledger already, where it stays: it is never taken again. The run that goes on draws fresh samples and
-noise for the steps that are left, its model has seen one step less than was paid for, and the result says so.
-"""
+A checkpoint follows every step. A process that is killed has therefore lost the step it was in, and
+no other. That step may be in the ledger already, where it stays: it is never taken again. The run
+that goes on draws fresh samples and noise for the steps that are left, its model has seen one step
+less than was paid for, and the result says so."""
 
 import json
 import time
@@ -23,7 +24,10 @@ from experiments.methods import make_optimizer, make_plan
 from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied
 
 LEDGER, SETTINGS = "ledger.dpl", "settings.json"
-_READINGS = {True: 20, False: 5}  # how often the ε on the way is computed: for a curve, or to be told
+_READINGS = {
+    True: 20,
+    False: 5,
+}  # how often the ε on the way is computed: for a curve, or to be told
 Watch = Callable[[int, float], None]
 
 
@@ -31,10 +35,11 @@ Watch = Callable[[int, float], None]
 class Outcome:
     """What a finished run reached and what it cost by its ledger.
 
-    Where a split was held out there is a ``curve``: steps, the ε that was spent by then, and the accuracy.
+    Where a split was held out there is a ``curve``: steps, the ε that was spent by then, and the
+    accuracy.
 
-    ``steps`` are those that were charged; of these, ``lost_steps`` were paid for and are not in the model.
-    """
+    ``steps`` are those that were charged; of these, ``lost_steps`` were paid for and are not in the
+    model."""
 
     seed: int
     accuracy: float
@@ -68,16 +73,32 @@ class Deadline:
 class Training:
     """The run of one seed and its folder: settings, ledger and checkpoint."""
 
-    def __init__(self, cell: Cell, seed: int, folder: Path, task: Task, measure: bool = False) -> None:
-        self.cell, self.seed, self.folder, self.task, self.measure = cell, seed, folder, task, measure
+    def __init__(
+        self, cell: Cell, seed: int, folder: Path, task: Task, measure: bool = False
+    ) -> None:
+        self.cell, self.seed, self.folder, self.task, self.measure = (
+            cell,
+            seed,
+            folder,
+            task,
+            measure,
+        )
         self.model = make_network(cell, task.input_shape, seed)
         self.optimizer = make_optimizer(cell, self.model.parameters())
-        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(cell.ema)) if cell.ema else None
+        self.average = (
+            AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(cell.ema))
+            if cell.ema
+            else None
+        )
         self._seconds, self._lost = 0.0, 0
         self._curve: list[list[float]] = []
 
-    def go_on(self, deadline: Deadline, watch: Watch = lambda step, epsilon: None) -> Outcome | None:
-        """Take the steps that are left; None if time was up before the last, with everything saved."""
+    def go_on(
+        self, deadline: Deadline, watch: Watch = lambda step, epsilon: None
+    ) -> Outcome | None:
+        """Take the steps that are left; None if time was up before the last, with everything
+        saved.
+        """
         _claim_folder(self.folder, self.cell, self.seed)
         with self._open() as run:
             self._save(run)
@@ -89,26 +110,37 @@ class Training:
     def _open(self) -> dpfy.Run:
         ledger, records = self.folder / LEDGER, varied(self.cell, self.task.train)
         if (self.folder / CHECKPOINT).exists():
-            run = dpfy.resume(self.folder, self.model, self.optimizer, records, ledger, extra=self._stateful())
+            run = dpfy.resume(
+                self.folder, self.model, self.optimizer, records, ledger, extra=self._stateful()
+            )
             self._seconds, self._curve = run.restored["seconds"], run.restored["curve"]
             self._lost = run.restored["lost_steps"] + run.lost_steps
             return run
         return dpfy.privatize(self.model, self.optimizer, records, self._plan(ledger), ledger)
 
     def _plan(self, ledger: Path) -> dpfy.Plan:
-        """The plan of the cell, or the one that was registered before a run was killed and could save its state."""
+        """The plan of the cell, or the one that was registered before a run was killed and could
+        save its state.
+        """
         if ledger.exists():
             begun = dpfy.Ledger.read(ledger)
             if begun.count:
-                raise CheckpointError(f"{self.folder} has no checkpoint, and its ledger holds steps ({begun.count}). "
-                                      "Restore the checkpoint, or discard the folder and begin again with --again.")
+                raise CheckpointError(
+                    f"{self.folder} has no checkpoint, and its ledger holds steps ({begun.count}). "
+                    "Restore the checkpoint, or discard the folder and begin again with --again."
+                )
             if begun.header is not None and begun.header.plan is not None:
                 return dpfy.Plan.from_json(begun.header.plan)
-        return make_plan(self.cell, self.task.records).calibrate(epsilon=self.cell.epsilon, delta=self.cell.delta)
+        return make_plan(self.cell, self.task.records).calibrate(
+            epsilon=self.cell.epsilon, delta=self.cell.delta
+        )
 
     def _steps(self, run: dpfy.Run, watch: Watch) -> Iterator[float]:
         """Take steps, save after each, and yield how long it took."""
-        loss_fn, between = loss_of(self.cell, self.model), max(1, self.cell.steps // _READINGS[self.measure])
+        loss_fn, between = (
+            loss_of(self.cell, self.model),
+            max(1, self.cell.steps // _READINGS[self.measure]),
+        )
         for batch in run:
             began = time.perf_counter()
             factor = SCHEDULES[self.cell.schedule]((batch.step - 1) / self.cell.steps)
@@ -124,7 +156,9 @@ class Training:
                 epsilon = dpfy.account(run.ledger).claim(self.cell.delta)
                 watch(batch.step, epsilon)
                 if self.measure:
-                    self._curve.append([batch.step, epsilon, percent_right(self._evaluated, self.task.held_out)])
+                    self._curve.append(
+                        [batch.step, epsilon, percent_right(self._evaluated, self.task.held_out)]
+                    )
             self._save(run)
             yield took
 
@@ -136,18 +170,35 @@ class Training:
         return {} if self.average is None else {"average": self.average}
 
     def _save(self, run: dpfy.Run) -> None:
-        run.save(self.folder, extra={**self._stateful(), "seconds": self._seconds, "lost_steps": self._lost,
-                                     "curve": self._curve})
+        run.save(
+            self.folder,
+            extra={
+                **self._stateful(),
+                "seconds": self._seconds,
+                "lost_steps": self._lost,
+                "curve": self._curve,
+            },
+        )
 
     def _outcome(self) -> Outcome:
         """Measure the model once, and read from the ledger what it cost."""
         ledger = dpfy.Ledger.read(self.folder / LEDGER)
         spent, by_rdp = dpfy.account(ledger), dpfy.account(ledger, "rdp")
         assert spent.private and ledger.header is not None and ledger.header.plan is not None
-        noise = spent.noise_multiplier or dpfy.Plan.from_json(ledger.header.plan).noise_at(1)  # of the first step
-        return Outcome(self.seed, percent_right(self._evaluated, self.task.held_out), spent.claim(self.cell.delta),
-                       by_rdp.claim(self.cell.delta), noise, spent.steps, self._lost, self._seconds,
-                       tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve))
+        noise = spent.noise_multiplier or dpfy.Plan.from_json(ledger.header.plan).noise_at(
+            1
+        )  # of the first step
+        return Outcome(
+            self.seed,
+            percent_right(self._evaluated, self.task.held_out),
+            spent.claim(self.cell.delta),
+            by_rdp.claim(self.cell.delta),
+            noise,
+            spent.steps,
+            self._lost,
+            self._seconds,
+            tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve),
+        )
 
 
 def _claim_folder(folder: Path, cell: Cell, seed: int) -> None:
@@ -155,8 +206,10 @@ def _claim_folder(folder: Path, cell: Cell, seed: int) -> None:
     wanted, file = {"seed": seed, **cell.settings()}, folder / SETTINGS
     if file.exists():
         if json.loads(file.read_text(encoding="utf-8")) != wanted:
-            raise CheckpointError(f"{folder} holds a run with other settings, whose steps cannot be used here. Begin "
-                                  "again with --again, which discards it.")
+            raise CheckpointError(
+                f"{folder} holds a run with other settings, whose steps cannot be used here. Begin "
+                "again with --again, which discards it."
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     staged = file.with_suffix(".new")

@@ -1,8 +1,9 @@
-"""Features that are equally strong and uncorrelated in public examples, and therefore nearly so in private records.
+"""Features that are equally strong and uncorrelated in public examples, and therefore nearly so in
+private records.
 
-A few directions fill most of a record's norm and say little about its class. Clipping bounds the norm, and noise is the
-same in all directions: what says more should not be weaker. Statistics of the private records would cost some budget.
-"""
+A few directions fill most of a record's norm and say little about its class. Clipping bounds the
+norm, and noise is the same in all directions: what says more should not be weaker. Statistics of
+the private records would cost some budget."""
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +11,17 @@ from torch import nn
 
 from dpfy.models import scattering_features
 
-_SHRINKAGE = 0.01  # for scattering coefficients, which rise and fall together at all angles and scales
+_SHRINKAGE = (
+    0.01  # for scattering coefficients, which rise and fall together at all angles and scales
+)
 
 
 class Whitened(nn.Module):
-    """Make channels of ``examples`` equally strong and uncorrelated, subtract what is left as their mean; norm one.
+    """Make channels of ``examples`` equally strong and uncorrelated, subtract what is left as their
+    mean; norm one.
 
-    Directions that have less than ``shrinkage`` of the squared norm of a record stay weak, as they may be noise.
+    Directions that have less than ``shrinkage`` of the squared norm of a record stay weak, as they
+    may be noise.
 
     >>> examples = torch.rand(500, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     >>> Whitened(examples, 0.01)(examples).flatten(1).norm(dim=1).max().item() < 1.001
@@ -30,7 +35,9 @@ class Whitened(nn.Module):
         super().__init__()
         rows = _unit(examples).transpose(0, 1).flatten(1)
         values, vectors = torch.linalg.eigh(rows @ rows.T / len(examples))
-        self.register_buffer("mix", vectors @ torch.diag((values.clamp(min=0) + shrinkage).rsqrt()) @ vectors.T)
+        self.register_buffer(
+            "mix", vectors @ torch.diag((values.clamp(min=0) + shrinkage).rsqrt()) @ vectors.T
+        )
         self.register_buffer("mean", self._mixed(examples).mean(0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +53,9 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def whitened_scattering(examples: torch.Tensor, groups: int) -> nn.Sequential:
-    """Return GroupNorm and the whitening after it, for scattering coefficients of pictures like the ``examples``."""
+    """Return GroupNorm and the whitening after it, for scattering coefficients of pictures like the
+    ``examples``.
+    """
     coefficients = scattering_features(examples)
     norm = nn.GroupNorm(groups, coefficients.shape[1], affine=False)
     return nn.Sequential(norm, Whitened(norm(coefficients), _SHRINKAGE))

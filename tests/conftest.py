@@ -1,11 +1,14 @@
-"""Settings that hold for every test: one thread per worker, and examples that repeat from run to run."""
+"""Settings that hold for every test: one thread per worker, and examples that repeat from run to
+run.
+"""
 
 import os
 
 import hypothesis
 import pytest
 
-# Two workers share two cores; OpenMP reads this when torch is first imported, here and in child processes.
+# Two workers share two cores; OpenMP reads this when torch is first imported, here and in child
+# processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Derandomised and without deadlines: a test that fails, fails again, on any machine at any load.

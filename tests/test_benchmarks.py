@@ -16,21 +16,47 @@ from torch import nn
 
 import dpfy
 
-TINY = Workload("tiny", 6, lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)),
-                lambda records: torch.rand(records, 1, 5, 5), classes=3, time_limit=1.0)
-TEXT = Workload("text", 4, lambda: TextTransformer(vocabulary=7, length=5, width=8, layers=1, classes=2),
-                lambda records: torch.randint(7, (records, 5)), classes=2, time_limit=1.0)
-LSTM = Workload("lstm", 4, lambda: TextLstm(torch.randn(7, 3), hidden=2, classes=2),
-                lambda records: torch.randint(7, (records, 5)), classes=2, time_limit=1.0)
-SIZES = {"mlp": (1_863_690, 1024), "transformer": (8_312_834, 32), "cnn-mnist": (26_010, 512),
-         "cnn-cifar": (605_226, 256), "wrn16-4": (2_748_890, 64), "lstm-imdb": (34_434, 256)}
+TINY = Workload(
+    "tiny",
+    6,
+    lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)),
+    lambda records: torch.rand(records, 1, 5, 5),
+    classes=3,
+    time_limit=1.0,
+)
+TEXT = Workload(
+    "text",
+    4,
+    lambda: TextTransformer(vocabulary=7, length=5, width=8, layers=1, classes=2),
+    lambda records: torch.randint(7, (records, 5)),
+    classes=2,
+    time_limit=1.0,
+)
+LSTM = Workload(
+    "lstm",
+    4,
+    lambda: TextLstm(torch.randn(7, 3), hidden=2, classes=2),
+    lambda records: torch.randint(7, (records, 5)),
+    classes=2,
+    time_limit=1.0,
+)
+SIZES = {
+    "mlp": (1_863_690, 1024),
+    "transformer": (8_312_834, 32),
+    "cnn-mnist": (26_010, 512),
+    "cnn-cifar": (605_226, 256),
+    "wrn16-4": (2_748_890, 64),
+    "lstm-imdb": (34_434, 256),
+}
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_workloads_have_the_sizes_that_figures_are_published_for(name: str) -> None:
     workload = WORKLOADS[name]
     model = workload.model()
-    assert (sum(p.numel() for p in model.parameters() if p.requires_grad), workload.batch) == SIZES[name]
+    assert (sum(p.numel() for p in model.parameters() if p.requires_grad), workload.batch) == SIZES[
+        name
+    ]
     x, y = workload.data()[:2]
     assert len(workload.data()) == workload.batch
     assert F.cross_entropy(model(x), y).isfinite()  # labels and tokens are inside their ranges
@@ -40,12 +66,17 @@ def test_workloads_have_the_sizes_that_figures_are_published_for(name: str) -> N
 @pytest.mark.parametrize("workload", [TINY, TEXT, LSTM], ids=lambda workload: workload.name)
 @pytest.mark.parametrize("name", field.contenders()[1:])
 def test_without_clipping_and_noise_every_contender_computes_what_plain_torch_does(
-        name: str, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Half a batch, a frozen layer, a sum for a mean, a step left out: each would make somebody faster than they are.
+    name: str, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Half a batch, a frozen layer, a sum for a mean, a step left out: each would make somebody
+    # faster than they are.
     if reason := field.unavailable(name):
         pytest.skip(reason)
     if name.startswith("opacus") and workload is TEXT:
-        pytest.skip("the attention of Opacus 1.6 puts heads in the place of time steps with batch_first=True")
+        pytest.skip(
+            "the attention of Opacus 1.6 puts heads in the place of time steps with "
+            "batch_first=True"
+        )
     monkeypatch.setattr(field, "CLIP", 100.0)
     monkeypatch.setattr(field, "NOISE_MULTIPLIER", 0.0)
     plain, private = (field.prepare(contender, workload, tmp_path) for contender in ("torch", name))
@@ -56,16 +87,21 @@ def test_without_clipping_and_noise_every_contender_computes_what_plain_torch_do
         except dpfy.IsolationError:
             assert name != "dpfy"  # an engine may refuse a layer, and the benchmark says so
             pytest.skip("the engine refuses the workload")
-    expected, found = (torch.cat([p.grad.flatten() for p in ready.model.parameters() if p.requires_grad])
-                       for ready in (plain, private))
+    expected, found = (
+        torch.cat([p.grad.flatten() for p in ready.model.parameters() if p.requires_grad])
+        for ready in (plain, private)
+    )
     if name.startswith("opacus"):  # its LSTM has the same weights in another order
         expected, found = expected.sort().values, found.sort().values
     assert torch.allclose(expected, found, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dpfy", "vmap"])
-def test_contenders_clip_and_add_noise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # With hardly any noise the mean of six clipped gradients is at most the bound; with much, noise is all there is.
+def test_contenders_clip_and_add_noise(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With hardly any noise the mean of six clipped gradients is at most the bound; with much, noise
+    # is all there is.
     def gradient(clip: float, noise: float) -> torch.Tensor:
         monkeypatch.setattr(field, "CLIP", clip)
         monkeypatch.setattr(field, "NOISE_MULTIPLIER", noise)
@@ -77,7 +113,8 @@ def test_contenders_clip_and_add_noise(name: str, tmp_path: Path, monkeypatch: p
 
     assert gradient(1e-3, 1e-6).norm() <= 1.001e-3
     scale = gradient(1.0, 1000.0).std() * TINY.batch / 1000
-    # 77 coordinates: the ratio of the deviations is within [0.67, 1.5] but for 2e-7 of all draws (chi-square).
+    # 77 coordinates: the ratio of the deviations is within [0.67, 1.5] but for 2e-7 of all draws
+    # (chi-square).
     assert 0.6 < scale < 1.5
 
 
@@ -107,7 +144,9 @@ class Workers:
     def __init__(self, peaks: dict[str, dict[str, Any]], times: list[tuple[str, float]]) -> None:
         self.peaks, self.times = peaks, times
 
-    def __call__(self, task: str, workload: str, threads: int, **options: Any) -> Iterator[dict[str, Any]]:
+    def __call__(
+        self, task: str, workload: str, threads: int, **options: Any
+    ) -> Iterator[dict[str, Any]]:
         if task == "peak":
             yield self.peaks[options["contender"]]
             return
@@ -117,18 +156,35 @@ class Workers:
 
 
 def test_ratios_are_medians_over_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = [(name, ms) for name, all_ms in {"torch": (10, 11, 90), "dpfy": (15, 22, 23), "noise": (2, 2.2, 9)}.items()
-             for ms in all_ms]
-    peaks = {"torch": {"peak_mb": 400.0, "engine": None}, "dpfy": {"peak_mb": 500.0, "engine": "vmap"},
-             "vmap": {"failed": "RuntimeError: can't allocate memory: you tried to allocate 7633633280 bytes."},
-             "opacus:ghost": {"failed": "ValueError: no rule"}}
+    times = [
+        (name, ms)
+        for name, all_ms in {
+            "torch": (10, 11, 90),
+            "dpfy": (15, 22, 23),
+            "noise": (2, 2.2, 9),
+        }.items()
+        for ms in all_ms
+    ]
+    peaks = {
+        "torch": {"peak_mb": 400.0, "engine": None},
+        "dpfy": {"peak_mb": 500.0, "engine": "vmap"},
+        "vmap": {
+            "failed": "RuntimeError: can't allocate memory: you tried to allocate 7633633280 bytes."
+        },
+        "opacus:ghost": {"failed": "ValueError: no rule"},
+    }
     monkeypatch.setattr(measure, "ask", Workers(peaks, times))
-    found = measure.compare("mlp", ["torch", "dpfy", "dpfy:vmap", "vmap", "opacus:ghost"], 2, Settings())
-    assert found.figures == [Figure("mlp", "torch", 2, 11, 1.0, 400.0, 1.0),
-                             Figure("mlp", "dpfy", 2, 22, 2.0, 500.0, 1.25)]
+    found = measure.compare(
+        "mlp", ["torch", "dpfy", "dpfy:vmap", "vmap", "opacus:ghost"], 2, Settings()
+    )
+    assert found.figures == [
+        Figure("mlp", "torch", 2, 11, 1.0, 400.0, 1.0),
+        Figure("mlp", "dpfy", 2, 22, 2.0, 500.0, 1.25),
+    ]
     assert found.fastest_ratios == {"torch": 1.0, "dpfy": 1.5}
     assert found.noise_share == pytest.approx(0.1)
-    # What dpfy chose is not measured a second time; who failed is named and is no zero in the results.
+    # What dpfy chose is not measured a second time; who failed is named and is no zero in the
+    # results.
     assert found.missing == {"vmap": "needs more than 8 GB", "opacus:ghost": "ValueError: no rule"}
 
 
@@ -148,15 +204,26 @@ def test_a_worker_reports_its_peak_or_what_stopped_it(limit: int, expected: str)
         assert measure._explain(found["failed"], limit) == "needs more than 0.0625 GB"
 
 
-def test_the_worth_of_a_second_process_is_a_ratio_of_medians_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = [("alone", 30.0), ("divided", 20.0), ("alone", 32.0), ("divided", 16.0), ("alone", 99.0), ("divided", 15.0)]
+def test_the_worth_of_a_second_process_is_a_ratio_of_medians_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = [
+        ("alone", 30.0),
+        ("divided", 20.0),
+        ("alone", 32.0),
+        ("divided", 16.0),
+        ("alone", 99.0),
+        ("divided", 15.0),
+    ]
 
     def ask(*_: object, rank: int, **__: object) -> Iterator[dict[str, Any]]:
         return iter([{"contender": name, "ms": ms} for name, ms in times] if rank == 0 else [])
 
     monkeypatch.setattr(measure, "ask", ask)
     assert measure.speed_up("mlp", 8, rounds=3) == 2.0
-    monkeypatch.setattr(measure, "ask", lambda *_, rank, **__: iter([{"failed": "died"}] if rank == 1 else []))
+    monkeypatch.setattr(
+        measure, "ask", lambda *_, rank, **__: iter([{"failed": "died"}] if rank == 1 else [])
+    )
     with pytest.raises(RuntimeError, match="died"):
         measure.speed_up("mlp", 8, rounds=3)
 
@@ -175,28 +242,56 @@ def test_a_worker_that_dies_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_results_of_other_workloads_and_threads_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     old = Figure("mlp", "torch", 1, 10.0, 1.0, 300.0, 1.0)
-    measure.write([old, replace(old, engine="gone"), replace(old, threads=2), replace(old, workload="wrn16-4")], path)
+    measure.write(
+        [
+            old,
+            replace(old, engine="gone"),
+            replace(old, threads=2),
+            replace(old, workload="wrn16-4"),
+        ],
+        path,
+    )
     measure.write([replace(old, step_ms=11.0)], path)
-    assert measure.read(path) == [replace(old, step_ms=11.0), replace(old, workload="wrn16-4"), replace(old, threads=2)]
+    assert measure.read(path) == [
+        replace(old, step_ms=11.0),
+        replace(old, workload="wrn16-4"),
+        replace(old, threads=2),
+    ]
     keys = {"workload", "engine", "threads", "step_ms", "time_ratio", "peak_mb", "memory_ratio"}
     assert all(set(entry) == keys for entry in json.loads(path.read_text()))
 
 
 def figures(engine: str, ratio: float, leave_out: str = "") -> list[Figure]:
-    return [Figure(name, engine, 1, 100.0 * ratio, ratio, 300.0 * ratio, ratio) for name in WORKLOADS
-            if name != leave_out]
+    return [
+        Figure(name, engine, 1, 100.0 * ratio, ratio, 300.0 * ratio, ratio)
+        for name in WORKLOADS
+        if name != leave_out
+    ]
 
 
 def test_tables_show_ratios_means_and_gaps() -> None:
-    shown = table.tables([*figures("vmap", 12.34, leave_out="mlp"), *figures("torch", 1.0), *figures("dpfy", 1.254),
-                          *figures("dpfy:loop", 3.0), Figure("mlp", "torch", 2, 60.0, 1.0, 310.0, 1.0)])
+    shown = table.tables(
+        [
+            *figures("vmap", 12.34, leave_out="mlp"),
+            *figures("torch", 1.0),
+            *figures("dpfy", 1.254),
+            *figures("dpfy:loop", 3.0),
+            Figure("mlp", "torch", 2, 60.0, 1.0, 310.0, 1.0),
+        ]
+    )
     lines = [line.split(" | ") for line in shown.splitlines()]
     assert lines[0] == ["One thread:"] and ["Two threads:"] in lines
-    assert [cells[0] for cells in lines[4:8]] == ["| plain torch", "| **dpfy**", "| dpfy, `loop`",
-                                                  "| `torch.func` by hand"]
+    assert [cells[0] for cells in lines[4:8]] == [
+        "| plain torch",
+        "| **dpfy**",
+        "| dpfy, `loop`",
+        "| `torch.func` by hand",
+    ]
     assert lines[4][1] == "100 ms / 300 MB"
     assert lines[5][1:] == ["1.25 / 1.25"] * 6 + ["1.25 / 1.25 |"]
-    assert lines[7][1:] == ["–"] + ["12 / 12"] * 5 + ["– |"]  # no mean over fewer workloads than the others have
+    assert lines[7][1:] == ["–"] + ["12 / 12"] * 5 + [
+        "– |"
+    ]  # no mean over fewer workloads than the others have
 
 
 def test_columns_are_the_workloads() -> None:
@@ -205,16 +300,21 @@ def test_columns_are_the_workloads() -> None:
 
 def test_readme_shows_the_results() -> None:
     readme = (measure.ROOT / "README.md").read_text(encoding="utf-8")
-    assert table.between(readme) == table.tables(measure.read()), "run python -m benchmarks.engines.table"
+    assert table.between(readme) == table.tables(measure.read()), (
+        "run python -m benchmarks.engines.table"
+    )
 
 
-def test_update_replaces_what_stands_between_the_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_replaces_what_stands_between_the_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
     monkeypatch.setattr(table, "read", lambda: figures("dpfy", 2.0))
     table.update(page)
     assert page.read_text(encoding="utf-8") == (
-        f"before\n{table.BEGIN}{table.tables(figures('dpfy', 2.0))}{table.END}after\n")
+        f"before\n{table.BEGIN}{table.tables(figures('dpfy', 2.0))}{table.END}after\n"
+    )
     page.write_text("no marks", encoding="utf-8")
     with pytest.raises(ValueError, match="no marks"):
         table.update(page)

@@ -16,8 +16,20 @@ PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not 
 
 
 def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees"),
-               str(ROOT / "docs"), str(tmp_path / "html")]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        "-d",
+        str(tmp_path / "trees"),
+        str(ROOT / "docs"),
+        str(tmp_path / "html"),
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
@@ -36,11 +48,19 @@ def test_setting_is_in_the_reference(setting: Field[object]) -> None:
     reference = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| `{setting.name}` \| (.*) \| (.*) \|$", reference, re.MULTILINE)
     assert row and row[2] == setting.metadata["help"]
-    value = str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
-    assert row[1] == f"`{value}`" if setting.default is not None else row[1] in ("none", "chosen for the data")
+    value = (
+        str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
+    )
+    assert (
+        row[1] == f"`{value}`"
+        if setting.default is not None
+        else row[1] in ("none", "chosen for the data")
+    )
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name
+)
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -17,7 +17,8 @@ SAYS = {
     "plain": r"no privacy, ",
     "trainer": r"report in runs/digits-\S+, epsilon (2\.99\d|3\.000) ",
     "callbacks": r"epoch 8: accuracy [\d.]+%, epsilon [\d.]+\nreport in runs/",
-    "resume": r"2 steps after the checkpoint were paid for and are lost; 11 of 23 are left\.\n23 steps, ",
+    "resume": r"2 steps after the checkpoint were paid for and are lost; 11 of 23 are left\.\n23 "
+    r"steps, ",
     "public_data": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "postprocessing": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "several_optimizers": r"23 steps, epsilon (2\.99\d|3\.000) ",
@@ -25,7 +26,8 @@ SAYS = {
     "private_batchnorm": r"became PrivateBatchNorm\(64\)\n23 steps, epsilon (2\.99\d|3\.000) ",
     "groups": r"layer 2: bound 0\.930, .*\n.*\n23 steps, epsilon (2\.99\d|3\.000) ",
     "joint_clipping": r"23 steps, epsilon (2\.99\d|3\.000) ",
-    "private_metrics": r"step 21: accuracy -?\d+%, loss -?\d\.\d\d, norms .*\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "private_metrics": r"step 21: accuracy -?\d+%, loss -?\d\.\d\d, norms .*\n23 steps, epsilon "
+    r"(2\.99\d|3\.000) ",
     "quantile_clipping": r"step 1: clip bound 1\.00\n(.*\n)+23 steps, epsilon (2\.99\d|3\.000) ",
     "layer_quantiles": r"bounds of the layers: [\d.]+, [\d.]+\n23 steps, epsilon (2\.99\d|3\.000) ",
     "noise_schedule": r"noise multipliers 3\.\d+ to 1\.\d+\n23 steps, epsilon (2\.99\d|3\.000) ",
@@ -38,9 +40,12 @@ SAYS = {
     "noisy_max": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000 ",
     "line_search": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000 ",
     "own_dataset": r"23 steps, epsilon (2\.99\d|3\.000) ",
-    "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon 1[01]\.\d\n",
+    "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon "
+    r"1[01]\.\d\n",
 }
-_CHANGED_LINES = 30  # added or removed; what needs more is another program and not an example of one feature
+_CHANGED_LINES = (
+    30  # added or removed; what needs more is another program and not an example of one feature
+)
 
 
 def test_every_example_is_tested() -> None:
@@ -48,21 +53,26 @@ def test_every_example_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                      capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     output = capsys.readouterr().out
     assert re.search(SAYS[name], output), output
-    # The noise is fresh each time. Ten runs each of the weakest and of base.py reached 74 to 89 % with a standard
-    # deviation below 1.8 %; half is more than ten of those away, and labels at random reach 10 %.
+    # The noise is fresh each time. Ten runs each of the weakest and of base.py reached 74 to 89 %
+    # with a standard deviation below 1.8 %; half is more than ten of those away, and labels at
+    # random reach 10 %.
     accuracy = float(re.search(r"accuracy on public records ([\d.]+)%", output)[1])
     assert accuracy > 50
 
 
 @pytest.mark.parametrize("name", [name for name in SAYS if name != "base"])
 def test_example_is_a_small_diff_of_base(name: str) -> None:
-    base, other = ((EXAMPLES / f"{file}.py").read_text(encoding="utf-8").splitlines() for file in ("base", name))
+    base, other = (
+        (EXAMPLES / f"{file}.py").read_text(encoding="utf-8").splitlines()
+        for file in ("base", name)
+    )
     changes = [line for line in difflib.ndiff(base, other) if line[0] in "+-" and line[1:].strip()]
     assert len(changes) <= _CHANGED_LINES, "\n".join(changes)
 
@@ -79,6 +89,8 @@ def test_a_ledger_is_accounted_later_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "account_later.py")]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("3 steps, one record as the unit, neighbours by add_or_remove_one\n")
+    assert result.stdout.startswith(
+        "3 steps, one record as the unit, neighbours by add_or_remove_one\n"
+    )
     assert f"pld: epsilon {dpfy.account(plan).claim(1e-5)}\n" in result.stdout
     assert result.stdout.endswith("torch was not loaded\n")

@@ -34,23 +34,37 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_module_and_the_typing_marker(unpacked: Path) -> None:
     # A package left out of the build, or a private file swept into it, shows as a difference.
-    source = {p.relative_to(ROOT / "src") for p in (ROOT / "src" / "dpfy").rglob("*")
-              if p.suffix in {".c", ".js", ".json", ".py"}}
-    shipped = {p.relative_to(unpacked) for p in unpacked.rglob("*") if p.is_file() and ".dist-info" not in str(p)}
+    source = {
+        p.relative_to(ROOT / "src")
+        for p in (ROOT / "src" / "dpfy").rglob("*")
+        if p.suffix in {".c", ".js", ".json", ".py"}
+    }
+    shipped = {
+        p.relative_to(unpacked)
+        for p in unpacked.rglob("*")
+        if p.is_file() and ".dist-info" not in str(p)
+    }
     assert shipped == source | {Path("dpfy/py.typed")}
 
 
 def test_every_package_is_a_regular_one() -> None:
-    # Import contracts, type checks and doctests pass by a folder without __init__.py, or load it under a second name.
+    # Import contracts, type checks and doctests pass by a folder without __init__.py, or load it
+    # under a second name.
     folders = {path.parent for path in (ROOT / "src" / "dpfy").rglob("*.py")}
-    assert not {str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()}
+    assert not {
+        str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()
+    }
 
 
 def test_wheel_imports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
-    code = ("import dpfy, dpfy.cli.app, pathlib; [getattr(dpfy, name) for name in dpfy.__all__]; "
-            "print(pathlib.Path(dpfy.__file__).parent); print(dpfy.__version__)")
+    code = (
+        "import dpfy, dpfy.cli.app, pathlib; [getattr(dpfy, name) for name in dpfy.__all__]; "
+        "print(pathlib.Path(dpfy.__file__).parent); print(dpfy.__version__)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     home, version = run.stdout.split("\n")[:2]
     assert Path(home) == unpacked / "dpfy"  # not the editable installation
@@ -59,9 +73,17 @@ def test_wheel_imports_away_from_the_repository(unpacked: Path, tmp_path: Path) 
 
 def imported_distributions() -> set[str]:
     """The distributions whose modules the source imports, at the top or later."""
-    nodes = [node for path in (ROOT / "src").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    nodes = [
+        node
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    ]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    names |= {
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
     modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"dpfy"}
     homes = packages_distributions()
     return {homes[module][0].lower().replace("_", "-") for module in modules if module in homes}
@@ -69,13 +91,31 @@ def imported_distributions() -> set[str]:
 
 def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
     metadata = next(unpacked.glob("dpfy-*.dist-info/METADATA")).read_text()
-    required = {re.match(r"[\w-]+", line.split(": ")[1])[0] for line in metadata.splitlines()
-                if line.startswith("Requires-Dist") and "extra ==" not in line}
+    required = {
+        re.match(r"[\w-]+", line.split(": ")[1])[0]
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist") and "extra ==" not in line
+    }
     assert "License-Expression: Apache-2.0" in metadata
-    assert required <= {"torch", "numpy", "scipy", "cryptography", "typer", "rich", "matplotlib", "safetensors",
-                        "scikit-learn"}  # a new one is a decision: docs/decisions/dependencies.md
-    # One that is imported and not installed breaks elsewhere; one that is installed and not imported is a burden.
-    optional = {"pyyaml", "pillow", "dp-accounting", "optuna"}  # each behind an error that names the extra or package
+    assert required <= {
+        "torch",
+        "numpy",
+        "scipy",
+        "cryptography",
+        "typer",
+        "rich",
+        "matplotlib",
+        "safetensors",
+        "scikit-learn",
+    }  # a new one is a decision: docs/decisions/dependencies.md
+    # One that is imported and not installed breaks elsewhere; one that is installed and not
+    # imported is a burden.
+    optional = {
+        "pyyaml",
+        "pillow",
+        "dp-accounting",
+        "optuna",
+    }  # each behind an error that names the extra or package
     assert imported_distributions() - optional <= required <= imported_distributions()
 
 

@@ -1,4 +1,6 @@
-"""What README and docs show is what happens: their Python runs, their commands work, the diff is the example."""
+"""What README and docs show is what happens: their Python runs, their commands work, the diff is
+the example.
+"""
 
 import ast
 import os
@@ -20,8 +22,15 @@ import dpfy
 from dpfy.cli.app import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *(page for page in sorted(ROOT.glob("docs/**/*.md")) if "_build" not in page.parts
-                               and re.search("^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE))]
+PAGES = [
+    ROOT / "README.md",
+    *(
+        page
+        for page in sorted(ROOT.glob("docs/**/*.md"))
+        if "_build" not in page.parts
+        and re.search("^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ),
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -34,7 +43,10 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [Block(match[1], match[2], text.count("\n", 0, match.start(2))) for match in FENCE.finditer(text)]
+    return [
+        Block(match[1], match[2], text.count("\n", 0, match.start(2)))
+        for match in FENCE.finditer(text)
+    ]
 
 
 def only(language: str) -> str:
@@ -52,14 +64,20 @@ def run_command(line: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # a command may add the current folder
-    torch.manual_seed(0)  # the model's initial weights only: noise and samples have their own generator
+    torch.manual_seed(
+        0
+    )  # the model's initial weights only: noise and samples have their own generator
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         if file := re.match(r"# (\w+\.py)\n", block.text):
-            monkeypatch.delitem(sys.modules, file[1].removesuffix(".py"), raising=False)  # of another page
+            monkeypatch.delitem(
+                sys.modules, file[1].removesuffix(".py"), raising=False
+            )  # of another page
             Path(file[1]).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
@@ -76,7 +94,8 @@ def side(sign: str) -> str:
 
 
 def test_the_private_side_of_the_diff_is_the_example() -> None:
-    # The diff is what people copy: every statement of it stands in the example that the test above runs, in order.
+    # The diff is what people copy: every statement of it stands in the example that the test above
+    # runs, in order.
     example = [ast.dump(node) for node in ast.parse(only("python")).body]
     wanted = [ast.dump(node) for node in ast.parse(side("+")).body]
     places = [example.index(statement) for statement in wanted]
@@ -84,21 +103,30 @@ def test_the_private_side_of_the_diff_is_the_example() -> None:
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])
-def test_both_sides_of_the_diff_run_on_the_same_objects(sign: str, tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_of_the_diff_run_on_the_same_objects(
+    sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     train_set = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
     model = nn.Linear(4, 3)
     before = model.weight.clone()
-    names = {"F": F, "dpfy": dpfy, "model": model, "opt": torch.optim.SGD(model.parameters(), lr=0.1),
-             "train_set": train_set, "loader": DataLoader(train_set, batch_size=8)}
+    names = {
+        "F": F,
+        "dpfy": dpfy,
+        "model": model,
+        "opt": torch.optim.SGD(model.parameters(), lr=0.1),
+        "train_set": train_set,
+        "loader": DataLoader(train_set, batch_size=8),
+    }
     exec(side(sign), names)
     assert not torch.equal(before, model.weight)
 
 
-def test_demo_is_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                             capsys: pytest.CaptureFixture[str]) -> None:
-    # `make demo` is `dpfy train` without arguments: the guarantee, the report and the next command are its last words.
+def test_demo_is_the_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # `make demo` is `dpfy train` without arguments: the guarantee, the report and the next command
+    # are its last words.
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^demo: setup\n\t\$\(BIN\)/dpfy train$", makefile, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
@@ -107,27 +135,42 @@ def test_demo_is_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     (folder,) = (tmp_path / "runs").iterdir()
     spent = dpfy.account(dpfy.Ledger.read(folder / "ledger.dpl")).claim(1e-5)
     claimed = float(re.search(r"\(([\d.]+), 1e-05\)-differential privacy", output)[1])
-    assert 2.9 < spent <= claimed <= 3.0  # all of the plan's steps, no more than its budget, rounded and never down
-    assert f"{Path('runs') / folder.name / 'report.html'}\n" in output and (folder / "report.html").exists()
+    assert (
+        2.9 < spent <= claimed <= 3.0
+    )  # all of the plan's steps, no more than its budget, rounded and never down
+    assert (
+        f"{Path('runs') / folder.name / 'report.html'}\n" in output
+        and (folder / "report.html").exists()
+    )
     run_command(re.search(r"^next: +(dpfy .*)$", output, re.MULTILINE)[1])
-    # The noise is fresh in every run. Runs reached 93 to 94 %; at a standard deviation of 1 % the threshold is more
-    # than ten below, and far above what labels at random would reach (10 %).
+    # The noise is fresh in every run. Runs reached 93 to 94 %; at a standard deviation of 1 % the
+    # threshold is more than ten below, and far above what labels at random would reach (10 %).
     assert float(re.search(r"accuracy on public data: ([\d.]+)%", output)[1]) > 80
 
 
 @pytest.mark.slow
 def test_demo_runs_from_a_clean_clone(tmp_path: Path) -> None:
-    # A file that was never committed, or a dependency that setup does not ask for, shows here and nowhere else. The
-    # clone's environment sees the packages of this one, so that pip checks every requirement and fetches none.
+    # A file that was never committed, or a dependency that setup does not ask for, shows here and
+    # nowhere else. The clone's environment sees the packages of this one, so that pip checks every
+    # requirement and fetches none.
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(clone / ".venv")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(clone / ".venv")], check=True
+    )
     (site,) = clone.glob(".venv/lib/python*/site-packages")
     (site / "installed.pth").write_text(sysconfig.get_paths()["purelib"])
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    result = subprocess.run(["make", "demo"], cwd=clone, env={**os.environ, **offline}, capture_output=True, text=True)
+    offline = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    result = subprocess.run(
+        ["make", "demo"], cwd=clone, env={**os.environ, **offline}, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "-differential privacy" in result.stdout
     (folder,) = (clone / "runs").iterdir()
     assert {"model.safetensors", "ledger.dpl", "report.html", "report.json", "report.md"} <= {
-        path.name for path in folder.iterdir()}
+        path.name for path in folder.iterdir()
+    }

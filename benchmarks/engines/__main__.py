@@ -1,9 +1,8 @@
 """Time and memory of private training steps beside plain torch: ``python -m benchmarks.engines``.
 
-A complete run writes benchmarks/results.json and the tables of the README. It may go in parts: with ``--workload mlp
---output benchmarks/results.json`` the figures of one workload take the place of those that are there, and all others
-stay. Linux only: memory is read from /proc.
-"""
+A complete run writes benchmarks/results.json and the tables of the README. It may go in parts: with
+``--workload mlp --output benchmarks/results.json`` the figures of one workload take the place of
+those that are there, and all others stay. Linux only: memory is read from /proc."""
 
 import argparse
 from pathlib import Path
@@ -33,20 +32,43 @@ _SLOW = ("dpfy:loop", "dpfy:strict")
 _QUICK = ("mlp", "cnn-mnist", "lstm-imdb")
 _LOGICAL = ("mlp", "cnn-mnist", "cnn-cifar")  # the others need minutes for so many records
 _DIVIDED, _DIVIDED_RECORDS, _SPEED_UP = "cnn-cifar", 512, 1.6
-_TIME_LIMIT_ON_AVERAGE, _MEMORY_LIMIT, _MEMORY_LIMIT_ON_AVERAGE, _LOGICAL_LIMIT = 1.55, 1.5, 1.35, 1.1
+_TIME_LIMIT_ON_AVERAGE, _MEMORY_LIMIT, _MEMORY_LIMIT_ON_AVERAGE, _LOGICAL_LIMIT = (
+    1.55,
+    1.5,
+    1.35,
+    1.1,
+)
 
 
 def arguments() -> argparse.Namespace:
     """Return what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="may be given several times")
-    parser.add_argument("--engine", action="append", choices=contenders()[1:], help="may be given several times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", action="append", choices=list(WORKLOADS), help="may be given several times"
+    )
+    parser.add_argument(
+        "--engine", action="append", choices=contenders()[1:], help="may be given several times"
+    )
     parser.add_argument("--threads", action="append", type=int, help="default: 1, then 2")
-    parser.add_argument("--rounds", type=int, help="steps of each contender; default: 15, up to 61 of short ones")
-    parser.add_argument("--quick", action="store_true", help="three small workloads, one thread, few rounds, no oracle")
-    parser.add_argument("--profile", action="store_true", help="show the operations that a step spends time in")
-    parser.add_argument("--memory-limit", type=float, default=8, help="in GB; who needs more is left out")
-    parser.add_argument("--output", type=Path, help="where figures go; a complete run: benchmarks/results.json")
+    parser.add_argument(
+        "--rounds", type=int, help="steps of each contender; default: 15, up to 61 of short ones"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="three small workloads, one thread, few rounds, no oracle",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="show the operations that a step spends time in"
+    )
+    parser.add_argument(
+        "--memory-limit", type=float, default=8, help="in GB; who needs more is left out"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="where figures go; a complete run: benchmarks/results.json"
+    )
     return parser.parse_args()
 
 
@@ -56,8 +78,11 @@ def main() -> None:
     workloads = options.workload or (_QUICK if options.quick else list(WORKLOADS))
     threads = options.threads or ([1] if options.quick else [1, 2])
     asked = options.rounds or (5 if options.quick else None)
-    settings = Settings(rounds=asked or Settings.rounds, most_rounds=asked or Settings.most_rounds,
-                        memory_limit_mb=int(1024 * options.memory_limit))
+    settings = Settings(
+        rounds=asked or Settings.rounds,
+        most_rounds=asked or Settings.most_rounds,
+        memory_limit_mb=int(1024 * options.memory_limit),
+    )
     names = chosen(options, console)
     figures: list[Figure] = []
     for count in threads:
@@ -71,7 +96,9 @@ def main() -> None:
                     print(profile(workload, contender, count))
     verdicts(figures, console)
     if "dpfy" in names:
-        statements([workload for workload in _LOGICAL if workload in workloads], threads[0], console)
+        statements(
+            [workload for workload in _LOGICAL if workload in workloads], threads[0], console
+        )
         if _DIVIDED in workloads:
             divided(settings.rounds, console)
     complete = not (options.workload or options.engine or options.threads or options.quick)
@@ -80,7 +107,9 @@ def main() -> None:
 
 def chosen(options: argparse.Namespace, console: Console) -> list[str]:
     """Return the contenders to measure, plain torch first; say which cannot run."""
-    wanted = options.engine or [name for name in contenders()[1:] if not (options.quick and name in _SLOW)]
+    wanted = options.engine or [
+        name for name in contenders()[1:] if not (options.quick and name in _SLOW)
+    ]
     reasons = {name: unavailable(name) for name in wanted}
     for name, reason in reasons.items():
         if reason:
@@ -88,24 +117,52 @@ def chosen(options: argparse.Namespace, console: Console) -> list[str]:
     return ["torch", *(name for name in wanted if not reasons[name])]
 
 
-def measured(workload: str, names: list[str], threads: int, settings: Settings, console: Console) -> Comparison:
+def measured(
+    workload: str, names: list[str], threads: int, settings: Settings, console: Console
+) -> Comparison:
     """Compare under a progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(f"{workload}, threads: {threads}", total=len(names) + settings.rounds * len(names))
-        return compare(workload, names, threads, settings, lambda: progress.advance(bar),
-                       lambda answers: progress.update(bar, total=answers))
+        bar = progress.add_task(
+            f"{workload}, threads: {threads}", total=len(names) + settings.rounds * len(names)
+        )
+        return compare(
+            workload,
+            names,
+            threads,
+            settings,
+            lambda: progress.advance(bar),
+            lambda answers: progress.update(bar, total=answers),
+        )
 
 
 def show(found: Comparison, workload: str, threads: int, console: Console) -> None:
     """Print one comparison."""
-    result = Table("engine", "ms", "time", "(fastest)", "MB", "memory", title=f"{workload}, threads: {threads}",
-                   title_justify="left")
+    result = Table(
+        "engine",
+        "ms",
+        "time",
+        "(fastest)",
+        "MB",
+        "memory",
+        title=f"{workload}, threads: {threads}",
+        title_justify="left",
+    )
     for figure in found.figures:
         name = f"dpfy ({found.chosen})" if figure.engine == "dpfy" else figure.engine
-        result.add_row(name, f"{figure.step_ms:.1f}", f"{figure.time_ratio:.2f}",
-                       f"({found.fastest_ratios[figure.engine]:.2f})", f"{figure.peak_mb:.0f}",
-                       f"{figure.memory_ratio:.2f}")
+        result.add_row(
+            name,
+            f"{figure.step_ms:.1f}",
+            f"{figure.time_ratio:.2f}",
+            f"({found.fastest_ratios[figure.engine]:.2f})",
+            f"{figure.peak_mb:.0f}",
+            f"{figure.memory_ratio:.2f}",
+        )
     console.print(result)
     for name, reason in found.missing.items():
         console.print(f"{name} has no figures: {reason}", markup=False)
@@ -116,31 +173,45 @@ def show(found: Comparison, workload: str, threads: int, console: Console) -> No
 def verdicts(figures: list[Figure], console: Console) -> None:
     """Print dpfy's ratios with the limits that it is held to."""
     for threads in sorted({figure.threads for figure in figures}):
-        own = [figure for figure in figures if figure.engine == "dpfy" and figure.threads == threads]
+        own = [
+            figure for figure in figures if figure.engine == "dpfy" and figure.threads == threads
+        ]
         for figure in own:
-            console.print(f"{figure.workload}, threads {threads}: "
-                          f"time {_held(figure.time_ratio, WORKLOADS[figure.workload].time_limit)}, "
-                          f"memory {_held(figure.memory_ratio, _MEMORY_LIMIT)}")
+            console.print(
+                f"{figure.workload}, threads {threads}: time "
+                f"{_held(figure.time_ratio, WORKLOADS[figure.workload].time_limit)}, memory "
+                f"{_held(figure.memory_ratio, _MEMORY_LIMIT)}"
+            )
         if len(own) == len(WORKLOADS):
-            time, memory = (geometric_mean(ratios) for ratios in zip(
-                *((figure.time_ratio, figure.memory_ratio) for figure in own), strict=True))
-            console.print(f"on average, threads {threads}: time {_held(time, _TIME_LIMIT_ON_AVERAGE)}, "
-                          f"memory {_held(memory, _MEMORY_LIMIT_ON_AVERAGE)}")
+            time, memory = (
+                geometric_mean(ratios)
+                for ratios in zip(
+                    *((figure.time_ratio, figure.memory_ratio) for figure in own), strict=True
+                )
+            )
+            console.print(
+                f"on average, threads {threads}: time {_held(time, _TIME_LIMIT_ON_AVERAGE)}, "
+                f"memory {_held(memory, _MEMORY_LIMIT_ON_AVERAGE)}"
+            )
 
 
 def statements(workloads: list[str], threads: int, console: Console) -> None:
     """Print what no step of one batch in one process shows."""
     for workload in workloads:
         ratio, chunk = logical_batch(workload, threads)
-        console.print(f"{workload}: a step on {LOGICAL_BATCH} records takes {_held(ratio, _LOGICAL_LIMIT)} times the "
-                      f"memory of one on a single chunk of {chunk}")
+        console.print(
+            f"{workload}: a step on {LOGICAL_BATCH} records takes {_held(ratio, _LOGICAL_LIMIT)} "
+            f"times the memory of one on a single chunk of {chunk}"
+        )
 
 
 def divided(rounds: int, console: Console) -> None:
     """Print what a second process is worth."""
     found = speed_up(_DIVIDED, _DIVIDED_RECORDS, rounds)
-    console.print(f"{_DIVIDED}: two processes make a step on {_DIVIDED_RECORDS} records {found:.2f} times as fast as "
-                  f"one (at least {_SPEED_UP:.2f}{', missed' if found < _SPEED_UP else ''})")
+    console.print(
+        f"{_DIVIDED}: two processes make a step on {_DIVIDED_RECORDS} records {found:.2f} times as "
+        f"fast as one (at least {_SPEED_UP:.2f}{', missed' if found < _SPEED_UP else ''})"
+    )
 
 
 def _held(value: float, limit: float) -> str:

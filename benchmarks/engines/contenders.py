@@ -1,9 +1,9 @@
 """Whole training steps, private and plain: forward, backward, clipping, noise, optimizer.
 
-Every contender trains the same network with the same optimizer on the same batch, whose rows it takes by index from
-tensors in memory. With Opacus and the ``torch.func`` recipe the noise is torch's ordinary generator, as they come; that
-of dpfy is from a cryptographic one, and its steps are durable in a ledger besides.
-"""
+Every contender trains the same network with the same optimizer on the same batch, whose rows it
+takes by index from tensors in memory. With Opacus and the ``torch.func`` recipe the noise is
+torch's ordinary generator, as they come; that of dpfy is from a cryptographic one, and its steps
+are durable in a ledger besides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,11 +31,15 @@ class Ready:
     step: Callable[[], object]
     model: nn.Module
     engine: Callable[[], str | None] = lambda: None  # what dpfy chose, once a step was made
-    chunk: Callable[[], int | None] = lambda: None  # the most records that it then has in memory at once
+    chunk: Callable[[], int | None] = lambda: (
+        None
+    )  # the most records that it then has in memory at once
 
 
 def contenders() -> list[str]:
-    """Return all names: plain torch, dpfy's choice, each of its engines and strict runs, the peers."""
+    """Return all names: plain torch, dpfy's choice, each of its engines and strict runs, the
+    peers.
+    """
     from dpfy.gradients import ENGINES
 
     return ["torch", "dpfy", *(f"dpfy:{name}" for name in ENGINES), "dpfy:strict", *OPACUS, "vmap"]
@@ -43,7 +47,11 @@ def contenders() -> list[str]:
 
 def unavailable(name: str) -> str | None:
     """Return why a contender cannot run here, if so."""
-    return "Opacus is not installed (extra 'bench')" if name in OPACUS and find_spec("opacus") is None else None
+    return (
+        "Opacus is not installed (extra 'bench')"
+        if name in OPACUS and find_spec("opacus") is None
+        else None
+    )
 
 
 def prepare(name: str, workload: Workload, folder: Path) -> Ready:
@@ -53,8 +61,11 @@ def prepare(name: str, workload: Workload, folder: Path) -> Ready:
             return _plain(workload)
         case ("dpfy", _, engine):
             ledger = folder / f"{name.replace(':', '-')}.dpl"
-            options = {"strict": True, "anchor": folder / "anchor"} if engine == "strict" else \
-                {"engine": engine or "auto"}
+            options = (
+                {"strict": True, "anchor": folder / "anchor"}
+                if engine == "strict"
+                else {"engine": engine or "auto"}
+            )
             return private(workload, workload.data(), workload.batch, ledger, **options)
         case ("opacus", _, _):
             return _opacus(workload, OPACUS[name])
@@ -66,7 +77,9 @@ def prepare(name: str, workload: Workload, folder: Path) -> Ready:
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
+    return torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9
+    )
 
 
 def _batches(workload: Workload) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -88,13 +101,23 @@ def _plain(workload: Workload) -> Ready:
     return Ready(step, model)
 
 
-def private(workload: Workload, data: Dataset[Any], records: int, ledger: Path, **options: Any) -> Ready:
-    """Return dpfy's step on all of ``records``: with sampling rate 1 no step is smaller or larger than another."""
+def private(
+    workload: Workload, data: Dataset[Any], records: int, ledger: Path, **options: Any
+) -> Ready:
+    """Return dpfy's step on all of ``records``: with sampling rate 1 no step is smaller or larger
+    than another.
+    """
     import dpfy
 
     model = workload.model()
     optimizer = _optimizer(model)
-    plan = dpfy.dpsgd(records=records, batch_size=records, steps=_STEPS, clip=CLIP, noise_multiplier=NOISE_MULTIPLIER)
+    plan = dpfy.dpsgd(
+        records=records,
+        batch_size=records,
+        steps=_STEPS,
+        clip=CLIP,
+        noise_multiplier=NOISE_MULTIPLIER,
+    )
     run = dpfy.privatize(model, optimizer, data, plan, ledger=ledger, **options)
     batches = iter(run)
 
@@ -111,11 +134,19 @@ def _opacus(workload: Workload, mode: str) -> Ready:
     from opacus.validators import ModuleValidator
 
     batch, criterion = _batches(workload), nn.CrossEntropyLoss()
-    model = ModuleValidator.fix(workload.model())  # their LSTM and attention in the place of torch's
+    model = ModuleValidator.fix(
+        workload.model()
+    )  # their LSTM and attention in the place of torch's
     model, optimizer, *rest = PrivacyEngine().make_private(
-        module=model, optimizer=_optimizer(model), criterion=criterion, poisson_sampling=False, grad_sample_mode=mode,
-        data_loader=DataLoader(workload.data(), batch_size=workload.batch), noise_multiplier=NOISE_MULTIPLIER,
-        max_grad_norm=CLIP)
+        module=model,
+        optimizer=_optimizer(model),
+        criterion=criterion,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+        data_loader=DataLoader(workload.data(), batch_size=workload.batch),
+        noise_multiplier=NOISE_MULTIPLIER,
+        max_grad_norm=CLIP,
+    )
     criterion = rest[0] if mode == "ghost" else criterion
 
     def step() -> None:
@@ -128,11 +159,15 @@ def _opacus(workload: Workload, mode: str) -> Ready:
 
 
 def _recipe(workload: Workload) -> Ready:
-    """What one writes by hand with ``torch.func``: all per-example gradients at once, clipped, summed, noised."""
+    """What one writes by hand with ``torch.func``: all per-example gradients at once, clipped,
+    summed, noised.
+    """
     model, batch = workload.model(), _batches(workload)
     optimizer = _optimizer(model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    weights = {name: p.detach() for name, p in trained.items()}  # they share the storage that the optimizer updates
+    weights = {
+        name: p.detach() for name, p in trained.items()
+    }  # they share the storage that the optimizer updates
 
     def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(functional_call(model, weights, (x.unsqueeze(0),)), y.unsqueeze(0))
@@ -155,6 +190,12 @@ def _noise(workload: Workload) -> Ready:
     """Nothing but dpfy's noise for all trained parameters, to compare with its whole step."""
     from dpfy.noise import LatticeGaussian, SecureStream, lattice_step
 
-    model, noise, stddev = workload.model(), LatticeGaussian(SecureStream()), NOISE_MULTIPLIER * CLIP
-    total = torch.zeros(sum(p.numel() for p in model.parameters() if p.requires_grad), dtype=torch.float64)
+    model, noise, stddev = (
+        workload.model(),
+        LatticeGaussian(SecureStream()),
+        NOISE_MULTIPLIER * CLIP,
+    )
+    total = torch.zeros(
+        sum(p.numel() for p in model.parameters() if p.requires_grad), dtype=torch.float64
+    )
     return Ready(lambda: noise.add_noise(total, stddev=stddev, grid=lattice_step(stddev)), model)

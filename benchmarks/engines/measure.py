@@ -1,7 +1,7 @@
 """Measures contenders side by side and puts them in relation to plain torch.
 
-Time: one process in which all contenders take turns. Memory: a fresh process for each, since a peak is never undone.
-"""
+Time: one process in which all contenders take turns. Memory: a fresh process for each, since a peak
+is never undone."""
 
 import json
 import os
@@ -32,7 +32,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Figure:
-    """One contender on one workload; ratios are to plain torch in the same run, times are medians."""
+    """One contender on one workload; ratios are to plain torch in the same run, times are
+    medians.
+    """
 
     workload: str
     engine: str
@@ -55,12 +57,20 @@ class Comparison:
 
 
 def ask(task: str, workload: str, threads: int, **options: Any) -> Iterator[dict[str, Any]]:
-    """Yield the answers of a worker in a process of its own, the last of which tells of its death if it died."""
+    """Yield the answers of a worker in a process of its own, the last of which tells of its death
+    if it died.
+    """
     request = json.dumps({"task": task, "workload": workload, "threads": threads, **options})
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryFile("w+") as errors:
-        worker = subprocess.Popen([sys.executable, "-m", "benchmarks.engines.worker", request], cwd=ROOT,
-                                  env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.engines.worker", request],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
         assert worker.stdout is not None
         with worker.stdout as answers:
             yield from map(json.loads, answers)
@@ -70,9 +80,14 @@ def ask(task: str, workload: str, threads: int, **options: Any) -> Iterator[dict
             yield {"failed": f"the process died with code {code} {last}".strip()}
 
 
-def compare(workload: str, names: list[str], threads: int, settings: Settings,
-            advance: Callable[[], object] = lambda: None,
-            expect: Callable[[int], object] = lambda answers: None) -> Comparison:
+def compare(
+    workload: str,
+    names: list[str],
+    threads: int,
+    settings: Settings,
+    advance: Callable[[], object] = lambda: None,
+    expect: Callable[[int], object] = lambda answers: None,
+) -> Comparison:
     """Measure contenders, ``torch`` among them.
 
     ``advance`` is called for every answer, and ``expect`` with how many there will be.
@@ -83,8 +98,14 @@ def compare(workload: str, names: list[str], threads: int, settings: Settings,
     for name in names:
         if name == f"dpfy:{chosen}":  # has been measured as dpfy's own choice
             continue
-        *_, found = ask("peak", workload, threads, contender=name, steps=_STEPS_TO_PEAK,
-                        limit_mb=settings.memory_limit_mb)
+        *_, found = ask(
+            "peak",
+            workload,
+            threads,
+            contender=name,
+            steps=_STEPS_TO_PEAK,
+            limit_mb=settings.memory_limit_mb,
+        )
         advance()
         if "failed" in found:
             missing[name] = _explain(found["failed"], settings.memory_limit_mb)
@@ -95,13 +116,26 @@ def compare(workload: str, names: list[str], threads: int, settings: Settings,
     return _related(workload, threads, peaks, times, chosen, missing)
 
 
-def _times(workload: str, peaks: dict[str, float], threads: int, settings: Settings, missing: dict[str, str],
-           advance: Callable[[], object], expect: Callable[[int], object]) -> dict[str, list[float]]:
+def _times(
+    workload: str,
+    peaks: dict[str, float],
+    threads: int,
+    settings: Settings,
+    missing: dict[str, str],
+    advance: Callable[[], object],
+    expect: Callable[[int], object],
+) -> dict[str, list[float]]:
     """The times of every step by contender; those that fail are added to ``missing``."""
     names = [*peaks, *(["noise"] if "dpfy" in peaks else [])]
     times: dict[str, list[float]] = {}
-    for found in ask("clock", workload, threads, contenders=names, rounds=settings.rounds,
-                     most=settings.most_rounds):
+    for found in ask(
+        "clock",
+        workload,
+        threads,
+        contenders=names,
+        rounds=settings.rounds,
+        most=settings.most_rounds,
+    ):
         if "failed" in found:
             missing[found.get("contender", "all")] = found["failed"]
         elif "rounds" in found:
@@ -112,14 +146,30 @@ def _times(workload: str, peaks: dict[str, float], threads: int, settings: Setti
     return times
 
 
-def _related(workload: str, threads: int, peaks: dict[str, float], times: dict[str, list[float]], chosen: str | None,
-             missing: dict[str, str]) -> Comparison:
+def _related(
+    workload: str,
+    threads: int,
+    peaks: dict[str, float],
+    times: dict[str, list[float]],
+    chosen: str | None,
+    missing: dict[str, str],
+) -> Comparison:
     if "torch" not in times:
         return Comparison([], {}, chosen, None, missing)
     medians = {name: statistics.median(values) for name, values in times.items()}
     noise = medians.pop("noise", None)
-    figures = [Figure(workload, name, threads, round(ms, 2), round(ms / medians["torch"], 3), round(peaks[name], 1),
-                      round(peaks[name] / peaks["torch"], 3)) for name, ms in medians.items()]
+    figures = [
+        Figure(
+            workload,
+            name,
+            threads,
+            round(ms, 2),
+            round(ms / medians["torch"], 3),
+            round(peaks[name], 1),
+            round(peaks[name] / peaks["torch"], 3),
+        )
+        for name, ms in medians.items()
+    ]
     fastest = {name: min(times[name]) / min(times["torch"]) for name in medians}
     share = noise / medians["dpfy"] if noise is not None and "dpfy" in medians else None
     return Comparison(figures, fastest, chosen, share, missing)
@@ -131,11 +181,16 @@ def _explain(failed: str, limit_mb: int) -> str:
 
 
 def logical_batch(workload: str, threads: int, records: int = LOGICAL_BATCH) -> tuple[float, int]:
-    """Return the peak of a step on many records over that of a step on a single chunk, and the size of a chunk."""
+    """Return the peak of a step on many records over that of a step on a single chunk, and the size
+    of a chunk.
+    """
+
     def step(size: int) -> dict[str, Any]:
         *_, found = ask("logical", workload, threads, records=size)
         if "failed" in found:
-            raise RuntimeError(f"a logical batch of {size} records of {workload}: {found['failed']}")
+            raise RuntimeError(
+                f"a logical batch of {size} records of {workload}: {found['failed']}"
+            )
         return found
 
     many = step(records)
@@ -143,18 +198,33 @@ def logical_batch(workload: str, threads: int, records: int = LOGICAL_BATCH) -> 
 
 
 def speed_up(workload: str, records: int, rounds: int, processes: int = 2) -> float:
-    """Return how many times faster a step is when processes of one thread each divide it among themselves."""
+    """Return how many times faster a step is when processes of one thread each divide it among
+    themselves.
+    """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+
         def answers(rank: int) -> list[dict[str, Any]]:
-            return list(ask("divided", workload, threads=1, records=records, rounds=rounds, rank=rank, size=processes,
-                            meeting=str(Path(folder, "meeting"))))
+            return list(
+                ask(
+                    "divided",
+                    workload,
+                    threads=1,
+                    records=records,
+                    rounds=rounds,
+                    rank=rank,
+                    size=processes,
+                    meeting=str(Path(folder, "meeting")),
+                )
+            )
 
         found, *others = pool.map(answers, range(processes))
     for each in (*found, *(answer for answers in others for answer in answers)):
         if "failed" in each:
             raise RuntimeError(f"{processes} processes on {workload}: {each['failed']}")
-    alone, together = (statistics.median(each["ms"] for each in found if each["contender"] == name)
-                       for name in ("alone", "divided"))
+    alone, together = (
+        statistics.median(each["ms"] for each in found if each["contender"] == name)
+        for name in ("alone", "divided")
+    )
     return alone / together
 
 
@@ -166,12 +236,20 @@ def profile(workload: str, contender: str, threads: int, rows: int = 15) -> str:
 
 def read(path: Path = RESULTS) -> list[Figure]:
     """Return the figures of a file; none if there is no file."""
-    return [Figure(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    return (
+        [Figure(**values) for values in json.loads(path.read_text(encoding="utf-8"))]
+        if path.exists()
+        else []
+    )
 
 
 def write(figures: list[Figure], path: Path = RESULTS) -> None:
-    """Put figures into a file, in the place of all that it has for the same workload and number of threads."""
+    """Put figures into a file, in the place of all that it has for the same workload and number of
+    threads.
+    """
     measured = {(figure.workload, figure.threads) for figure in figures}
     kept = [figure for figure in read(path) if (figure.workload, figure.threads) not in measured]
     ordered = sorted(kept + figures, key=lambda figure: (figure.threads, figure.workload))
-    path.write_text(json.dumps([asdict(figure) for figure in ordered], indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps([asdict(figure) for figure in ordered], indent=1) + "\n", encoding="utf-8"
+    )

@@ -8,25 +8,43 @@ from benchmarks.engines.measure import ROOT, Figure, read
 README = ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
 _NOT_MEASURED = "`make bench` measures them on your machine.\n"
-_PEERS = {"opacus:hooks": "Opacus, hooks", "opacus:ghost": "Opacus, ghost", "vmap": "`torch.func` by hand"}
+_PEERS = {
+    "opacus:hooks": "Opacus, hooks",
+    "opacus:ghost": "Opacus, ghost",
+    "vmap": "`torch.func` by hand",
+}
 _COLUMNS = ("mlp", "transformer", "cnn-mnist", "cnn-cifar", "wrn16-4", "lstm-imdb")
 
 
 def tables(figures: list[Figure]) -> str:
     """Return one table for each number of threads."""
-    parts = [f"{_count(threads)}:\n\n{_table([figure for figure in figures if figure.threads == threads])}"
-             for threads in sorted({figure.threads for figure in figures})]
+    parts = [
+        f"{_count(threads)}:\n\n{_table([figure for figure in figures if figure.threads == threads])}"
+        for threads in sorted({figure.threads for figure in figures})
+    ]
     return "\n".join(parts) or _NOT_MEASURED
 
 
 def _table(figures: list[Figure]) -> str:
     found = {(figure.engine, figure.workload): figure for figure in figures}
     others = sorted({figure.engine for figure in figures if figure.engine.startswith("dpfy:")})
-    labels = {"torch": "plain torch", "dpfy": "**dpfy**",
-              **{engine: f"dpfy, `{engine.removeprefix('dpfy:')}`" for engine in others}, **_PEERS}
-    rows = [[label, *(_cell(found.get((engine, workload))) for workload in _COLUMNS),
-             _mean([found[engine, workload] for workload in _COLUMNS if (engine, workload) in found])]
-            for engine, label in labels.items() if any(figure.engine == engine for figure in figures)]
+    labels = {
+        "torch": "plain torch",
+        "dpfy": "**dpfy**",
+        **{engine: f"dpfy, `{engine.removeprefix('dpfy:')}`" for engine in others},
+        **_PEERS,
+    }
+    rows = [
+        [
+            label,
+            *(_cell(found.get((engine, workload))) for workload in _COLUMNS),
+            _mean(
+                [found[engine, workload] for workload in _COLUMNS if (engine, workload) in found]
+            ),
+        ]
+        for engine, label in labels.items()
+        if any(figure.engine == engine for figure in figures)
+    ]
     header = ["time / memory", *_COLUMNS, "geo-mean"]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
 
@@ -43,8 +61,12 @@ def _mean(figures: list[Figure]) -> str:
     """The geometric means, where there is a figure for every workload."""
     if len(figures) < len(_COLUMNS) or figures[0].engine == "torch":
         return "–"
-    time, memory = (geometric_mean(ratios) for ratios in zip(
-        *((figure.time_ratio, figure.memory_ratio) for figure in figures), strict=True))
+    time, memory = (
+        geometric_mean(ratios)
+        for ratios in zip(
+            *((figure.time_ratio, figure.memory_ratio) for figure in figures), strict=True
+        )
+    )
     return f"{_short(time)} / {_short(memory)}"
 
 

@@ -1,7 +1,7 @@
 """One task in a process of its own: ``python -m benchmarks.engines.worker '{"task": "peak", …}'``.
 
-Answers are lines of JSON on standard output; whatever else a contender prints goes to standard error.
-"""
+Answers are lines of JSON on standard output; whatever else a contender prints goes to standard
+error."""
 
 import gc
 import json
@@ -23,8 +23,13 @@ from benchmarks.engines.contenders import Ready, prepare, private
 from benchmarks.engines.workloads import WORKLOADS, Workload
 
 _WARM_UP = 2  # steps: the first one of dpfy probes the model
-_LONG_ENOUGH = 60e3  # ms of turns after which more of them than were asked for are not worth their while
-_SLOW, _SLOW_ROUNDS = 10.0, 3  # who takes so many times plain torch's time sits out the rounds after these
+_LONG_ENOUGH = (
+    60e3  # ms of turns after which more of them than were asked for are not worth their while
+)
+_SLOW, _SLOW_ROUNDS = (
+    10.0,
+    3,
+)  # who takes so many times plain torch's time sits out the rounds after these
 _ANSWERS = sys.stdout
 
 
@@ -35,9 +40,13 @@ def answer(**values: Any) -> None:
 
 
 def peak(workload: Workload, folder: Path, contender: str, steps: int, limit_mb: int) -> None:
-    """Answer with the most memory that this process ever held, after some steps of one contender."""
+    """Answer with the most memory that this process ever held, after some steps of one
+    contender.
+    """
     limit = limit_mb * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # what is private and writable: no code, no reservations
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (limit, limit)
+    )  # what is private and writable: no code, no reservations
     ready = prepare(contender, workload, folder)
     for _ in range(steps):
         ready.step()
@@ -45,9 +54,16 @@ def peak(workload: Workload, folder: Path, contender: str, steps: int, limit_mb:
 
 
 def logical(workload: Workload, folder: Path, records: int) -> None:
-    """Answer with the peak of one step on ``records`` records in chunks of the workload's batch, and with the chunk."""
-    ready = private(workload, Cycled(workload.data(), records), records, folder / "run.dpl",
-                    max_physical_batch=workload.batch)
+    """Answer with the peak of one step on ``records`` records in chunks of the workload's batch,
+    and with the chunk.
+    """
+    ready = private(
+        workload,
+        Cycled(workload.data(), records),
+        records,
+        folder / "run.dpl",
+        max_physical_batch=workload.batch,
+    )
     ready.step()
     answer(peak_mb=high_water(), chunk=ready.chunk())
 
@@ -76,14 +92,21 @@ def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int, 
                 answer(contender=name, ms=milliseconds(running[name]))
 
 
-def divided(workload: Workload, folder: Path, records: int, rounds: int, rank: int, size: int, meeting: str) -> None:
-    """Answer, on rank 0, with the times of a step alone and of the same step divided among ``size`` processes.
+def divided(
+    workload: Workload, folder: Path, records: int, rounds: int, rank: int, size: int, meeting: str
+) -> None:
+    """Answer, on rank 0, with the times of a step alone and of the same step divided among ``size``
+    processes.
 
-    The two take turns. A run belongs to the processes that are in a group when it begins, so the first one is alone.
-    """
+    The two take turns. A run belongs to the processes that are in a group when it begins, so the
+    first one is alone."""
     batch = replace(workload, batch=records)
-    running = {"alone": private(batch, batch.data(), records, folder / "alone.dpl")} if rank == 0 else {}
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    running = (
+        {"alone": private(batch, batch.data(), records, folder / "alone.dpl")} if rank == 0 else {}
+    )
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size
+    )
     running["divided"] = private(batch, batch.data(), records, folder / "divided.dpl")
     for turn in range(_WARM_UP + rounds):
         for name in list(running)[:: -1 if turn % 2 else 1]:
@@ -99,8 +122,11 @@ def operations(workload: Workload, folder: Path, contender: str, rows: int) -> N
         ready.step()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         ready.step()
-    answer(table=profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=rows,
-                                               max_name_column_width=48))
+    answer(
+        table=profiler.key_averages().table(
+            sort_by="self_cpu_time_total", row_limit=rows, max_name_column_width=48
+        )
+    )
 
 
 class Cycled(Dataset[tuple[torch.Tensor, ...]]):
@@ -128,7 +154,10 @@ def milliseconds(ready: Ready) -> float:
 def high_water() -> float:
     """Return VmHWM, the peak of this process's resident memory, in megabytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+    return (
+        int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+        / 1024
+    )
 
 
 def reason(error: BaseException) -> str:
@@ -137,8 +166,13 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-TASKS: dict[str, Callable[..., None]] = {"peak": peak, "logical": logical, "clock": clock, "divided": divided,
-                                         "operations": operations}
+TASKS: dict[str, Callable[..., None]] = {
+    "peak": peak,
+    "logical": logical,
+    "clock": clock,
+    "divided": divided,
+    "operations": operations,
+}
 
 
 def main(request: dict[str, Any]) -> None:
@@ -148,7 +182,9 @@ def main(request: dict[str, Any]) -> None:
     torch.set_num_threads(request.pop("threads"))
     task, workload = TASKS[request.pop("task")], WORKLOADS[request.pop("workload")]
     Path("runs").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir="runs") as folder:  # on a disk, not in memory: ledgers wait for it
+    with tempfile.TemporaryDirectory(
+        dir="runs"
+    ) as folder:  # on a disk, not in memory: ledgers wait for it
         try:
             task(workload, Path(folder), **request)
         except Exception as error:

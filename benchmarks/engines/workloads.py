@@ -14,7 +14,9 @@ _VOCABULARY = 20_000
 
 @dataclass(frozen=True)
 class Workload:
-    """A network, the batch it is trained with, and how many times plain torch's time a private step may take."""
+    """A network, the batch it is trained with, and how many times plain torch's time a private step
+    may take.
+    """
 
     name: str
     batch: int
@@ -35,21 +37,34 @@ class Workload:
 
 
 class TextTransformer(nn.Module):
-    """A trained embedding with positions, pre-norm encoder layers, the mean over time, and a linear head."""
+    """A trained embedding with positions, pre-norm encoder layers, the mean over time, and a linear
+    head.
+    """
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int, classes: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         # Without dropout, so that every contender does the same arithmetic.
-        layer = nn.TransformerEncoderLayer(width, nhead=4, dim_feedforward=4 * width, dropout=0.0, activation="gelu",
-                                           batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            width,
+            nhead=4,
+            dim_feedforward=4 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
+        )
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits for rows of token ids."""
-        places = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)  # contiguous: a peer's norms ask for it
+        places = torch.arange(tokens.shape[1]).repeat(
+            len(tokens), 1
+        )  # contiguous: a peer's norms ask for it
         return self.head(self.encoder(self.tokens(tokens) + self.positions(places)).mean(dim=1))
 
 
@@ -69,7 +84,9 @@ class TextLstm(nn.Module):
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
 
 
 def _numbers(*shape: int) -> Callable[[int], torch.Tensor]:
@@ -80,14 +97,36 @@ def _tokens(length: int) -> Callable[[int], torch.Tensor]:
     return lambda records: torch.randint(_VOCABULARY, (records, length))
 
 
-WORKLOADS = {workload.name: workload for workload in (
-    Workload("mlp", 1024, _mlp, _numbers(784), classes=10, time_limit=1.35),
-    Workload("transformer", 32, lambda: TextTransformer(_VOCABULARY, length=128, width=256, layers=4, classes=2),
-             _tokens(128), classes=2, time_limit=1.45),
-    Workload("cnn-mnist", 512, mnist_cnn, _numbers(1, 28, 28), classes=10, time_limit=1.70),
-    Workload("cnn-cifar", 256, cifar_cnn, _numbers(3, 32, 32), classes=10, time_limit=1.65),
-    Workload("wrn16-4", 64, lambda: wide_resnet(depth=16, width=4), _numbers(3, 32, 32), classes=10, time_limit=1.65),
-    Workload("lstm-imdb", 256, lambda: TextLstm(torch.randn(_VOCABULARY, 100), hidden=32, classes=2), _tokens(80),
-             classes=2, time_limit=1.60),
-)}
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("mlp", 1024, _mlp, _numbers(784), classes=10, time_limit=1.35),
+        Workload(
+            "transformer",
+            32,
+            lambda: TextTransformer(_VOCABULARY, length=128, width=256, layers=4, classes=2),
+            _tokens(128),
+            classes=2,
+            time_limit=1.45,
+        ),
+        Workload("cnn-mnist", 512, mnist_cnn, _numbers(1, 28, 28), classes=10, time_limit=1.70),
+        Workload("cnn-cifar", 256, cifar_cnn, _numbers(3, 32, 32), classes=10, time_limit=1.65),
+        Workload(
+            "wrn16-4",
+            64,
+            lambda: wide_resnet(depth=16, width=4),
+            _numbers(3, 32, 32),
+            classes=10,
+            time_limit=1.65,
+        ),
+        Workload(
+            "lstm-imdb",
+            256,
+            lambda: TextLstm(torch.randn(_VOCABULARY, 100), hidden=32, classes=2),
+            _tokens(80),
+            classes=2,
+            time_limit=1.60,
+        ),
+    )
+}
 """Every workload by its name."""

@@ -21,7 +21,9 @@ TARGET = Path(__file__).parents[1] / "_static" / "accountants.svg"
 
 
 def central_limit(steps: int) -> float:
-    """ε of the Gaussian that many steps converge to (Bu et al. 2020): an approximation, and here too small."""
+    """ε of the Gaussian that many steps converge to (Bu et al. 2020): an approximation, and here
+    too small.
+    """
     mu = RATE * math.sqrt(steps * math.expm1(1 / NOISE**2))
     return closed_forms.epsilon(mu, DELTA).upper
 
@@ -32,15 +34,41 @@ def strong(steps: int) -> float:
 
 
 def draw_steps(axes: plt.Axes) -> None:
-    axes.plot(STEPS, [strong(steps) for steps in STEPS], ":", color="#7a7a7a", label="advanced composition of (ε, δ)")
-    axes.plot(STEPS, [account(Repeated(STEP, steps), "rdp").claim(DELTA) for steps in STEPS], "--", color="#c24e00",
-              label="RDP")
-    axes.plot(STEPS, [account(Repeated(STEP, steps)).claim(DELTA) for steps in STEPS], "-", color="#0072b2",
-              label="PLD")
-    axes.plot(STEPS, [central_limit(steps) for steps in STEPS], "-.", color="#9b2f8f",
-              label="GDP by central limit: not a bound")
-    axes.set(xscale="log", yscale="log", xlabel="steps", ylabel=f"ε at δ = {DELTA:g}",
-             title=f"rate {RATE:g}, noise {NOISE:g}")
+    axes.plot(
+        STEPS,
+        [strong(steps) for steps in STEPS],
+        ":",
+        color="#7a7a7a",
+        label="advanced composition of (ε, δ)",
+    )
+    axes.plot(
+        STEPS,
+        [account(Repeated(STEP, steps), "rdp").claim(DELTA) for steps in STEPS],
+        "--",
+        color="#c24e00",
+        label="RDP",
+    )
+    axes.plot(
+        STEPS,
+        [account(Repeated(STEP, steps)).claim(DELTA) for steps in STEPS],
+        "-",
+        color="#0072b2",
+        label="PLD",
+    )
+    axes.plot(
+        STEPS,
+        [central_limit(steps) for steps in STEPS],
+        "-.",
+        color="#9b2f8f",
+        label="GDP by central limit: not a bound",
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="steps",
+        ylabel=f"ε at δ = {DELTA:g}",
+        title=f"rate {RATE:g}, noise {NOISE:g}",
+    )
     axes.legend(frameon=False, fontsize="small")
 
 
@@ -50,11 +78,23 @@ def draw_tradeoff(axes: plt.Axes) -> None:
     epsilon = guarantee.claim(DELTA)
     mu = float(brentq(lambda value: closed_forms.epsilon(value, DELTA).upper - epsilon, 0.01, 10))
     grid = [epsilon * part / 40 for part in range(1, 61)]
-    axes.plot(grid, [account(Repeated(STEP, steps), "rdp").delta(value).upper for value in grid], "--", color="#c24e00",
-              label="RDP")
-    axes.plot(grid, [guarantee.delta(value).upper for value in grid], "-", color="#0072b2", label="PLD")
-    axes.plot(grid, [closed_forms.delta(mu, value) for value in grid], "-.", color="#9b2f8f",
-              label=f"{mu:.2f}-GDP, which meets PLD at δ = {DELTA:g}")
+    axes.plot(
+        grid,
+        [account(Repeated(STEP, steps), "rdp").delta(value).upper for value in grid],
+        "--",
+        color="#c24e00",
+        label="RDP",
+    )
+    axes.plot(
+        grid, [guarantee.delta(value).upper for value in grid], "-", color="#0072b2", label="PLD"
+    )
+    axes.plot(
+        grid,
+        [closed_forms.delta(mu, value) for value in grid],
+        "-.",
+        color="#9b2f8f",
+        label=f"{mu:.2f}-GDP, which meets PLD at δ = {DELTA:g}",
+    )
     axes.set(yscale="log", xlabel="ε", ylabel="δ", title=f"the whole curve after {steps:,} steps")
     axes.legend(frameon=False, fontsize="small")
 

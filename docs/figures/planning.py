@@ -28,14 +28,34 @@ def exact(rate: float, steps: int) -> float:
 
 
 def draw_law(axes: plt.Axes) -> None:
-    fitted, derived = ScalingLaw.fitted(RATE, NOISE, DELTA, STEPS[3:]), ScalingLaw.appendix_b(RATE, DELTA)
-    axes.plot(STEPS, [exact(RATE, steps) for steps in STEPS], "-", color="#0072b2", label="exact (PLD)")
-    axes.plot(STEPS, [fitted.epsilon(RATE, NOISE, steps) for steps in STEPS], "--", color="#d55e00",
-              label=f"fitted from 300 steps: A = {fitted.a:.2g}, B = {fitted.b:.2g}")
-    axes.plot(STEPS, [derived.epsilon(RATE, NOISE, steps) for steps in STEPS], ":", color="#7a7a7a",
-              label=f"Appendix B: A = {derived.a:.2g}, B = {derived.b:.2g}")
-    axes.set(xscale="log", yscale="log", xlabel="steps k", ylabel=f"ε at δ = {DELTA:g}",
-             title=f"A·q√k/σ + B·kq²/σ², q = {RATE:g}, σ = {NOISE:g}")
+    fitted, derived = (
+        ScalingLaw.fitted(RATE, NOISE, DELTA, STEPS[3:]),
+        ScalingLaw.appendix_b(RATE, DELTA),
+    )
+    axes.plot(
+        STEPS, [exact(RATE, steps) for steps in STEPS], "-", color="#0072b2", label="exact (PLD)"
+    )
+    axes.plot(
+        STEPS,
+        [fitted.epsilon(RATE, NOISE, steps) for steps in STEPS],
+        "--",
+        color="#d55e00",
+        label=f"fitted from 300 steps: A = {fitted.a:.2g}, B = {fitted.b:.2g}",
+    )
+    axes.plot(
+        STEPS,
+        [derived.epsilon(RATE, NOISE, steps) for steps in STEPS],
+        ":",
+        color="#7a7a7a",
+        label=f"Appendix B: A = {derived.a:.2g}, B = {derived.b:.2g}",
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="steps k",
+        ylabel=f"ε at δ = {DELTA:g}",
+        title=f"A·q√k/σ + B·kq²/σ², q = {RATE:g}, σ = {NOISE:g}",
+    )
     axes.legend(frameon=False, fontsize="small")
 
 
@@ -44,8 +64,12 @@ def draw_epochs(axes: plt.Axes) -> None:
     for batch, colour in ((300, "#009e73"), (1200, "#0072b2"), (4800, "#d55e00")):
         costs = [exact(batch / RECORDS, round(count * RECORDS / batch)) for count in epochs]
         axes.plot(epochs, costs, "o-", markersize=3, color=colour, label=f"batches of {batch:,}")
-    axes.set(xlabel="epochs, or tuning runs of one epoch", ylabel=f"ε at δ = {DELTA:g}",
-             title=f"{RECORDS:,} records, σ = {NOISE:g}", ylim=(0, None))
+    axes.set(
+        xlabel="epochs, or tuning runs of one epoch",
+        ylabel=f"ε at δ = {DELTA:g}",
+        title=f"{RECORDS:,} records, σ = {NOISE:g}",
+        ylim=(0, None),
+    )
     axes.legend(frameon=False, fontsize="small")
 
 
@@ -60,12 +84,26 @@ def write_laws() -> None:
 def main() -> None:
     write_laws()
     rates = spaced(1e-3, 1.0, 10)
-    draw_contours(STATIC / "planning-rates.svg", [noise_over_rate(epsilon, delta=DELTA, epochs=60, rates=rates)
-                                                  for epsilon in (1.0, 3.0, 8.0)], delta=DELTA, epochs=60)
+    draw_contours(
+        STATIC / "planning-rates.svg",
+        [
+            noise_over_rate(epsilon, delta=DELTA, epochs=60, rates=rates)
+            for epsilon in (1.0, 3.0, 8.0)
+        ],
+        delta=DELTA,
+        epochs=60,
+    )
     sizes = spaced(1e3, 1e7, 9)
-    draw_batch_curves(STATIC / "planning-batches.svg",
-                      [noise_over_batch(epsilon, delta=1e-8, records=10**7, steps=10_000, batch_sizes=sizes)
-                       for epsilon in (0.25, 1.0, 4.0, 16.0)], delta=1e-8, records=10**7, steps=10_000)
+    draw_batch_curves(
+        STATIC / "planning-batches.svg",
+        [
+            noise_over_batch(epsilon, delta=1e-8, records=10**7, steps=10_000, batch_sizes=sizes)
+            for epsilon in (0.25, 1.0, 4.0, 16.0)
+        ],
+        delta=1e-8,
+        records=10**7,
+        steps=10_000,
+    )
 
 
 if __name__ == "__main__":

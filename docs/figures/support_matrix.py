@@ -1,4 +1,6 @@
-"""Write docs/reference/support-matrix.md from the rule tables: run this file after a rule was added."""
+"""Write docs/reference/support-matrix.md from the rule tables: run this file after a rule was
+added.
+"""
 
 from pathlib import Path
 
@@ -47,36 +49,87 @@ def page() -> str:
     methods = sorted({row.method for row in rows})
     references = sorted({row.reference for row in supported()})
     number = {reference: index for index, reference in enumerate(references, start=1)}
-    cells = {(row.policy, row.noise, row.relation, row.method):
-             f"rule {number[row.reference]}{'' if row.exact else ', a bound'}" for row in rows}
-    places = [(policy, noise, str(relation)) for policy, noise in sorted({(row.policy, row.noise) for row in rows})
-              for relation in Relation]
-    table = _table(("sampler", "noise", "relation", *(method.upper() for method in methods)),
-                   [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places])
-    others = _table(("event", "relation", *(method.upper() for method in methods)), _events(methods, number))
-    rules = [f"{index}. {reference[0].upper()}{reference[1:]}." for reference, index in number.items()]
-    filters = _table(("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
-                     [(f"`{rule.__name__}`", *admitted, "yes" if rule.rewards_sampling else "no", words)
-                      for rule, words in FILTERS.items() for admitted in _admitted(rule)])
-    return _OPENING + table + _EVENTS + others + "\nRules:\n\n" + "\n".join(rules) + "\n" + _FILTERS + filters
+    cells = {
+        (
+            row.policy,
+            row.noise,
+            row.relation,
+            row.method,
+        ): f"rule {number[row.reference]}{'' if row.exact else ', a bound'}"
+        for row in rows
+    }
+    places = [
+        (policy, noise, str(relation))
+        for policy, noise in sorted({(row.policy, row.noise) for row in rows})
+        for relation in Relation
+    ]
+    table = _table(
+        ("sampler", "noise", "relation", *(method.upper() for method in methods)),
+        [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places],
+    )
+    others = _table(
+        ("event", "relation", *(method.upper() for method in methods)), _events(methods, number)
+    )
+    rules = [
+        f"{index}. {reference[0].upper()}{reference[1:]}." for reference, index in number.items()
+    ]
+    filters = _table(
+        ("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
+        [
+            (f"`{rule.__name__}`", *admitted, "yes" if rule.rewards_sampling else "no", words)
+            for rule, words in FILTERS.items()
+            for admitted in _admitted(rule)
+        ],
+    )
+    return (
+        _OPENING
+        + table
+        + _EVENTS
+        + others
+        + "\nRules:\n\n"
+        + "\n".join(rules)
+        + "\n"
+        + _FILTERS
+        + filters
+    )
 
 
 def _events(methods: list[str], number: dict[str, int]) -> list[tuple[str, ...]]:
     """Events that are no sampled steps, with the rule of each relation and method."""
     rows = [row for row in supported() if not row.policy]
-    cells = {(row.noise, row.relation, row.method): f"rule {number[row.reference]}{'' if row.exact else ', a bound'}"
-             for row in rows}
-    places = [(event, str(relation)) for event in sorted({row.noise for row in rows}) for relation in Relation]
+    cells = {
+        (
+            row.noise,
+            row.relation,
+            row.method,
+        ): f"rule {number[row.reference]}{'' if row.exact else ', a bound'}"
+        for row in rows
+    }
+    places = [
+        (event, str(relation))
+        for event in sorted({row.noise for row in rows})
+        for relation in Relation
+    ]
     return [(*place, *(cells.get((*place, method), "—") for method in methods)) for place in places]
 
 
 def _admitted(rule: type[Filter]) -> list[tuple[str, str, str]]:
     """The samplers, noises and relations whose steps the filter can admit: those of its table."""
     if not issubclass(rule, Additive):
-        return [("poisson", "gaussian; another if it is the committed step itself", "where the method has a rule")]
+        return [
+            (
+                "poisson",
+                "gaussian; another if it is the committed step itself",
+                "where the method has a rule",
+            )
+        ]
     relations: dict[tuple[str, str], set[str]] = {}
     for row in supported():
-        if row.policy and row.method == rule.rules and (row.noise == "gaussian" or not rule.gaussian_only):
+        if (
+            row.policy
+            and row.method == rule.rules
+            and (row.noise == "gaussian" or not rule.gaussian_only)
+        ):
             relations.setdefault((row.policy, row.noise), set()).add(row.relation)
     noises: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (policy, noise), found in sorted(relations.items()):
@@ -84,12 +137,20 @@ def _admitted(rule: type[Filter]) -> list[tuple[str, str, str]]:
     samplers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (policy, found), kinds in sorted(noises.items()):
         samplers.setdefault((", ".join(kinds), found), []).append(policy)
-    return [(", ".join(policies), kinds, "all" if found == tuple(sorted(Relation)) else ", ".join(found))
-            for (kinds, found), policies in samplers.items()]
+    return [
+        (
+            ", ".join(policies),
+            kinds,
+            "all" if found == tuple(sorted(Relation)) else ", ".join(found),
+        )
+        for (kinds, found), policies in samplers.items()
+    ]
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ("---",) * len(columns), *rows))
+    return "".join(
+        f"| {' | '.join(cells)} |\n" for cells in (columns, ("---",) * len(columns), *rows)
+    )
 
 
 if __name__ == "__main__":

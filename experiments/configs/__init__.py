@@ -3,8 +3,13 @@
 from experiments.cell import Cell
 from experiments.configs import adaptive_review, digits, dpis, large_rates, scattering
 
-CELLS: tuple[Cell, ...] = (*large_rates.CELLS, *scattering.CELLS, *dpis.CELLS, *adaptive_review.CELLS,
-                            *digits.CELLS)
+CELLS: tuple[Cell, ...] = (
+    *large_rates.CELLS,
+    *scattering.CELLS,
+    *dpis.CELLS,
+    *adaptive_review.CELLS,
+    *digits.CELLS,
+)
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(cell.experiment for cell in CELLS))
 
 

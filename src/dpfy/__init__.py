@@ -3,14 +3,18 @@
 Names are imported on first use, so that reading a ledger or computing an ε never loads torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpfy import _renamed
+from dpfy._lazy import exports
 from dpfy._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the lazy names, for type checkers and editors
-    from dpfy.accounting import Guarantee as Guarantee, account as account, calibrate_noise as calibrate_noise
+    from dpfy.accounting import (
+        Guarantee as Guarantee,
+        account as account,
+        calibrate_noise as calibrate_noise,
+    )
     from dpfy.checks.explain import Explanation as Explanation, explain as explain
     from dpfy.checks.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.checks.mixing import check_data_set as check_data_set
@@ -66,51 +70,71 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.trainer.callbacks import Callback as Callback
     from dpfy.trainer.config import TrainConfig as TrainConfig
     from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
-    from dpfy.types import Budget as Budget, Interval as Interval, Relation as Relation, Unit as Unit
+    from dpfy.types import (
+        Budget as Budget,
+        Interval as Interval,
+        Relation as Relation,
+        Unit as Unit,
+    )
 
 _HOMES = {
-    "dpfy.accounting": ("Guarantee", "account", "calibrate_noise"),
-    "dpfy.errors": (
-        "BatchAlreadyReleased", "BudgetExhausted", "CheckpointError", "DataError", "DivergenceError", "DpfyError",
-        "InvalidArgument", "IsolationError", "LedgerDamaged", "LedgerError", "LedgerLocked", "LedgerMismatch",
-        "LedgerWriteFailed", "LossError", "RankFailed", "TrainingInterrupted", "UnreleasedGradient",
+    "accounting": ("Guarantee", "account", "calibrate_noise"),
+    "errors": (
+        "BatchAlreadyReleased",
+        "BudgetExhausted",
+        "CheckpointError",
+        "DataError",
+        "DivergenceError",
+        "DpfyError",
+        "InvalidArgument",
+        "IsolationError",
+        "LedgerDamaged",
+        "LedgerError",
+        "LedgerLocked",
+        "LedgerMismatch",
+        "LedgerWriteFailed",
+        "LossError",
+        "RankFailed",
+        "TrainingInterrupted",
+        "UnreleasedGradient",
         "UnsupportedEvent",
     ),
-
-    "dpfy.ledger": ("Ledger",),
-    "dpfy.mechanisms.controllers": ("AdaClip", "MeanNormClipping", "GradientNormNoise", "QuantileClipping", "ValidationDecay"),
-    "dpfy.mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
-    "dpfy.mechanisms.query": ("Contributing", "RecordNormsBelow", "SampleSize", "Statistic"),
-    "dpfy.mechanisms.statistics": ("soft_accuracy",),
-    "dpfy.plans": ("Plan", "dpis", "dpsgd"),
-    "dpfy.run.checkpoint": ("resume",),
-    "dpfy.run.contributing": ("ContributingShare",),
-    "dpfy.checks.explain": ("Explanation", "explain"),
-    "dpfy.checks.fix": ("batchnorm_statistics", "fix"),
-    "dpfy.gradients.losses": ("Losses",),
-    "dpfy.checks.mixing": ("check_data_set",),
-    "dpfy.trainer.config": ("TrainConfig",),
-    "dpfy.trainer.callbacks": ("Callback",),
-    "dpfy.trainer.trainer": ("Trainer", "TrainingResult"),
-    "dpfy.run.privatize": ("privatize",),
-    "dpfy.run.released": ("Released",),
-    "dpfy.run.run": ("Run",),
-    "dpfy.types": ("Budget", "Interval", "Relation", "Unit"),
+    "ledger": ("Ledger",),
+    "mechanisms.controllers": (
+        "AdaClip",
+        "MeanNormClipping",
+        "GradientNormNoise",
+        "QuantileClipping",
+        "ValidationDecay",
+    ),
+    "mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
+    "mechanisms.query": ("Contributing", "RecordNormsBelow", "SampleSize", "Statistic"),
+    "mechanisms.statistics": ("soft_accuracy",),
+    "plans": ("Plan", "dpis", "dpsgd"),
+    "run.checkpoint": ("resume",),
+    "run.contributing": ("ContributingShare",),
+    "checks.explain": ("Explanation", "explain"),
+    "checks.fix": ("batchnorm_statistics", "fix"),
+    "gradients.losses": ("Losses",),
+    "checks.mixing": ("check_data_set",),
+    "trainer.config": ("TrainConfig",),
+    "trainer.callbacks": ("Callback",),
+    "trainer.trainer": ("Trainer", "TrainingResult"),
+    "run.privatize": ("privatize",),
+    "run.released": ("Released",),
+    "run.run": ("Run",),
+    "types": ("Budget", "Interval", "Relation", "Unit"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
+_get, __all__ = exports(__name__, _HOMES)
 
 _renamed.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        return getattr(import_module(_HOME_OF[name]), name)
     if name in _renamed.NAMES:
         _renamed.warn_renamed(f"dpfy.{name}", f"dpfy.{_renamed.NAMES[name]}")
-        return __getattr__(_renamed.NAMES[name])
-    raise AttributeError(f"module 'dpfy' has no attribute {name!r}")
+        name = _renamed.NAMES[name]
+    return _get(name)
 
 
 def __dir__() -> list[str]:

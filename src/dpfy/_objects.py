@@ -21,12 +21,16 @@ def load_object(reference: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise InvalidArgument(f"There is no module {error.name!r}, and {reference!r} needs it. Run dpfy in the folder "
-                              "that holds it, or install it.") from None
+        raise InvalidArgument(
+            f"There is no module {error.name!r}, and {reference!r} needs it. Run dpfy in the "
+            "folder that holds it, or install it."
+        ) from None
     except Exception as error:
         raise _failed(f"Importing {module_name!r}", error) from error
     if not hasattr(module, name):
-        raise InvalidArgument(f"The module {module_name!r} has no {name!r}. Check the name after the colon.")
+        raise InvalidArgument(
+            f"The module {module_name!r} has no {name!r}. Check the name after the colon."
+        )
     return getattr(module, name)
 
 
@@ -46,6 +50,10 @@ def make_object(reference: str) -> Any:
 
 
 def _failed(action: str, error: Exception) -> DataError:
-    """Name the error and leave out its text, which may quote records; ``--debug`` is for whoever may see them."""
-    return DataError(f"{action} raised {type(error).__name__}. Mend it, and use `dpfy --debug` to see where; the "
-                     "traceback may quote records.")
+    """Name the error and leave out its text, which may quote records; ``--debug`` is for whoever
+    may see them.
+    """
+    return DataError(
+        f"{action} raised {type(error).__name__}. Mend it, and use `dpfy --debug` to see where; "
+        "the traceback may quote records."
+    )

@@ -44,7 +44,11 @@ MODULES = {
 
 def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
     """Warn that ``old`` is an alias that a later version removes."""
-    warnings.warn(f"{old} is now called {new}; the old name goes in version 0.4.", DeprecationWarning, stacklevel)
+    warnings.warn(
+        f"{old} is now called {new}; the old name goes in version 0.4.",
+        DeprecationWarning,
+        stacklevel,
+    )
 
 
 class _Alias(Loader):

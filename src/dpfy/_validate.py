@@ -10,15 +10,25 @@ def _fail(name: str, value: object, expected: str, remedy: str) -> InvalidArgume
     return InvalidArgument(f"Expected {name}={value!r} {expected}.{' ' + remedy if remedy else ''}")
 
 
-def real(name: str, value: object, low: float, high: float, *, open_low: bool = False, open_high: bool = False,
-         remedy: str = "") -> float:
+def real(
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    remedy: str = "",
+) -> float:
     """Return ``value`` as a float if it lies between ``low`` and ``high``."""
     left, right = "(" if open_low else "[", ")" if open_high else "]"
     expected = f"in {left}{low:g}, {high:g}{right}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _fail(name, value, f"to be a number {expected}", remedy)
     number = float(value)
-    inside = (low < number if open_low else low <= number) and (number < high if open_high else number <= high)
+    inside = (low < number if open_low else low <= number) and (
+        number < high if open_high else number <= high
+    )
     if not inside:  # also NaN
         raise _fail(name, value, expected, remedy)
     return number
@@ -38,8 +48,15 @@ def count(name: str, value: object, minimum: int = 1, remedy: str = "") -> int:
 
 def delta(value: object) -> float:
     """Return ``value`` as a δ in (0, 1)."""
-    return real("delta", value, 0, 1, open_low=True, open_high=True,
-                remedy="A usual choice is well below one over the number of records.")
+    return real(
+        "delta",
+        value,
+        0,
+        1,
+        open_low=True,
+        open_high=True,
+        remedy="A usual choice is well below one over the number of records.",
+    )
 
 
 def epsilon(value: object) -> float:
@@ -50,5 +67,7 @@ def epsilon(value: object) -> float:
 def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``options``."""
     if value not in options:
-        raise _fail(name, value, f"to be one of {', '.join(repr(option) for option in options)}", "")
+        raise _fail(
+            name, value, f"to be one of {', '.join(repr(option) for option in options)}", ""
+        )
     return value

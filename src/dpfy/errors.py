@@ -1,7 +1,7 @@
 """Every error dpfy raises on purpose.
 
-An error says what was given, what was expected and what to do. None of them carries a value derived from
-private records: an exception text is an output like any other.
+An error says what was given, what was expected and what to do. None of them carries a value derived
+from private records: an exception text is an output like any other.
 """
 
 
@@ -18,7 +18,9 @@ class UnsupportedEvent(DpfyError):
 
 
 class BudgetExhausted(DpfyError):
-    """The next step would exceed the budget or the registered envelope; no record was read for it."""
+    """The next step would exceed the budget or the registered envelope; no record was read
+    for it.
+    """
 
 
 class LedgerError(DpfyError):
@@ -34,7 +36,9 @@ class LedgerLocked(LedgerError):
 
 
 class LedgerMismatch(LedgerError):
-    """The ledger belongs to another plan, or the query that ran is not the event that was reserved."""
+    """The ledger belongs to another plan, or the query that ran is not the event that was
+    reserved.
+    """
 
 
 class LedgerWriteFailed(LedgerError):
@@ -54,7 +58,9 @@ class LossError(DpfyError):
 
 
 class IsolationError(DpfyError):
-    """The model or the loss lets one example influence another one's loss, or keeps state between examples."""
+    """The model or the loss lets one example influence another one's loss, or keeps state between
+    examples.
+    """
 
 
 class DataError(DpfyError):

@@ -5,13 +5,22 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dpfy.accounting import account, calibrate_envelope, calibrate_noise, calibrate_rate, calibrate_steps
+from dpfy.accounting import (
+    account,
+    calibrate_envelope,
+    calibrate_noise,
+    calibrate_rate,
+    calibrate_steps,
+)
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
 
 CASES = {
-    "epsilon": st.floats(0.05, 20), "log_delta": st.floats(-10, -2), "log_rate": st.floats(-4, 0),
-    "log_steps": st.floats(0, 3), "relation": st.sampled_from(["add_or_remove_one", "replace_one", "zero_out"]),
+    "epsilon": st.floats(0.05, 20),
+    "log_delta": st.floats(-10, -2),
+    "log_rate": st.floats(-4, 0),
+    "log_steps": st.floats(0, 3),
+    "relation": st.sampled_from(["add_or_remove_one", "replace_one", "zero_out"]),
 }
 
 
@@ -49,8 +58,12 @@ def test_free_runs_need_no_noise_to_speak_of():
 
 def test_an_envelope_of_several_kinds_of_steps():
     def envelope(noise):
-        return (Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, noise), SumQuery(0.5, noise, "count"))), 20),
-                Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 2 * noise),)), 20))
+        return (
+            Repeated(
+                Sampled(Poisson(0.1), (SumQuery(1.0, noise), SumQuery(0.5, noise, "count"))), 20
+            ),
+            Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 2 * noise),)), 20),
+        )
 
     noise = calibrate_envelope(envelope, epsilon=2.0, delta=1e-5)
     assert 1.99 < account(envelope(noise)).claim(1e-5) <= 2.0
@@ -58,16 +71,29 @@ def test_an_envelope_of_several_kinds_of_steps():
 
 def test_numerical_delta_is_part_of_what_is_calibrated():
     def envelope(noise, lost=5e-8):
-        return (Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, noise),), numerical_delta=lost), 100),)
+        return (
+            Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, noise),), numerical_delta=lost), 100),
+        )
 
     noise = calibrate_envelope(envelope, epsilon=2.0, delta=1e-5)
     assert noise > calibrate_envelope(lambda z: envelope(z, 0.0), epsilon=2.0, delta=1e-5) * 1.005
     assert account(envelope(noise)).claim(1e-5) <= 2.0
 
 
-@pytest.mark.parametrize("arguments", [
-    {"epsilon": 0.0}, {"epsilon": math.inf}, {"delta": 0.0}, {"delta": 2.0}, {"rate": 1.4}, {"steps": -1},
-    {"steps": 1.5}, {"method": "gdp"}, {"relation": "none"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": math.inf},
+        {"delta": 0.0},
+        {"delta": 2.0},
+        {"rate": 1.4},
+        {"steps": -1},
+        {"steps": 1.5},
+        {"method": "gdp"},
+        {"relation": "none"},
+    ],
+)
 def test_arguments_outside_their_domain_are_refused(arguments):
     with pytest.raises(InvalidArgument, match=next(iter(arguments))):
         calibrate_noise(**{"epsilon": 1.0, "delta": 1e-5, "rate": 0.1, "steps": 10} | arguments)
@@ -82,13 +108,19 @@ def claim(rate, noise, steps):
     return account(Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), steps)).claim(1e-5)
 
 
-@pytest.mark.parametrize(("noise", "steps", "epsilon"), [(1.0, 1000, 3.0), (0.6, 20, 1.0), (5.0, 10**5, 8.0)])
+@pytest.mark.parametrize(
+    ("noise", "steps", "epsilon"), [(1.0, 1000, 3.0), (0.6, 20, 1.0), (5.0, 10**5, 8.0)]
+)
 def test_the_largest_rate_is_within_the_target_and_a_little_more_is_not(noise, steps, epsilon):
     rate = calibrate_rate(epsilon=epsilon, delta=1e-5, noise_multiplier=noise, steps=steps)
-    assert 0.9995 * epsilon < claim(rate, noise, steps) <= epsilon < claim(rate * 1.001, noise, steps)
+    assert (
+        0.9995 * epsilon < claim(rate, noise, steps) <= epsilon < claim(rate * 1.001, noise, steps)
+    )
 
 
-@pytest.mark.parametrize(("noise", "rate", "epsilon"), [(1.0, 0.01, 3.0), (4.0, 0.5, 2.0), (0.9, 0.001, 0.5)])
+@pytest.mark.parametrize(
+    ("noise", "rate", "epsilon"), [(1.0, 0.01, 3.0), (4.0, 0.5, 2.0), (0.9, 0.001, 0.5)]
+)
 def test_one_step_more_than_the_most_exceeds_the_target(noise, rate, epsilon):
     steps = calibrate_steps(epsilon=epsilon, delta=1e-5, noise_multiplier=noise, rate=rate)
     assert claim(rate, noise, steps) <= epsilon < claim(rate, noise, steps + max(1, steps // 2000))

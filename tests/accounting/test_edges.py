@@ -18,8 +18,10 @@ def run(rate, noise, steps):
     return Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), steps)
 
 
-@pytest.mark.parametrize(("method", "relation"), [
-    ("pld", "add_or_remove_one"), ("pld", "replace_one"), ("rdp", "add_or_remove_one")])
+@pytest.mark.parametrize(
+    ("method", "relation"),
+    [("pld", "add_or_remove_one"), ("pld", "replace_one"), ("rdp", "add_or_remove_one")],
+)
 @pytest.mark.parametrize(("noise", "rate", "steps"), EXTREMES)
 def test_extremes_give_an_ordered_bracket(noise, rate, steps, method, relation):
     guarantee = account(run(rate, noise, steps), method, relation)
@@ -44,21 +46,33 @@ def test_zero_is_claimed_only_if_the_total_variation_allows_it():
     assert account(run(1.0, 1e3, 1000)).epsilon(tight * 0.999).upper > 0
 
 
-@given(rate=st.floats(1e-5, 1), noise=st.floats(0.05, 50), steps=st.integers(1, 1000), log_delta=st.floats(-9, -1))
+@given(
+    rate=st.floats(1e-5, 1),
+    noise=st.floats(0.05, 50),
+    steps=st.integers(1, 1000),
+    log_delta=st.floats(-9, -1),
+)
 @settings(max_examples=30)
-def test_random_runs_are_bracketed_and_never_above_what_counting_gives(rate, noise, steps, log_delta):
+def test_random_runs_are_bracketed_and_never_above_what_counting_gives(
+    rate, noise, steps, log_delta
+):
     delta = 10**log_delta
     pairs = ((Pair(rate, noise), steps),)
     lower, upper = pld.epsilon_lower(pairs, delta), pld.epsilon_upper(pairs, delta).value
     assert 0 <= lower <= upper * (1 + 1e-9)
-    assert upper <= closed_forms.epsilon(math.sqrt(steps) / noise, delta).upper * 1.001 + 1e-6  # amplification never hurts
+    assert (
+        upper <= closed_forms.epsilon(math.sqrt(steps) / noise, delta).upper * 1.001 + 1e-6
+    )  # amplification never hurts
     assert pld.delta_lower(pairs, upper) <= delta
-    assert pld.delta_upper(pairs, upper * 1.003).value <= delta * (1 + 1e-6) or upper > 1.001 * lower
+    assert (
+        pld.delta_upper(pairs, upper * 1.003).value <= delta * (1 + 1e-6) or upper > 1.001 * lower
+    )
     assert pld.delta_upper(pairs, lower * 0.999).value >= delta or lower == 0
 
 
-@pytest.mark.parametrize(("mu", "delta"), list(itertools.product([1e-6, 1e-2, 1, 30, 3e6],
-                                                                     [1e-300, 1e-12, 1e-5, 0.3])))
+@pytest.mark.parametrize(
+    ("mu", "delta"), list(itertools.product([1e-6, 1e-2, 1, 30, 3e6], [1e-300, 1e-12, 1e-5, 0.3]))
+)
 def test_gaussian_closed_form_inverts_itself(mu, delta):
     lower, upper = closed_forms.epsilon(mu, delta)
     assert lower <= upper
@@ -72,7 +86,11 @@ def test_four_hundred_kinds_of_steps_cost_between_the_cheapest_and_the_dearest()
     guarantee = account(events)
     lower, upper = guarantee.epsilon(1e-5)
     assert 0 < lower < upper < 1.0011 * lower
-    assert account(run(0.01, 2.0, 400)).epsilon(1e-5).upper < upper < account(run(0.01, 0.7, 400)).epsilon(1e-5).upper
+    assert (
+        account(run(0.01, 2.0, 400)).epsilon(1e-5).upper
+        < upper
+        < account(run(0.01, 0.7, 400)).epsilon(1e-5).upper
+    )
 
 
 @pytest.mark.parametrize(("delta", "truth"), [(1e-15, 11.760), (1e-50, 24.445)])

@@ -1,4 +1,6 @@
-"""Groups of records, from the events: sound against brute force, tight against closed forms and another library."""
+"""Groups of records, from the events: sound against brute force, tight against closed forms and
+another library.
+"""
 
 import math
 
@@ -26,11 +28,15 @@ def one_step_deltas(rate: float, noise: float, size: int, epsilon: float) -> tup
     """δ(ε) of removing and of adding the group, by a fine sum over the outputs of one step."""
     x = np.linspace(-12 * noise, size + 12 * noise, 400_001)
     absent = norm.pdf(x, 0, noise)
-    present = sum(weight * norm.pdf(x, count, noise)
-                  for count, weight in enumerate(binom.pmf(range(size + 1), size, rate)))
+    present = sum(
+        weight * norm.pdf(x, count, noise)
+        for count, weight in enumerate(binom.pmf(range(size + 1), size, rate))
+    )
     grown = math.exp(epsilon)
-    return (float(np.trapezoid(np.maximum(present - grown * absent, 0), x)),
-            float(np.trapezoid(np.maximum(absent - grown * present, 0), x)))
+    return (
+        float(np.trapezoid(np.maximum(present - grown * absent, 0), x)),
+        float(np.trapezoid(np.maximum(absent - grown * present, 0), x)),
+    )
 
 
 @pytest.mark.parametrize(("rate", "noise", "size"), [(0.3, 1.0, 2), (0.05, 0.7, 5), (0.9, 3.0, 4)])
@@ -38,7 +44,9 @@ def test_one_step_is_the_mixture(rate, noise, size):
     epsilon = group_epsilon(run(rate, noise), size, 1e-3)
     worst = max(one_step_deltas(rate, noise, size, epsilon))
     assert worst <= 1e-3 * (1 + 1e-6)  # sound
-    assert max(one_step_deltas(rate, noise, size, 0.999 * epsilon)) > 1e-3  # and tight to a thousandth
+    assert (
+        max(one_step_deltas(rate, noise, size, 0.999 * epsilon)) > 1e-3
+    )  # and tight to a thousandth
 
 
 @pytest.mark.parametrize("size", [2, 7])
@@ -51,14 +59,21 @@ def test_many_steps_agree_with_another_library():
     theirs = PLDAccountant(value_discretization_interval=2e-3)
     weights = tuple(binom.pmf(range(4), 3, 0.02))
     theirs.compose(SelfComposedDpEvent(MixtureOfGaussiansDpEvent(1.5, (0, 1, 2, 3), weights), 300))
-    assert group_epsilon(run(0.02, 1.5, 300), 3, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), rel=3e-3)
+    assert group_epsilon(run(0.02, 1.5, 300), 3, DELTA) == pytest.approx(
+        theirs.get_epsilon(DELTA), rel=3e-3
+    )
 
 
 def test_different_steps_compose():
     together = group_epsilon([run(0.1, 2.0, 20), run(1.0, 20.0, 5), run(0.02, 1.0, 50)], 3, DELTA)
-    parts = [group_epsilon(part, 3, DELTA) for part in (run(0.1, 2.0, 20), run(1.0, 20.0, 5), run(0.02, 1.0, 50))]
+    parts = [
+        group_epsilon(part, 3, DELTA)
+        for part in (run(0.1, 2.0, 20), run(1.0, 20.0, 5), run(0.02, 1.0, 50))
+    ]
     assert max(parts) < together < sum(parts)
-    assert group_epsilon([run(0.1, 2.0, 8), run(0.1, 2.0, 12)], 3, DELTA) == group_epsilon(run(0.1, 2.0, 20), 3, DELTA)
+    assert group_epsilon([run(0.1, 2.0, 8), run(0.1, 2.0, 12)], 3, DELTA) == group_epsilon(
+        run(0.1, 2.0, 20), 3, DELTA
+    )
 
 
 def test_groups_cost_more_than_one_and_less_than_group_privacy_of_epsilon():

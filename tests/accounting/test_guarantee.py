@@ -33,10 +33,22 @@ def ledger(steps=5, **header):
     return book
 
 
-@pytest.mark.parametrize("source", [
-    Repeated(STEP, 5), [STEP] * 5, (Repeated(STEP, 2), Repeated(STEP, 3)), (event for event in [STEP] * 5),
-    [STEP.to_json()] * 5, [{"event": STEP.to_json(), "times": 5}], {"event": STEP.to_json(), "times": 5},
-    json.dumps([{"event": STEP.to_json(), "times": 5}]), Plan(), ledger()], ids=lambda source: type(source).__name__)
+@pytest.mark.parametrize(
+    "source",
+    [
+        Repeated(STEP, 5),
+        [STEP] * 5,
+        (Repeated(STEP, 2), Repeated(STEP, 3)),
+        (event for event in [STEP] * 5),
+        [STEP.to_json()] * 5,
+        [{"event": STEP.to_json(), "times": 5}],
+        {"event": STEP.to_json(), "times": 5},
+        json.dumps([{"event": STEP.to_json(), "times": 5}]),
+        Plan(),
+        ledger(),
+    ],
+    ids=lambda source: type(source).__name__,
+)
 def test_every_source_of_the_same_events_costs_the_same(source):
     assert account(source).epsilon(DELTA) == COST
 
@@ -74,14 +86,19 @@ def test_context_comes_from_the_source_and_can_be_overridden():
     assert account(ledger(), relation="zero_out").claim(DELTA) == COST.upper
 
 
-@pytest.mark.parametrize(("key_source", "private"), [
-    ("operating system", True), ("os", True), ("insecure test key", False), ("dice", False)])
+@pytest.mark.parametrize(
+    ("key_source", "private"),
+    [("operating system", True), ("os", True), ("insecure test key", False), ("dice", False)],
+)
 def test_only_a_secret_key_is_private(key_source, private):
     assert account(ledger(key_source=key_source)).private is private
 
 
 def test_shared_values_are_reported_only_if_shared():
-    same, mixed = account(Repeated(STEP, 5)), account([STEP, Sampled(Poisson(0.2), (SumQuery(1.0, 1.0),))])
+    same, mixed = (
+        account(Repeated(STEP, 5)),
+        account([STEP, Sampled(Poisson(0.2), (SumQuery(1.0, 1.0),))]),
+    )
     assert (same.rate, same.noise_multiplier) == (0.1, 1.0)
     assert (mixed.rate, mixed.noise_multiplier) == (None, None)
 
@@ -90,7 +107,9 @@ def test_numerical_delta_is_set_aside_before_epsilon_is_claimed():
     event = Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),), numerical_delta=1e-6)
     guarantee = account(Repeated(event, 5))
     assert guarantee.numerical_delta == pytest.approx(5e-6)
-    assert guarantee.epsilon(DELTA).upper == pytest.approx(account(Repeated(STEP, 5)).claim(5e-6), rel=1e-6)
+    assert guarantee.epsilon(DELTA).upper == pytest.approx(
+        account(Repeated(STEP, 5)).claim(5e-6), rel=1e-6
+    )
     assert guarantee.epsilon(DELTA).lower < COST.lower
     assert guarantee.epsilon(4e-6).upper == math.inf
     clean = account(Repeated(STEP, 5)).delta(1.0)
@@ -98,13 +117,17 @@ def test_numerical_delta_is_set_aside_before_epsilon_is_claimed():
 
 
 def test_no_protection_costs_everything():
-    assert account([STEP, NonPrivate("printed a record")]).epsilon(DELTA) == Interval(math.inf, math.inf)
+    assert account([STEP, NonPrivate("printed a record")]).epsilon(DELTA) == Interval(
+        math.inf, math.inf
+    )
     assert account([STEP, NonPrivate("printed a record")]).delta(1.0) == Interval(1.0, 1.0)
     bare = account(Sampled(Poisson(0.1), (SumQuery(1.0, 0.0),)))
     assert bare.epsilon(DELTA) == Interval(math.inf, math.inf)
     assert bare.delta(3.0).lower == pytest.approx(0.1)
     rare = account(Sampled(Poisson(1e-9), (SumQuery(1.0, 0.0),)))
-    assert rare.epsilon(DELTA) == Interval(0.0, math.inf)  # (0, 1e-9)-DP is true, and we do not claim it
+    assert rare.epsilon(DELTA) == Interval(
+        0.0, math.inf
+    )  # (0, 1e-9)-DP is true, and we do not claim it
 
 
 def test_delta_and_epsilon_are_inverse():
@@ -120,10 +143,18 @@ def test_delta_outside_its_domain_is_refused(delta):
         account(STEP).epsilon(delta)
 
 
-@pytest.mark.parametrize(("source", "error"), [
-    (7, InvalidArgument), ("[1, 2", InvalidArgument), ("[1, 2]", InvalidArgument),
-    ([{"type": "nonsense"}], InvalidArgument),
-    ("/nowhere/run.dpl", LedgerError), (Ledger.in_memory(), LedgerError), ([STEP, 3], InvalidArgument)])
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        (7, InvalidArgument),
+        ("[1, 2", InvalidArgument),
+        ("[1, 2]", InvalidArgument),
+        ([{"type": "nonsense"}], InvalidArgument),
+        ("/nowhere/run.dpl", LedgerError),
+        (Ledger.in_memory(), LedgerError),
+        ([STEP, 3], InvalidArgument),
+    ],
+)
 def test_what_is_not_a_source_is_refused_in_one_sentence(source, error):
     with pytest.raises(error) as caught:
         account(source)
@@ -142,9 +173,15 @@ def test_a_ledger_with_a_filter_is_left_to_the_filter():
 
 
 def test_a_bracket_that_rounding_keeps_wide_says_so():
-    events = [Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), times) for rate, noise, times in (
-        (5.278290168144765e-08, 0.0816237600094698, 1), (3.297617786453356e-07, 0.34291418908927324, 2),
-        (9.520130485742105e-07, 0.2669770490541304, 3), (0.022281937763160745, 4.441416218055131, 497))]
+    events = [
+        Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), times)
+        for rate, noise, times in (
+            (5.278290168144765e-08, 0.0816237600094698, 1),
+            (3.297617786453356e-07, 0.34291418908927324, 2),
+            (9.520130485742105e-07, 0.2669770490541304, 3),
+            (0.022281937763160745, 4.441416218055131, 497),
+        )
+    ]
     found = account(events, relation="replace_one")
     lower, upper = found.epsilon(5.179697204708457e-171)
     assert ("wide" in found.note(5.179697204708457e-171)) == (upper - lower > 0.01 * upper)

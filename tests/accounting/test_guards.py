@@ -56,7 +56,9 @@ def test_the_budget_stops_before_the_step_that_would_exceed_it(method):
     assert 0 < guard.limit < 930
     taken = [Repeated(A, min(30, guard.limit)), Repeated(B, max(0, guard.limit - 30))]
     following = A if guard.limit < 30 else B
-    assert account(taken, method).claim(1e-5) <= 4.0 < account([*taken, following], method).claim(1e-5)
+    assert (
+        account(taken, method).claim(1e-5) <= 4.0 < account([*taken, following], method).claim(1e-5)
+    )
     guard.record(A, min(30, guard.limit))
     guard.record(B, max(0, guard.limit - 30))
     with pytest.raises(BudgetExhausted, match="budget"):
@@ -74,8 +76,10 @@ def test_steps_without_noise_are_never_affordable():
 
 def test_the_relation_decides_what_is_affordable():
     budget = Budget(2.0, 1e-5)
-    limits = [EnvelopeGuard((Repeated(B, 300),), budget, relation).limit
-              for relation in ("replace_one", "zero_out", "add_or_remove_one")]
+    limits = [
+        EnvelopeGuard((Repeated(B, 300),), budget, relation).limit
+        for relation in ("replace_one", "zero_out", "add_or_remove_one")
+    ]
     assert limits[0] < limits[1] == limits[2]
 
 
@@ -100,8 +104,12 @@ def test_it_guards_a_real_ledger_and_resumes_where_it_was(tmp_path):
 
 def test_it_describes_itself_in_plain_json():
     assert EnvelopeGuard((Repeated(B, 3),), Budget(8.0, 1e-5)).describe() == {
-        "name": "envelope", "steps": 3, "budget": {"epsilon": 8.0, "delta": 1e-5},
-        "relation": "add_or_remove_one", "method": "pld"}
+        "name": "envelope",
+        "steps": 3,
+        "budget": {"epsilon": 8.0, "delta": 1e-5},
+        "relation": "add_or_remove_one",
+        "method": "pld",
+    }
 
 
 def test_unknown_relation_and_method_are_refused():

@@ -3,7 +3,12 @@
 import pytest
 
 from dpfy.accounting import ZcdpFilter, account
-from dpfy.accounting.individual import Group, account_groups, calibrate_group_bounds, calibrate_group_rates
+from dpfy.accounting.individual import (
+    Group,
+    account_groups,
+    calibrate_group_bounds,
+    calibrate_group_rates,
+)
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Cyclic, LaplaceSum, Poisson, Repeated, Sampled, SumQuery
@@ -17,8 +22,13 @@ def run(noise, rate=RATE, steps=STEPS, bound=1.0):
 
 
 def test_published_rates_cost_what_was_published():
-    """Rates .00481, .00906, .01306 at noise 1.368 cost 1, 2 and 3 by Rényi accounting, and less in truth."""
-    groups = {name: Group(rate=rate) for name, rate in zip("abc", (0.00481, 0.00906, 0.01306), strict=True)}
+    """Rates .00481, .00906, .01306 at noise 1.368 cost 1, 2 and 3 by Rényi accounting, and less in
+    truth.
+    """
+    groups = {
+        name: Group(rate=rate)
+        for name, rate in zip("abc", (0.00481, 0.00906, 0.01306), strict=True)
+    }
     claims = [found.claim(DELTA) for found in account_groups(run(1.368), groups, "rdp").values()]
     assert claims == pytest.approx([1.001, 2.001, 3.001], abs=3e-3)
     printed = {str(rate): Group(rate=rate) for rate in (0.005, 0.009, 0.013)}
@@ -36,33 +46,50 @@ def test_published_bounds_cost_what_was_published():
 
 
 def test_rates_are_calibrated_to_each_group():
-    noise, rates = calibrate_group_rates(epsilons=(1.0, 2.0), shares=(1, 1), delta=DELTA, rate=0.05, steps=100)
+    noise, rates = calibrate_group_rates(
+        epsilons=(1.0, 2.0), shares=(1, 1), delta=DELTA, rate=0.05, steps=100
+    )
     assert sum(rates) / 2 == pytest.approx(0.05, rel=1e-3) and rates[0] < 0.05 < rates[1]
     found = account_groups(run(noise, 0.05, 100), {str(rate): Group(rate=rate) for rate in rates})
-    assert all(0.999 * epsilon < one.claim(DELTA) <= epsilon for one, epsilon in zip(found.values(), (1.0, 2.0),
-                                                                                      strict=True))
+    assert all(
+        0.999 * epsilon < one.claim(DELTA) <= epsilon
+        for one, epsilon in zip(found.values(), (1.0, 2.0), strict=True)
+    )
     alone = calibrate_group_rates(epsilons=(1.0,), shares=(3,), delta=DELTA, rate=0.05, steps=100)
     assert alone[1] == pytest.approx((0.05,), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_calibrated_rates_are_the_published_ones():
-    noise, rates = calibrate_group_rates(epsilons=EPSILONS, shares=SHARES, delta=DELTA, rate=RATE, steps=STEPS,
-                                         method="rdp")
-    assert noise == pytest.approx(1.368, abs=3e-3) and rates == pytest.approx((0.00481, 0.00906, 0.01306), abs=3e-5)
-    assert sum(share * rate for share, rate in zip(SHARES, rates, strict=True)) == pytest.approx(RATE, rel=1e-4)
+    noise, rates = calibrate_group_rates(
+        epsilons=EPSILONS, shares=SHARES, delta=DELTA, rate=RATE, steps=STEPS, method="rdp"
+    )
+    assert noise == pytest.approx(1.368, abs=3e-3) and rates == pytest.approx(
+        (0.00481, 0.00906, 0.01306), abs=3e-5
+    )
+    assert sum(share * rate for share, rate in zip(SHARES, rates, strict=True)) == pytest.approx(
+        RATE, rel=1e-4
+    )
     found = account_groups(run(noise), {str(rate): Group(rate=rate) for rate in rates}, "rdp")
-    assert all(one.claim(DELTA) <= epsilon for one, epsilon in zip(found.values(), EPSILONS, strict=True))
+    assert all(
+        one.claim(DELTA) <= epsilon for one, epsilon in zip(found.values(), EPSILONS, strict=True)
+    )
 
 
 def test_bounds_are_calibrated_to_each_group_and_keep_their_mean():
-    noise, bounds = calibrate_group_bounds(epsilons=EPSILONS, shares=SHARES, delta=DELTA, rate=RATE, steps=STEPS,
-                                           method="rdp")
+    noise, bounds = calibrate_group_bounds(
+        epsilons=EPSILONS, shares=SHARES, delta=DELTA, rate=RATE, steps=STEPS, method="rdp"
+    )
     assert noise == pytest.approx(1.4155, abs=3e-3)
-    assert sum(share * bound for share, bound in zip(SHARES, bounds, strict=True)) == pytest.approx(1)
+    assert sum(share * bound for share, bound in zip(SHARES, bounds, strict=True)) == pytest.approx(
+        1
+    )
     assert [0.2 * bound for bound in bounds] == pytest.approx([0.129, 0.216, 0.274], abs=1e-3)
     found = account_groups(run(noise), {str(bound): Group(bound=bound) for bound in bounds}, "rdp")
-    assert all(one.claim(DELTA) <= epsilon * (1 + 1e-9) for one, epsilon in zip(found.values(), EPSILONS, strict=True))
+    assert all(
+        one.claim(DELTA) <= epsilon * (1 + 1e-9)
+        for one, epsilon in zip(found.values(), EPSILONS, strict=True)
+    )
 
 
 def test_a_group_like_all_others_has_the_guarantee_of_all():
@@ -78,12 +105,18 @@ def test_a_group_like_all_others_has_the_guarantee_of_all():
 
 def test_what_has_no_groups_is_refused():
     with pytest.raises(UnsupportedEvent, match="Poisson"):
-        account_groups(Sampled(Cyclic(10, 100), (SumQuery(1.0, 1.0),)), {"a": Group(rate=0.1)}, relation="zero_out")
+        account_groups(
+            Sampled(Cyclic(10, 100), (SumQuery(1.0, 1.0),)),
+            {"a": Group(rate=0.1)},
+            relation="zero_out",
+        )
     with pytest.raises(UnsupportedEvent, match="sampled sums"):
         account_groups(Sampled(Poisson(0.1), (LaplaceSum(1.0, 1.0),)), {"a": Group()})
     rule = ZcdpFilter(1.0)
-    with Ledger.in_memory(rule.guard(), Header(filter=rule.to_json())) as ledger, \
-            pytest.raises(UnsupportedEvent, match="every record"):
+    with (
+        Ledger.in_memory(rule.guard(), Header(filter=rule.to_json())) as ledger,
+        pytest.raises(UnsupportedEvent, match="every record"),
+    ):
         account_groups(ledger, {"a": Group()})
     with pytest.raises(InvalidArgument, match="one share for each"):
         calibrate_group_bounds(epsilons=(1.0,), shares=(0.5, 0.5), delta=DELTA, rate=0.1, steps=5)

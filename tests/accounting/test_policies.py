@@ -1,4 +1,6 @@
-"""The costs of policies other than Poisson, against brute force that shares no code with the accountant."""
+"""The costs of policies other than Poisson, against brute force that shares no code with the
+accountant.
+"""
 
 import itertools
 import math
@@ -33,17 +35,23 @@ ZERO, REPLACE, ADD = "zero_out", "replace_one", "add_or_remove_one"
 
 
 def run(policy, noise, times=1, relation=REPLACE, **kwargs):
-    return account(Repeated(Sampled(policy, (SumQuery(1.0, noise),)), times), relation=relation, **kwargs)
+    return account(
+        Repeated(Sampled(policy, (SumQuery(1.0, noise),)), times), relation=relation, **kwargs
+    )
 
 
 def normal(x, mean, noise):
-    return np.exp(-((x - mean) / noise) ** 2 / 2) / (noise * math.sqrt(2 * math.pi))
+    return np.exp(-(((x - mean) / noise) ** 2) / 2) / (noise * math.sqrt(2 * math.pi))
 
 
-# --- samples of a fixed size ------------------------------------------------------------------------------------------
+# --- samples of a fixed size
+# ------
+
 
 def lattice_delta(rate, noise, times, epsilon, step=2e-5):
-    """δ(ε) of the composed pair by rounding losses to a lattice and powers of a Fourier transform: about right."""
+    """δ(ε) of the composed pair by rounding losses to a lattice and powers of a Fourier transform:
+    about right.
+    """
     x = np.linspace(1, 2 + 12 * noise, 400_001)  # the loss is 0 halfway to the mean, which is at 2
     drawn, still = (-np.diff(ndtr(-(x - mean) / noise)) for mean in (2, 0))
     loss = np.log1p(rate * np.expm1(2 * (x[1:] + x[:-1] - 2) / (2 * noise**2)))
@@ -58,8 +66,10 @@ def lattice_delta(rate, noise, times, epsilon, step=2e-5):
     return float((total * np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0)).sum())
 
 
-@pytest.mark.parametrize("size, records, noise, times, told, renyi", [
-    (600, 60_000, 2.0, 1000, 2.199, 3.576), (512, 50_000, 4.0, 3000, 1.3455, 2.688)])
+@pytest.mark.parametrize(
+    "size, records, noise, times, told, renyi",
+    [(600, 60_000, 2.0, 1000, 2.199, 3.576), (512, 50_000, 4.0, 3000, 1.3455, 2.688)],
+)
 def test_fixed_sizes_have_the_known_costs(size, records, noise, times, told, renyi):
     guarantee = run(FixedSize(size, records), noise, times, accuracy=1e-4)
     lower, upper = pld.epsilon_lower(guarantee.canonical.pairs, DELTA, 1e-4), guarantee.claim(DELTA)
@@ -71,7 +81,9 @@ def test_fixed_sizes_have_the_known_costs(size, records, noise, times, told, ren
 
 
 def renyi_epsilon(size, records, noise, times):
-    """Wang, Balle & Kasiviswanathan 2019, by another library; noise is in units of the distance of two records."""
+    """Wang, Balle & Kasiviswanathan 2019, by another library; noise is in units of the distance of
+    two records.
+    """
     import dp_accounting as theirs
     from dp_accounting.rdp import RdpAccountant
 
@@ -90,8 +102,9 @@ def symmetrised(pair, points=1501):
     return np.concatenate((still[::-1], [rest], p)), np.concatenate((p[::-1], [rest], still))
 
 
-@pytest.mark.parametrize("pair", [Pair(0.3, 1.6, "exchanged"), Pair(0.05, 2.5, "exchanged"),
-                                  Pair(0.9, 4.0, "exchanged")])
+@pytest.mark.parametrize(
+    "pair", [Pair(0.3, 1.6, "exchanged"), Pair(0.05, 2.5, "exchanged"), Pair(0.9, 4.0, "exchanged")]
+)
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_pair_without_replacement_brackets_its_integral(pair, epsilon, steps):
@@ -106,8 +119,10 @@ def test_the_pair_without_replacement_brackets_its_integral(pair, epsilon, steps
 
 
 @pytest.mark.parametrize("accuracy", [1e-2, 1e-3, 1e-5])
-@pytest.mark.parametrize("pair", [Pair(0.02, 1.8, "exchanged"), Pair(0.4, 5.0, "exchanged"),
-                                  Pair(1e-4, 1.0, "exchanged")])
+@pytest.mark.parametrize(
+    "pair",
+    [Pair(0.02, 1.8, "exchanged"), Pair(0.4, 5.0, "exchanged"), Pair(1e-4, 1.0, "exchanged")],
+)
 def test_atoms_of_one_step_contain_the_closed_form(pair, accuracy):
     delta = min(1e-5, pair.rate / 10)
     truth = closed_forms.one_step_epsilon(pair.rate, pair.mu, delta).upper
@@ -116,8 +131,12 @@ def test_atoms_of_one_step_contain_the_closed_form(pair, accuracy):
     assert upper <= (1 + accuracy) * lower
 
 
-@given(st.floats(1e-5, 1), st.floats(0.2, 20), st.lists(st.floats(-30, 30), min_size=1, max_size=12, unique=True),
-       st.booleans())
+@given(
+    st.floats(1e-5, 1),
+    st.floats(0.2, 20),
+    st.lists(st.floats(-30, 30), min_size=1, max_size=12, unique=True),
+    st.booleans(),
+)
 def test_cells_of_the_pair_have_all_mass_and_mirror_each_other(rate, noise, cuts, with_zero):
     cuts = np.unique([*cuts, -0.0, 0.0] if with_zero else cuts)
     rows = discretize.rows(((Pair(rate, noise, "exchanged"), 1),))[0]
@@ -160,7 +179,10 @@ def worst(noise, size, zeroed, steps, epsilon):
 def test_no_three_records_are_told_apart_better_than_the_rule_says(size, relation, steps, epsilons):
     guarantee = run(FixedSize(size, 3), 1.5, steps, relation)
     for epsilon in epsilons:
-        truth, told = worst(1.5, size, relation == ZERO, steps, epsilon), guarantee.delta(epsilon).upper
+        truth, told = (
+            worst(1.5, size, relation == ZERO, steps, epsilon),
+            guarantee.delta(epsilon).upper,
+        )
         assert truth <= told + 1e-6
         if steps == 1 and relation == REPLACE:
             assert truth >= told - 1e-6  # and for one step the rule is exact
@@ -169,7 +191,9 @@ def test_no_three_records_are_told_apart_better_than_the_rule_says(size, relatio
 def test_smaller_costs_would_be_refuted():
     """Neither half the distance nor the pair of Poisson samples bounds what three records show."""
     epsilon, noise = 0.2, 1.5
-    assert worst(noise, 1, False, 1, epsilon) > 1.5 * closed_forms.one_step_delta(1 / 3, 1 / noise, epsilon)
+    assert worst(noise, 1, False, 1, epsilon) > 1.5 * closed_forms.one_step_delta(
+        1 / 3, 1 / noise, epsilon
+    )
     poisson = run(Poisson(1 / 3), noise, 1, ZERO).delta(epsilon).upper
     assert worst(noise, 1, True, 1, epsilon) > 1.05 * poisson
 
@@ -178,13 +202,20 @@ def test_the_whole_data_as_a_sample_is_a_full_batch():
     assert run(FixedSize(7, 7), 3.0, 20).epsilon(DELTA) == run(Poisson(1.0), 3.0, 20).epsilon(DELTA)
 
 
-@given(st.integers(1, 400), st.integers(1, 400), st.floats(0.5, 8), st.integers(1, 3000),
-       st.sampled_from([1e-9, 1e-5, 1e-2]))
+@given(
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.floats(0.5, 8),
+    st.integers(1, 3000),
+    st.sampled_from([1e-9, 1e-5, 1e-2]),
+)
 @settings(max_examples=40)
 def test_brackets_are_ordered_and_narrow(size, more, noise, times, delta):
     guarantee = run(FixedSize(size, size + more), noise, times)
     lower, upper = pld.epsilon_lower(guarantee.canonical.pairs, delta), guarantee.claim(delta)
-    assert 0 <= guarantee.epsilon(delta).lower <= lower * (1 + 1e-9) <= upper * (1 + 1e-9) < math.inf
+    assert (
+        0 <= guarantee.epsilon(delta).lower <= lower * (1 + 1e-9) <= upper * (1 + 1e-9) < math.inf
+    )
     assert upper <= 1.0011 * lower + 1.1e-6
 
 
@@ -208,23 +239,33 @@ def test_more_costs_more():
     def cost(size=100, noise=2.0, times=300):
         return run(FixedSize(size, 10_000), noise, times).claim(DELTA)
 
-    for costs in ([cost(size=size) for size in (10, 50, 100, 101, 500, 5000)],
-                  [cost(noise=noise) for noise in (9.0, 4.0, 2.0, 1.0, 0.6)],
-                  [cost(times=times) for times in (1, 2, 30, 300, 3000)]):
+    for costs in (
+        [cost(size=size) for size in (10, 50, 100, 101, 500, 5000)],
+        [cost(noise=noise) for noise in (9.0, 4.0, 2.0, 1.0, 0.6)],
+        [cost(times=times) for times in (1, 2, 30, 300, 3000)],
+    ):
         assert all(0 < one < two for one, two in itertools.pairwise(costs))
 
 
 def test_sizes_and_other_samples_compose():
     """Steps of all kinds in one run cost more than each kind alone and less than their sum."""
-    kinds = [Repeated(Sampled(policy, (SumQuery(1.0, noise),)), times) for policy, noise, times in (
-        (FixedSize(100, 10_000), 2.0, 300), (Poisson(0.01), 2.0, 300), (Shuffled(100, 10_000), 8.0, 3),
-        (FixedSize(60, 10_000), 3.0, 100))]
+    kinds = [
+        Repeated(Sampled(policy, (SumQuery(1.0, noise),)), times)
+        for policy, noise, times in (
+            (FixedSize(100, 10_000), 2.0, 300),
+            (Poisson(0.01), 2.0, 300),
+            (Shuffled(100, 10_000), 8.0, 3),
+            (FixedSize(60, 10_000), 3.0, 100),
+        )
+    ]
     lower, upper = account(kinds, relation=REPLACE).epsilon(DELTA)
     parts = [account(kind, relation=REPLACE).claim(DELTA / len(kinds)) for kind in kinds]
     assert 0.5 * upper < lower < upper and max(parts) < upper < sum(parts)
 
 
-# --- Poisson samples that are cut to a capacity -----------------------------------------------------------------------
+# --- Poisson samples that are cut to a capacity
+# -----------------------------------------------------------------------
+
 
 def cut_outputs(records, rate, capacity, noise, x):
     """The density of a sum over a truncated Poisson sample."""
@@ -247,9 +288,17 @@ def test_no_three_records_beat_the_rule_for_cut_samples(capacity, relation):
         truth = 0.0
         for a, other, b, c in itertools.product((-1, 0, 1), repeat=4):
             if relation == REPLACE or other == 0:
-                p, q = (cut_outputs((first, b, c), rate, capacity, noise, x) * 0.01 for first in (a, other))
-                truth = max(truth, *(float(np.maximum(one - math.exp(epsilon) * two, 0).sum())
-                                     for one, two in ((p, q), (q, p))))
+                p, q = (
+                    cut_outputs((first, b, c), rate, capacity, noise, x) * 0.01
+                    for first in (a, other)
+                )
+                truth = max(
+                    truth,
+                    *(
+                        float(np.maximum(one - math.exp(epsilon) * two, 0).sum())
+                        for one, two in ((p, q), (q, p))
+                    ),
+                )
         lower, upper = guarantee.delta(epsilon)
         assert lower - 1e-6 <= truth <= upper + 1e-6
 
@@ -259,16 +308,27 @@ def test_another_analysis_of_cut_samples_lies_below(capacity, relation):
     import dp_accounting as theirs
     from dp_accounting.pld import PLDAccountant
 
-    kind = {ZERO: theirs.NeighboringRelation.REPLACE_SPECIAL, REPLACE: theirs.NeighboringRelation.REPLACE_ONE}[relation]
+    kind = {
+        ZERO: theirs.NeighboringRelation.REPLACE_SPECIAL,
+        REPLACE: theirs.NeighboringRelation.REPLACE_ONE,
+    }[relation]
     step = theirs.dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.05, capacity, 2.0)
-    peer = PLDAccountant(kind, value_discretization_interval=1e-3).compose(step, 50).get_epsilon(DELTA)
+    peer = (
+        PLDAccountant(kind, value_discretization_interval=1e-3).compose(step, 50).get_epsilon(DELTA)
+    )
     guarantee = run(TruncatedPoisson(0.05, capacity, 1000), 2.0, 50, relation)
     assert guarantee.claim(DELTA) >= 0.998 * peer
     if capacity >= 95:  # cuts are rare, and both analyses are that of Poisson samples
         assert guarantee.claim(DELTA) <= 1.03 * peer
 
 
-@given(st.floats(0.01, 0.3), st.integers(0, 12), st.floats(0.8, 5), st.integers(1, 300), st.sampled_from([1e-7, 1e-4]))
+@given(
+    st.floats(0.01, 0.3),
+    st.integers(0, 12),
+    st.floats(0.8, 5),
+    st.integers(1, 300),
+    st.sampled_from([1e-7, 1e-4]),
+)
 @settings(max_examples=12)
 def test_claims_for_cut_samples_solve_the_equation(rate, spare, noise, times, delta):
     records = 2000
@@ -288,8 +348,11 @@ def test_claims_for_cut_samples_solve_the_equation(rate, spare, noise, times, de
         assert bound(upper, pld.delta_lower) <= delta * (1 + 1e-9)
         assert upper == 0 or bound(0.995 * upper, lambda *at: pld.delta_upper(*at).value) > delta
     else:
-        assert all(bound(epsilon, lambda *at: pld.delta_upper(*at).value) > delta
-                   for epsilon in (0, 1, 3, 9) if epsilon < 0.995 * known)
+        assert all(
+            bound(epsilon, lambda *at: pld.delta_upper(*at).value) > delta
+            for epsilon in (0, 1, 3, 9)
+            if epsilon < 0.995 * known
+        )
     if lower > 0:
         hidden = (1 + math.exp(0.999 * lower)) * failure
         assert pld.delta_upper(pairs, 0.999 * lower).value - hidden >= delta * (1 - 1e-6)
@@ -297,7 +360,9 @@ def test_claims_for_cut_samples_solve_the_equation(rate, spare, noise, times, de
 
 def test_delta_of_cut_samples_never_grows():
     guarantee = run(TruncatedPoisson(0.01, 150, 10_000), 1.0, 100, ZERO)
-    deltas = [guarantee.delta(epsilon).upper for epsilon in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 300.0)]
+    deltas = [
+        guarantee.delta(epsilon).upper for epsilon in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 300.0)
+    ]
     assert 0 < guarantee.failure < 1e-3
     assert all(two <= one * 1.001 for one, two in itertools.pairwise(deltas))
     assert deltas[-1] <= 50 * guarantee.failure  # and does not exceed what the best ε gives by much
@@ -307,39 +372,72 @@ def test_every_step_may_fail():
     policies = TruncatedPoisson(0.01, 150, 10_000), TruncatedPoisson(0.02, 250, 10_000)
     one, other = (run(policy, 1.0, 1, ZERO).failure for policy in policies)
     steps = [Repeated(Sampled(policy, (SumQuery(1.0, 1.0),)), 700) for policy in policies]
-    assert account([*steps, *steps], relation=ZERO).failure == pytest.approx(1400 * (one + other), rel=1e-8)
+    assert account([*steps, *steps], relation=ZERO).failure == pytest.approx(
+        1400 * (one + other), rel=1e-8
+    )
     assert run(policies[0], 1.0, 10**9, ZERO).failure == 1
 
 
 def test_a_full_capacity_costs_nothing_and_a_small_one_as_much_as_all_records():
-    full, poisson = (run(policy, 1.0, 100, ZERO) for policy in (TruncatedPoisson(0.01, 10_000, 10_000), Poisson(0.01)))
+    full, poisson = (
+        run(policy, 1.0, 100, ZERO)
+        for policy in (TruncatedPoisson(0.01, 10_000, 10_000), Poisson(0.01))
+    )
     assert full.failure == 0 and full.epsilon(DELTA) == poisson.epsilon(DELTA)
     small = run(TruncatedPoisson(0.01, 100, 10_000), 1.0, 100, ZERO)
     every = run(Poisson(1.0), 1.0, 100, ZERO)
     assert small.epsilon(DELTA).upper == every.claim(DELTA) and "known" in small.note(DELTA)
     assert small.delta(60.0).upper == every.delta(60.0).upper < 1
-    costs = [run(TruncatedPoisson(0.01, capacity, 10_000), 1.0, 100, ZERO).claim(DELTA) for capacity in (170, 180, 200)]
+    costs = [
+        run(TruncatedPoisson(0.01, capacity, 10_000), 1.0, 100, ZERO).claim(DELTA)
+        for capacity in (170, 180, 200)
+    ]
     assert costs == sorted(costs, reverse=True) and costs[-1] <= 1.001 * poisson.claim(DELTA)
 
 
-@pytest.mark.parametrize("records, rate, capacity", [
-    (60_000, 0.01, 760), (60_000, 0.01, 601), (60_000, 0.01, 2000), (10**6, 1e-3, 1100), (10**7, 1e-5, 300),
-    (50, 0.5, 49), (3, 1e-9, 1), (1000, 0.999, 999), (10**6, 0.5, 505_000), (200, 1e-3, 190)])
+@pytest.mark.parametrize(
+    "records, rate, capacity",
+    [
+        (60_000, 0.01, 760),
+        (60_000, 0.01, 601),
+        (60_000, 0.01, 2000),
+        (10**6, 1e-3, 1100),
+        (10**7, 1e-5, 300),
+        (50, 0.5, 49),
+        (3, 1e-9, 1),
+        (1000, 0.999, 999),
+        (10**6, 0.5, 505_000),
+        (200, 1e-3, 190),
+    ],
+)
 def test_the_chance_of_a_cut_is_bounded_from_above(records, rate, capacity):
-    """Against the tail in 60 digits: its terms fall geometrically, so a few thousand of them are all of it."""
+    """Against the tail in 60 digits: its terms fall geometrically, so a few thousand of them are
+    all of it.
+    """
     import mpmath
 
     with mpmath.workdps(60):
         q = mpmath.mpf(rate)
-        term = mpmath.binomial(records, capacity + 1) * q ** (capacity + 1) * (1 - q) ** (records - capacity - 1)
+        term = (
+            mpmath.binomial(records, capacity + 1)
+            * q ** (capacity + 1)
+            * (1 - q) ** (records - capacity - 1)
+        )
         truth = mpmath.mpf(0)
         for count in range(capacity + 1, records + 1):
             truth += term
             term *= mpmath.mpf(records - count) / (count + 1) * q / (1 - q)
             if term < truth * mpmath.mpf(10) ** -40:
                 break
-        found = canonical((Repeated(Sampled(TruncatedPoisson(rate, capacity, records), (SumQuery(1.0, 1.0),)), 1),),
-                          "pld", ZERO).failure
+        found = canonical(
+            (
+                Repeated(
+                    Sampled(TruncatedPoisson(rate, capacity, records), (SumQuery(1.0, 1.0),)), 1
+                ),
+            ),
+            "pld",
+            ZERO,
+        ).failure
         assert truth <= found <= truth * (1 + mpmath.mpf("1e-7")) + mpmath.mpf("1e-299")
 
 
@@ -350,19 +448,30 @@ def test_a_filter_that_rewards_no_sampling_admits_cut_samples_at_the_full_price(
     assert guard.used == pytest.approx(0.25, rel=1e-9)
 
 
-# --- epochs -----------------------------------------------------------------------------------------------------------
+# --- epochs
+# ------
 
-@pytest.mark.parametrize(("policy", "relation", "distance"), [
-    (policy, relation, distance) for policy in (Shuffled(100, 1000), Cyclic(100, 1000))
-    for relation, distance in ((ZERO, 1), (REPLACE, 2))])
+
+@pytest.mark.parametrize(
+    ("policy", "relation", "distance"),
+    [
+        (policy, relation, distance)
+        for policy in (Shuffled(100, 1000), Cyclic(100, 1000))
+        for relation, distance in ((ZERO, 1), (REPLACE, 2))
+    ],
+)
 def test_epochs_are_gaussian_sums(policy, relation, distance):
     exact = closed_forms.epsilon(distance * math.sqrt(12) / 3.0, DELTA)
     assert run(policy, 3.0, 12, relation).claim(DELTA) == pytest.approx(exact.upper, rel=1e-9)
     batches = 1 if isinstance(policy, Cyclic) else 10
     summed = closed_forms.epsilon(distance * math.sqrt(12 / batches) / 3.0, DELTA)
-    assert run(policy, 3.0, 12, relation).epsilon(DELTA).lower == pytest.approx(summed.lower, rel=1e-9)
+    assert run(policy, 3.0, 12, relation).epsilon(DELTA).lower == pytest.approx(
+        summed.lower, rel=1e-9
+    )
     assert run(policy, 3.0, 12, relation).note(DELTA) == "closed form"
-    assert exact.upper < run(policy, 3.0, 12, relation, method="rdp").claim(DELTA) < 1.2 * exact.upper
+    assert (
+        exact.upper < run(policy, 3.0, 12, relation, method="rdp").claim(DELTA) < 1.2 * exact.upper
+    )
 
 
 def test_shuffled_epochs_cost_more_than_poisson_samples_of_the_same_size():
@@ -374,17 +483,25 @@ def test_shuffled_epochs_cost_more_than_poisson_samples_of_the_same_size():
 
 
 def epoch_delta(values, zeroed, size, noise, epsilon):
-    """δ(ε) of one shuffled epoch of two batches of three records whose order is secret, by integration."""
+    """δ(ε) of one shuffled epoch of two batches of three records whose order is secret, by
+    integration.
+    """
     x = np.arange(-3 - 8 * noise, 3 + 8 * noise, 0.06)
 
     def density(records):
         orders = list(itertools.permutations(records))
-        parts = [np.multiply.outer(normal(x, sum(order[:size]), noise), normal(x, sum(order[size:]), noise))
-                 for order in orders]
+        parts = [
+            np.multiply.outer(
+                normal(x, sum(order[:size]), noise), normal(x, sum(order[size:]), noise)
+            )
+            for order in orders
+        ]
         return sum(parts) / len(orders) * 0.06**2
 
     p, q = density(values), density((zeroed, *values[1:]))
-    return max(float(np.maximum(one - math.exp(epsilon) * two, 0).sum()) for one, two in ((p, q), (q, p)))
+    return max(
+        float(np.maximum(one - math.exp(epsilon) * two, 0).sum()) for one, two in ((p, q), (q, p))
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.5])
@@ -395,9 +512,16 @@ def test_no_epoch_of_three_records_beats_the_rule(epsilon):
             assert epoch_delta((1, b, c), other, 2, 1.2, epsilon) <= told + 1e-6
 
 
-# --- what has no rule -------------------------------------------------------------------------------------------------
+# --- what has no rule
+# ------
 
-NEED_N = [FixedSize(10, 100), TruncatedPoisson(0.1, 60, 100), Shuffled(10, 100), Cyclic(10, 100), BallsInBins(10, 100)]
+NEED_N = [
+    FixedSize(10, 100),
+    TruncatedPoisson(0.1, 60, 100),
+    Shuffled(10, 100),
+    Cyclic(10, 100),
+    BallsInBins(10, 100),
+]
 
 
 @pytest.mark.parametrize("policy", NEED_N, ids=str)

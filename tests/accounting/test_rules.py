@@ -22,10 +22,14 @@ from dpfy.ledger.one_shot import AboveThreshold, DiscreteGaussianSum, NoisyMax, 
 from dpfy.testing.rules import check_rule
 
 EXAMPLES = {
-    Poisson: [Poisson(0.05), Poisson(1.0)], FixedSize: [FixedSize(50, 1000), FixedSize(3, 3)],
+    Poisson: [Poisson(0.05), Poisson(1.0)],
+    FixedSize: [FixedSize(50, 1000), FixedSize(3, 3)],
     TruncatedPoisson: [TruncatedPoisson(0.05, 150, 1000), TruncatedPoisson(0.05, 130, 1000)],
-    Shuffled: [Shuffled(50, 1000)], Cyclic: [Cyclic(50, 1000)], BallsInBins: [BallsInBins(20, 1000)],
-    Importance: [Importance(0.05, 2.0**-10)]}
+    Shuffled: [Shuffled(50, 1000)],
+    Cyclic: [Cyclic(50, 1000)],
+    BallsInBins: [BallsInBins(20, 1000)],
+    Importance: [Importance(0.05, 2.0**-10)],
+}
 
 
 def answer(bound, noise):
@@ -33,33 +37,56 @@ def answer(bound, noise):
     return RandomizedAnswer(odds / (1 + odds) if noise else 1.0)
 
 
-QUERIES = {AboveThreshold: lambda bound, noise: AboveThreshold(bound, 2 * noise, 4 * noise), RandomizedAnswer: answer}
+QUERIES = {
+    AboveThreshold: lambda bound, noise: AboveThreshold(bound, 2 * noise, 4 * noise),
+    RandomizedAnswer: answer,
+}
 
 
-@pytest.mark.parametrize(("method", "policy", "query", "relation"), [
-    (method, example, query, relation) for method, policy, query, relation in RULES for example in EXAMPLES[policy]
-    if query is SumQuery or (policy is Poisson and (query is LaplaceSum or relation != "zero_out"))
-    or (policy is FixedSize and query is NoisyMax)])  # the other pairs are made of these
+@pytest.mark.parametrize(
+    ("method", "policy", "query", "relation"),
+    [
+        (method, example, query, relation)
+        for method, policy, query, relation in RULES
+        for example in EXAMPLES[policy]
+        if query is SumQuery
+        or (policy is Poisson and (query is LaplaceSum or relation != "zero_out"))
+        or (policy is FixedSize and query is NoisyMax)
+    ],
+)  # the other pairs are made of these
 def test_rule(method, policy, query, relation):
-    check_rule(method, policy, relation, query=QUERIES.get(query, query), scales=query is not DiscreteGaussianSum)
+    check_rule(
+        method,
+        policy,
+        relation,
+        query=QUERIES.get(query, query),
+        scales=query is not DiscreteGaussianSum,
+    )
 
 
 def test_a_record_set_to_zero_costs_what_an_absent_one_does():
     for method, policy, query, relation in RULES:
         if policy is Poisson and relation == "zero_out" and query not in (SumQuery, LaplaceSum):
             asked = QUERIES.get(query, query)(1.0, 2.0)
-            zeroed, absent = (RULES[method, policy, query, name].pair(Poisson(0.3), asked)
-                              for name in (relation, "add_or_remove_one"))
+            zeroed, absent = (
+                RULES[method, policy, query, name].pair(Poisson(0.3), asked)
+                for name in (relation, "add_or_remove_one")
+            )
             assert zeroed == absent
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda policy, noise: Pair(policy.rate, max(noise, 1.0)),  # ignores a lack of noise
-    lambda policy, noise: Pair(policy.rate, 1 / max(noise, 1e-9)),  # noise upside down
-    lambda policy, noise: Pair(policy.rate, min(noise, 3.0)),  # charges for empty queries
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda policy, noise: Pair(policy.rate, max(noise, 1.0)),  # ignores a lack of noise
+        lambda policy, noise: Pair(policy.rate, 1 / max(noise, 1e-9)),  # noise upside down
+        lambda policy, noise: Pair(policy.rate, min(noise, 3.0)),  # charges for empty queries
+    ],
+)
 def test_the_suite_catches_a_wrong_rule(monkeypatch, wrong):
-    monkeypatch.setitem(RULES, ("pld", Poisson, SumQuery, "add_or_remove_one"), Rule(wrong, "wrong"))
+    monkeypatch.setitem(
+        RULES, ("pld", Poisson, SumQuery, "add_or_remove_one"), Rule(wrong, "wrong")
+    )
     with pytest.raises(AssertionError):
         check_rule("pld", Poisson(0.05), "add_or_remove_one")
 

@@ -9,7 +9,16 @@ from hypothesis import given, strategies as st
 from dpfy.accounting.dominating_pairs import Pair, coarsened
 from dpfy.accounting.to_pairs import canonical, noise_multiplier
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import Event, NonPrivate, Poisson, Policy, RecordedQuery, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import (
+    Event,
+    NonPrivate,
+    Poisson,
+    Policy,
+    RecordedQuery,
+    Repeated,
+    Sampled,
+    SumQuery,
+)
 
 ADD_REMOVE = "add_or_remove_one"
 
@@ -44,7 +53,9 @@ def test_equal_steps_are_counted_together_wherever_they_occur():
 
 
 def test_free_steps_count_but_leave_no_pair():
-    got = canonical((Repeated(step(rate=0.0), 5), Repeated(step(SumQuery(0.0, 1.0)), 2)), "pld", ADD_REMOVE)
+    got = canonical(
+        (Repeated(step(rate=0.0), 5), Repeated(step(SumQuery(0.0, 1.0)), 2)), "pld", ADD_REMOVE
+    )
     assert got.pairs == () and got.steps == 7
 
 
@@ -60,7 +71,9 @@ def test_non_private_is_noticed_unless_it_never_happened():
 
 
 def test_replacing_opposes_the_two_records():
-    assert canonical((Repeated(step(), 1),), "pld", "replace_one").pairs[0][0].neighbours == "opposed"
+    assert (
+        canonical((Repeated(step(), 1),), "pld", "replace_one").pairs[0][0].neighbours == "opposed"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,21 +91,33 @@ class Rumour(Event, tag="test_rumour"):
     text: str
 
 
-@pytest.mark.parametrize(("event", "method", "relation", "words"), [
-    (step(adaptive=True), "pld", ADD_REMOVE, ["adaptive", "filter"]),
-    (Sampled(Shuffled(0.1), (SumQuery(1.0, 1.0),)), "pld", ADD_REMOVE, ["test_shuffled", ADD_REMOVE]),
-    (Sampled(Poisson(0.1), (Median(1.0),)), "pld", ADD_REMOVE, ["test_median"]),
-    (Rumour("x"), "rdp", "zero_out", ["test_rumour", "zero_out"]),
-    (step(), "rdp", "replace_one", ["poisson", "replace_one", "'pld'"]),
-])
+@pytest.mark.parametrize(
+    ("event", "method", "relation", "words"),
+    [
+        (step(adaptive=True), "pld", ADD_REMOVE, ["adaptive", "filter"]),
+        (
+            Sampled(Shuffled(0.1), (SumQuery(1.0, 1.0),)),
+            "pld",
+            ADD_REMOVE,
+            ["test_shuffled", ADD_REMOVE],
+        ),
+        (Sampled(Poisson(0.1), (Median(1.0),)), "pld", ADD_REMOVE, ["test_median"]),
+        (Rumour("x"), "rdp", "zero_out", ["test_rumour", "zero_out"]),
+        (step(), "rdp", "replace_one", ["poisson", "replace_one", "'pld'"]),
+    ],
+)
 def test_what_has_no_rule_is_refused_by_name(event, method, relation, words):
     with pytest.raises(UnsupportedEvent) as caught:
         canonical((Repeated(event, 1),), method, relation)
     assert all(word in str(caught.value) for word in words)
 
 
-@given(st.lists(st.tuples(st.floats(1e-4, 1), st.floats(0.3, 10)), min_size=1, max_size=60, unique=True),
-       st.integers(1, 12))
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-4, 1), st.floats(0.3, 10)), min_size=1, max_size=60, unique=True
+    ),
+    st.integers(1, 12),
+)
 def test_coarsening_keeps_the_steps_and_moves_every_pair_to_the_asked_side(values, limit):
     pairs = tuple(sorted((Pair(rate, noise), 2) for rate, noise in values))
     up, down = coarsened(pairs, limit, pessimistic=True), coarsened(pairs, limit, pessimistic=False)
@@ -100,5 +125,9 @@ def test_coarsening_keeps_the_steps_and_moves_every_pair_to_the_asked_side(value
         assert len(merged) <= limit and sum(times for _, times in merged) == 2 * len(pairs)
     assert min(p.noise_multiplier for p, _ in up) == min(p.noise_multiplier for p, _ in pairs)
     for pair, _ in pairs:
-        assert any(p.rate >= pair.rate and p.noise_multiplier <= pair.noise_multiplier for p, _ in up)
-        assert any(p.rate <= pair.rate and p.noise_multiplier >= pair.noise_multiplier for p, _ in down)
+        assert any(
+            p.rate >= pair.rate and p.noise_multiplier <= pair.noise_multiplier for p, _ in up
+        )
+        assert any(
+            p.rate <= pair.rate and p.noise_multiplier >= pair.noise_multiplier for p, _ in down
+        )

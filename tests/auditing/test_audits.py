@@ -34,9 +34,14 @@ def audited(key, mutant="none", **options):
         return nn.functional.cross_entropy(model(x), y, reduction="none")
 
     with MUTANTS[mutant]():
-        found = audit_run(model, optimizer, data, plan, loss, 1e-5, key=key, **{"canaries": 600, **options})
+        found = audit_run(
+            model, optimizer, data, plan, loss, 1e-5, key=key, **{"canaries": 600, **options}
+        )
     assert [name for name, _ in model.named_parameters()] == ["weight", "bias"]
-    assert all(bool((p == old).all()) and p.grad is None for p, old in zip(model.parameters(), start, strict=True))
+    assert all(
+        bool((p == old).all()) and p.grad is None
+        for p, old in zip(model.parameters(), start, strict=True)
+    )
     return found
 
 
@@ -62,7 +67,11 @@ def test_too_few_canaries_and_other_relations_are_refused():
 
 @pytest.mark.slow
 def test_the_correct_pipeline_is_never_flagged():
-    (verdict,) = [found for found in self_test(repeats=100, keys=itertools.count(10_000)) if found.mutant == "none"]
+    (verdict,) = [
+        found
+        for found in self_test(repeats=100, keys=itertools.count(10_000))
+        if found.mutant == "none"
+    ]
     assert not verdict.flagged
 
 
@@ -81,7 +90,9 @@ def test_membership_scores():
     present[:4], present[4:8] = True, False
     shadows = torch.randn(16, 50, generator=rng) + 3.0 * present
     inside = torch.arange(50) % 2 == 0
-    scores = likelihood_ratio_scores(torch.randn(50, generator=rng) + 3.0 * inside, shadows, present)
+    scores = likelihood_ratio_scores(
+        torch.randn(50, generator=rng) + 3.0 * inside, shadows, present
+    )
     found = membership(scores, inside)
     assert found.area > 0.9 and found.tpr_at(0.1) > 0.5
     assert membership(loss_scores(torch.tensor([1.0, 2.0])), torch.tensor([True, False])).area == 1
@@ -105,12 +116,16 @@ def run_command(capfd, *arguments):
 
 
 def test_the_command_writes_a_page_and_says_what_came_out(tmp_path, capfd):
-    code, output = run_command(capfd, "--epochs", "2", "--canaries", "100", "--json", "--out", str(tmp_path / "a"))
+    code, output = run_command(
+        capfd, "--epochs", "2", "--canaries", "100", "--json", "--out", str(tmp_path / "a")
+    )
     found = json.loads(output.out)
     assert code in (0, None) and not found["refuted"]
     page = (tmp_path / "a" / "audit.html").read_text()
     assert page.count("<svg") == 2 and "http" not in page
-    assert {"theorem", "citation", "check", "allowance"} <= {each["kind"] for each in found["basis"]}
+    assert {"theorem", "citation", "check", "allowance"} <= {
+        each["kind"] for each in found["basis"]
+    }
     assert "What the claim rests on" in page and "allowed for, not proved" in page
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["delta"] == found["delta"]
 

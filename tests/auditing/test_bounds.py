@@ -33,18 +33,25 @@ def gaussian_attack(mu, canaries, made, rng):
     """Guesses about independent canaries by the best scores there are."""
     present = rng.integers(0, 2, canaries).astype(bool)
     order = np.argsort(rng.normal(size=canaries) + mu * present)
-    right = int(present[order[-made // 2:]].sum() + (~present[order[:made // 2]]).sum())
+    right = int(present[order[-made // 2 :]].sum() + (~present[order[: made // 2]]).sum())
     return Guesses(canaries, made, right)
 
 
-@pytest.mark.parametrize(("mu", "canaries", "made"), [(0.5, 100, 100), (1.0, 200, 40), (2.0, 100, 20)])
+@pytest.mark.parametrize(
+    ("mu", "canaries", "made"), [(0.5, 100, 100), (1.0, 200, 40), (2.0, 100, 20)]
+)
 def test_one_run_bounds_exceed_the_truth_as_rarely_as_they_say(mu, canaries, made):
-    # Fails if a bound is off by a step of its recursion, forgets abstentions, or takes the confidence twice.
+    # Fails if a bound is off by a step of its recursion, forgets abstentions, or takes the
+    # confidence twice.
     rng, runs = np.random.default_rng(7), 400
     found = [gaussian_attack(mu, canaries, made, rng) for _ in range(runs)]
     truth = gaussian_epsilon(mu, 1e-3)
-    cache = {guesses: (one_run_mu(guesses), one_run_epsilon(guesses, 1e-3)) for guesses in set(found)}
-    too_high = [sum(cache[guesses][k] > limit for guesses in found) for k, limit in ((0, mu), (1, truth))]
+    cache = {
+        guesses: (one_run_mu(guesses), one_run_epsilon(guesses, 1e-3)) for guesses in set(found)
+    }
+    too_high = [
+        sum(cache[guesses][k] > limit for guesses in found) for k, limit in ((0, mu), (1, truth))
+    ]
     assert all(count <= binom.isf(1e-7, runs, FAILS) for count in too_high)
 
 
@@ -64,7 +71,9 @@ def test_guesses_of_randomised_response_are_refuted_at_the_level_of_the_binomial
 def test_a_closed_form_of_steinke_and_others():
     # A hundred guesses, all right: p^100 = 5 % at p = e^ε/(1 + e^ε) without a δ, and less with one.
     right = 0.05**0.01
-    assert one_run_epsilon(Guesses(1000, 100, 100), 0.0) == pytest.approx(math.log(right / (1 - right)), abs=1e-6)
+    assert one_run_epsilon(Guesses(1000, 100, 100), 0.0) == pytest.approx(
+        math.log(right / (1 - right)), abs=1e-6
+    )
     assert 3.4 < one_run_epsilon(Guesses(1000, 100, 100), 1e-5) < 3.49
 
 
@@ -96,14 +105,25 @@ def test_a_claim_is_refuted_only_by_what_it_excludes():
 
 
 def test_the_inverse_of_a_ledger_is_never_above_that_of_its_mechanism():
-    exact, certified = gaussian_inverse(1.0), inverse_of(account(Sampled(Poisson(1.0), (SumQuery(1.0, 1.0),))))
+    exact, certified = (
+        gaussian_inverse(1.0),
+        inverse_of(account(Sampled(Poisson(1.0), (SumQuery(1.0, 1.0),)))),
+    )
     for probability in np.geomspace(1e-8, 1, 200):
         assert certified(float(probability)) <= exact(float(probability)) + 1e-12
     assert certified(0.5) > 0.9 * exact(0.5)
 
 
-@pytest.mark.parametrize("make", [lambda: Trials(10, 11, 10, 0), lambda: Trials(0, 0, 10, 0), lambda: Guesses(10, 0, 0),
-                                  lambda: Guesses(10, 11, 5), lambda: Guesses(10, 5, 6)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Trials(10, 11, 10, 0),
+        lambda: Trials(0, 0, 10, 0),
+        lambda: Guesses(10, 0, 0),
+        lambda: Guesses(10, 11, 5),
+        lambda: Guesses(10, 5, 6),
+    ],
+)
 def test_impossible_counts_are_refused(make):
     with pytest.raises(InvalidArgument, match="Expected"):
         make()

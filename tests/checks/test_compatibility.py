@@ -100,33 +100,54 @@ def nt_xent_loss(x):
 
 EMBEDDED = partial(nn.Embedding, 9, 3)
 EXAMPLES = {
-    "batch normalization": [lambda: net(nn.BatchNorm1d(3)), lambda: net(nn.SyncBatchNorm(3)),
-                            lambda: net(nn.BatchNorm1d(3, track_running_stats=False)).eval()],
+    "batch normalization": [
+        lambda: net(nn.BatchNorm1d(3)),
+        lambda: net(nn.SyncBatchNorm(3)),
+        lambda: net(nn.BatchNorm1d(3, track_running_stats=False)).eval(),
+    ],
     "batch normalization in eval mode": [lambda: net(nn.BatchNorm1d(3)).eval()],
     "private batch normalization": [lambda: net(PrivateBatchNorm(3))],
     "frozen batch normalization": [lambda: net(FrozenBatchNorm(3))],
-    "instance normalization with running statistics": [lambda: net(nn.InstanceNorm1d(3, track_running_stats=True))],
+    "instance normalization with running statistics": [
+        lambda: net(nn.InstanceNorm1d(3, track_running_stats=True))
+    ],
     "layer, group, instance or RMS normalization": [
-        lambda: net(nn.LayerNorm(3)), lambda: net(nn.GroupNorm(3, 3)), lambda: net(nn.InstanceNorm1d(3)),
-        lambda: net(nn.RMSNorm(3)), lambda: net(nn.LocalResponseNorm(2))],
-    "weight normalization": [lambda: net(parametrizations.weight_norm(nn.Linear(3, 2))),
-                             lambda: old_style(nn.utils.weight_norm)],
-    "spectral normalization": [lambda: net(parametrizations.spectral_norm(nn.Linear(3, 2))),
-                               lambda: old_style(nn.utils.spectral_norm)],
-    "message passing on graphs": [lambda: net(fake("GCNConv", type("MessagePassing", (nn.Module,), {}))),
-                                  lambda: net(fake("GraphConv", nn.Module, "dgl.nn.pytorch"))],
-    "embedding with max_norm": [lambda: nn.Sequential(EMBEDDED(max_norm=1.0)),
-                                lambda: nn.Sequential(nn.EmbeddingBag(9, 3, max_norm=1.0))],
+        lambda: net(nn.LayerNorm(3)),
+        lambda: net(nn.GroupNorm(3, 3)),
+        lambda: net(nn.InstanceNorm1d(3)),
+        lambda: net(nn.RMSNorm(3)),
+        lambda: net(nn.LocalResponseNorm(2)),
+    ],
+    "weight normalization": [
+        lambda: net(parametrizations.weight_norm(nn.Linear(3, 2))),
+        lambda: old_style(nn.utils.weight_norm),
+    ],
+    "spectral normalization": [
+        lambda: net(parametrizations.spectral_norm(nn.Linear(3, 2))),
+        lambda: old_style(nn.utils.spectral_norm),
+    ],
+    "message passing on graphs": [
+        lambda: net(fake("GCNConv", type("MessagePassing", (nn.Module,), {}))),
+        lambda: net(fake("GraphConv", nn.Module, "dgl.nn.pytorch")),
+    ],
+    "embedding with max_norm": [
+        lambda: nn.Sequential(EMBEDDED(max_norm=1.0)),
+        lambda: nn.Sequential(nn.EmbeddingBag(9, 3, max_norm=1.0)),
+    ],
     "sparse embedding": [lambda: nn.Sequential(EMBEDDED(sparse=True))],
     "recurrent layer": [lambda: nn.LSTM(4, 3), lambda: nn.GRUCell(4, 3)],
     "dropout": [lambda: net(nn.Dropout()), lambda: net(nn.AlphaDropout())],
     "tied weights": [tied],
     "compiled module": [lambda: torch.compile(net(), backend="eager"), compiled_in_place],
     "compiled function": [lambda: (net(), torch.compile(nn.functional.l1_loss, backend="eager"))],
-    "TorchScript": [lambda: scripted(torch.jit.script, net()),
-                    lambda: net(scripted(torch.jit.trace, nn.Linear(3, 2), torch.ones(1, 3)))],
-    "wrapper for several devices": [lambda: nn.DataParallel(net()),
-                                    lambda: net(fake("FullyShardedDataParallel", nn.Module))],
+    "TorchScript": [
+        lambda: scripted(torch.jit.script, net()),
+        lambda: net(scripted(torch.jit.trace, nn.Linear(3, 2), torch.ones(1, 3))),
+    ],
+    "wrapper for several devices": [
+        lambda: nn.DataParallel(net()),
+        lambda: net(fake("FullyShardedDataParallel", nn.Module)),
+    ],
     "backward hooks": [hooked],
     "lazy layer": [lambda: net(nn.LazyLinear(2))],
     "complex parameters": [lambda: net(nn.Linear(2, 2, dtype=torch.complex64))],
@@ -134,30 +155,55 @@ EXAMPLES = {
     "pruned layer": [pruned],
     "quantized layer": [quantized],
     "quantization observer": [observed],
-    "first-order optimizer": [partial(with_optimizer, torch.optim.SGD), partial(with_optimizer, torch.optim.AdamW)],
-    "second-order optimizer": [partial(with_optimizer, torch.optim.LBFGS), partial(with_optimizer, KFAC)],
+    "first-order optimizer": [
+        partial(with_optimizer, torch.optim.SGD),
+        partial(with_optimizer, torch.optim.AdamW),
+    ],
+    "second-order optimizer": [
+        partial(with_optimizer, torch.optim.LBFGS),
+        partial(with_optimizer, KFAC),
+    ],
     "optimizer for sparse gradients": [partial(with_optimizer, torch.optim.SparseAdam)],
     "optimizer that has taken steps": [stepped],
     "gradient scaler": [lambda: (net(), torch.amp.GradScaler("cpu"))],
-    "averaged loss": [lambda: (net(), nn.CrossEntropyLoss()), lambda: (net(), nn.CTCLoss(reduction="sum"))],
+    "averaged loss": [
+        lambda: (net(), nn.CrossEntropyLoss()),
+        lambda: (net(), nn.CTCLoss(reduction="sum")),
+    ],
     "loss of one record": [lambda: (net(), nn.MSELoss(reduction="none"))],
     "connectionist temporal classification": [lambda: (net(), nn.CTCLoss(reduction="none"))],
-    "loss of pairs or triplets": [lambda: (net(), nn.TripletMarginLoss(reduction="none")),
-                                  lambda: (net(), nn.CosineEmbeddingLoss(reduction="none"))],
-    "contrastive loss over the batch": [lambda: (net(), fake("SupConLoss", nn.Module)), lambda: (net(), nt_xent_loss),
-                                        lambda: (net(), fake("Any", nn.Module, "pytorch_metric_learning.losses"))],
-    "energy-based loss": [lambda: (net(), fake("ContrastiveDivergence", nn.Module)),
-                          lambda: net(fake("RBM", nn.Module))],
+    "loss of pairs or triplets": [
+        lambda: (net(), nn.TripletMarginLoss(reduction="none")),
+        lambda: (net(), nn.CosineEmbeddingLoss(reduction="none")),
+    ],
+    "contrastive loss over the batch": [
+        lambda: (net(), fake("SupConLoss", nn.Module)),
+        lambda: (net(), nt_xent_loss),
+        lambda: (net(), fake("Any", nn.Module, "pytorch_metric_learning.losses")),
+    ],
+    "energy-based loss": [
+        lambda: (net(), fake("ContrastiveDivergence", nn.Module)),
+        lambda: net(fake("RBM", nn.Module)),
+    ],
     "distillation": [lambda: (net(), fake("DistillationLoss", nn.Module))],
-    "tokenizer": [lambda: (net(), fake("BertTokenizerFast")), lambda: attribute(fake("Tokenizer")),
-                  lambda: attribute(fake("SentencePieceProcessor"))],
+    "tokenizer": [
+        lambda: (net(), fake("BertTokenizerFast")),
+        lambda: attribute(fake("Tokenizer")),
+        lambda: attribute(fake("SentencePieceProcessor")),
+    ],
 }
-CASES = [pytest.param(name, make, id=f"{name} {number}")
-         for name, makes in EXAMPLES.items() for number, make in enumerate(makes)]
+CASES = [
+    pytest.param(name, make, id=f"{name} {number}")
+    for name, makes in EXAMPLES.items()
+    for number, make in enumerate(makes)
+]
 
 
 def found_in(made):
-    return {finding.component.name: finding for finding in examine(*(made if isinstance(made, tuple) else (made,)))}
+    return {
+        finding.component.name: finding
+        for finding in examine(*(made if isinstance(made, tuple) else (made,)))
+    }
 
 
 def test_every_row_has_an_example_and_says_why_and_what_to_do():
@@ -177,11 +223,18 @@ def test_a_fine_component_is_not_taken_for_another_that_is_not(name, make):
     assert not ROWS[name].verdict.allows_training or not others
 
 
-@pytest.mark.parametrize("make", [
-    net, lambda: net(nn.ReLU(), nn.Embedding(3, 3), nn.MultiheadAttention(4, 2), nn.Conv2d(1, 1, 1)),
-    lambda: (net(), lambda x: x), lambda: net(fake("UnpairedHead", nn.Module)),
-    lambda: net(fake("DistilBert", nn.Module)), lambda: net(parametrizations.orthogonal(nn.Linear(3, 3))),
-], ids=["linear", "layers", "own loss", "unpaired", "distil", "orthogonal"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        net,
+        lambda: net(nn.ReLU(), nn.Embedding(3, 3), nn.MultiheadAttention(4, 2), nn.Conv2d(1, 1, 1)),
+        lambda: (net(), lambda x: x),
+        lambda: net(fake("UnpairedHead", nn.Module)),
+        lambda: net(fake("DistilBert", nn.Module)),
+        lambda: net(parametrizations.orthogonal(nn.Linear(3, 3))),
+    ],
+    ids=["linear", "layers", "own loss", "unpaired", "distil", "orthogonal"],
+)
 def test_what_is_in_no_row_is_not_found(make):
     assert not found_in(make())
 
@@ -190,9 +243,13 @@ def test_places_are_named_and_a_component_is_listed_once():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ModuleDict({"deep": nn.BatchNorm1d(3)}))
     model.tokenizer = fake("Tokenizer")
     finding = found_in(model)
-    assert finding["batch normalization"].places == ("0", "1.deep") and finding["tokenizer"].places == ("tokenizer",)
+    assert finding["batch normalization"].places == ("0", "1.deep") and finding[
+        "tokenizer"
+    ].places == ("tokenizer",)
     assert found_in(nn.BatchNorm1d(3))["batch normalization"].places == ("model",)
-    assert found_in((net(), nn.MSELoss(), nt_xent_loss))["contrastive loss over the batch"].places == ("nt_xent_loss",)
+    assert found_in((net(), nn.MSELoss(), nt_xent_loss))[
+        "contrastive loss over the batch"
+    ].places == ("nt_xent_loss",)
 
 
 def spectral():
@@ -208,7 +265,9 @@ JUDGED = {  # what can be probed with one layer's worth of made-up input
     "frozen batch normalization": (lambda: net(FrozenBatchNorm(3)), NUMBERS),
     "private batch normalization": (lambda: net(PrivateBatchNorm(3)), NUMBERS),
     "instance normalization with running statistics": (
-        lambda: nn.Sequential(nn.InstanceNorm1d(4, affine=True, track_running_stats=True)), torch.rand(4, 4, 6)),
+        lambda: nn.Sequential(nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
+        torch.rand(4, 4, 6),
+    ),
     "weight normalization": (EXAMPLES["weight normalization"][0], NUMBERS),
     "spectral normalization": (spectral, NUMBERS),
     "embedding with max_norm": (EXAMPLES["embedding with max_norm"][0], TOKENS),

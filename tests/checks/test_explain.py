@@ -13,7 +13,11 @@ class Scores(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.pair, self.last = nn.Linear(600, 500), nn.Bilinear(500, 500, 3), nn.Linear(3, 2)
+        self.first, self.pair, self.last = (
+            nn.Linear(600, 500),
+            nn.Bilinear(500, 500, 3),
+            nn.Linear(3, 2),
+        )
         self.scale = nn.Parameter(torch.ones(2))
 
     def forward(self, x):
@@ -28,10 +32,17 @@ def ways(found):
 def test_every_layer_has_the_way_that_its_shape_calls_for():
     found = dpfy.explain(Scores(), torch.rand(4, 600))
     assert found.engine == "bookkeeping"
-    assert ways(found) == {"first": "ghost", "pair": "vectorised", "last": "ghost", "scale": "copies"}
+    assert ways(found) == {
+        "first": "ghost",
+        "pair": "vectorised",
+        "last": "ghost",
+        "scale": "copies",
+    }
     costs = {layer.layer: layer for layer in found.layers}
     assert costs["first"].inputs == (4, 600)
-    assert costs["first"].extra_multiplications < costs["pair"].extra_multiplications  # the one writes nothing out
+    assert (
+        costs["first"].extra_multiplications < costs["pair"].extra_multiplications
+    )  # the one writes nothing out
     assert costs["pair"].numbers_kept == 3 * 500 * 500 + 3
     assert [advice for advice in found.advice if "'pair' (Bilinear)" in advice]
 
@@ -40,7 +51,14 @@ def test_the_table_shows_layers_totals_and_advice():
     shown = str(dpfy.explain(Scores(), torch.rand(4, 600))).splitlines()
     assert shown[0].startswith("engine 'bookkeeping', ")
     assert shown[1].split() == ["layer", "kind", "input", "way", "extra", "work", "numbers", "kept"]
-    assert [line.split()[0] for line in shown[2:]] == ["first", "pair", "last", "scale", "total", "*"]
+    assert [line.split()[0] for line in shown[2:]] == [
+        "first",
+        "pair",
+        "last",
+        "scale",
+        "total",
+        "*",
+    ]
 
 
 def test_a_loss_with_targets_and_tied_weights():
@@ -55,7 +73,9 @@ def test_a_loss_with_targets_and_tied_weights():
 
     model = TiedEmbedding()
     batch = torch.randint(3000, (3, 2)), torch.randint(3000, (3, 2))
-    found = dpfy.explain(model, batch, lambda x, y: F.cross_entropy(model(x).mT, y, reduction="none").sum(1))
+    found = dpfy.explain(
+        model, batch, lambda x, y: F.cross_entropy(model(x).mT, y, reduction="none").sum(1)
+    )
     assert ways(found) == {"embed": "rows, ghost", "head": "shared"}
 
 

@@ -62,7 +62,7 @@ class Windows(Plain):
         return 10
 
     def __getitem__(self, index):
-        return self.rows[4 * index:4 * index + 4].mean(0)
+        return self.rows[4 * index : 4 * index + 4].mean(0)
 
 
 class Mixup(Plain):
@@ -150,8 +150,11 @@ def test_data_sets_that_treat_records_alone_pass(started, kind):
     assert started(kind(), engine="loop").release().any()
 
 
-@pytest.mark.parametrize(("kind", "says"), [(kind, "reads other records") for kind in READING]
-                         + [(kind, "asked again") for kind in CHANGING])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(kind, "reads other records") for kind in READING]
+    + [(kind, "asked again") for kind in CHANGING],
+)
 def test_data_sets_that_mix_are_refused_by_the_owner_and_in_a_run(started, kind, says):
     with pytest.raises(dpfy.DataError, match=says):
         check_data_set(kind())
@@ -177,9 +180,16 @@ class Few(Plain):
         return self.rows[index] + (self.rows[index - 1] if index in self.mixing else 0)
 
 
-@pytest.mark.parametrize(("mixing", "rows", "refused"), [
-    ({0, 39}, 40, False), ({0, 1}, 2, False), ({0, 1, 2}, 3, True), ({0, 1, 2}, 8, False), (set(range(20)), 40, True),
-])
+@pytest.mark.parametrize(
+    ("mixing", "rows", "refused"),
+    [
+        ({0, 39}, 40, False),
+        ({0, 1}, 2, False),
+        ({0, 1, 2}, 3, True),
+        ({0, 1, 2}, 8, False),
+        (set(range(20)), 40, True),
+    ],
+)
 def test_one_record_cannot_stop_a_run_for_mixing(started, mixing, rows, refused):
     """Three witnesses are needed, and half of those that load; the owner is told of one."""
     data = Few(mixing, ROWS[:rows])
@@ -196,6 +206,7 @@ class Deadly(Plain):
     def __getitem__(self, index):
         if index == 0:
             import os
+
             os._exit(1)
         return self.rows[index]
 
@@ -236,6 +247,8 @@ def test_other_records_in_lists_arrays_and_by_functions_of_torch_are_noticed(kin
     """They were read unseen: mixup of a list or by index_select moved the sum by 3.5 bounds."""
     honest = Stored(kind, mixes=False)
     dpfy.check_data_set(honest)
-    assert type(honest.rows) in (list, torch.Tensor) or type(honest.rows).__name__ == "ndarray"  # as it was
+    assert (
+        type(honest.rows) in (list, torch.Tensor) or type(honest.rows).__name__ == "ndarray"
+    )  # as it was
     with pytest.raises(dpfy.DataError, match="reads other records"):
         dpfy.check_data_set(Stored(kind, mixes=True))

@@ -1,4 +1,6 @@
-"""Models that mix examples, remember them, or cannot be judged are refused; others pass untouched."""
+"""Models that mix examples, remember them, or cannot be judged are refused; others pass
+untouched.
+"""
 
 from functools import partial
 
@@ -57,9 +59,15 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
-@pytest.mark.parametrize(("layer", "name"), [
-    (nn.BatchNorm1d(5), "BatchNorm1d"), (Centred(), "Centred"), (Odd(), "Odd"),
-], ids=["batch norm", "hand-written", "one size only"])
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.BatchNorm1d(5), "BatchNorm1d"),
+        (Centred(), "Centred"),
+        (Odd(), "Odd"),
+    ],
+    ids=["batch norm", "hand-written", "one size only"],
+)
 def test_a_model_that_mixes_examples_is_refused_by_name(started, layer, name, engine):
     model = nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 2))
     with pytest.raises(dpfy.IsolationError, match=rf"'1' \({name}\)"):
@@ -77,7 +85,9 @@ def test_the_refusal_of_batch_norm_names_the_remedy_and_the_remedy_works(started
 
 
 def test_fix_carries_scale_and_shift_over_and_reaches_every_depth(capsys):
-    inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8, track_running_stats=True))
+    inner = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8, track_running_stats=True)
+    )
     nn.init.normal_(inner[1].weight), nn.init.normal_(inner[1].bias)
     weight = inner[1].weight.detach().clone()
     model = nn.ModuleDict({"deep": inner, "other": nn.BatchNorm1d(4, affine=False)}).eval()
@@ -99,10 +109,15 @@ def test_batch_norm_in_eval_mode_passes_and_is_probed_again_when_the_mode_change
         s.release(lambda x: model(x).square().sum(1))
 
 
-@pytest.mark.parametrize(("layer", "match"), [
-    (Counting(), "keeps state|alone"), (Averaging(), "0.mean"),
-    (nn.InstanceNorm1d(4, track_running_stats=True), "running"),
-], ids=["attribute", "buffer", "instance norm"])
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (Counting(), "keeps state|alone"),
+        (Averaging(), "0.mean"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "running"),
+    ],
+    ids=["attribute", "buffer", "instance norm"],
+)
 def test_a_model_that_remembers_is_refused_and_left_as_it_was(started, layer, match):
     model = nn.Sequential(layer, nn.Linear(4, 2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -152,15 +167,19 @@ def test_the_probe_disturbs_neither_torch_s_generator_nor_the_training_mode(star
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize(("loss", "match"), [
-    (lambda model: lambda x: model(x).sum(), "reduction='none'"),
-    (lambda model: lambda x: model(x), "one loss per example"),
-    (lambda model: lambda x: model(x).sum(1)[:1], "one loss per example"),
-    (lambda model: lambda x: 3.0, "float"),
-    (lambda model: lambda x: dpfy.Losses(model(x).sum(1), stats={"a": torch.zeros(1)}), "'a'"),
-    (lambda model: lambda x: model(x[:, :2]).sum(1), "fails on synthetic input"),
-    (lambda model: lambda x: nn.Linear(4, 2)(x).sum(1), "very model"),
-], ids=["scalar", "matrix", "short", "number", "statistic", "raises", "another model"])
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (lambda model: lambda x: model(x).sum(), "reduction='none'"),
+        (lambda model: lambda x: model(x), "one loss per example"),
+        (lambda model: lambda x: model(x).sum(1)[:1], "one loss per example"),
+        (lambda model: lambda x: 3.0, "float"),
+        (lambda model: lambda x: dpfy.Losses(model(x).sum(1), stats={"a": torch.zeros(1)}), "'a'"),
+        (lambda model: lambda x: model(x[:, :2]).sum(1), "fails on synthetic input"),
+        (lambda model: lambda x: nn.Linear(4, 2)(x).sum(1), "very model"),
+    ],
+    ids=["scalar", "matrix", "short", "number", "statistic", "raises", "another model"],
+)
 def test_losses_that_cannot_be_used_are_explained(started, loss, match):
     model = nn.Linear(4, 2)
     s = started(ROWS, model=model)
@@ -213,12 +232,16 @@ def test_one_oddly_shaped_record_does_not_decide_the_public_shape(started):
 
 def longest(records):
     """Pads to the longest neighbour."""
-    return nn.utils.rnn.pad_sequence([r[0] for r in records], batch_first=True), torch.tensor([r[1] for r in records])
+    return nn.utils.rnn.pad_sequence([r[0] for r in records], batch_first=True), torch.tensor(
+        [r[1] for r in records]
+    )
 
 
 def fixed(records):
     """Pads to a public length."""
-    return torch.stack([F.pad(r[0], (0, 6 - len(r[0]))) for r in records]), torch.tensor([r[1] for r in records])
+    return torch.stack([F.pad(r[0], (0, 6 - len(r[0]))) for r in records]), torch.tensor(
+        [r[1] for r in records]
+    )
 
 
 def test_padding_to_the_longest_neighbour_is_refused_and_to_a_public_length_accepted(started):
@@ -231,7 +254,9 @@ def test_padding_to_the_longest_neighbour_is_refused_and_to_a_public_length_acce
 
     with pytest.raises(dpfy.IsolationError, match="pads"):
         started(TensorDataset(torch.ones(4, 3), torch.ones(4)), model=model, collate_fn=longest)
-    assert started(records, model=model, collate_fn=fixed, example_input=example).release(loss).any()
+    assert (
+        started(records, model=model, collate_fn=fixed, example_input=example).release(loss).any()
+    )
 
 
 def test_buckets_of_several_lengths_are_collated_by_length(started):
@@ -262,9 +287,17 @@ class OfInstance:
         return self.function(x)
 
 
-@pytest.mark.parametrize("wrap", [
-    partial, OfInstance, lambda f: OfInstance(f).__call__, lambda f: lambda x: f(x), lambda f: lambda x, f=f: f(x),
-], ids=["partial", "object", "method", "closure", "default"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        partial,
+        OfInstance,
+        lambda f: OfInstance(f).__call__,
+        lambda f: lambda x: f(x),
+        lambda f: lambda x, f=f: f(x),
+    ],
+    ids=["partial", "object", "method", "closure", "default"],
+)
 def test_another_loss_behind_the_same_code_is_probed_again(started, wrap):
     model = nn.Linear(4, 2)
     s = started(ROWS, model=model)
@@ -287,7 +320,9 @@ def test_a_flag_makes_another_loss(started):
 
 
 def test_short_floats_under_autocast_do_not_cost_the_fast_engine(started):
-    """Engines round short floats differently; judged in the precision of the parameters none but the oracle passes."""
+    """Engines round short floats differently; judged in the precision of the parameters none but
+    the oracle passes.
+    """
     model = nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 2))
 
     def loss(x):
@@ -325,7 +360,9 @@ def centre_by_module(model):
     model.layer = nn.Sequential(Centred(), model.layer)
 
 
-@pytest.mark.parametrize("change", [centre_by_flag, centre_by_hook, centre_by_method, centre_by_module])
+@pytest.mark.parametrize(
+    "change", [centre_by_flag, centre_by_hook, centre_by_method, centre_by_module]
+)
 def test_a_model_that_was_changed_after_the_first_step_is_probed_again(started, change):
     model = Switched()
     s = started(ROWS, model=model)
@@ -336,7 +373,10 @@ def test_a_model_that_was_changed_after_the_first_step_is_probed_again(started, 
 
 
 def test_half_precision_inside_a_loss_is_not_taken_for_mixing(started):
-    """Kernels of other sizes round a recurrent layer otherwise, by as much as half precision has."""
+    """Kernels of other sizes round a recurrent layer otherwise, by as much as half precision
+    has.
+    """
+
     class Sequences(nn.Module):
         def __init__(self):
             super().__init__()

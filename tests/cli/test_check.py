@@ -1,4 +1,6 @@
-"""``dpfy check`` explains a model, probes it on made-up records, and says by its status whether it can be trained."""
+"""``dpfy check`` explains a model, probes it on made-up records, and says by its status whether it
+can be trained.
+"""
 
 import json
 
@@ -6,7 +8,7 @@ import pytest
 
 from dpfy.cli.app import main
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 
@@ -42,7 +44,7 @@ class Mixup(torch.utils.data.Dataset):
 
 def data():
     return torch.utils.data.TensorDataset(torch.zeros(4, 36)), None
-'''
+"""
 EXAMPLE = "float32[1,6,6],int64[]"
 
 
@@ -64,8 +66,17 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_a_model_that_must_be_changed_is_explained(run):
     code, out, _ = run("checked_models:bad", "--example", EXAMPLE)
-    assert code == 1 and "batch normalization" in out and "needs a change" in out and "dpfy.fix(model)" in out
-    assert "1, 2.0, 3.0 and 2 more" in out and "The probe waits" in out and "cannot be trained as it is" in out
+    assert (
+        code == 1
+        and "batch normalization" in out
+        and "needs a change" in out
+        and "dpfy.fix(model)" in out
+    )
+    assert (
+        "1, 2.0, 3.0 and 2 more" in out
+        and "The probe waits" in out
+        and "cannot be trained as it is" in out
+    )
 
 
 def test_a_model_without_a_loss_is_not_given_the_labels(run):
@@ -76,10 +87,22 @@ def test_a_model_without_a_loss_is_not_given_the_labels(run):
 
 def test_a_model_that_can_be_trained_is_probed_and_its_costs_are_shown(run):
     code, out, _ = run("checked_models:good", "--example", EXAMPLE)
-    assert code == 0 and "layer, group, instance or RMS normalization" in out and "first-order optimizer" in out
-    assert "The probe passed" in out and "engine 'bookkeeping'" in out and "It can be trained as it is." in out
+    assert (
+        code == 0
+        and "layer, group, instance or RMS normalization" in out
+        and "first-order optimizer" in out
+    )
+    assert (
+        "The probe passed" in out
+        and "engine 'bookkeeping'" in out
+        and "It can be trained as it is." in out
+    )
     assert "It has no buffers." in out and "one record at a time: bookkeeping agrees to" in out
-    assert "A private step of 256 records takes" in out and "times a plain one" in out and "MB at its peak" in out
+    assert (
+        "A private step of 256 records takes" in out
+        and "times a plain one" in out
+        and "MB at its peak" in out
+    )
     code, out, _ = run("checked_models:good")
     assert code == 0 and "Give --example" in out and "engine" not in out
 
@@ -91,28 +114,45 @@ def test_a_model_that_mixes_records_fails_the_probe(run):
 
 
 def test_json_has_all_of_it(run):
-    code, out, _ = run("checked_models:good", "--example", "float32[1, 6, 6], int64[]", "--batch-size", "32", "--json")
+    code, out, _ = run(
+        "checked_models:good",
+        "--example",
+        "float32[1, 6, 6], int64[]",
+        "--batch-size",
+        "32",
+        "--json",
+    )
     found = json.loads(out)
     assert found["expected"]["batch_size"] == 32 and found["expected"]["plain_seconds"] > 0
     assert [each["agrees"] for each in found["probe"]["parity"]] == [True] * 3
     assert code == 0 and found["trainable"] and found["probe"]["passed"]
-    assert {"component": "first-order optimizer", "places": ["SGD"], "verdict": "fine"}.items() <= \
-        found["components"][1].items()
+    assert {
+        "component": "first-order optimizer",
+        "places": ["SGD"],
+        "verdict": "fine",
+    }.items() <= found["components"][1].items()
     assert [layer["layer"] for layer in found["probe"]["explanation"]["layers"]] == ["1", "2", "3"]
     code, out, _ = run("checked_models:bad", "--json")
     assert code == 1 and json.loads(out)["components"][0]["verdict"] == "needs a change"
 
 
-@pytest.mark.parametrize("example", ["", "float32", "float33[2]", "float32[a]", "float32[2]int64[]",
-                                     "float32[2];int64[]"])
+@pytest.mark.parametrize(
+    "example",
+    ["", "float32", "float33[2]", "float32[a]", "float32[2]int64[]", "float32[2];int64[]"],
+)
 def test_an_example_that_cannot_be_read_is_told_before_the_model_is_made(run, example):
     code, _, err = run("no_such_module:make", "--example", example)
     assert code == 2 and "types with shapes" in err
 
 
-@pytest.mark.parametrize(("factory", "says"), [
-    ("checked_models:nothing", "torch.nn.Module"), ("checked_models:absent", "no 'absent'"), ("checked_models", "name"),
-])
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("checked_models:nothing", "torch.nn.Module"),
+        ("checked_models:absent", "no 'absent'"),
+        ("checked_models", "name"),
+    ],
+)
 def test_what_is_no_factory_of_a_model_is_told(run, factory, says):
     code, _, err = run(factory)
     assert code == 2 and says in err and err.count("\n") == 1

@@ -12,10 +12,30 @@ from dpfy.cli.app import main
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
 
-EPSILON = ["epsilon", "--rate", "0.1", "--noise-multiplier", "1.0", "--steps", "20", "--delta", "1e-5"]
+EPSILON = [
+    "epsilon",
+    "--rate",
+    "0.1",
+    "--noise-multiplier",
+    "1.0",
+    "--steps",
+    "20",
+    "--delta",
+    "1e-5",
+]
 CALIBRATE = ["calibrate", "--epsilon", "3", "--delta", "1e-5", "--rate", "0.1", "--steps", "20"]
 STEP = Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),))
-KEYS = {"epsilon", "epsilon_lower", "delta", "method", "noise_multiplier", "rate", "steps", "relation", "unit"}
+KEYS = {
+    "epsilon",
+    "epsilon_lower",
+    "delta",
+    "method",
+    "noise_multiplier",
+    "rate",
+    "steps",
+    "relation",
+    "unit",
+}
 
 
 @pytest.fixture
@@ -25,12 +45,14 @@ def run(capsys):
             main([str(argument) for argument in arguments])
         output = capsys.readouterr()
         return stopped.value.code or 0, output.out, output.err
+
     return call
 
 
 def strict(text):
     def refuse(constant):
         raise AssertionError(f"{constant} is not strict JSON")
+
     return json.loads(text, parse_constant=refuse)
 
 
@@ -47,8 +69,15 @@ def test_epsilon_as_json(run):
     assert (code, err) == (0, "") and values.keys() >= KEYS
     lower, upper = account(Repeated(STEP, 20)).epsilon(1e-5)
     assert (values["epsilon"], values["epsilon_lower"]) == (upper, lower)
-    expected = {"delta": 1e-5, "method": "pld", "noise_multiplier": 1.0, "rate": 0.1, "steps": 20,
-                "relation": "add_or_remove_one", "unit": "record"}
+    expected = {
+        "delta": 1e-5,
+        "method": "pld",
+        "noise_multiplier": 1.0,
+        "rate": 0.1,
+        "steps": 20,
+        "relation": "add_or_remove_one",
+        "unit": "record",
+    }
     assert {name: values[name] for name in expected} == expected
 
 
@@ -64,7 +93,9 @@ def test_epsilon_as_a_sentence_rounds_the_claim_up(run):
 def test_epsilon_passes_its_options_on(run, option):
     values = strict(run(*EPSILON, *option, "--json")[1])
     assert values[option[0].strip("-")] == option[1]
-    assert values["epsilon"] == account(Repeated(STEP, 20), **{option[0].strip("-"): option[1]}).claim(1e-5)
+    assert values["epsilon"] == account(
+        Repeated(STEP, 20), **{option[0].strip("-"): option[1]}
+    ).claim(1e-5)
 
 
 def test_infinity_is_strict_json(run):
@@ -75,14 +106,35 @@ def test_infinity_is_strict_json(run):
 
 
 def test_a_free_run_still_reports_what_was_asked(run):
-    values = strict(run("epsilon", "--rate", 0, "--noise-multiplier", 2, "--steps", 0, "--delta", 1e-5, "--json")[1])
-    assert (values["epsilon"], values["rate"], values["noise_multiplier"], values["steps"]) == (0, 0, 2, 0)
+    values = strict(
+        run(
+            "epsilon", "--rate", 0, "--noise-multiplier", 2, "--steps", 0, "--delta", 1e-5, "--json"
+        )[1]
+    )
+    assert (values["epsilon"], values["rate"], values["noise_multiplier"], values["steps"]) == (
+        0,
+        0,
+        2,
+        0,
+    )
 
 
 def test_calibrate_prints_what_epsilon_confirms(run):
     noise = strict(run(*CALIBRATE, "--json")[1])["noise_multiplier"]
-    values = strict(run("epsilon", "--rate", 0.1, "--noise-multiplier", repr(noise), "--steps", 20, "--delta", 1e-5,
-                        "--json")[1])
+    values = strict(
+        run(
+            "epsilon",
+            "--rate",
+            0.1,
+            "--noise-multiplier",
+            repr(noise),
+            "--steps",
+            20,
+            "--delta",
+            1e-5,
+            "--json",
+        )[1]
+    )
     assert 2.99 < values["epsilon"] <= 3.0
     assert repr(noise) in run(*CALIBRATE)[1]
 
@@ -137,20 +189,36 @@ def test_help_has_examples(run, command):
 
 def replaced(arguments, option, value):
     place = arguments.index(option) + 1
-    return [*arguments[:place], value, *arguments[place + 1:]]
+    return [*arguments[:place], value, *arguments[place + 1 :]]
 
 
-@pytest.mark.parametrize(("arguments", "code"), [
-    (replaced(EPSILON, "--rate", "1.4"), 2), (replaced(EPSILON, "--rate", "many"), 2),
-    (replaced(EPSILON, "--noise-multiplier", "-1"), 2), (replaced(EPSILON, "--noise-multiplier", "nan"), 2),
-    (replaced(EPSILON, "--noise-multiplier", "inf"), 2), (replaced(EPSILON, "--steps", "-3"), 2),
-    (replaced(EPSILON, "--steps", "1.5"), 2), (replaced(EPSILON, "--delta", "0"), 2),
-    (replaced(EPSILON, "--delta", "1"), 2), (replaced(EPSILON, "--delta", "auto"), 2), (EPSILON[:-2], 2),
-    ([*EPSILON, "--method", "gdp"], 2), ([*EPSILON, "--relation", "shuffle"], 2), ([*EPSILON, "--colour"], 2),
-    ([*EPSILON, "--method", "rdp", "--relation", "replace_one"], 1),
-    (replaced(CALIBRATE, "--epsilon", "0"), 2), (replaced(CALIBRATE, "--epsilon", "nan"), 2),
-    (replaced(CALIBRATE, "--delta", "7"), 2), (replaced(CALIBRATE, "--rate", "-0.1"), 2),
-    (["account", "/nowhere/run.dpl", "--delta", "1e-5"], 1), (["account"], 2), (["fly"], 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (replaced(EPSILON, "--rate", "1.4"), 2),
+        (replaced(EPSILON, "--rate", "many"), 2),
+        (replaced(EPSILON, "--noise-multiplier", "-1"), 2),
+        (replaced(EPSILON, "--noise-multiplier", "nan"), 2),
+        (replaced(EPSILON, "--noise-multiplier", "inf"), 2),
+        (replaced(EPSILON, "--steps", "-3"), 2),
+        (replaced(EPSILON, "--steps", "1.5"), 2),
+        (replaced(EPSILON, "--delta", "0"), 2),
+        (replaced(EPSILON, "--delta", "1"), 2),
+        (replaced(EPSILON, "--delta", "auto"), 2),
+        (EPSILON[:-2], 2),
+        ([*EPSILON, "--method", "gdp"], 2),
+        ([*EPSILON, "--relation", "shuffle"], 2),
+        ([*EPSILON, "--colour"], 2),
+        ([*EPSILON, "--method", "rdp", "--relation", "replace_one"], 1),
+        (replaced(CALIBRATE, "--epsilon", "0"), 2),
+        (replaced(CALIBRATE, "--epsilon", "nan"), 2),
+        (replaced(CALIBRATE, "--delta", "7"), 2),
+        (replaced(CALIBRATE, "--rate", "-0.1"), 2),
+        (["account", "/nowhere/run.dpl", "--delta", "1e-5"], 1),
+        (["account"], 2),
+        (["fly"], 2),
+    ],
+)
 def test_every_failure_is_one_sentence_on_stderr(run, arguments, code):
     got, out, err = run(*arguments)
     assert got == code
@@ -158,7 +226,9 @@ def test_every_failure_is_one_sentence_on_stderr(run, arguments, code):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("content", ["", "[", "[1]", '[{"type": "sampled"}]', "{}", "not a ledger\n", '["\ud800"]'])
+@pytest.mark.parametrize(
+    "content", ["", "[", "[1]", '[{"type": "sampled"}]', "{}", "not a ledger\n", '["\ud800"]']
+)
 def test_files_that_are_neither_ledger_nor_events_are_one_sentence(run, tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
@@ -187,15 +257,23 @@ def test_sub_commands_of_other_rooms_are_mounted(run, tmp_path):
     assert "inspect-data" in run("--help")[1]
 
 
-@pytest.mark.parametrize("code", [
-    "import dpfy",
-    "import dpfy; dpfy.account; dpfy.calibrate_noise",
-    f"from dpfy.cli.app import main\ntry: main({EPSILON!r})\nexcept SystemExit as stop: assert not stop.code",
-    "from dpfy.cli.app import main\ntry: main(['--version'])\nexcept SystemExit as stop: assert not stop.code",
-])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dpfy",
+        "import dpfy; dpfy.account; dpfy.calibrate_noise",
+        f"from dpfy.cli.app import main\ntry: main({EPSILON!r})\nexcept SystemExit as stop: assert "
+        "not stop.code",
+        "from dpfy.cli.app import main\ntry: main(['--version'])\nexcept SystemExit as stop: "
+        "assert not stop.code",
+    ],
+)
 def test_nothing_that_reads_facts_loads_torch(code):
-    done = subprocess.run([sys.executable, "-c", code + "\nimport sys; print('torch' in sys.modules)"],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + "\nimport sys; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.endswith("False\n"), done.stderr
 
 

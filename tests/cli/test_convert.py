@@ -1,4 +1,6 @@
-"""``dpfy convert``: the registered steps in other words, and never the realised list of a filter."""
+"""``dpfy convert``: the registered steps in other words, and never the realised list of a
+filter.
+"""
 
 import json
 
@@ -22,6 +24,7 @@ def run(capsys):
             main(["convert", *(str(argument) for argument in arguments)])
         output = capsys.readouterr()
         return stopped.value.code or 0, output.out, output.err
+
     return call
 
 
@@ -32,7 +35,9 @@ def book(path, **header):
 
 
 def test_numbers_are_those_of_the_registered_steps(run, tmp_path):
-    code, out, err = run(book(tmp_path / "run.dpl"), "--delta", "1e-5", "--fpr", "0.01", "--group", "3", "--json")
+    code, out, err = run(
+        book(tmp_path / "run.dpl"), "--delta", "1e-5", "--fpr", "0.01", "--group", "3", "--json"
+    )
     values, guarantee = json.loads(out), account(REGISTERED)
     assert (code, err) == (0, "")
     assert values["steps"] == 30 and values["epsilon"] == guarantee.claim(1e-5)
@@ -43,7 +48,14 @@ def test_numbers_are_those_of_the_registered_steps(run, tmp_path):
 
 
 def test_groups_of_replaced_records_follow_from_the_curve(run, tmp_path):
-    _, out, _ = run(book(tmp_path / "run.dpl", relation="replace_one"), "--delta", "1e-5", "--group", "2", "--json")
+    _, out, _ = run(
+        book(tmp_path / "run.dpl", relation="replace_one"),
+        "--delta",
+        "1e-5",
+        "--group",
+        "2",
+        "--json",
+    )
     expected = group_claim(account(REGISTERED, relation="replace_one"), 2, 1e-5)
     assert json.loads(out)["group_epsilon"] == expected
 
@@ -59,7 +71,13 @@ def test_a_filter_is_converted_by_its_limit(run, tmp_path):
 
 
 def test_sentences_and_errors(run, tmp_path):
-    code, out, _ = run(book(tmp_path / "run.dpl", key_source="insecure test key"), "--delta", "1e-5", "--group", "2")
+    code, out, _ = run(
+        book(tmp_path / "run.dpl", key_source="insecure test key"),
+        "--delta",
+        "1e-5",
+        "--group",
+        "2",
+    )
     assert code == 0 and out.startswith("NOT PRIVATE") and "Groups of 2" in out and "mu = " in out
     for wrong in (["--fpr", "2"], ["--group", "0"], ["--group", "100000"], ["--delta", "2"]):
         code, out, err = run(tmp_path / "run.dpl", "--delta", "1e-5", *wrong)

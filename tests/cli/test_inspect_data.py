@@ -4,13 +4,13 @@ import pytest
 
 from dpfy.cli.app import main
 
-MODULE = '''
+MODULE = """
 import torch
 records = [torch.ones(2), torch.tensor([1.0, float("nan")]), torch.ones(3)]
 
 def load():
     return records
-'''
+"""
 
 
 @pytest.mark.parametrize("name", ["records", "load"])
@@ -54,10 +54,19 @@ def test_records_are_compared_with_the_declared_example(tmp_path, monkeypatch, c
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "inspected_sequences.py").write_text(SEQUENCES)
     with pytest.raises(SystemExit) as caught:
-        main(["inspect-data", "inspected_sequences:Sequences", "--example", "inspected_sequences:example"])
+        main(
+            [
+                "inspect-data",
+                "inspected_sequences:Sequences",
+                "--example",
+                "inspected_sequences:example",
+            ]
+        )
     output = capsys.readouterr().out
     assert not caught.value.code and "2 findings in 6 records" in output
-    assert "record 4: does not fit the declared example: it has float32[5], and the largest" in output
+    assert (
+        "record 4: does not fit the declared example: it has float32[5], and the largest" in output
+    )
 
 
 def test_a_data_set_that_mixes_is_an_error(tmp_path, monkeypatch, capsys):

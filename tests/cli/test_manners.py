@@ -6,7 +6,7 @@ import dpfy
 from dpfy.cli import app as cli
 from dpfy.errors import DataError
 
-OWN = '''
+OWN = """
 import torch
 from torch.utils.data import TensorDataset
 
@@ -30,10 +30,23 @@ def raising():
 
 def needy(argument):
     return argument
-'''
+"""
 TRAIN = ["train", "--records", "4", "--batch-size", "2", "--epochs", "1", "--name", "a"]
-COMMANDS = [[], ["ledger"], ["train"], ["init"], ["report"], ["account"], ["convert"], ["epsilon"], ["calibrate"],
-            ["inspect-data"], ["check"], ["ledger", "verify"], ["ledger", "show"]]
+COMMANDS = [
+    [],
+    ["ledger"],
+    ["train"],
+    ["init"],
+    ["report"],
+    ["account"],
+    ["convert"],
+    ["epsilon"],
+    ["calibrate"],
+    ["inspect-data"],
+    ["check"],
+    ["ledger", "verify"],
+    ["ledger", "show"],
+]
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +66,29 @@ def run(capsys):
             cli.main(arguments)
         output = capsys.readouterr()
         return stopped.value.code or 0, output.out, output.err
+
     return call
 
 
-@pytest.mark.parametrize(("loader", "says"), [
-    ("manners_own:raising", "'manners_own:raising' raised KeyError"),
-    ("manners_own:needy", "'manners_own:needy' raised TypeError"),
-    ("manners_own:absent", "'manners_own' has no 'absent'"),
-    ("manners_broken:load", "'manners_broken' raised RuntimeError"),
-    ("manners_syntax:load", "'manners_syntax' raised SyntaxError"),
-    ("manners_needs:load", "no module 'a_module_that_nobody_has'"),
-    ("manners_own:Vanishing", "unexpected RuntimeError"),
-])
+@pytest.mark.parametrize(
+    ("loader", "says"),
+    [
+        ("manners_own:raising", "'manners_own:raising' raised KeyError"),
+        ("manners_own:needy", "'manners_own:needy' raised TypeError"),
+        ("manners_own:absent", "'manners_own' has no 'absent'"),
+        ("manners_broken:load", "'manners_broken' raised RuntimeError"),
+        ("manners_syntax:load", "'manners_syntax' raised SyntaxError"),
+        ("manners_needs:load", "no module 'a_module_that_nobody_has'"),
+        ("manners_own:Vanishing", "unexpected RuntimeError"),
+    ],
+)
 @pytest.mark.parametrize("command", ["train", "inspect-data"])
 def test_what_a_users_module_raises_is_named_and_not_quoted(run, command, loader, says):
-    arguments = [*TRAIN, "--data", loader, "--model", "manners_own:model"] if command == "train" else [command, loader]
+    arguments = (
+        [*TRAIN, "--data", loader, "--model", "manners_own:model"]
+        if command == "train"
+        else [command, loader]
+    )
     code, out, err = run(*arguments)
     assert code != 0 and says in err and err.startswith("Error: ") and err.count("\n") == 1
     assert "secret" not in out + err and "Traceback" not in err
@@ -104,12 +125,16 @@ def test_a_place_that_cannot_be_written_is_named(run, tmp_path):
 def test_ctrl_c_is_a_sentence(run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
+
     monkeypatch.setattr("dpfy.records.inspection.inspect_records", interrupted)
     assert run("inspect-data", "manners_own:good") == (130, "", "Error: Interrupted.\n")
 
 
-@pytest.mark.parametrize("command", [["account"], ["convert"], ["report"], ["ledger", "verify"], ["ledger", "show"]],
-                         ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [["account"], ["convert"], ["report"], ["ledger", "verify"], ["ledger", "show"]],
+    ids=" ".join,
+)
 def test_the_folder_of_a_run_stands_for_its_ledger(run, tmp_path, command):
     step = dpfy.dpsgd(records=10, batch_size=5, steps=1, noise_multiplier=2.0).event
     with dpfy.Ledger.open(tmp_path / "ledger.dpl") as ledger:

@@ -22,18 +22,35 @@ def run(capsys, monkeypatch, tmp_path):
             main([str(argument) for argument in arguments])
         output = capsys.readouterr()
         return stopped.value.code or 0, output.out, output.err
+
     return call
 
 
 def test_the_open_quantity_is_found(run):
-    values = json.loads(run("plan", "--records", 1000, "--batch-size", 100, "--steps", 50, *BUDGET, "--json")[1])
+    values = json.loads(
+        run("plan", "--records", 1000, "--batch-size", 100, "--steps", 50, *BUDGET, "--json")[1]
+    )
     found = solve(records=1000, batch_size=100, steps=50, epsilon=3.0, delta=1e-5)
-    assert values["solved"] == "noise_multiplier" and values["noise_multiplier"] == found.noise_multiplier
+    assert (
+        values["solved"] == "noise_multiplier"
+        and values["noise_multiplier"] == found.noise_multiplier
+    )
     assert values["noise_in_mean"] == found.noise_multiplier / 100 and values["epochs"] == 5.0
 
 
 def test_a_sentence_says_the_same(run):
-    run_ = ["--records", 1000, "--noise-multiplier", 2, "--rate", 0.1, "--steps", 50, "--delta", 1e-5]
+    run_ = [
+        "--records",
+        1000,
+        "--noise-multiplier",
+        2,
+        "--rate",
+        0.1,
+        "--steps",
+        50,
+        "--delta",
+        1e-5,
+    ]
     code, out, err = run("plan", *run_)
     assert (code, err) == (0, "") and out.startswith("epsilon: ")
     assert "50 steps at rate 0.1 (5 epochs, batches of 100 of 1,000 records)" in out
@@ -48,12 +65,31 @@ def test_contours_are_drawn(run, tmp_path):
 def test_contours_as_json_are_one_object(run, tmp_path):
     code, out, err = run(*CONTOURS, "--plot", "contours.svg", "--json")
     (line,) = json.loads(out)["contours"]
-    assert code == 0 and "Wrote" in err and "</svg>" in (tmp_path / "contours.svg").read_text(encoding="utf-8")
-    assert line["rates"][0] == 0.1 and line["rates"][-1] == 1.0 and line["c"] == pytest.approx(11, abs=0.3)
+    assert (
+        code == 0
+        and "Wrote" in err
+        and "</svg>" in (tmp_path / "contours.svg").read_text(encoding="utf-8")
+    )
+    assert (
+        line["rates"][0] == 0.1
+        and line["rates"][-1] == 1.0
+        and line["c"] == pytest.approx(11, abs=0.3)
+    )
 
 
 def test_batch_curves(run, tmp_path):
-    code, out, _ = run("plan", "--records", 1000, *BUDGET, "--steps", 20, "--batch-sizes", "10:1000", "--plot", "b.svg")
+    code, out, _ = run(
+        "plan",
+        "--records",
+        1000,
+        *BUDGET,
+        "--steps",
+        20,
+        "--batch-sizes",
+        "10:1000",
+        "--plot",
+        "b.svg",
+    )
     assert code == 0 and "σC/B" in out and (tmp_path / "b.svg").exists()
 
 
@@ -62,19 +98,35 @@ def test_the_page(run, tmp_path):
     assert 'id="records"' in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--rates", "1:0.1", *BUDGET, "--epochs", "1"], "LOW:HIGH"),
-    (["--rates", "x", *BUDGET, "--epochs", "1"], "LOW:HIGH"),
-    (["--rates", "0.1:1", *BUDGET], "--epochs"),
-    (["--rates", "0.1:1", "--batch-sizes", "1:2"], "not both"),
-    (["--plot", "a.png", *BUDGET], "needs --rates"),
-    ([*CONTOURS[1:], "--plot", "a.gif"], "end in"),
-    (["--epsilon", "1", *BUDGET], "one --epsilon"),
-    (BUDGET, "left open"),
-    (["strategy", "luck"], "one of clip-search"),
-    (["strategy", "compute", "--public", "digits"], "--records and --batch-size"),
-    (["advise", "--sees", "x", "--sampling", "fixed", "--one-each", "yes", "--labels-only", "no"], "one of"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rates", "1:0.1", *BUDGET, "--epochs", "1"], "LOW:HIGH"),
+        (["--rates", "x", *BUDGET, "--epochs", "1"], "LOW:HIGH"),
+        (["--rates", "0.1:1", *BUDGET], "--epochs"),
+        (["--rates", "0.1:1", "--batch-sizes", "1:2"], "not both"),
+        (["--plot", "a.png", *BUDGET], "needs --rates"),
+        ([*CONTOURS[1:], "--plot", "a.gif"], "end in"),
+        (["--epsilon", "1", *BUDGET], "one --epsilon"),
+        (BUDGET, "left open"),
+        (["strategy", "luck"], "one of clip-search"),
+        (["strategy", "compute", "--public", "digits"], "--records and --batch-size"),
+        (
+            [
+                "advise",
+                "--sees",
+                "x",
+                "--sampling",
+                "fixed",
+                "--one-each",
+                "yes",
+                "--labels-only",
+                "no",
+            ],
+            "one of",
+        ),
+    ],
+)
 def test_what_is_asked_wrongly_is_one_sentence(run, arguments, words):
     code, _, err = run("plan", *arguments)
     assert code == 2 and words in err and err.startswith("Error: ") and err.count("\n") == 1
@@ -83,7 +135,9 @@ def test_what_is_asked_wrongly_is_one_sentence(run, arguments, words):
 @pytest.mark.parametrize("name", ["clip-search", "grid", "compute", "small-batch", "accuracy"])
 def test_a_strategy_without_data_prints_its_steps_and_reasons(run, name):
     code, out, _ = run("plan", "strategy", name)
-    assert code == 0 and out.startswith("1. ") and out.count("  why: ") >= 1 and "QuantileClip" in out
+    assert (
+        code == 0 and out.startswith("1. ") and out.count("  why: ") >= 1 and "QuantileClip" in out
+    )
 
 
 def test_a_strategy_is_carried_out_on_public_data(run, tmp_path, monkeypatch):
@@ -92,14 +146,43 @@ def test_a_strategy_is_carried_out_on_public_data(run, tmp_path, monkeypatch):
         "import torch\nfrom torch.utils.data import TensorDataset\n"
         "x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))\n"
         "def load():\n    data = TensorDataset(x, (x[:, 0] > 0).long())\n    return data, data\n"
-        "def make():\n    return torch.nn.Linear(2, 2)\n")
-    code, out, _ = run("plan", "strategy", "small-batch", "--public", "plan_public:load", "--model", "plan_public:make",
-                       "--records", 1000, "--batch-size", 100, "--small-batch", 20, "--steps", 3)
-    assert code == 0 and out.count("  found: ") == 5 and "dpfy train --records 1000 --batch-size 100" in out
+        "def make():\n    return torch.nn.Linear(2, 2)\n"
+    )
+    code, out, _ = run(
+        "plan",
+        "strategy",
+        "small-batch",
+        "--public",
+        "plan_public:load",
+        "--model",
+        "plan_public:make",
+        "--records",
+        1000,
+        "--batch-size",
+        100,
+        "--small-batch",
+        20,
+        "--steps",
+        3,
+    )
+    assert (
+        code == 0
+        and out.count("  found: ") == 5
+        and "dpfy train --records 1000 --batch-size 100" in out
+    )
 
 
 def test_advice_by_options_and_by_questions(run, monkeypatch):
-    answers = ["--sees", "model", "--sampling", "poisson", "--one-each", "yes", "--labels-only", "no"]
+    answers = [
+        "--sees",
+        "model",
+        "--sampling",
+        "poisson",
+        "--one-each",
+        "yes",
+        "--labels-only",
+        "no",
+    ]
     code, out, _ = run("plan", "advise", *answers)
     assert code == 0 and "begin with: dpfy train --sampling poisson" in out
     asked = []
@@ -110,25 +193,68 @@ def test_advice_by_options_and_by_questions(run, monkeypatch):
 
 def test_resources_of_a_model(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "plan_model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 3)\n")
-    code, out, _ = run("plan", "resources", "plan_model:make", "--example", "float32[4],int64[]", "--batch-size", 16,
-                       "--records", 100, "--memory", 64)
-    assert code == 0 and "engine 'bookkeeping'" in out and "epochs fit into 1 h" in out and "max_physical_batch" in out
+    (tmp_path / "plan_model.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(4, 3)\n"
+    )
+    code, out, _ = run(
+        "plan",
+        "resources",
+        "plan_model:make",
+        "--example",
+        "float32[4],int64[]",
+        "--batch-size",
+        16,
+        "--records",
+        100,
+        "--memory",
+        64,
+    )
+    assert (
+        code == 0
+        and "engine 'bookkeeping'" in out
+        and "epochs fit into 1 h" in out
+        and "max_physical_batch" in out
+    )
 
 
 @pytest.mark.parametrize("command", [[], ["advise"], ["strategy"], ["resources"]], ids=" ".join)
 def test_every_command_shows_how_it_is_called(run, command):
     code, out, err = run("plan", *command, "--help")
-    assert (code, err) == (0, "") and "Examples:" in out and f"dpfy {' '.join(['plan', *command])}" in out
+    assert (
+        (code, err) == (0, "")
+        and "Examples:" in out
+        and f"dpfy {' '.join(['plan', *command])}" in out
+    )
 
 
 def test_what_needs_no_model_does_not_load_torch(tmp_path):
-    commands = [["plan", "--rate", "0.1", "--steps", "5", *BUDGET], ["plan", "strategy", "compute"],
-                ["plan", "--plot", "page.html"], ["plan", "strategy", "compute", "--public", "digits"],
-                ["plan", "advise", "--sees", "data", "--sampling", "stream", "--one-each", "no", "--labels-only", "no"]]
-    code = ("import sys\nfrom dpfy.cli.app import main\nended = []\n"
-            f"for command in {commands!r}:\n    try: main(command)\n"
-            "    except SystemExit as stop: ended.append(stop.code or 0)\n"
-            "print(ended, {'torch', 'matplotlib'} & set(sys.modules))\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 2, 0] set()"  # the fourth lacks what describes the run
+    commands = [
+        ["plan", "--rate", "0.1", "--steps", "5", *BUDGET],
+        ["plan", "strategy", "compute"],
+        ["plan", "--plot", "page.html"],
+        ["plan", "strategy", "compute", "--public", "digits"],
+        [
+            "plan",
+            "advise",
+            "--sees",
+            "data",
+            "--sampling",
+            "stream",
+            "--one-each",
+            "no",
+            "--labels-only",
+            "no",
+        ],
+    ]
+    code = (
+        "import sys\nfrom dpfy.cli.app import main\nended = []\n"
+        f"for command in {commands!r}:\n    try: main(command)\n"
+        "    except SystemExit as stop: ended.append(stop.code or 0)\n"
+        "print(ended, {'torch', 'matplotlib'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (
+        done.stdout.splitlines()[-1] == "[0, 0, 0, 2, 0] set()"
+    )  # the fourth lacks what describes the run

@@ -12,7 +12,7 @@ from dpfy.cli.app import main
 from dpfy.data import load
 from dpfy.models import default_model
 
-OWN = '''
+OWN = """
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -27,7 +27,7 @@ def model():
 
 def broken():
     raise ValueError("secret value 42")
-'''
+"""
 SHORT = ["--epochs", "1", "--batch-size", "500", "--delta", "1e-3"]
 
 
@@ -42,14 +42,18 @@ def test_training_ends_with_the_guarantee_the_report_and_the_next_command(tmp_pa
     code, out, err = run(capsys, "train", *SHORT, "--out", str(tmp_path), "--name", "a")
     assert (code, err) == (0, "")
     assert "differential privacy" in out and "report.html" in out and "dpfy account" in out
-    code, out, _ = run(capsys, "account", str(tmp_path / "a" / "ledger.dpl"), "--delta", "1e-3", "--json")
+    code, out, _ = run(
+        capsys, "account", str(tmp_path / "a" / "ledger.dpl"), "--delta", "1e-3", "--json"
+    )
     assert code == 0 and json.loads(out)["epsilon"] <= 3.0
 
 
 def test_a_file_and_flags_over_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "init")[0] == 0
-    (tmp_path / "dpfy.toml").write_text('epsilon = 8.0\nepochs = 1\nbatch_size = 500\ndelta = "auto"\nname = "a"\n')
+    (tmp_path / "dpfy.toml").write_text(
+        'epsilon = 8.0\nepochs = 1\nbatch_size = 500\ndelta = "auto"\nname = "a"\n'
+    )
     assert run(capsys, "train", "dpfy.toml", "--epsilon", "5", "--no-csv")[0] == 0
     saved = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
     assert (saved["epsilon"], saved["epochs"], saved["csv"]) == (5.0, 1, False)
@@ -60,20 +64,47 @@ def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_for_test.py").write_text(OWN)
-    code, out, _ = run(capsys, "train", "--data", "mine_for_test:load", "--model", "mine_for_test:model",
-                       "--records", "200", "--batch-size", "100", "--epochs", "1", "--name", "a")
+    code, out, _ = run(
+        capsys,
+        "train",
+        "--data",
+        "mine_for_test:load",
+        "--model",
+        "mine_for_test:model",
+        "--records",
+        "200",
+        "--batch-size",
+        "100",
+        "--epochs",
+        "1",
+        "--name",
+        "a",
+    )
     assert code == 0 and "accuracy" in out
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["--data", "nonsense"], "nonsense"), (["--data", "mnist", "--data-dir", "/nowhere"], "nowhere"),
-    (["--epsilon", "-1"], "epsilon"), (["--delta", "soon"], "delta"), (["missing.toml"], "missing.toml"),
-    (["--resume", "/nowhere"], "/nowhere"), (["--resume", "/nowhere", "--epsilon", "1"], "leave"),
-    (["--data", "json:missing"], "missing"), (["--model", "no_such_module:x"], "no_such_module"),
-    (["--engine", "warp"], "warp"), (["--batch-size", "99999"], "99999"), (["--schedule", "zigzag"], "zigzag"),
-    (["--clipping", "quantil"], "quantil"), (["--noise-schedule", "exponential:often"], "exponential:RATE"),
-])
-def test_mistakes_are_one_sentence_and_leave_no_ledger(tmp_path, capsys, monkeypatch, arguments, says):
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--data", "nonsense"], "nonsense"),
+        (["--data", "mnist", "--data-dir", "/nowhere"], "nowhere"),
+        (["--epsilon", "-1"], "epsilon"),
+        (["--delta", "soon"], "delta"),
+        (["missing.toml"], "missing.toml"),
+        (["--resume", "/nowhere"], "/nowhere"),
+        (["--resume", "/nowhere", "--epsilon", "1"], "leave"),
+        (["--data", "json:missing"], "missing"),
+        (["--model", "no_such_module:x"], "no_such_module"),
+        (["--engine", "warp"], "warp"),
+        (["--batch-size", "99999"], "99999"),
+        (["--schedule", "zigzag"], "zigzag"),
+        (["--clipping", "quantil"], "quantil"),
+        (["--noise-schedule", "exponential:often"], "exponential:RATE"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_no_ledger(
+    tmp_path, capsys, monkeypatch, arguments, says
+):
     monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, "train", *arguments)
     assert code != 0 and says in err and "Traceback" not in err
@@ -82,8 +113,11 @@ def test_mistakes_are_one_sentence_and_leave_no_ledger(tmp_path, capsys, monkeyp
 
 
 def test_the_help_loads_no_torch():
-    code = "import sys; from dpfy.cli.app import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n" \
-           "print('torch' in sys.modules)"
+    code = (
+        "import sys; from dpfy.cli.app import main\ntry: main(['train', '--help'])\nexcept "
+        "SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert "--epsilon" in shown and shown.endswith("False\n")
 

@@ -10,8 +10,10 @@ from dpfy.data import adult
 from dpfy.data.adult import CATEGORIES, FEATURES, LOGARITHMIC, RANGES
 from dpfy.errors import DataError
 
-ROW = ("39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, "
-       "United-States, <=50K")
+ROW = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
+    "2174, 0, 40, United-States, <=50K"
+)
 NUMBERS = len(RANGES) + len(LOGARITHMIC)
 
 
@@ -54,18 +56,24 @@ def test_unlisted_category_sets_its_own_column(value: str, tmp_path: Path) -> No
 
 
 def test_numbers_are_clipped_to_their_public_range(tmp_path: Path) -> None:
-    x = features(tmp_path, ROW.replace("39", "1e9", 1).replace("2174", "inf"), ROW.replace("39", "-5", 1))
+    x = features(
+        tmp_path, ROW.replace("39", "1e9", 1).replace("2174", "inf"), ROW.replace("39", "-5", 1)
+    )
     assert x[:, 0].tolist() == [1.0, 0.0] and x[0, 3] == 1.0
 
 
 def test_unreadable_number_is_a_bad_record_and_not_an_abort(tmp_path: Path) -> None:
     x = features(tmp_path, ROW.replace("39", "old", 1), ROW)
-    assert x[0, 0].isnan() and x[1].isfinite().all()  # non-finite input contributes zero to a release
+    assert (
+        x[0, 0].isnan() and x[1].isfinite().all()
+    )  # non-finite input contributes zero to a release
 
 
 def test_test_file_has_a_comment_and_full_stops(tmp_path: Path) -> None:
     write(tmp_path)
-    write(tmp_path, "|1x3 Cross validator", ROW + ".", ROW.replace("<=", ">") + ".", file="adult.test")
+    write(
+        tmp_path, "|1x3 Cross validator", ROW + ".", ROW.replace("<=", ">") + ".", file="adult.test"
+    )
     assert adult(tmp_path).test.tensors[1].tolist() == [0, 1]
 
 
@@ -81,13 +89,18 @@ def test_empty_table_is_an_empty_data_set(tmp_path: Path) -> None:
     assert features(tmp_path, "").shape == (0, FEATURES)
 
 
-@pytest.mark.parametrize(("row", "message"), [
-    (ROW.replace("39, ", "", 1), "found 14 fields in line 2, expected 15"),
-    (ROW + ", 1", "found 16 fields in line 2, expected 15"),
-    (ROW.replace("<=50K", "50K"), "found a label outside the classes"),
-    (ROW.replace("State", "Stâte"), "found bytes that are not ASCII"),
-])
-def test_malformed_table_is_named_without_its_values(row: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (ROW.replace("39, ", "", 1), "found 14 fields in line 2, expected 15"),
+        (ROW + ", 1", "found 16 fields in line 2, expected 15"),
+        (ROW.replace("<=50K", "50K"), "found a label outside the classes"),
+        (ROW.replace("State", "Stâte"), "found bytes that are not ASCII"),
+    ],
+)
+def test_malformed_table_is_named_without_its_values(
+    row: str, message: str, tmp_path: Path
+) -> None:
     write(tmp_path, ROW, row)
     with pytest.raises(DataError, match=rf"adult\.data: {message}") as caught:
         adult(tmp_path)

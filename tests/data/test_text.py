@@ -1,4 +1,6 @@
-"""IMDb, GloVe and Shakespeare: fixed public lengths, one record never shapes another, malformed files are named."""
+"""IMDb, GloVe and Shakespeare: fixed public lengths, one record never shapes another, malformed
+files are named.
+"""
 
 import json
 import pickle
@@ -20,8 +22,11 @@ def flat(**changes: Any) -> dict[str, np.ndarray]:
     tokens = np.array([token for review in REVIEWS for token in review], np.int32)
     arrays = {}
     for part in ("train", "test"):
-        arrays |= {f"{part}_tokens": tokens, f"{part}_offsets": np.array([0, 3, 9, 9], np.int32),
-                   f"{part}_labels": np.array([1, 0, 1], np.uint8)}
+        arrays |= {
+            f"{part}_tokens": tokens,
+            f"{part}_offsets": np.array([0, 3, 9, 9], np.int32),
+            f"{part}_labels": np.array([1, 0, 1], np.uint8),
+        }
     return arrays | {name: np.asarray(value) for name, value in changes.items()}
 
 
@@ -39,17 +44,29 @@ def test_length_is_public_and_not_that_of_the_longest_review(tmp_path: Path) -> 
 
 
 def test_tokens_outside_the_vocabulary_are_unknown(tmp_path: Path) -> None:
-    np.savez(tmp_path / "imdb.npz", **flat(train_tokens=np.array([1, 14, 22, 1, -5, 6, 7, 12_000, 9])))
-    assert imdb(tmp_path, vocabulary=20, length=6).train.tensors[0][:2].tolist() == [[0, 0, 0, 1, 14, 2],
-                                                                                   [1, 2, 6, 7, 2, 9]]
+    np.savez(
+        tmp_path / "imdb.npz", **flat(train_tokens=np.array([1, 14, 22, 1, -5, 6, 7, 12_000, 9]))
+    )
+    assert imdb(tmp_path, vocabulary=20, length=6).train.tensors[0][:2].tolist() == [
+        [0, 0, 0, 1, 14, 2],
+        [1, 2, 6, 7, 2, 9],
+    ]
 
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_padded_rows_are_the_same_reviews(behind: bool, tmp_path: Path) -> None:
-    rows = np.array([review + [0] * (9 - len(review)) if behind else [0] * (9 - len(review)) + review
-                     for review in REVIEWS])
+    rows = np.array(
+        [
+            review + [0] * (9 - len(review)) if behind else [0] * (9 - len(review)) + review
+            for review in REVIEWS
+        ]
+    )
     np.savez(tmp_path / "imdb.npz", x_train=rows, y_train=[1, 0, 1], x_test=rows, y_test=[1, 0, 1])
-    assert imdb(tmp_path, length=4).test.tensors[0].tolist() == [[0, 1, 14, 22], [6, 7, 2, 9], [0, 0, 0, 0]]
+    assert imdb(tmp_path, length=4).test.tensors[0].tolist() == [
+        [0, 1, 14, 22],
+        [6, 7, 2, 9],
+        [0, 0, 0, 0],
+    ]
 
 
 def test_pickled_file_is_refused_and_nothing_in_it_runs(tmp_path: Path) -> None:
@@ -61,7 +78,9 @@ def test_pickled_file_is_refused_and_nothing_in_it_runs(tmp_path: Path) -> None:
 
     objects = np.array([Trap(), Trap()], dtype=object)
     np.savez(tmp_path / "imdb.npz", x_train=objects, y_train=[0, 1], x_test=objects, y_test=[0, 1])
-    with pytest.raises(DataError, match=r"imdb\.npz: found pickled objects, which may run any code"):
+    with pytest.raises(
+        DataError, match=r"imdb\.npz: found pickled objects, which may run any code"
+    ):
         imdb(tmp_path)
     (tmp_path / "imdb.npz").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(DataError, match=r"imdb\.npz: found"):
@@ -69,16 +88,19 @@ def test_pickled_file_is_refused_and_nothing_in_it_runs(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"train_offsets": [0, 3, 8]}, "found offsets that do not fit"),
-    ({"train_offsets": [1, 3, 9, 9]}, "found offsets that do not fit"),
-    ({"train_offsets": [0, 5, 3, 9]}, "found offsets that do not fit"),
-    ({"train_offsets": np.array([], np.int64)}, "found offsets that do not fit"),
-    ({"train_tokens": np.zeros((3, 3), np.int64)}, "found arrays of another shape or type"),
-    ({"train_tokens": np.zeros(9)}, "found arrays of another shape or type"),
-    ({"test_labels": [1, 0]}, "found 2 labels, expected 3"),
-    ({"test_labels": [1, 0, 2]}, "found a label outside the classes"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_offsets": [0, 3, 8]}, "found offsets that do not fit"),
+        ({"train_offsets": [1, 3, 9, 9]}, "found offsets that do not fit"),
+        ({"train_offsets": [0, 5, 3, 9]}, "found offsets that do not fit"),
+        ({"train_offsets": np.array([], np.int64)}, "found offsets that do not fit"),
+        ({"train_tokens": np.zeros((3, 3), np.int64)}, "found arrays of another shape or type"),
+        ({"train_tokens": np.zeros(9)}, "found arrays of another shape or type"),
+        ({"test_labels": [1, 0]}, "found 2 labels, expected 3"),
+        ({"test_labels": [1, 0, 2]}, "found a label outside the classes"),
+    ],
+)
 def test_malformed_reviews_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "imdb.npz", **flat(**changes))
     with pytest.raises(DataError, match=rf"imdb\.npz: {message}"):
@@ -118,10 +140,14 @@ def write_glove_text(root: Path) -> np.ndarray:
     vectors = np.arange(300, dtype=np.float32).reshape(3, 100) / 7
     (root / "glove").mkdir(exist_ok=True)
     (root / "imdb").mkdir(exist_ok=True)
-    lines = [" ".join([word, *(f"{value:.6g}" for value in vector)])
-             for word, vector in zip(["the", "zebra", "film"], vectors, strict=True)]
+    lines = [
+        " ".join([word, *(f"{value:.6g}" for value in vector)])
+        for word, vector in zip(["the", "zebra", "film"], vectors, strict=True)
+    ]
     (root / "glove" / "glove.6B.100d.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (root / "imdb" / "imdb_word_index.json").write_text(json.dumps({"the": 1, "film": 2, "it's": 3, "zebra": 9}))
+    (root / "imdb" / "imdb_word_index.json").write_text(
+        json.dumps({"the": 1, "film": 2, "it's": 3, "zebra": 9})
+    )
     return vectors
 
 
@@ -138,17 +164,24 @@ def test_vectors_are_aligned_with_token_ids(tmp_path: Path) -> None:
 def test_standard_text_file_gives_the_vectors_of_known_words(where: str, tmp_path: Path) -> None:
     vectors = write_glove_text(tmp_path)
     table = glove(tmp_path / where, vocabulary=8)
-    assert np.allclose(table[4], vectors[0], rtol=1e-5) and np.allclose(table[5], vectors[2], rtol=1e-5)
+    assert np.allclose(table[4], vectors[0], rtol=1e-5) and np.allclose(
+        table[5], vectors[2], rtol=1e-5
+    )
     assert not table[6:].any()  # a word without a vector; a word beyond the vocabulary
 
 
-@pytest.mark.parametrize(("file", "content", "message"), [
-    ("glove/glove.6B.100d.txt", "the 1 2 3\n", "found 3 numbers in line 1, expected 100"),
-    ("glove/glove.6B.100d.txt", "the " + "x " * 100, "found a line that cannot be read"),
-    ("imdb/imdb_word_index.json", "[1, 2]", "found no readable word index"),
-    ("imdb/imdb_word_index.json", '{"the": ', "found no readable word index"),
-])
-def test_malformed_text_file_is_named(file: str, content: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("glove/glove.6B.100d.txt", "the 1 2 3\n", "found 3 numbers in line 1, expected 100"),
+        ("glove/glove.6B.100d.txt", "the " + "x " * 100, "found a line that cannot be read"),
+        ("imdb/imdb_word_index.json", "[1, 2]", "found no readable word index"),
+        ("imdb/imdb_word_index.json", '{"the": ', "found no readable word index"),
+    ],
+)
+def test_malformed_text_file_is_named(
+    file: str, content: str, message: str, tmp_path: Path
+) -> None:
     write_glove_text(tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message):
@@ -171,7 +204,9 @@ def write_roles(folder: Path, *roles: str, **changes: Any) -> None:
 
 
 def spell(ids: torch.Tensor) -> str:
-    return "".join({PADDING: "", OTHER: "#"}.get(i, ALPHABET[i - 2]) for i in ids.flatten().tolist())
+    return "".join(
+        {PADDING: "", OTHER: "#"}.get(i, ALPHABET[i - 2]) for i in ids.flatten().tolist()
+    )
 
 
 def test_roles_are_users_with_their_own_windows(tmp_path: Path) -> None:
@@ -196,14 +231,19 @@ def test_every_character_but_the_first_is_predicted_once(tmp_path: Path) -> None
 def test_character_outside_the_alphabet_has_one_id(tmp_path: Path) -> None:
     write_roles(tmp_path, "é\x7f\x00abcdefg")
     source = shakespeare(tmp_path, window=80)
-    assert spell(source.train[0].tensors[0]) == "###abcd" and source.classes == len(ALPHABET) + 2 == 98
+    assert (
+        spell(source.train[0].tensors[0]) == "###abcd" and source.classes == len(ALPHABET) + 2 == 98
+    )
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"offsets": np.array([0, 99])}, "found offsets that do not fit"),
-    ({"text": np.zeros(3, np.int64)}, "found text of type int64"),
-    ({"text": np.zeros(3)}, "found arrays of another shape or type"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offsets": np.array([0, 99])}, "found offsets that do not fit"),
+        ({"text": np.zeros(3, np.int64)}, "found text of type int64"),
+        ({"text": np.zeros(3)}, "found arrays of another shape or type"),
+    ],
+)
 def test_malformed_roles_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_roles(tmp_path, "abc", **changes)
     with pytest.raises(DataError, match=rf"shakespeare_by_role\.npz: {message}"):

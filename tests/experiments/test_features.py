@@ -1,4 +1,6 @@
-"""Features are computed once, and a file of them is believed only if it belongs to these images and this code."""
+"""Features are computed once, and a file of them is believed only if it belongs to these images and
+this code.
+"""
 
 from pathlib import Path
 
@@ -32,8 +34,12 @@ def test_the_second_time_they_are_read(tmp_path: Path, calls: list[int]) -> None
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-@pytest.mark.parametrize("others", [IMAGES + 0.01, IMAGES[:18]], ids=["other images", "fewer images"])
-def test_a_file_of_something_else_is_replaced(tmp_path: Path, calls: list[int], others: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "others", [IMAGES + 0.01, IMAGES[:18]], ids=["other images", "fewer images"]
+)
+def test_a_file_of_something_else_is_replaced(
+    tmp_path: Path, calls: list[int], others: torch.Tensor
+) -> None:
     file = tmp_path / "features.safetensors"
     features.computed("scattering", IMAGES, file)
     assert torch.equal(features.computed("scattering", others, file), 2 * others)
@@ -54,14 +60,18 @@ def test_images_themselves_are_not_kept(tmp_path: Path) -> None:
 def test_a_front_is_a_function_of_one_record() -> None:
     coefficients = torch.rand(2001, 81, 7, 7, generator=torch.Generator().manual_seed(1))
     together = features.in_front("normalized-linear", coefficients)
-    assert torch.allclose(together[-1:], features.in_front("normalized-linear", coefficients[-1:]), atol=1e-6)
+    assert torch.allclose(
+        together[-1:], features.in_front("normalized-linear", coefficients[-1:]), atol=1e-6
+    )
     assert together.shape == coefficients.shape
 
 
 def test_reviews_are_the_mean_of_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.randn(50, 100, generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(features, "glove", lambda data_dir: table)
-    one, turned, same = features.in_front("review-linear", torch.tensor([[0, 4, 5, 9], [9, 5, 4, 0], [4, 5, 9, 9]]))
+    one, turned, same = features.in_front(
+        "review-linear", torch.tensor([[0, 4, 5, 9], [9, 5, 4, 0], [4, 5, 9, 9]])
+    )
     assert torch.allclose(one, turned, atol=1e-6) and not torch.allclose(one, same, atol=0.1)
     assert one.norm() == pytest.approx(3.0, rel=1e-5)
 

@@ -12,12 +12,14 @@ SHAPES = [(1, 28, 28), (3, 32, 32)]
 def test_first_filters_are_waves_without_a_mean_and_then_averages(colors: int) -> None:
     filters = first_filters(colors)
     assert filters.shape == (34 * colors, colors, 9, 9)
-    waves, averages = filters[:32 * colors], filters[32 * colors:]
+    waves, averages = filters[: 32 * colors], filters[32 * colors :]
     assert waves.mean((1, 2, 3)).abs().max() < 1e-7
     assert torch.allclose(waves[:32].flatten(1).norm(dim=1), torch.ones(32))
     assert (averages[::2].sum((1, 2, 3)) > 0).all() and not averages[1::2].any()
     even, odd = waves[::2], waves[1::2]
-    assert torch.allclose(even, even.flip(2, 3), atol=1e-6) and torch.allclose(odd, -odd.flip(2, 3), atol=1e-6)
+    assert torch.allclose(even, even.flip(2, 3), atol=1e-6) and torch.allclose(
+        odd, -odd.flip(2, 3), atol=1e-6
+    )
 
 
 def test_waves_respond_to_strokes_of_their_angle() -> None:
@@ -29,12 +31,17 @@ def test_waves_respond_to_strokes_of_their_angle() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_starts_without_an_opinion_and_all_of_it_is_trained(shape: tuple[int, ...]) -> None:
-    network, images = wave_cnn(shape), torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    network, images = (
+        wave_cnn(shape),
+        torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)),
+    )
     assert not network(images).any()
     for parameter in network[-1].parameters():
         torch.nn.init.ones_(parameter)
     network(images).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in network.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in network.parameters()
+    )
     assert torch.allclose(network(images)[:1], network(images[:1]), atol=1e-4)
 
 

@@ -1,4 +1,6 @@
-"""Dictionaries of patches come from public pictures alone, and features are functions of one record."""
+"""Dictionaries of patches come from public pictures alone, and features are functions of one
+record.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ def small(colors: int, mirrored: bool = False) -> Resemblance:
 def test_photographs_come_with_a_dependency_and_are_cut_the_same_way_each_time() -> None:
     found = photographs()
     assert len(found) == 8
-    assert all(picture.shape[0] == 3 and -1e-3 < picture.min() < picture.max() < 1.001 for picture in found)
+    assert all(
+        picture.shape[0] == 3 and -1e-3 < picture.min() < picture.max() < 1.001 for picture in found
+    )
     assert torch.equal(cuts(found, 5, 32, seed=0), cuts(found, 5, 32, seed=0))
 
 

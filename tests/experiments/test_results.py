@@ -19,23 +19,57 @@ from experiments.results import Place
 from experiments.training import LEDGER, Outcome
 
 ROOT = Path(__file__).parents[2]
-CELL = Cell("tiny", "digits", epsilon=3.0, network="digits-mlp", rate=0.3, steps=8, clip=1.0, learning_rate=0.5,
-            target=90.0, reference="A paper", found="by hand")
-KEYS = {"experiment", "data", "method", "features", "epsilon", "delta", "accounting", "accuracy", "seconds", "config"}
+CELL = Cell(
+    "tiny",
+    "digits",
+    epsilon=3.0,
+    network="digits-mlp",
+    rate=0.3,
+    steps=8,
+    clip=1.0,
+    learning_rate=0.5,
+    target=90.0,
+    reference="A paper",
+    found="by hand",
+)
+KEYS = {
+    "experiment",
+    "data",
+    "method",
+    "features",
+    "epsilon",
+    "delta",
+    "accounting",
+    "accuracy",
+    "seconds",
+    "config",
+}
 
 
 def outcome(seed: int, accuracy: float, **others: float) -> Outcome:
-    facts = {"epsilon": 2.9991, "epsilon_rdp": 3.25, "noise_multiplier": 2.0, "steps": 8, "lost_steps": 0,
-             "seconds": 10.0, **others}
+    facts = {
+        "epsilon": 2.9991,
+        "epsilon_rdp": 3.25,
+        "noise_multiplier": 2.0,
+        "steps": 8,
+        "lost_steps": 0,
+        "seconds": 10.0,
+        **others,
+    }
     return Outcome(seed, accuracy, **facts)  # type: ignore[arg-type]
 
 
 def test_an_entry_has_the_published_form(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.record(CELL, outcome(0, 91.0))
-    entry, = json.loads((tmp_path / "results" / "tiny.json").read_text())
+    (entry,) = json.loads((tmp_path / "results" / "tiny.json").read_text())
     assert set(entry) == KEYS
-    assert [entry[name] for name in ("data", "method", "features", "accounting")] == ["digits", "dpsgd", "raw", "pld"]
+    assert [entry[name] for name in ("data", "method", "features", "accounting")] == [
+        "digits",
+        "dpsgd",
+        "raw",
+        "pld",
+    ]
     assert (entry["epsilon"], entry["accuracy"], entry["seconds"]) == (2.9991, [91.0], 10.0)
     assert entry["config"]["epsilon_rdp"] == 3.25 and entry["config"]["learning_rate"] == 0.5
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["tiny.json"]
@@ -45,8 +79,12 @@ def test_seeds_join_an_entry_and_replace_themselves(tmp_path: Path) -> None:
     place = Place(tmp_path)
     for seed, accuracy in ((1, 80.0), (0, 91.0), (1, 92.0)):
         place.record(CELL, outcome(seed, accuracy, epsilon=2.5 + seed / 4))
-    entry, = place.read("tiny")
-    assert (entry["accuracy"], entry["config"]["seeds"], entry["seconds"]) == ([91.0, 92.0], [0, 1], 20.0)
+    (entry,) = place.read("tiny")
+    assert (entry["accuracy"], entry["config"]["seeds"], entry["seconds"]) == (
+        [91.0, 92.0],
+        [0, 1],
+        20.0,
+    )
     assert entry["epsilon"] == 2.75  # the largest that one of them may claim
     assert place.finished(CELL) == {0: 91.0, 1: 92.0}
 
@@ -58,7 +96,9 @@ def test_other_settings_replace_an_entry_and_another_epsilon_does_not(tmp_path: 
     assert place.finished(changed) == {}  # a number of the old settings is none of the new ones
     place.record(changed, outcome(1, 92.0))
     assert [(entry["config"]["epsilon"], entry["accuracy"]) for entry in place.read("tiny")] == [
-        (1.0, [70.0]), (3.0, [92.0])]
+        (1.0, [70.0]),
+        (3.0, [92.0]),
+    ]
 
 
 def test_selection_keeps_every_try_and_leaves_results_alone(tmp_path: Path) -> None:
@@ -66,7 +106,10 @@ def test_selection_keeps_every_try_and_leaves_results_alone(tmp_path: Path) -> N
     place.record(CELL, outcome(0, 91.0))
     place.record(changed, outcome(0, 92.0))
     assert len(place.read("tiny")) == 2 and not (tmp_path / "results").exists()
-    assert len({place.state(cell, 0) for cell in (CELL, changed)} | {Place(tmp_path).state(CELL, 0)}) == 3
+    assert (
+        len({place.state(cell, 0) for cell in (CELL, changed)} | {Place(tmp_path).state(CELL, 0)})
+        == 3
+    )
 
 
 def test_a_recorded_run_keeps_its_ledger(tmp_path: Path) -> None:
@@ -93,19 +136,27 @@ def test_the_table_shows_what_is_reached_and_what_is_not_run(tmp_path: Path) -> 
 
 
 def test_claims_are_rounded_up() -> None:
-    assert [table.claim(value) for value in (2.9291, 2.93, 2.9300001, 0.98)] == ["2.930", "2.930", "2.931", "0.980"]
+    assert [table.claim(value) for value in (2.9291, 2.93, 2.9300001, 0.98)] == [
+        "2.930",
+        "2.930",
+        "2.931",
+        "0.980",
+    ]
 
 
 def test_update_replaces_what_stands_between_the_marks(tmp_path: Path) -> None:
     for name in (*table.PAGES, plots.ACCURACY):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     for name in table.PAGES:
-        (tmp_path / name).write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
+        (tmp_path / name).write_text(
+            f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8"
+        )
     place = Place(tmp_path / "experiments")
     table.update(place)
     for name in table.PAGES:
         assert (tmp_path / name).read_text(encoding="utf-8") == (
-            f"before\n{table.BEGIN}{table.markdown(place)}{table.END}after\n")
+            f"before\n{table.BEGIN}{table.markdown(place)}{table.END}after\n"
+        )
     assert "not run yet" in (tmp_path / plots.ACCURACY).read_text(encoding="utf-8")
     (tmp_path / table.PAGES[0]).write_text("no marks", encoding="utf-8")
     with pytest.raises(ValueError, match="no marks"):
@@ -122,9 +173,15 @@ def test_the_plot_shows_targets_and_every_seed(tmp_path: Path) -> None:
 
 def test_the_plot_on_the_way_is_of_the_best_try_with_the_network(tmp_path: Path) -> None:
     selection, other = Place(tmp_path, validate=True), replace(CELL, epsilon=1.0)
-    tries = ((CELL, 80.0), (replace(CELL, clip=0.5), 91.0), (replace(other, network="mnist-cnn"), 92.0))
+    tries = (
+        (CELL, 80.0),
+        (replace(CELL, clip=0.5), 91.0),
+        (replace(other, network="mnist-cnn"), 92.0),
+    )
     for cell, accuracy in tries:
-        selection.record(cell, replace(outcome(0, accuracy), curve=((4, 2.0, 70.0), (8, 3.0, accuracy))))
+        selection.record(
+            cell, replace(outcome(0, accuracy), curve=((4, 2.0, 70.0), (8, 3.0, accuracy)))
+        )
     best = plots._best_try(selection, CELL)
     assert best is not None and best["accuracy"] == [91.0]
     plots.draw_spending(Place(tmp_path), tmp_path / "plot.svg", [CELL, other])
@@ -132,7 +189,9 @@ def test_the_plot_on_the_way_is_of_the_best_try_with_the_network(tmp_path: Path)
     assert "planned for ε = 3" in drawn and "planned for ε = 1" not in drawn
 
 
-def test_the_plot_of_noise_shows_what_plans_are_calibrated_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_of_noise_shows_what_plans_are_calibrated_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[float, int]] = []
 
     def noise(rate: float, steps: int, epsilon: float) -> float:
@@ -154,18 +213,28 @@ def test_pages_show_the_results(page: str) -> None:
 
 def published() -> list[tuple[str, dict[str, Any]]]:
     """Every entry of every file of results, with the name of the file."""
-    return [(file.name, entry) for file in sorted((ROOT / "experiments" / "results").iterdir())
-            for entry in json.loads(file.read_text(encoding="utf-8"))]
+    return [
+        (file.name, entry)
+        for file in sorted((ROOT / "experiments" / "results").iterdir())
+        for entry in json.loads(file.read_text(encoding="utf-8"))
+    ]
 
 
-@pytest.mark.parametrize(("name", "entry"), published(), ids=lambda value: str(value) if isinstance(value, str) else
-                         f"{value['config']['epsilon']:g}")
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    published(),
+    ids=lambda value: str(value) if isinstance(value, str) else f"{value['config']['epsilon']:g}",
+)
 def test_every_published_result_has_the_published_form(name: str, entry: dict[str, Any]) -> None:
     assert set(entry) == KEYS and name == f"{entry['experiment']}.json"
     config = entry["config"]
-    assert (entry["experiment"], config["epsilon"]) in {(cell.experiment, cell.epsilon) for cell in CELLS}
+    assert (entry["experiment"], config["epsilon"]) in {
+        (cell.experiment, cell.epsilon) for cell in CELLS
+    }
     assert entry["data"] in ("mnist", "fashion-mnist", "cifar-10", "imdb", "adult", "digits")
-    assert entry["features"] in FEATURES and entry["accounting"] == accounting(entry["config"]["method"])
+    assert entry["features"] in FEATURES and entry["accounting"] == accounting(
+        entry["config"]["method"]
+    )
     assert isinstance(entry["method"], str) and 0 < entry["delta"] < 1e-4 and entry["seconds"] > 0
     assert 0 < entry["epsilon"] <= config["epsilon"] and config["records"] is None
     assert len(entry["accuracy"]) == len(set(config["seeds"])) > 0
@@ -173,11 +242,17 @@ def test_every_published_result_has_the_published_form(name: str, entry: dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "entry"), published(), ids=lambda value: str(value) if isinstance(value, str) else
-                         f"{value['config']['epsilon']:g}")
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    published(),
+    ids=lambda value: str(value) if isinstance(value, str) else f"{value['config']['epsilon']:g}",
+)
 def test_every_published_epsilon_is_that_of_its_ledger(name: str, entry: dict[str, Any]) -> None:
-    cell = next(cell for cell in CELLS if (cell.experiment, cell.epsilon) == (entry["experiment"],
-                                                                              entry["config"]["epsilon"]))
+    cell = next(
+        cell
+        for cell in CELLS
+        if (cell.experiment, cell.epsilon) == (entry["experiment"], entry["config"]["epsilon"])
+    )
     for run in entry["config"]["runs"]:
         ledger = Ledger.read(Place(ROOT / "experiments").state(cell, run["seed"]) / LEDGER)
         assert account(ledger).claim(entry["delta"]) == pytest.approx(run["epsilon"], abs=1e-6)

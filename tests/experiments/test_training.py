@@ -18,8 +18,19 @@ from experiments.parts import Task, load_task, loss_of, make_network, varied
 from experiments.training import LEDGER, Deadline, Outcome, Training
 
 ROOT = Path(__file__).parents[2]
-CELL = Cell("tiny", "digits", epsilon=3.0, network="digits-mlp", rate=0.3, steps=8, clip=1.0, learning_rate=0.5,
-            schedule="linear", ema=0.5, found="by hand")
+CELL = Cell(
+    "tiny",
+    "digits",
+    epsilon=3.0,
+    network="digits-mlp",
+    rate=0.3,
+    steps=8,
+    clip=1.0,
+    learning_rate=0.5,
+    schedule="linear",
+    ema=0.5,
+    found="by hand",
+)
 FOREVER = Deadline(minutes=1e6)
 KILLED = """
 import os, signal, sys
@@ -61,9 +72,14 @@ def rates_of(training: Training, monkeypatch: pytest.MonkeyPatch) -> list[float]
     return rates
 
 
-def test_a_killed_run_goes_on_and_the_lost_step_stays_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Taking the lost step again would make nine of eight; forgetting it, a ledger that counts too few.
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+def test_a_killed_run_goes_on_and_the_lost_step_stays_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Taking the lost step again would make nine of eight; forgetting it, a ledger that counts too
+    # few.
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert dpfy.Ledger.read(tmp_path / LEDGER).count == 4
     training = Training(CELL, 0, tmp_path, task_of(CELL))
@@ -72,8 +88,12 @@ def test_a_killed_run_goes_on_and_the_lost_step_stays_paid_for(tmp_path: Path, m
     assert (outcome.steps, outcome.lost_steps, len(rates)) == (8, 1, 4)
     assert dpfy.Ledger.read(tmp_path / LEDGER).count == 8
     assert 2.99 < outcome.epsilon <= 3.0 < outcome.epsilon_rdp
-    assert rates == pytest.approx([0.5 * left / 8 for left in (4, 3, 2, 1)])  # the schedule ends with the plan
-    assert training.average is not None and training.average.n_averaged == 7  # what the checkpoint had went on
+    assert rates == pytest.approx(
+        [0.5 * left / 8 for left in (4, 3, 2, 1)]
+    )  # the schedule ends with the plan
+    assert (
+        training.average is not None and training.average.n_averaged == 7
+    )  # what the checkpoint had went on
 
 
 def test_time_is_up_between_steps_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -107,10 +127,17 @@ def test_a_run_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
         Training(CELL, 0, tmp_path, task_of(CELL)).go_on(FOREVER)
 
 
-def test_a_run_killed_before_its_first_checkpoint_goes_on_with_the_registered_plan(tmp_path: Path) -> None:
-    plan = replace(dpfy.dpsgd(records=1437, rate=0.3, steps=8).calibrate(epsilon=3.0, delta=1e-5), noise_multiplier=9.0)
+def test_a_run_killed_before_its_first_checkpoint_goes_on_with_the_registered_plan(
+    tmp_path: Path,
+) -> None:
+    plan = replace(
+        dpfy.dpsgd(records=1437, rate=0.3, steps=8).calibrate(epsilon=3.0, delta=1e-5),
+        noise_multiplier=9.0,
+    )
     training = Training(CELL, 0, tmp_path, task_of(CELL))
-    dpfy.privatize(training.model, training.optimizer, training.task.train, plan, tmp_path / LEDGER).close()
+    dpfy.privatize(
+        training.model, training.optimizer, training.task.train, plan, tmp_path / LEDGER
+    ).close()
     outcome = finished(training)
     assert (outcome.noise_multiplier, outcome.steps, outcome.lost_steps) == (9.0, 8, 0)
 
@@ -151,8 +178,13 @@ def test_the_ledger_holds_the_plan_of_the_cell(tmp_path: Path) -> None:
 
 def test_the_average_is_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    monkeypatch.setattr("experiments.training.percent_right", lambda model, data: measured.append(model) or 0.0)
-    averaged, plain = (Training(replace(CELL, ema=ema), 0, tmp_path / str(ema), task_of(CELL)) for ema in (0.5, 0.0))
+    monkeypatch.setattr(
+        "experiments.training.percent_right", lambda model, data: measured.append(model) or 0.0
+    )
+    averaged, plain = (
+        Training(replace(CELL, ema=ema), 0, tmp_path / str(ema), task_of(CELL))
+        for ema in (0.5, 0.0)
+    )
     finished(averaged)
     finished(plain)
     assert averaged.average is not None and measured == [averaged.average.module, plain.model]
@@ -180,9 +212,16 @@ def test_copies_of_a_record_share_one_loss_and_one_clip(tmp_path: Path) -> None:
     x, y = varied(cell, training.task.train)[4]
     assert x.shape == (3, 1, 8, 8)
     each = loss_of(CELL, training.model)(x, y.expand(3))
-    assert torch.allclose(loss_of(cell, training.model)(x.unsqueeze(0), y.unsqueeze(0)), each.mean())
-    outcome = finished(training)  # copies are no records: the plan, and what it costs, stay the same
-    assert outcome.noise_multiplier == finished(Training(CELL, 0, tmp_path / "plain", task_of(CELL))).noise_multiplier
+    assert torch.allclose(
+        loss_of(cell, training.model)(x.unsqueeze(0), y.unsqueeze(0)), each.mean()
+    )
+    outcome = finished(
+        training
+    )  # copies are no records: the plan, and what it costs, stay the same
+    assert (
+        outcome.noise_multiplier
+        == finished(Training(CELL, 0, tmp_path / "plain", task_of(CELL))).noise_multiplier
+    )
 
 
 def test_features_are_computed_for_both_parts() -> None:

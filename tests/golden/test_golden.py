@@ -1,12 +1,14 @@
-"""What runs release, record and cost under fixed test keys, as it was when these files were written.
+"""What runs release, record and cost under fixed test keys, as it was when these files were
+written.
 
-Whoever moves or renames code runs this test after every step: it must pass unchanged. Released numbers are compared bit
-by bit on the kind of machine that wrote them, and to a millionth of their size on others, whose kernels round
-differently; another draw, another order of draws or another scale is far more than that. Everything else, the ledgers
-(time, identity and environment aside), the intervals of ε and the JSON of plans, is compared character by character.
+Whoever moves or renames code runs this test after every step: it must pass unchanged. Released
+numbers are compared bit by bit on the kind of machine that wrote them, and to a millionth of their
+size on others, whose kernels round differently; another draw, another order of draws or another
+scale is far more than that. Everything else, the ledgers (time, identity and environment aside),
+the intervals of ε and the JSON of plans, is compared character by character.
 
-A change that is meant to change results writes the file anew: ``python tests/golden/test_golden.py``.
-"""
+A change that is meant to change results writes the file anew: ``python
+tests/golden/test_golden.py``."""
 
 import hashlib
 import json
@@ -82,9 +84,13 @@ def outcome(plan, ledger, released):
     """What is compared of a run."""
     numbers = torch.cat(released)
     epsilon = dpfy.account(ledger).epsilon(DELTA)
-    return {"plan": plan.to_json(), "ledger": ledger_lines(ledger), "epsilon": [epsilon.lower, epsilon.upper],
-            "released": [round_to_digits(value) for value in numbers.tolist()],
-            "bits": hashlib.sha256(numbers.numpy().tobytes()).hexdigest()}
+    return {
+        "plan": plan.to_json(),
+        "ledger": ledger_lines(ledger),
+        "epsilon": [epsilon.lower, epsilon.upper],
+        "released": [round_to_digits(value) for value in numbers.tolist()],
+        "bits": hashlib.sha256(numbers.numpy().tobytes()).hexdigest(),
+    }
 
 
 def round_to_digits(value):
@@ -92,13 +98,20 @@ def round_to_digits(value):
 
 
 def ledger_lines(ledger):
-    """The lines of the ledger without the hashes, times, identities and environment that differ from run to run."""
+    """The lines of the ledger without the hashes, times, identities and environment that differ
+    from run to run.
+    """
     if ledger.path is None:
         return [[run.event.to_json(), run.times] for run in ledger.uses]
-    lines = [json.loads(line) for line in Path(ledger.path).read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in Path(ledger.path).read_text(encoding="utf-8").splitlines()
+    ]
     for line in lines:
         line.pop("hash")
-        for part, names in (("header", ("created", "identity", "library")), ("basis", ("environment",))):
+        for part, names in (
+            ("header", ("created", "identity", "library")),
+            ("basis", ("environment",)),
+        ):
             for name in names if part in line else ():
                 line[part].pop(name)
     return lines
@@ -121,7 +134,16 @@ def trained(plan, folder, stats=False, steps=None, **options):
 
 
 def planned(**options):
-    return dpfy.dpsgd(**{"records": N, "batch_size": 20, "steps": 4, "noise_multiplier": 0.8, "clip": 0.7, **options})
+    return dpfy.dpsgd(
+        **{
+            "records": N,
+            "batch_size": 20,
+            "steps": 4,
+            "noise_multiplier": 0.8,
+            "clip": 0.7,
+            **options,
+        }
+    )
 
 
 def engine(name):
@@ -142,8 +164,12 @@ def controlled(controller, rule=None):
 
 
 def groups_and_statistics(folder):
-    statistics = [dpfy.Statistic("x", bound=0.5, shape=(WIDTH,), every=2), dpfy.NormsBelow(), dpfy.SampleSize(),
-                  dpfy.Contributing()]
+    statistics = [
+        dpfy.Statistic("x", bound=0.5, shape=(WIDTH,), every=2),
+        dpfy.NormsBelow(),
+        dpfy.SampleSize(),
+        dpfy.Contributing(),
+    ]
     plan = planned(clip=dpfy.clip_groups(network(), clip=0.7), statistics=statistics)
     return trained(plan, folder, stats=True, max_physical_batch=4)
 
@@ -153,7 +179,9 @@ def automatic(folder):
 
 
 def jointly(folder):
-    return trained(planned(clip=dpfy.clip_jointly(network(), {"0.*": 1.0, "*": 2.0}, clip=0.7)), folder)
+    return trained(
+        planned(clip=dpfy.clip_jointly(network(), {"0.*": 1.0, "*": 2.0}, clip=0.7)), folder
+    )
 
 
 def users(folder):
@@ -162,12 +190,23 @@ def users(folder):
 
 
 def importance(folder):
-    return trained(dpfy.dpis(records=N, batch_size=12, steps=7, clip=0.5, ratio=0.5, noise_multiplier=1.5), folder)
+    return trained(
+        dpfy.dpis(records=N, batch_size=12, steps=7, clip=0.5, ratio=0.5, noise_multiplier=1.5),
+        folder,
+    )
 
 
 def importance_released(folder):
-    plan = dpfy.dpis(records=N, batch_size=12, steps=7, clip=0.5, ratio=0.5, norm_sum="released", clip_factor=1.0,
-                     size_noise=0.2).calibrate(epsilon=8.0, delta=DELTA)
+    plan = dpfy.dpis(
+        records=N,
+        batch_size=12,
+        steps=7,
+        clip=0.5,
+        ratio=0.5,
+        norm_sum="released",
+        clip_factor=1.0,
+        size_noise=0.2,
+    ).calibrate(epsilon=8.0, delta=DELTA)
     return trained(plan, folder)
 
 
@@ -199,14 +238,22 @@ def resumed(folder):
 def recipe(name, **options):
     def run(folder):
         recipes = import_module("dpfy.recipes" if find_spec("dpfy.recipes") else "dpfy.algorithms")
-        plan = planned(sampling="full", noise_multiplier=None, steps=5,
-                       controllers=[Controller.from_json({"type": "directed"})]).calibrate(epsilon=20.0, delta=DELTA)
+        plan = planned(
+            sampling="full",
+            noise_multiplier=None,
+            steps=5,
+            controllers=[Controller.from_json({"type": "directed"})],
+        ).calibrate(epsilon=20.0, delta=DELTA)
         model = network()
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
-        with dpfy.privatize(model, opt, Rows(), plan, Path(folder) / "run.dpl", insecure_test_key=8) as run:
+        with dpfy.privatize(
+            model, opt, Rows(), plan, Path(folder) / "run.dpl", insecure_test_key=8
+        ) as run:
             taken = list(getattr(recipes, name)(run, losses(model), **options))
-        released = [torch.cat((flat(each.released), torch.tensor([each.step_size], dtype=torch.float64)))
-                    for each in taken]
+        released = [
+            torch.cat((flat(each.released), torch.tensor([each.step_size], dtype=torch.float64)))
+            for each in taken
+        ]
         return outcome(plan, dpfy.Ledger.read(Path(folder) / "run.dpl"), released)
 
     return run
@@ -214,19 +261,30 @@ def recipe(name, **options):
 
 RUNS = {
     **{f"engine {name}": engine(name) for name in ("auto", "bookkeeping", "ghost", "vmap", "loop")},
-    **{f"sampling {name}": sampling(name) for name in ("full", "fixed_size", "shuffled", "cyclic", "balls_in_bins")},
+    **{
+        f"sampling {name}": sampling(name)
+        for name in ("full", "fixed_size", "shuffled", "cyclic", "balls_in_bins")
+    },
     "sampling truncated_poisson": sampling("truncated_poisson", capacity=25),
     "controller quantile": controlled(dpfy.QuantileClipping(share=0.1)),
     "controller norm": controlled(dpfy.NormClipping()),
     "controller adaclip": controlled(dpfy.AdaClip()),
     "controller noise by norm": controlled(dpfy.NormNoise(share=0.2), GaussianFilter(mu=20.0)),
     "controller validation": controlled(dpfy.ValidationDecay(), GaussianFilter(mu=20.0)),
-    "schedules": lambda folder: trained(planned(noise_schedule="exponential:0.3", clip_schedule="time:0.5"), folder),
+    "schedules": lambda folder: trained(
+        planned(noise_schedule="exponential:0.3", clip_schedule="time:0.5"), folder
+    ),
     "microbatches": lambda folder: trained(planned(microbatches=5), folder, max_physical_batch=2),
     "divided by the sample size": lambda folder: trained(planned(least_sample=15.0), folder),
-    "groups and statistics": groups_and_statistics, "automatic clipping": automatic, "joint clipping": jointly,
-    "users": users, "importance": importance, "importance, released norms": importance_released,
-    "resumed": resumed, "noisy_max": recipe("noisy_max"), "line_search": recipe("line_search"),
+    "groups and statistics": groups_and_statistics,
+    "automatic clipping": automatic,
+    "joint clipping": jointly,
+    "users": users,
+    "importance": importance,
+    "importance, released norms": importance_released,
+    "resumed": resumed,
+    "noisy_max": recipe("noisy_max"),
+    "line_search": recipe("line_search"),
 }
 
 
@@ -254,9 +312,15 @@ def shared(rank, size, folder):
 
 def machine():
     """What decides how torch rounds."""
-    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
-    return [found.group(1).strip() if found else platform.processor(), torch.backends.cpu.get_cpu_capability(),
-            torch.__version__, np.__version__]
+    found = re.search(
+        r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M
+    )
+    return [
+        found.group(1).strip() if found else platform.processor(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.__version__,
+        np.__version__,
+    ]
 
 
 def compare(found, expected, same_machine):
@@ -302,8 +366,13 @@ def write():
     for name, run in {**RUNS, "two ranks": on_two_ranks}.items():
         with tempfile.TemporaryDirectory() as folder:
             found[name] = run(folder)
-    runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(run, separators=(',', ':'))}" for name, run in found.items())
-    FILE.write_text(f'{{"machine": {json.dumps(machine())},\n"runs": {{\n{runs}\n}}}}\n', encoding="utf-8")
+    runs = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(run, separators=(',', ':'))}"
+        for name, run in found.items()
+    )
+    FILE.write_text(
+        f'{{"machine": {json.dumps(machine())},\n"runs": {{\n{runs}\n}}}}\n', encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Models, losses and records that ordinary synthetic input says nothing about: every contribution stays bounded."""
+"""Models, losses and records that ordinary synthetic input says nothing about: every contribution
+stays bounded.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,10 @@ def clipped_sum(engine, loss, chunk):
 
 
 def assert_bounded(model, per_record, *fields):
-    """The engine that is chosen gives what one record at a time gives, so no record moves the sum by more than C."""
+    """The engine that is chosen gives what one record at a time gives, so no record moves the sum
+    by more than C.
+    """
+
     def loss(*some):
         return F.cross_entropy(per_record(*some[:-1]), some[-1], reduction="none")
 
@@ -67,7 +72,9 @@ def moved_by_a_negative_mean(x):
     return x + torch.relu(-x.mean() - 1)
 
 
-@pytest.mark.parametrize("mix", [shrunk_by_the_largest, turned_by_the_largest, moved_by_a_negative_mean])
+@pytest.mark.parametrize(
+    "mix", [shrunk_by_the_largest, turned_by_the_largest, moved_by_a_negative_mean]
+)
 def test_a_threshold_that_synthetic_numbers_never_reach(mix):
     model = linear(4)
     engine = assert_bounded(model, lambda x: model(mix(x)), with_one_large(rows(6, 4), -1000))
@@ -100,7 +107,7 @@ class SortedByLength(nn.Module):
 def test_records_that_are_sorted_by_their_lengths():
     x = with_one_large(rows(6, 5, 3).flip(0), 50).flip(0)
     for record in range(6):
-        x[record, record // 2 + 1:] = 0
+        x[record, record // 2 + 1 :] = 0
     model = SortedByLength()
     assert assert_bounded(model, model, x).isolates
 
@@ -150,7 +157,9 @@ def test_cross_terms_between_the_whole_and_the_parts_of_a_parameter():
 def test_hooks_that_rescale_large_gradients(where):
     model = nn.Sequential(linear(4, 8), nn.Tanh(), linear(8))
     if where == "module":
-        model[1].register_full_backward_hook(lambda module, found, given: (found[0] / found[0].norm().clamp(min=5),))
+        model[1].register_full_backward_hook(
+            lambda module, found, given: (found[0] / found[0].norm().clamp(min=5),)
+        )
 
     def scores(x, factors):
         hidden = model[1](model[0](x))
@@ -164,7 +173,11 @@ def test_hooks_that_rescale_large_gradients(where):
 def test_code_that_mixes_large_batches_only():
     model = linear(4)
     with pytest.raises(IsolationError, match="in a large batch"):
-        chosen(model, lambda x: model(x - x.mean(0) if len(x) > 8 else x).square().sum(1), (rows(6, 4),))
+        chosen(
+            model,
+            lambda x: model(x - x.mean(0) if len(x) > 8 else x).square().sum(1),
+            (rows(6, 4),),
+        )
 
 
 def test_what_treats_records_alone_is_still_fast():
@@ -172,12 +185,17 @@ def test_what_treats_records_alone_is_still_fast():
     assert assert_bounded(model, model, with_one_large(rows(6, 4))).name == "bookkeeping"
 
 
-@pytest.mark.parametrize("form", [
-    lambda a, b: OuterProduct(a.unsqueeze(1), b.unsqueeze(1)),
-    lambda a, b: Materialized.of(a.unsqueeze(1) * b.unsqueeze(2) * 1e-20),
-], ids=["outer", "kept"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda a, b: OuterProduct(a.unsqueeze(1), b.unsqueeze(1)),
+        lambda a, b: Materialized.of(a.unsqueeze(1) * b.unsqueeze(2) * 1e-20),
+    ],
+    ids=["outer", "kept"],
+)
 def test_a_weight_below_the_normal_numbers_is_not_rounded_up(form):
-    # 0.75 of the smallest number of float32 would become that number: a contribution of 1.33 bounds.
+    # 0.75 of the smallest number of float32 would become that number: a contribution of 1.33
+    # bounds.
     a, b = torch.full((1, 1), 1e19), torch.full((1, 1), 1e19)
     contribution = form(a, b)
     norm = contribution.norms().squared.sqrt()
@@ -188,7 +206,9 @@ def test_a_weight_below_the_normal_numbers_is_not_rounded_up(form):
 
 
 class Summed(torch.autograd.Function):
-    """A sum over an axis, whose gradient is a part of a larger memory, repeated without any of its own."""
+    """A sum over an axis, whose gradient is a part of a larger memory, repeated without any of its
+    own.
+    """
 
     @staticmethod
     def forward(ctx, x, axis):
@@ -197,9 +217,13 @@ class Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        memory = torch.full((2 * gradient.numel() + gradient.numel() * ctx.shape[ctx.axis],), 1e3, dtype=gradient.dtype)
-        memory[:gradient.numel()] = gradient.flatten()
-        once = memory[:gradient.numel()].view(gradient.shape)
+        memory = torch.full(
+            (2 * gradient.numel() + gradient.numel() * ctx.shape[ctx.axis],),
+            1e3,
+            dtype=gradient.dtype,
+        )
+        memory[: gradient.numel()] = gradient.flatten()
+        once = memory[: gradient.numel()].view(gradient.shape)
         return once.unsqueeze(ctx.axis).expand(ctx.shape), None
 
 
@@ -222,14 +246,30 @@ def prepared(engine, model, loss, shape, tokens=False):
     return subject
 
 
-@pytest.mark.parametrize(("make", "axis"), [
-    (lambda: nn.Linear(3, 8), 1), (lambda: nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8)), 1),
-    (lambda: nn.Sequential(nn.Linear(3, 8), nn.PReLU()), 1), (lambda: nn.GRU(3, 8, batch_first=True), 1),
-    (lambda: nn.Conv1d(3, 8, 3), 2), (lambda: nn.Sequential(nn.Conv1d(3, 8, 1), nn.GroupNorm(2, 8)), 2),
-    (lambda: nn.ConvTranspose1d(3, 8, 3), 2),
-], ids=["linear", "layer norm", "prelu", "gru", "convolution", "group norm", "transposed convolution"])
+@pytest.mark.parametrize(
+    ("make", "axis"),
+    [
+        (lambda: nn.Linear(3, 8), 1),
+        (lambda: nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8)), 1),
+        (lambda: nn.Sequential(nn.Linear(3, 8), nn.PReLU()), 1),
+        (lambda: nn.GRU(3, 8, batch_first=True), 1),
+        (lambda: nn.Conv1d(3, 8, 3), 2),
+        (lambda: nn.Sequential(nn.Conv1d(3, 8, 1), nn.GroupNorm(2, 8)), 2),
+        (lambda: nn.ConvTranspose1d(3, 8, 3), 2),
+    ],
+    ids=[
+        "linear",
+        "layer norm",
+        "prelu",
+        "gru",
+        "convolution",
+        "group norm",
+        "transposed convolution",
+    ],
+)
 def test_gradients_that_are_repeated_without_memory(make, axis):
-    # torch's kernel for group norm reads on beyond the end of such a gradient, in whatever comes next.
+    # torch's kernel for group norm reads on beyond the end of such a gradient, in whatever comes
+    # next.
     torch.manual_seed(1)
     layer = make()
     model = Pooled(nn.Sequential(layer, First()) if isinstance(layer, nn.GRU) else layer, axis)
@@ -249,11 +289,17 @@ class First(nn.Module):
 
 
 @pytest.mark.parametrize("engine", [BookkeepingEngine, GhostEngine])
-@pytest.mark.parametrize(("make", "empty"), [
-    (lambda: nn.Linear(3, 8), torch.zeros(4, 0, 3)), (lambda: nn.Embedding(9, 8), torch.zeros(4, 0, dtype=torch.long)),
-], ids=["linear", "embedding"])
+@pytest.mark.parametrize(
+    ("make", "empty"),
+    [
+        (lambda: nn.Linear(3, 8), torch.zeros(4, 0, 3)),
+        (lambda: nn.Embedding(9, 8), torch.zeros(4, 0, dtype=torch.long)),
+    ],
+    ids=["linear", "embedding"],
+)
 def test_records_without_a_single_step(engine, make, empty):
-    # Such records come in a chunk of their own; an exception after their norms are known would end the run.
+    # Such records come in a chunk of their own; an exception after their norms are known would end
+    # the run.
     model = Pooled(make(), 1)
 
     def loss(x):

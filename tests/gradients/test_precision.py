@@ -11,7 +11,9 @@ import dpfy
 from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine
 from dpfy.mechanisms.clipping import clip_to
 
-ENGINES = pytest.mark.parametrize("engine", [BookkeepingEngine, GhostEngine], ids=lambda engine: engine.name)
+ENGINES = pytest.mark.parametrize(
+    "engine", [BookkeepingEngine, GhostEngine], ids=lambda engine: engine.name
+)
 
 
 class Mean(nn.Module):
@@ -39,18 +41,36 @@ def floats(*shape):
 
 
 CASES = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 5)), (floats(6, 12),)),
-    "sequences": (lambda: nn.Sequential(nn.Linear(12, 32), nn.LayerNorm(32), Mean(nn.Linear(32, 5), 1)),
-                  (floats(6, 7, 12),)),
-    "conv": (lambda: nn.Sequential(nn.Conv2d(3, 9, 3), nn.GroupNorm(3, 9), nn.Tanh(), nn.Conv2d(9, 9, 3), nn.PReLU(),
-                                   Mean(nn.Conv2d(9, 4, 1), (2, 3))), (floats(6, 3, 7, 7),)),
-    "transformer": (lambda: Mean(nn.TransformerEncoderLayer(16, 2, 20, 0.0, batch_first=True), 1), (floats(6, 5, 16),)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 5)),
+        (floats(6, 12),),
+    ),
+    "sequences": (
+        lambda: nn.Sequential(nn.Linear(12, 32), nn.LayerNorm(32), Mean(nn.Linear(32, 5), 1)),
+        (floats(6, 7, 12),),
+    ),
+    "conv": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 9, 3),
+            nn.GroupNorm(3, 9),
+            nn.Tanh(),
+            nn.Conv2d(9, 9, 3),
+            nn.PReLU(),
+            Mean(nn.Conv2d(9, 4, 1), (2, 3)),
+        ),
+        (floats(6, 3, 7, 7),),
+    ),
+    "transformer": (
+        lambda: Mean(nn.TransformerEncoderLayer(16, 2, 20, 0.0, batch_first=True), 1),
+        (floats(6, 5, 16),),
+    ),
     "tied": (Tokens, (torch.arange(24).view(6, 4) % 9,)),
 }
 
 
 def autocast(model):
     """The loss as users write it: the model under autocast, the loss outside."""
+
     def loss_fn(*fields):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs = model(*fields)
@@ -76,7 +96,11 @@ def test_short_floats_are_as_accurate_as_they_can_be_and_stay_within_the_bound(e
     exact.load_state_dict(model.state_dict())
     short = torch.bfloat16 if kind == "outright" else torch.float32
     fields = tuple(f.to(torch.bfloat16).to(short) if f.is_floating_point() else f for f in fields)
-    loss = autocast if kind == "autocast" else lambda model: lambda *fields: pattern_loss(model)(*fields).float()
+    loss = (
+        autocast
+        if kind == "autocast"
+        else lambda model: lambda *fields: pattern_loss(model)(*fields).float()
+    )
     subject = Subject.prepared(model, fields, engine=engine, loss=loss)
     oracle = Subject(LoopEngine(exact, trained_of(exact)), pattern_loss(exact))
     expected = flat(oracle.sums(in_float64(fields), clip_to(1e9)))
@@ -84,7 +108,7 @@ def test_short_floats_are_as_accurate_as_they_can_be_and_stay_within_the_bound(e
     assert float((found - expected).norm()) <= 2e-2 * float(expected.norm())
     bound = float(subject.squared.sqrt().min()) / 2  # every record is clipped
     for row in range(len(fields[0])):
-        alone = flat(subject.sums(tuple(f[row:row + 1] for f in fields), clip_to(bound)))
+        alone = flat(subject.sums(tuple(f[row : row + 1] for f in fields), clip_to(bound)))
         assert bound * 0.98 <= float(alone.norm()) <= bound * (1 + 1e-6)
 
 
@@ -92,14 +116,19 @@ def test_short_floats_are_as_accurate_as_they_can_be_and_stay_within_the_bound(e
 def test_norms_of_short_floats_neither_overflow_nor_vanish(engine):
     # In half precision the squares of either input are infinite or zero.
     model = nn.Linear(8, 4, bias=False).bfloat16()
-    subject = Subject.prepared(model, (torch.ones(3, 8, dtype=torch.bfloat16),), engine=engine,
-                               loss=lambda model: lambda x: model(x).float().sum(1))
+    subject = Subject.prepared(
+        model,
+        (torch.ones(3, 8, dtype=torch.bfloat16),),
+        engine=engine,
+        loss=lambda model: lambda x: model(x).float().sum(1),
+    )
     for size in (1e-25, 1e25):
         added = flat(subject.sums((torch.full((3, 8), size, dtype=torch.bfloat16),), clip_to(size)))
         assert float(added.norm()) == pytest.approx(3 * size, rel=1e-2)
 
 
 # Compiled models and losses
+
 
 def test_compiled_models_are_refused_with_the_remedy():
     compiled, in_place = torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)
@@ -113,23 +142,38 @@ def test_compiled_models_are_refused_with_the_remedy():
 
 @pytest.mark.parametrize("where", ["the loss", "inside the loss", "the model that the loss calls"])
 def test_a_compiled_loss_runs_as_the_function_that_was_compiled(where):
-    """Compiled code may have constants of the model inside, or drop what is patched into it; and the probe would have
-    it made anew for every size of a batch."""
+    """Compiled code may have constants of the model inside, or drop what is patched into it; and
+    the probe would have it made anew for every size of a batch.
+    """
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    data, plan = torch.rand(8, 3), dpfy.dpsgd(rate=1.0, divisor=1, steps=2, clip=1.0, noise_multiplier=0.0)
+    data, plan = (
+        torch.rand(8, 3),
+        dpfy.dpsgd(rate=1.0, divisor=1, steps=2, clip=1.0, noise_multiplier=0.0),
+    )
     made = []
-    compiled = partial(torch.compile, backend=lambda graph, inputs: made.append(graph) or graph.forward)
+    compiled = partial(
+        torch.compile, backend=lambda graph, inputs: made.append(graph) or graph.forward
+    )
 
     def released(loss):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with dpfy.privatize(model, optimizer, torch.utils.data.TensorDataset(data), plan, dpfy.Ledger.in_memory(),
-                            insecure_test_key=1) as run:
+        with dpfy.privatize(
+            model,
+            optimizer,
+            torch.utils.data.TensorDataset(data),
+            plan,
+            dpfy.Ledger.in_memory(),
+            insecure_test_key=1,
+        ) as run:
             return flat(run.release(loss, next(iter(run))).gradients.values()), run.engine
 
     plain = lambda x: model(x).square().sum(1)  # noqa: E731 - as it is written in a loop
     squares, whole = compiled(lambda scores: scores.square().sum(1)), compiled(model)
-    loss = {"the loss": compiled(plain), "inside the loss": lambda x: squares(model(x)),
-            "the model that the loss calls": lambda x: whole(x).square().sum(1)}[where]
+    loss = {
+        "the loss": compiled(plain),
+        "inside the loss": lambda x: squares(model(x)),
+        "the model that the loss calls": lambda x: whole(x).square().sum(1),
+    }[where]
     (found, engine), (expected, other) = released(loss), released(plain)
     assert torch.equal(found, expected) and engine == other and not made
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""The hunt: random private steps on neighbouring data, none of which moves a sum by more than was paid for.
+"""The hunt: random private steps on neighbouring data, none of which moves a sum by more than was
+paid for.
 
 A case that fails prints as one line: ``check(Case(…))`` is the test to write for it.
 """
@@ -13,7 +14,9 @@ from hunt_pairs import Leak, Verdict, check
 
 SHORT, ALL, PARTS = 40, 2000, 20
 REFUSED = {"auto": 0.1, "loop": 0.1, "bookkeeping": 0.15, "ghost": 0.15, "vmap": 0.35}
-"""The largest part of harmless cases that may be refused: torch cannot vectorise recurrent layers, for example."""
+"""The largest part of harmless cases that may be refused: torch cannot vectorise recurrent layers,
+for example.
+"""
 
 
 def leaks(case: Case) -> bool:
@@ -26,7 +29,9 @@ def leaks(case: Case) -> bool:
 
 @dataclass
 class Tally:
-    """What became of the cases, so that a library that refuses or silences everything does not pass."""
+    """What became of the cases, so that a library that refuses or silences everything does not
+    pass.
+    """
 
     verdicts: list[tuple[Case, Verdict]] = field(default_factory=list)
 
@@ -44,12 +49,18 @@ class Tally:
         for engine in ENGINES:
             refused = [verdict.refusal for case, verdict in harmless if case.engine == engine]
             share = sum(map(bool, refused)) / max(1, len(refused))
-            assert share <= REFUSED[engine], f"{engine} refuses {share:.0%} of harmless cases: {sorted(set(refused))}"
-        done = [(case, verdict) for case, verdict in harmless if not verdict.refusal and not case.random]
+            assert share <= REFUSED[engine], (
+                f"{engine} refuses {share:.0%} of harmless cases: {sorted(set(refused))}"
+            )
+        done = [
+            (case, verdict) for case, verdict in harmless if not verdict.refusal and not case.random
+        ]
         silent = [case for case, verdict in done if verdict.largest == 0]
         assert len(silent) <= 0.1 * len(done), f"nobody contributes anything: {silent}"
         moved = [verdict.moved for _, verdict in done]
-        assert sum(each > 0.5 for each in moved) >= 0.2 * len(moved), "the odd records hardly move a sum"
+        assert sum(each > 0.5 for each in moved) >= 0.2 * len(moved), (
+            "the odd records hardly move a sum"
+        )
 
 
 def hunt(numbers: Iterable[int]) -> None:
@@ -60,7 +71,9 @@ def hunt(numbers: Iterable[int]) -> None:
 
 
 def test_no_neighbour_is_seen_in_a_short_hunt():
-    quick = (number for number in count() if "two threads" not in drawn(number).ambient)  # these wait for each other
+    quick = (
+        number for number in count() if "two threads" not in drawn(number).ambient
+    )  # these wait for each other
     hunt(islice(quick, SHORT))
 
 
@@ -72,8 +85,12 @@ def test_no_neighbour_is_seen_in_a_long_hunt(part):
 
 def test_a_failure_shrinks_to_what_it_needs():
     """A shrinker that gives up early, or keeps what does not matter, would hide the cause."""
-    number = next(n for n in range(1000) if "autocast" in drawn(n).ambient and drawn(n).engine == "ghost")
-    small = shrunk(drawn(number), lambda case: "autocast" in case.ambient and case.engine == "ghost")
+    number = next(
+        n for n in range(1000) if "autocast" in drawn(n).ambient and drawn(n).engine == "ghost"
+    )
+    small = shrunk(
+        drawn(number), lambda case: "autocast" in case.ambient and case.engine == "ghost"
+    )
     assert small == Case(ambient=("autocast",), engine="ghost")
     assert repr(small) == "Case(ambient=('autocast',), engine='ghost')"
     assert eval(repr(small), {"Case": Case}) == small

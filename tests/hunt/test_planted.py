@@ -23,7 +23,9 @@ PROBED = 5  # records that the probe's own passes have: who cheats, cheats beyon
 
 
 def needed(budget: int, about: dict[str, object]) -> int | None:
-    """Return how many cases, in ordinary surroundings, it takes to find a leak; None if the budget is too small."""
+    """Return how many cases, in ordinary surroundings, it takes to find a leak; None if the budget
+    is too small.
+    """
     for number in range(budget):
         try:
             check(possible(replace(drawn(number), hazard="", ambient=(), **about)))
@@ -47,31 +49,47 @@ def records_that_see_their_neighbours(patch):
     passed = CapturingEngine._pass
 
     def mixed(self, loss_fn, chunk, sink):
-        return passed(self, (lambda x, y: loss_fn(mixed_up(x, 1.0), y)) if chunk.size > PROBED else loss_fn, chunk,
-                      sink)
+        return passed(
+            self,
+            (lambda x, y: loss_fn(mixed_up(x, 1.0), y)) if chunk.size > PROBED else loss_fn,
+            chunk,
+            sink,
+        )
 
     patch.setattr(CapturingEngine, "_pass", mixed)
 
 
 def sums_in_eight_bits(patch):
     exact = SumAccumulator.tensors
-    patch.setattr(SumAccumulator, "tensors", property(lambda self: [each.bfloat16().to(each.dtype)
-                                                          for each in exact.fget(self)]))
+    patch.setattr(
+        SumAccumulator,
+        "tensors",
+        property(lambda self: [each.bfloat16().to(each.dtype) for each in exact.fget(self)]),
+    )
 
 
 def companions_that_are_not_charged(patch):
     charged = Run._mechanism
-    patch.setattr(Run, "_mechanism", lambda self, *facts: replace(charged(self, *facts), co_batched=0))
+    patch.setattr(
+        Run, "_mechanism", lambda self, *facts: replace(charged(self, *facts), co_batched=0)
+    )
 
 
 def a_scale_that_is_not_squared(patch):
-    patch.setattr(Clipping, "scaled", lambda self, position, squared:
-                  squared / self.scales[position] if self.scales else squared)
+    patch.setattr(
+        Clipping,
+        "scaled",
+        lambda self, position, squared: squared / self.scales[position] if self.scales else squared,
+    )
 
 
 def numbers_that_are_none(patch):
     weigh = ClipEach.__call__
-    patch.setattr(ClipEach, "__call__", lambda self, norms: torch.where(norms.isnan(), 1.0, weigh(self, norms)))
+    patch.setattr(
+        ClipEach,
+        "__call__",
+        lambda self, norms: torch.where(norms.isnan(), 1.0, weigh(self, norms)),
+    )
 
 
 def microbatches_that_count_once(patch):

@@ -13,7 +13,9 @@ STEP = Sampled(Poisson(0.01), (SumQuery(1.0, 1.1),))
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """A killed process loses nothing that it wrote, synced or not; tests of the order of syncs trace the calls."""
+    """A killed process loses nothing that it wrote, synced or not; tests of the order of syncs
+    trace the calls.
+    """
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
@@ -25,7 +27,9 @@ def step():
 
 @pytest.fixture
 def header():
-    return Header(plan={"steps": 1000}, envelope=(Repeated(STEP, 1000),), created="2026-01-01T00:00:00+00:00")
+    return Header(
+        plan={"steps": 1000}, envelope=(Repeated(STEP, 1000),), created="2026-01-01T00:00:00+00:00"
+    )
 
 
 @pytest.fixture

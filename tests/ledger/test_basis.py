@@ -1,4 +1,6 @@
-"""What a run rests on is in the ledger: chained, free of charge, and no reason to refuse what older versions wrote."""
+"""What a run rests on is in the ledger: chained, free of charge, and no reason to refuse what older
+versions wrote.
+"""
 
 import json
 
@@ -21,11 +23,15 @@ def test_facts_are_durable_and_cost_nothing(path, header, step):
         ledger.reserve(step)
         counted = ledger.count, ledger.uses
     found = Ledger.read(path)
-    assert found.basis == (FACTS,) and (found.count, found.uses) == counted == (2, (Repeated(step, 2),))
+    assert found.basis == (FACTS,) and (found.count, found.uses) == counted == (
+        2,
+        (Repeated(step, 2),),
+    )
 
 
 def test_what_is_on_record_is_not_written_again(path, header, step):
-    # One line per run and engine: a run that chooses an engine for every new loss would fill the file.
+    # One line per run and engine: a run that chooses an engine for every new loss would fill the
+    # file.
     for _ in range(2):
         with Ledger.open(path, header=header) as ledger:
             ledger.record_basis(FACTS)
@@ -35,7 +41,8 @@ def test_what_is_on_record_is_not_written_again(path, header, step):
 
 
 def test_a_block_that_was_paid_for_stays_paid_for_once(path, header, step):
-    # A settlement is accepted directly behind its use only; facts in between must not make close() a damaged ledger.
+    # A settlement is accepted directly behind its use only; facts in between must not make close()
+    # a damaged ledger.
     with Ledger.open(path, header=header, block=10) as ledger:
         ledger.reserve(step)
         ledger.record_basis(FACTS)
@@ -53,8 +60,11 @@ def test_an_edited_fact_is_a_damaged_ledger(path, header, step):
         Ledger.read(path)
 
 
-@pytest.mark.parametrize("wrong", [{"x": float("nan")}, {"x": object()}, ["x"], None],
-                         ids=["nan", "object", "list", "none"])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"x": float("nan")}, {"x": object()}, ["x"], None],
+    ids=["nan", "object", "list", "none"],
+)
 def test_facts_are_plain_values(wrong):
     with Ledger.in_memory() as ledger, pytest.raises(InvalidArgument, match="facts"):
         ledger.record_basis(wrong)
@@ -91,8 +101,19 @@ def test_a_scope_keeps_its_facts_to_itself(step):
 
 def test_headers_have_the_bytes_that_they_always_had(header):
     # Of a header that is not strict; and what older versions wrote is read.
-    fields = {"schema", "unit", "relation", "plan", "envelope", "key_source", "guard", "filter", "library", "created",
-              "identity"}
+    fields = {
+        "schema",
+        "unit",
+        "relation",
+        "plan",
+        "envelope",
+        "key_source",
+        "guard",
+        "filter",
+        "library",
+        "created",
+        "identity",
+    }
     written = json.loads(canonical_json(header.to_json()))
     assert set(written) == fields
     assert Header.from_json(written) == header and not header.strict
@@ -119,8 +140,10 @@ def test_strict_is_kept_for_life(path, strict):
 
 
 def test_a_later_plan_under_a_filter_is_as_strict_as_the_first():
-    first, second = (Header(filter={"name": "some"}, plan={"steps": n}, strict=strict)
-                     for n, strict in ((1, True), (2, False)))
+    first, second = (
+        Header(filter={"name": "some"}, plan={"steps": n}, strict=strict)
+        for n, strict in ((1, True), (2, False))
+    )
     with Ledger.in_memory(header=first) as ledger, pytest.raises(LedgerMismatch, match="strict"):
         ledger.register(None, second)
     journal = Journal("test")

@@ -21,7 +21,11 @@ def test_verify_refuses_with_one_sentence_and_status_one(small, tmp_path):
     small.write_bytes(small.read_bytes()[:-1])
     for command in ("verify", "show"):
         result = run(command, small)
-        assert result.exit_code == 1 and "line 8 (byte" in result.output and "Traceback" not in result.output
+        assert (
+            result.exit_code == 1
+            and "line 8 (byte" in result.output
+            and "Traceback" not in result.output
+        )
     assert run("verify", tmp_path / "none.dpl").exit_code == 1
 
 
@@ -48,7 +52,13 @@ def test_show_as_json_round_trips(small):
 def test_show_names_plan_unit_and_events(small):
     small.write_bytes(small.read_bytes() + b"torn")
     output = run("show", small).output
-    for text in ("record", "add_or_remove_one", "unguarded", "registered steps", "4 bytes, counted as one step"):
+    for text in (
+        "record",
+        "add_or_remove_one",
+        "unguarded",
+        "registered steps",
+        "4 bytes, counted as one step",
+    ):
         assert text in output
     assert "Poisson(rate=0.02)" in output
 

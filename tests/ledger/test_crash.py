@@ -1,4 +1,6 @@
-"""Whatever happens to the process or the disk: what the ledger counts is at least what was released."""
+"""Whatever happens to the process or the disk: what the ledger counts is at least what was
+released.
+"""
 
 import errno
 import os
@@ -15,7 +17,9 @@ WRITES = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
 
 
 class FaultyDisk:
-    """The ``os`` of the store, in which one call fails; the calls after it succeed, as they do on a real disk."""
+    """The ``os`` of the store, in which one call fails; the calls after it succeed, as they do on a
+    real disk.
+    """
 
     def __init__(self, fail_at=None, fault=None):
         self.calls, self.fail_at, self.fault = 0, fail_at, fault
@@ -32,15 +36,19 @@ class FaultyDisk:
             real(*args)
             raise KeyboardInterrupt
         if self.fault == "short" and name in ("write", "pwrite") and args[1]:
-            return real(args[0], args[1][:len(args[1]) // 2], *args[2:])
+            return real(args[0], args[1][: len(args[1]) // 2], *args[2:])
         raise OSError(errno.ENOSPC if self.fault == "ENOSPC" else errno.EIO, "injected")
 
 
 def fifty_steps(path, header, step, block):
-    """Reserve up to fifty steps and return how many were released, insisting after the first failure."""
+    """Reserve up to fifty steps and return how many were released, insisting after the first
+    failure.
+    """
     released = 0
     try:
-        with Ledger.open(path, header=header, anchor=path.with_name("anchor"), block=block) as ledger:
+        with Ledger.open(
+            path, header=header, anchor=path.with_name("anchor"), block=block
+        ) as ledger:
             for _ in range(50):
                 try:
                     ledger.reserve(step)
@@ -57,8 +65,12 @@ def fifty_steps(path, header, step, block):
 
 @pytest.mark.parametrize("block", [1, 7])
 @pytest.mark.parametrize("fault", ["EIO", "ENOSPC", "short", "interrupt"])
-def test_nothing_is_released_after_any_failed_call(tmp_path, header, step, monkeypatch, fault, block):
-    """Known failure 23: a failed fsync or append that is retried, ignored or followed by the release."""
+def test_nothing_is_released_after_any_failed_call(
+    tmp_path, header, step, monkeypatch, fault, block
+):
+    """Known failure 23: a failed fsync or append that is retried, ignored or followed by the
+    release.
+    """
     counting = FaultyDisk()
     monkeypatch.setattr(store_module, "os", counting)
     path = tmp_path / "clean.dpl"
@@ -74,12 +86,16 @@ def test_nothing_is_released_after_any_failed_call(tmp_path, header, step, monke
             assert released <= again.count <= released + block
             again.reserve(step)
             assert Ledger.read(path).count == again.count
-        if released == 50:  # only the last lines, of a block that close was settling, can still fail
+        if (
+            released == 50
+        ):  # only the last lines, of a block that close was settling, can still fail
             assert block > 1 and n >= counting.calls - 6
 
 
 class UnsyncedDisk:
-    """The ``os`` of the store, remembering what is on stable storage and what a power cut could still lose."""
+    """The ``os`` of the store, remembering what is on stable storage and what a power cut could
+    still lose.
+    """
 
     def __init__(self):
         self.stable, self.pending, self.states, self.released = {}, {}, [], 0
@@ -108,12 +124,16 @@ class UnsyncedDisk:
         if file in self.pending:
             offset, new = self.pending[file]
             new = new[:kept]
-            data[offset:offset + len(new)] = new
+            data[offset : offset + len(new)] = new
         return bytes(data)
 
 
-def test_a_power_cut_at_any_call_loses_no_release_and_locks_nobody_out(tmp_path, header, step, monkeypatch):
-    """A missing fsync, a head moved before its line, or a head that can be torn as a whole would fail here."""
+def test_a_power_cut_at_any_call_loses_no_release_and_locks_nobody_out(
+    tmp_path, header, step, monkeypatch
+):
+    """A missing fsync, a head moved before its line, or a head that can be torn as a whole would
+    fail here.
+    """
     disk = UnsyncedDisk()
     path = tmp_path / "run.dpl"
     with Ledger.open(path, header=header):
@@ -139,7 +159,9 @@ def test_a_power_cut_at_any_call_loses_no_release_and_locks_nobody_out(tmp_path,
 
 
 def kill_at_random(path, header, step, kills, seed):
-    """Fork ``kills`` writers on one ledger, kill each, and return how many steps they released in total."""
+    """Fork ``kills`` writers on one ledger, kill each, and return how many steps they released in
+    total.
+    """
     rng = random.Random(seed)
     released = 0
     for _ in range(kills):
@@ -160,7 +182,9 @@ def kill_at_random(path, header, step, kills, seed):
         for _ in range(rng.randrange(20_000)):  # some instant of some later step
             pass
         os.kill(pid, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL  # it was not refused
+        assert (
+            os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        )  # it was not refused
         while rest := os.read(read_end, 4096):
             released += len(rest)
         os.close(read_end)
@@ -189,7 +213,9 @@ def test_a_thousand_kills_lose_nothing(path, step):
 
 
 def counted_or_refused(path, at_least):
-    """Return whether the damaged ledger was refused; if it was not, it must count ``at_least`` steps."""
+    """Return whether the damaged ledger was refused; if it was not, it must count ``at_least``
+    steps.
+    """
     try:
         count = Ledger.read(path).count
     except LedgerError as error:
@@ -204,7 +230,7 @@ def damaged_versions(data):
     for index in range(len(data)):
         yield data[:index]
         for bit in (0, 4, 7):
-            yield data[:index] + bytes([data[index] ^ 1 << bit]) + data[index + 1:]
+            yield data[:index] + bytes([data[index] ^ 1 << bit]) + data[index + 1 :]
 
 
 def test_every_truncation_and_flip_of_a_covered_ledger_is_refused(small):
@@ -223,7 +249,9 @@ def test_every_truncation_and_flip_of_the_head_is_refused_or_harmless(small):
 
 
 def test_damage_beyond_a_lagging_head_is_refused_or_counted(path, header, step):
-    """The writer died between append and head: the step it wrote was not released, the earlier ones were."""
+    """The writer died between append and head: the step it wrote was not released, the earlier ones
+    were.
+    """
     head = path.with_name("run.dpl.head")
     with Ledger.open(path, header=header) as ledger:
         for _ in range(3):
@@ -240,7 +268,9 @@ def test_damage_beyond_a_lagging_head_is_refused_or_counted(path, header, step):
         refused = counted_or_refused(path, 3)
         if version[:covered] != data[:covered]:
             assert refused
-        elif not refused and len(version) > covered:  # a torn tail is spent, and stays so when it is sealed
+        elif (
+            not refused and len(version) > covered
+        ):  # a torn tail is spent, and stays so when it is sealed
             assert Ledger.read(path).count == 4
             with Ledger.open(path, header=header) as again:
                 assert again.count == 4 and again.verify()
@@ -248,7 +278,7 @@ def test_damage_beyond_a_lagging_head_is_refused_or_counted(path, header, step):
 
 def test_deleted_swapped_repeated_and_foreign_lines_are_refused(small):
     lines = small.read_bytes().splitlines(keepends=True)
-    versions = [lines[:i] + lines[i + 1:] for i in range(len(lines))]
+    versions = [lines[:i] + lines[i + 1 :] for i in range(len(lines))]
     versions += [[*lines[:i], lines[i], *lines[i:]] for i in range(len(lines))]
     for i in range(len(lines)):
         for j in range(i):

@@ -2,7 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerDamaged, LedgerError, LedgerMismatch, LedgerWriteFailed
+from dpfy.errors import (
+    BudgetExhausted,
+    InvalidArgument,
+    LedgerDamaged,
+    LedgerError,
+    LedgerMismatch,
+    LedgerWriteFailed,
+)
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
 
@@ -46,7 +53,11 @@ def test_in_memory_is_a_ledger_that_is_not_durable(step, header):
     ledger.reserve(step)
     with pytest.raises(BudgetExhausted):
         ledger.reserve(step)
-    assert ledger.count == 2 and ledger.header.guard == {"name": "limit", "limit": 2} and ledger.verify() == 4
+    assert (
+        ledger.count == 2
+        and ledger.header.guard == {"name": "limit", "limit": 2}
+        and ledger.verify() == 4
+    )
 
 
 def test_a_ledger_without_a_header_gets_the_default_one(path, step):
@@ -80,10 +91,17 @@ def test_an_opened_ledger_tells_the_guard_all_that_was_spent_once(path, header, 
             ledger.reserve(step)
 
 
-@pytest.mark.parametrize("change", [
-    {"plan": {"steps": 2000}}, {"unit": "user"}, {"relation": "replace_one"}, {"key_source": "insecure_test_key"},
-    {"envelope": (Repeated(NonPrivate("x"), 1),)}, {"filter": {"name": "rdp"}},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"plan": {"steps": 2000}},
+        {"unit": "user"},
+        {"relation": "replace_one"},
+        {"key_source": "insecure_test_key"},
+        {"envelope": (Repeated(NonPrivate("x"), 1),)},
+        {"filter": {"name": "rdp"}},
+    ],
+)
 def test_another_plan_is_refused_and_the_ledger_stays_usable(small, header, change):
     before = small.read_bytes()
     with pytest.raises(LedgerMismatch, match=f"another {next(iter(change))}.*adaptive"):
@@ -107,7 +125,10 @@ def test_a_declared_filter_admits_a_second_plan_in_the_same_unit(path, header, s
 def test_a_budget_cannot_be_slipped_by_opening_without_its_guard(path, header, step):
     Ledger.open(path, Limit(1), header).close()
     for guard in (None, Limit(100)):
-        with Ledger.open(path, guard) as ledger, pytest.raises(LedgerMismatch, match="guarded by 'limit'"):
+        with (
+            Ledger.open(path, guard) as ledger,
+            pytest.raises(LedgerMismatch, match="guarded by 'limit'"),
+        ):
             ledger.reserve(step)
     with pytest.raises(LedgerMismatch, match="guard"):
         Ledger.open(path, Limit(100), header)
@@ -137,7 +158,9 @@ def test_a_block_is_paid_once_and_its_rest_handed_back_on_close(path, header, st
         for taken in range(1, 13):
             ledger.reserve(step)
             assert ledger.count == taken
-            assert Ledger.read(path).count == (10 if taken <= 10 else 20)  # what a crash now would leave
+            assert Ledger.read(path).count == (
+                10 if taken <= 10 else 20
+            )  # what a crash now would leave
     assert lines_of(path) == 5  # header, define, use, use, settle
     assert Ledger.read(path).count == guard.spent == 12
 
@@ -169,7 +192,9 @@ def test_a_block_that_the_guard_refuses_is_tried_smaller(path, step):
 
 def test_adaptive_events_and_changed_notes_are_never_prepaid(path, header, step):
     adaptive = replace(step, adaptive=True)
-    with Ledger.open(path, header=replace(header, envelope=(), filter={"name": "rdp"}), block=10) as ledger:
+    with Ledger.open(
+        path, header=replace(header, envelope=(), filter={"name": "rdp"}), block=10
+    ) as ledger:
         ledger.reserve(adaptive)
         assert Ledger.read(path).count == 1
         ledger.reserve(step, {"scale": 1.0})
@@ -194,7 +219,9 @@ def test_settling_frees_the_guard_for_another_event(path, step):
 def test_an_interrupt_inside_an_append_poisons_the_ledger(path, header, step, monkeypatch):
     ledger = Ledger.open(path, header=header)
     with monkeypatch.context() as patch:
-        patch.setattr(ledger._journal, "feed", lambda line: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            ledger._journal, "feed", lambda line: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             ledger.reserve(step)
     with pytest.raises(LedgerWriteFailed, match="earlier write"):
@@ -216,6 +243,7 @@ def test_fifty_thousand_lines_are_read_without_keeping_them(path, header, step):
 def test_a_million_lines_are_read_from_a_file(path, header, step):
     from dpfy.ledger.journal import Head
     from dpfy.ledger.store import FileStore
+
     memory = Ledger.in_memory(header=header)
     for _ in range(1_000_000):
         memory.reserve(step)

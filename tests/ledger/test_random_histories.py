@@ -6,15 +6,19 @@ from hypothesis import given, settings, strategies as st
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
-EVENTS = [Sampled(Poisson(rate), (SumQuery(1.0, 1.0),), adaptive=adaptive)
-          for rate, adaptive in ((0.1, False), (0.2, False), (0.3, True))]
+EVENTS = [
+    Sampled(Poisson(rate), (SumQuery(1.0, 1.0),), adaptive=adaptive)
+    for rate, adaptive in ((0.1, False), (0.2, False), (0.3, True))
+]
 HEADER = Header(envelope=(Repeated(EVENTS[0], 5), Repeated(EVENTS[1], 50)), filter={"name": "any"})
 
 actions = st.one_of(
     st.tuples(st.just("reserve"), st.integers(0, 2)),
     st.tuples(st.just("close"), st.integers(1, 6)),
     st.tuples(st.just("crash"), st.integers(1, 6)),
-    st.tuples(st.just("tear"), st.binary(min_size=1, max_size=6).filter(lambda torn: b"\n" not in torn)),
+    st.tuples(
+        st.just("tear"), st.binary(min_size=1, max_size=6).filter(lambda torn: b"\n" not in torn)
+    ),
 )
 
 
@@ -45,6 +49,9 @@ def test_no_history_of_reservations_stops_and_crashes_counts_too_little(history)
             ledger = Ledger.open(path, header=HEADER, block=argument if action != "tear" else 1)
             assert ledger.count == spent
         ledger.close()
-        counted = {event: sum(run.times for run in Ledger.read(path).uses if run.event == event) for event in EVENTS}
+        counted = {
+            event: sum(run.times for run in Ledger.read(path).uses if run.event == event)
+            for event in EVENTS
+        }
         assert all(counted[event] >= released[event] for event in EVENTS)
         assert not clean or counted == released

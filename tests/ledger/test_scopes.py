@@ -1,4 +1,6 @@
-"""Scopes: paid before they begin, sealed while they run, charged in full when they are interrupted."""
+"""Scopes: paid before they begin, sealed while they run, charged in full when they are
+interrupted.
+"""
 
 import os
 import signal
@@ -7,7 +9,13 @@ import pytest
 
 from dpfy.accounting import account
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerDamaged, LedgerMismatch, LedgerWriteFailed
+from dpfy.errors import (
+    BudgetExhausted,
+    InvalidArgument,
+    LedgerDamaged,
+    LedgerMismatch,
+    LedgerWriteFailed,
+)
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import Event, NonPrivate, Poisson, Repeated, Sampled, SumQuery
@@ -48,7 +56,9 @@ def test_a_scope_takes_only_what_was_declared_next():
 
 @pytest.mark.parametrize("trials", [0, 1, 7])
 def test_nothing_in_any_file_depends_on_the_number_of_trials(path, trials):
-    """Fails if a trial, their number or their steps reach the ledger, or if the sealed file stays."""
+    """Fails if a trial, their number or their steps reach the ledger, or if the sealed file
+    stays.
+    """
     with Ledger.open(path) as ledger:
         with Selection(ledger, EVENT, draw=lambda: trials) as selection:
             for trial in selection:
@@ -80,8 +90,11 @@ def test_the_number_is_not_drawn_when_the_budget_is_spent():
         def record(self, event, times):
             raise AssertionError("nothing was admitted")
 
-    with Ledger.in_memory(Refusing()) as ledger, pytest.raises(BudgetExhausted), \
-            Selection(ledger, EVENT, draw=lambda: pytest.fail("drawn")):
+    with (
+        Ledger.in_memory(Refusing()) as ledger,
+        pytest.raises(BudgetExhausted),
+        Selection(ledger, EVENT, draw=lambda: pytest.fail("drawn")),
+    ):
         pass
 
 
@@ -98,10 +111,14 @@ def test_nothing_may_be_claimed_while_a_selection_runs(path):
 
 @pytest.mark.parametrize("how", ["raised", "left"])
 def test_an_interruption_costs_every_trial(path, how):
-    """Fails if a selection whose trials may have been seen is charged as if one output had been released."""
+    """Fails if a selection whose trials may have been seen is charged as if one output had been
+    released.
+    """
     with Ledger.open(path) as ledger:
-        with pytest.raises(RuntimeError if how == "raised" else LedgerMismatch), \
-                Selection(ledger, EVENT, draw=lambda: 5) as selection:
+        with (
+            pytest.raises(RuntimeError if how == "raised" else LedgerMismatch),
+            Selection(ledger, EVENT, draw=lambda: 5) as selection,
+        ):
             for _ in selection:
                 if how == "raised":
                     raise RuntimeError
@@ -116,8 +133,11 @@ def test_an_interruption_costs_every_trial(path, how):
 
 
 def test_an_envelope_does_not_hide_an_interruption(path):
-    with Ledger.open(path, header=Header(envelope=(Repeated(EVENT, 1),))) as ledger, pytest.raises(RuntimeError), \
-            Selection(ledger, EVENT, draw=lambda: 5):
+    with (
+        Ledger.open(path, header=Header(envelope=(Repeated(EVENT, 1),))) as ledger,
+        pytest.raises(RuntimeError),
+        Selection(ledger, EVENT, draw=lambda: 5),
+    ):
         raise RuntimeError
     assert account(Ledger.read(path)).envelope.claim(1e-5) > account([Repeated(RUN, 5)]).claim(1e-5)
 
@@ -127,6 +147,7 @@ def test_a_killed_process_is_charged_when_the_ledger_is_opened_again(path, momen
     """Fails if a crash inside a selection counts as the selection only."""
     child = os.fork()
     if child == 0:  # pragma: no cover
+
         def draw():
             if moment == "drawing":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -138,7 +159,7 @@ def test_a_killed_process_is_charged_when_the_ledger_is_opened_again(path, momen
                 os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert account(Ledger.read(path)).claim(1e-5) == float("inf")
-    sealed, = path.parent.glob("*.sealed")
+    (sealed,) = path.parent.glob("*.sealed")
     assert sealed.stat().st_mode & 0o077 == 0
     with Ledger.open(path) as ledger:
         extra = (Repeated(Composed((RUN,), (charged,)), 1),) if charged else ()
@@ -162,15 +183,23 @@ def test_a_lost_number_has_no_guarantee(path):
 
 def test_a_failed_draw_costs_the_selection_only(path):
     with Ledger.open(path) as ledger:
-        with pytest.raises(InvalidArgument, match="trials"), Selection(ledger, EVENT, draw=lambda: -1):
+        with (
+            pytest.raises(InvalidArgument, match="trials"),
+            Selection(ledger, EVENT, draw=lambda: -1),
+        ):
             pass
         assert ledger.uses == (Repeated(EVENT, 1),)
 
 
 def test_no_trial_runs_when_the_number_cannot_be_kept(path, monkeypatch):
     with Ledger.open(path) as ledger:
-        monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-        with pytest.raises(LedgerWriteFailed, match="full"), Selection(ledger, EVENT, draw=lambda: 1):
+        monkeypatch.setattr(
+            "pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        )
+        with (
+            pytest.raises(LedgerWriteFailed, match="full"),
+            Selection(ledger, EVENT, draw=lambda: 1),
+        ):
             pytest.fail("it ran")
         assert ledger.uses == ()
 
@@ -178,8 +207,13 @@ def test_no_trial_runs_when_the_number_cannot_be_kept(path, monkeypatch):
 def test_no_trial_runs_when_the_event_cannot_be_written(path, monkeypatch):
     with Ledger.open(path) as ledger:
         ledger.reserve(STEP)
-        monkeypatch.setattr("dpfy.ledger.store._write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
-        with pytest.raises(LedgerWriteFailed), Selection(ledger, EVENT, draw=lambda: pytest.fail("drawn")):
+        monkeypatch.setattr(
+            "dpfy.ledger.store._write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
+        )
+        with (
+            pytest.raises(LedgerWriteFailed),
+            Selection(ledger, EVENT, draw=lambda: pytest.fail("drawn")),
+        ):
             pass
 
 
@@ -218,7 +252,11 @@ def test_a_scope_is_for_the_unit_relation_and_keys_of_its_ledger():
 
 
 def test_an_edited_end_is_noticed(path):
-    with Ledger.open(path) as ledger, pytest.raises(RuntimeError), Selection(ledger, EVENT, draw=lambda: 5):
+    with (
+        Ledger.open(path) as ledger,
+        pytest.raises(RuntimeError),
+        Selection(ledger, EVENT, draw=lambda: 5),
+    ):
         raise RuntimeError
     path.write_bytes(path.read_bytes().replace(b'"times":[5]', b'"times":[1]'))
     with pytest.raises(LedgerDamaged):
@@ -232,6 +270,10 @@ def test_round_trip(event):
 
 def test_adaptive_steps_cannot_be_wrapped():
     step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.1),), adaptive=True)
-    for wrap in (lambda: Composed((step,), (1,)), lambda: Parallel((step,)), lambda: Selected(step, EVENT.trials)):
+    for wrap in (
+        lambda: Composed((step,), (1,)),
+        lambda: Parallel((step,)),
+        lambda: Selected(step, EVENT.trials),
+    ):
         with pytest.raises(InvalidArgument, match="adaptive"):
             wrap()

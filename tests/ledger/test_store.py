@@ -23,7 +23,9 @@ def in_child(action) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_reservation_is_synced_line_first_head_second_before_it_returns(path, header, step, monkeypatch):
+def test_a_reservation_is_synced_line_first_head_second_before_it_returns(
+    path, header, step, monkeypatch
+):
     with Ledger.open(path, header=header, anchor=path.with_name("anchor")) as ledger:
         calls = []
 
@@ -31,13 +33,20 @@ def test_a_reservation_is_synced_line_first_head_second_before_it_returns(path, 
             def call(fd, *args):
                 calls.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
                 return real(fd, *args)
+
             return call
 
         for name in ("write", "fsync", "pwrite", "fdatasync"):
             monkeypatch.setattr(os, name, traced(name, getattr(os, name)))
         ledger.reserve(step)
-    assert calls == [("write", "run.dpl"), ("fsync", "run.dpl"), ("pwrite", "run.dpl.head"),
-                     ("fdatasync", "run.dpl.head"), ("pwrite", "anchor"), ("fdatasync", "anchor")]
+    assert calls == [
+        ("write", "run.dpl"),
+        ("fsync", "run.dpl"),
+        ("pwrite", "run.dpl.head"),
+        ("fdatasync", "run.dpl.head"),
+        ("pwrite", "anchor"),
+        ("fdatasync", "anchor"),
+    ]
 
 
 def test_a_second_writer_is_refused_and_readers_are_not(path, header, step, tmp_path):
@@ -55,10 +64,16 @@ def test_a_second_writer_is_refused_and_readers_are_not(path, header, step, tmp_
 
 def test_the_lock_dies_with_another_process(path, header, tmp_path):
     Ledger.open(path, header=header).close()
-    code = ("import sys; from dpfy.ledger import Ledger; "
-            "ledger = Ledger.open(sys.argv[1]); print('held', flush=True); input()")
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as other:
+    code = (
+        "import sys; from dpfy.ledger import Ledger; ledger = Ledger.open(sys.argv[1]); "
+        "print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as other:
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(LedgerLocked):
             Ledger.open(path)
@@ -76,6 +91,7 @@ def test_a_forked_child_cannot_write_and_does_not_release_the_parents_lock(path,
         with pytest.raises(LedgerLocked):
             Ledger.open(path)
         return 7
+
     with Ledger.open(path, header=header, block=5) as ledger:
         ledger.reserve(step)
         assert in_child(child) == 7
@@ -119,7 +135,9 @@ def test_a_deleted_file_is_a_refusal(tmp_path, path, header, step, missing):
     assert not (tmp_path / missing).exists()
 
 
-def test_only_the_anchor_shows_that_ledger_and_head_were_restored_together(tmp_path, path, header, step):
+def test_only_the_anchor_shows_that_ledger_and_head_were_restored_together(
+    tmp_path, path, header, step
+):
     anchor, head = tmp_path / "anchor", tmp_path / "run.dpl.head"
     with Ledger.open(path, header=header, anchor=anchor) as ledger:
         ledger.reserve(step)
@@ -135,7 +153,9 @@ def test_only_the_anchor_shows_that_ledger_and_head_were_restored_together(tmp_p
 
 def test_an_anchor_of_another_ledger_is_refused(tmp_path, path, header, step):
     for name in ("one", "two"):
-        with Ledger.open(tmp_path / name, header=header, anchor=tmp_path / f"{name}.anchor") as ledger:
+        with Ledger.open(
+            tmp_path / name, header=header, anchor=tmp_path / f"{name}.anchor"
+        ) as ledger:
             ledger.reserve(step, {"name": name})
     with pytest.raises(LedgerDamaged, match=r"two\.anchor"):
         Ledger.open(tmp_path / "one", anchor=tmp_path / "two.anchor")
@@ -150,12 +170,19 @@ def test_an_anchor_can_be_begun_by_copying_the_head(tmp_path, small, step):
     assert Ledger.read(small, anchor=tmp_path / "anchor").count == 6
 
 
-@pytest.mark.parametrize("act", [
-    lambda path: path.unlink(),
-    lambda path: os.truncate(path, 10),
-    lambda path: path.write_bytes(path.read_bytes() + b"x"),
-    lambda path: (path.with_name("copy").write_bytes(path.read_bytes()), path.with_name("copy").replace(path)),
-], ids=["deleted", "cut", "written to", "replaced"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda path: path.unlink(),
+        lambda path: os.truncate(path, 10),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+        lambda path: (
+            path.with_name("copy").write_bytes(path.read_bytes()),
+            path.with_name("copy").replace(path),
+        ),
+    ],
+    ids=["deleted", "cut", "written to", "replaced"],
+)
 def test_a_file_that_changes_under_a_running_writer_stops_it(path, header, step, act):
     ledger = Ledger.open(path, header=header)
     ledger.reserve(step)
@@ -181,6 +208,7 @@ def test_places_that_cannot_hold_a_ledger_are_one_clear_error(tmp_path, header):
 def test_a_read_only_place_is_one_clear_error(path, header, monkeypatch):
     def read_only(*args):
         raise OSError(30, "Read-only file system")
+
     monkeypatch.setattr(store_module.os, "open", read_only)
     with pytest.raises(LedgerWriteFailed, match=r"Read-only file system.*Nothing private"):
         Ledger.open(path, header=header)
@@ -199,7 +227,9 @@ def test_an_interrupted_creation_is_not_a_deleted_ledger(path, header, step):
 
 
 def test_a_torn_slot_of_the_head_still_covers_one_line_more(path, header, step):
-    """The slot is written after its line, so cutting that line together with tearing the slot is noticed."""
+    """The slot is written after its line, so cutting that line together with tearing the slot is
+    noticed.
+    """
     with Ledger.open(path, header=header) as ledger:
         sizes = [path.stat().st_size]
         for _ in range(4):

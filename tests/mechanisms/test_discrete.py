@@ -1,8 +1,7 @@
 """Exact draws have the law that they say, and none that is two thirds or three halves as wide.
 
-Every comparison accepts the truth but with probability 1e-7: a chi-squared test at that level, or 5.4 standard
-deviations.
-"""
+Every comparison accepts the truth but with probability 1e-7: a chi-squared test at that level, or
+5.4 standard deviations."""
 
 import math
 from fractions import Fraction
@@ -11,7 +10,14 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from dpfy.mechanisms.discrete import below, coin, discrete_gaussian, exponential_coin, geometric, rounded_laplace
+from dpfy.mechanisms.discrete import (
+    below,
+    coin,
+    discrete_gaussian,
+    exponential_coin,
+    geometric,
+    rounded_laplace,
+)
 from dpfy.noise import SecureStream
 
 DRAWS = 3000
@@ -34,7 +40,12 @@ def fits(drawn, law):
 
 def laplace_law(scale):
     def law(k):
-        return -math.expm1(-0.5 / scale) if k == 0 else (math.exp((0.5 - k) / scale) - math.exp((-0.5 - k) / scale)) / 2
+        return (
+            -math.expm1(-0.5 / scale)
+            if k == 0
+            else (math.exp((0.5 - k) / scale) - math.exp((-0.5 - k) / scale)) / 2
+        )
+
     return law
 
 
@@ -43,10 +54,15 @@ def gaussian_law(stddev):
     return lambda k: math.exp(-k * k / (2 * stddev**2)) / total
 
 
-@pytest.mark.parametrize(("scale", "law", "draw"), [
-    (Fraction(37, 10), laplace_law, rounded_laplace), (Fraction(2, 3), laplace_law, rounded_laplace),
-    (Fraction(31, 10), gaussian_law, lambda scale, source: discrete_gaussian(scale**2, source)),
-    (Fraction(8, 10), gaussian_law, lambda scale, source: discrete_gaussian(scale**2, source))])
+@pytest.mark.parametrize(
+    ("scale", "law", "draw"),
+    [
+        (Fraction(37, 10), laplace_law, rounded_laplace),
+        (Fraction(2, 3), laplace_law, rounded_laplace),
+        (Fraction(31, 10), gaussian_law, lambda scale, source: discrete_gaussian(scale**2, source)),
+        (Fraction(8, 10), gaussian_law, lambda scale, source: discrete_gaussian(scale**2, source)),
+    ],
+)
 def test_noise_has_its_scale_and_no_other(scale, law, draw):
     source = stream(5)
     drawn = np.array([draw(scale, source) for _ in range(DRAWS)])

@@ -1,4 +1,6 @@
-"""What follows from released sums of norms: ratios, clip bounds and noise, whatever the noise in the sums did."""
+"""What follows from released sums of norms: ratios, clip bounds and noise, whatever the noise in
+the sums did.
+"""
 
 import math
 from dataclasses import replace
@@ -25,22 +27,40 @@ RULE = RenyiFilter(3.0, 1e-4, (ORDER,))
 
 
 def planned(**options):
-    return dpfy.dpis(**{"records": N, "batch_size": BATCH, "epochs": EPOCHS, "norm_sum": "released",
-                        "noise_multiplier": 1.0, **options}).under(RULE)
+    return dpfy.dpis(
+        **{
+            "records": N,
+            "batch_size": BATCH,
+            "epochs": EPOCHS,
+            "norm_sum": "released",
+            "noise_multiplier": 1.0,
+            **options,
+        }
+    ).under(RULE)
 
 
 def after(plan, step, norms, size=N):
     """The state once a sum of norms was released, up to the noise of the epoch."""
     ratio, rate = followed(BATCH, norms, size)
-    return {**plan.controllers[0].start(plan.query, {}), "since": step, "ratio": ratio, "rate": rate, "size": size}
+    return {
+        **plan.controllers[0].start(plan.query, {}),
+        "since": step,
+        "ratio": ratio,
+        "rate": rate,
+        "size": size,
+    }
 
 
 def test_it_conforms():
-    check_controller(NormSumSampling(Schedule("ratio", (0.5, 0.4), 20), length=20, stddev=40.0, clip_factor=1.5))
+    check_controller(
+        NormSumSampling(Schedule("ratio", (0.5, 0.4), 20), length=20, stddev=40.0, clip_factor=1.5)
+    )
 
 
 @given(st.floats(-1e30, 1e30), st.floats(1.0, 1e6), st.floats(1e-3, 1e6))
-def test_no_released_sum_makes_a_record_certain_or_a_contribution_larger_than_it_must_be(norms, size, batch):
+def test_no_released_sum_makes_a_record_certain_or_a_contribution_larger_than_it_must_be(
+    norms, size, batch
+):
     """The lower clamp wins where they cross: with the upper one a rate would be above 1."""
     ratio, rate = followed(batch, norms, size)
     least = batch / (size * LARGEST_RATE)
@@ -55,12 +75,16 @@ def test_clip_bounds_and_sizes_stay_positive(mean):
     norms = NormSumSampling(Schedule("ratio", (0.5,), 20), length=20, stddev=40.0, clip_factor=0.5)
     clip = norms.clip_of(2.0, mean)
     assert 2.0 / 32 <= clip <= 2.0 * WIDEST_CLIP
-    assert mean != 0.25 or clip == 0.5 * 0.25 * 8.0  # λ times the mean, of norms in units of four planned bounds
+    assert (
+        mean != 0.25 or clip == 0.5 * 0.25 * 8.0
+    )  # λ times the mean, of norms in units of four planned bounds
     assert N / 8 <= size_of(N, mean * N) <= 8 * N
 
 
 def test_noise_is_planned_over_the_clip_bound_and_applied_over_contributions():
-    """At half the expected ratio, noise over contributions is twice as large, and over the clip bound the same."""
+    """At half the expected ratio, noise over contributions is twice as large, and over the clip
+    bound the same.
+    """
     plan = planned(ratio=lambda epoch: 0.8 / (1 + epoch))
     state = {**after(plan, 21, 0.2 * N), "noise": 1.5, "clip": 3.0}
     setting = plan.controllers[0].configure(state, 21, StepConfig(plan.query))
@@ -70,8 +94,12 @@ def test_noise_is_planned_over_the_clip_bound_and_applied_over_contributions():
 
 
 def test_a_smaller_sum_is_not_dominated_by_the_largest_though_it_costs_less_at_every_order():
-    """Why no list of worst cases accounts the steps: tests that accept many false alarms gain from a larger rate."""
-    largest, smaller = (Sampled(Poisson(0.05 / ratio), (SumQuery(1.0, 0.8 / ratio),)) for ratio in (1.0, 0.4))
+    """Why no list of worst cases accounts the steps: tests that accept many false alarms gain from
+    a larger rate.
+    """
+    largest, smaller = (
+        Sampled(Poisson(0.05 / ratio), (SumQuery(1.0, 0.8 / ratio),)) for ratio in (1.0, 0.4)
+    )
     assert account(smaller).delta(0.0).lower > 1.01 * account(largest).delta(0.0).upper
     for order in (1.5, 2.0, 6.0, 20.0):
         costs = [RenyiFilter(50.0, 1e-3, (order,)).guard() for _ in range(2)]
@@ -102,7 +130,10 @@ def test_the_plan_has_all_that_is_released():
     assert dpfy.Plan.from_json(plan.to_json()) == plan
     size, norms, steps = plan.envelope
     assert (size.event.queries, size.times) == ((SumQuery(1.0, 100.0, "number of records"),), 1)
-    assert [query.stddev for query in norms.event.queries] == [200.0, 200.0] and norms.times == EPOCHS
+    assert [query.stddev for query in norms.event.queries] == [
+        200.0,
+        200.0,
+    ] and norms.times == EPOCHS
     assert size.event.policy == norms.event.policy == Poisson(1.0)  # no amplification
     assert (steps.event.policy, steps.times) == (Importance(0.1, JITTER), EPOCHS * LENGTH)
 
@@ -111,9 +142,16 @@ def test_the_plan_has_all_that_is_released():
 
 
 def divergence(rate, noise, order=int(ORDER)):
-    """Of a Poisson-sampled Gaussian at a whole order, written out: Mironov, Talwar & Zhang 2019, section 3.3."""
-    terms = [math.comb(order, k) * (1 - rate) ** (order - k) * rate**k * math.exp(k * (k - 1) / (2 * noise**2))
-             for k in range(order + 1)]
+    """Of a Poisson-sampled Gaussian at a whole order, written out: Mironov, Talwar & Zhang 2019,
+    section 3.3.
+    """
+    terms = [
+        math.comb(order, k)
+        * (1 - rate) ** (order - k)
+        * rate**k
+        * math.exp(k * (k - 1) / (2 * noise**2))
+        for k in range(order + 1)
+    ]
     return math.log(math.fsum(terms)) / (order - 1)
 
 
@@ -129,14 +167,19 @@ def test_the_noise_of_an_epoch_spends_what_is_left_by_a_composition_that_is_writ
     for step, later in ((21, 1.0), (61, 0.25)):
         noise = noise_of_epoch(plan, after(plan, step, 0.25 * N), N, past)
         epochs = (101 - step) // 20
-        total = (20 * cost(0.2, 4 * noise) + 20 * (epochs - 1) * cost(0.05 / later, noise / later)
-                 + (epochs - 1) * ORDER / (2 * (0.02 * N) ** 2))
+        total = (
+            20 * cost(0.2, 4 * noise)
+            + 20 * (epochs - 1) * cost(0.05 / later, noise / later)
+            + (epochs - 1) * ORDER / (2 * (0.02 * N) ** 2)
+        )
         assert left * (1 - 1e-3) < total <= left
 
 
 @pytest.mark.parametrize("key", range(3))
 def test_whatever_is_released_the_steps_fit_and_the_filter_is_never_exceeded(key):
-    """Sums of norms that jump; after the cautious part noise rises if they do, and every step is still admitted."""
+    """Sums of norms that jump; after the cautious part noise rises if they do, and every step is
+    still admitted.
+    """
     generator, plan = np.random.default_rng(key), planned(cautious=0.6, noise_schedule="step:0.8:2")
     guard, spent, noises, state = RULE.guard(), [], [], None
     for step in range(1, plan.steps + 1):
@@ -153,7 +196,9 @@ def test_whatever_is_released_the_steps_fit_and_the_filter_is_never_exceeded(key
         guard.record(event, 1)
         spent.append(Repeated(event, 1))
     assert 0.99 < guard.used <= 1.0
-    assert noises[2] <= noises[1] * (1 + 1e-4) <= noises[0] * (1 + 2e-4)  # what was saved is spent later
+    assert (
+        noises[2] <= noises[1] * (1 + 1e-4) <= noises[0] * (1 + 2e-4)
+    )  # what was saved is spent later
 
 
 def test_where_nothing_is_left_the_filter_refuses():
@@ -170,7 +215,9 @@ def test_where_nothing_is_left_the_filter_refuses():
 def test_noise_that_would_not_hide_last_bits_is_not_chosen():
     plan = planned().under(RenyiFilter(1e6, 1e-4, (ORDER,)))
     noise = noise_of_epoch(plan, after(plan, 100, 0.25 * N), N, ())
-    assert plan.noise_at(100) * plan.controllers[0].factor(noise, 100, 0.25) == pytest.approx(LEAST_NOISE)
+    assert plan.noise_at(100) * plan.controllers[0].factor(noise, 100, 0.25) == pytest.approx(
+        LEAST_NOISE
+    )
 
 
 def test_steps_to_come_are_those_of_the_plan():
@@ -178,25 +225,36 @@ def test_steps_to_come_are_those_of_the_plan():
     plan = planned(noise_schedule="step:0.5:1", cautious=0.0)
     runs = steps_to_come(plan, after(plan, 53, 0.5 * N), N, 1.0)
     assert [(run.times, run.event.queries[0].stddev) for run in runs[1:] if run.times] == [
-        (8, 2 * 0.25), (12, 2 * 0.125), (8, 2 * 0.125), (20, 2 * 0.0625)]
+        (8, 2 * 0.25),
+        (12, 2 * 0.125),
+        (8, 2 * 0.125),
+        (20, 2 * 0.0625),
+    ]
     assert runs[0].times == 2 and all(run.event.policy.rate == 0.1 for run in runs[1:])
 
 
 @pytest.mark.parametrize("present", [0.2, 0.9])
 def test_a_sum_of_norms_and_the_step_that_follows_it_stay_within_the_filter(present):
-    """By quadrature: the worse Rényi divergence of both releases together, the step chosen by the first, is at most
-    what the filter charges on some path. With half the noise in the sum it would be more.
+    """By quadrature: the worse Rényi divergence of both releases together, the step chosen by the
+    first, is at most what the filter charges on some path. With half the noise in the sum it would
+    be more.
     """
     size, batch, stddev, noise, order = 20.0, 2.0, 2.0, 0.7, int(ORDER)
     sums = np.linspace(present * size - 12 * stddev, present * size + 1 + 12 * stddev, 400)
     outputs = np.linspace(-9.0, 10.0, 1200)
-    absent, there = stats.norm.pdf(sums, present * size, stddev), stats.norm.pdf(sums, present * size + 1, stddev)
+    absent, there = (
+        stats.norm.pdf(sums, present * size, stddev),
+        stats.norm.pdf(sums, present * size + 1, stddev),
+    )
     both, worst = np.zeros(2), 0.0
     for p, q, total in zip(there, absent, sums, strict=True):
         ratio, rate = followed(batch, total, size)
         none = stats.norm.pdf(outputs, 0, noise)
         one = (1 - rate) * none + rate * stats.norm.pdf(outputs, ratio, noise)
-        moments = [np.trapezoid(a**order * b ** (1 - order), outputs) for a, b in ((one, none), (none, one))]
+        moments = [
+            np.trapezoid(a**order * b ** (1 - order), outputs)
+            for a, b in ((one, none), (none, one))
+        ]
         both += [p**order * q ** (1 - order) * moments[0], q**order * p ** (1 - order) * moments[1]]
         worst = max(worst, divergence(rate, noise / ratio))
     found = np.log(both * (sums[1] - sums[0])).max() / (order - 1)

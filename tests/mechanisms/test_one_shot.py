@@ -1,4 +1,5 @@
-"""Mechanisms that answer once: laws of their answers, their cost, and that nothing is read before it is paid for.
+"""Mechanisms that answer once: laws of their answers, their cost, and that nothing is read before
+it is paid for.
 
 Frequencies are compared within 5.4 standard deviations: a false alarm has probability below 1e-7.
 """
@@ -44,12 +45,18 @@ def softmax(scale):
 
 
 def flips(scale):
-    """The law of permute-and-flip, by integration: E_i is the largest score with exponential noise."""
+    """The law of permute-and-flip, by integration: E_i is the largest score with exponential
+    noise.
+    """
     x = np.linspace(max(SCORES), max(SCORES) + 60 * scale, 200_001)
     below = [-np.expm1(-(x - score) / scale) for score in SCORES]
     law = []
     for i, score in enumerate(SCORES):
-        density = np.exp(-(x - score) / scale) / scale * math.prod(below[j] for j in range(len(SCORES)) if j != i)
+        density = (
+            np.exp(-(x - score) / scale)
+            / scale
+            * math.prod(below[j] for j in range(len(SCORES)) if j != i)
+        )
         law.append(density.sum() * (x[1] - x[0]))
     return np.array(law) / sum(law)
 
@@ -57,21 +64,35 @@ def flips(scale):
 def laplaces(scale):
     """The law of the largest score with Laplace noise, by integration."""
     x = np.linspace(min(SCORES) - 40 * scale, max(SCORES) + 40 * scale, 400_001)
-    below = [np.where(x < score, np.exp((x - score) / scale) / 2, 1 - np.exp(-(x - score) / scale) / 2)
-             for score in SCORES]
-    law = [(np.exp(-np.abs(x - score) / scale) / (2 * scale)
-            * math.prod(below[j] for j in range(len(SCORES)) if j != i)).sum() for i, score in enumerate(SCORES)]
+    below = [
+        np.where(x < score, np.exp((x - score) / scale) / 2, 1 - np.exp(-(x - score) / scale) / 2)
+        for score in SCORES
+    ]
+    law = [
+        (
+            np.exp(-np.abs(x - score) / scale)
+            / (2 * scale)
+            * math.prod(below[j] for j in range(len(SCORES)) if j != i)
+        ).sum()
+        for i, score in enumerate(SCORES)
+    ]
     return np.array(law) / sum(law)
 
 
-@pytest.mark.parametrize(("mechanism", "law"), [(ExponentialMechanism, softmax), (PermuteAndFlip, flips),
-                                                (ReportNoisyMax, laplaces)])
+@pytest.mark.parametrize(
+    ("mechanism", "law"),
+    [(ExponentialMechanism, softmax), (PermuteAndFlip, flips), (ReportNoisyMax, laplaces)],
+)
 def test_choices_have_their_law_and_no_other(mechanism, law):
     source = stream()
-    chosen = np.bincount([mechanism(1.0, SCALE).release(SCORES, source) for _ in range(DRAWS)], minlength=4)
+    chosen = np.bincount(
+        [mechanism(1.0, SCALE).release(SCORES, source) for _ in range(DRAWS)], minlength=4
+    )
     assert all(frequent(seen, odds) for seen, odds in zip(chosen, law(SCALE), strict=True))
     for factor in (2 / 3, 3 / 2):
-        assert not all(frequent(seen, odds) for seen, odds in zip(chosen, law(SCALE * factor), strict=True))
+        assert not all(
+            frequent(seen, odds) for seen, odds in zip(chosen, law(SCALE * factor), strict=True)
+        )
 
 
 @pytest.mark.parametrize("mechanism", [ExponentialMechanism, PermuteAndFlip, ReportNoisyMax])
@@ -90,15 +111,18 @@ def test_laplace_noise_has_its_scale_on_a_lattice():
     assert all(value % lattice_step(2.5) == 0 for value in answers)
     drawn = answers - 7.3
     for level in (-3.0, -0.5, 0.5, 3.0):
+
         def odds(scale, at=level):
             return math.exp(at / scale) / 2 if at < 0 else 1 - math.exp(-at / scale) / 2
+
         assert frequent((drawn < level).sum(), odds(2.5))
     for factor in (2 / 3, 3 / 2):
         assert not frequent((drawn < 3.0).sum(), 1 - math.exp(-3.0 / (2.5 * factor)) / 2)
 
 
 def test_the_noise_makes_up_for_rounding():
-    """A sensitivity of a quarter step: rounding may move two values five quarters apart, and the noise has to hide it.
+    """A sensitivity of a quarter step: rounding may move two values five quarters apart, and the
+    noise has to hide it.
     """
     step = lattice_step(1.0)
     source, mechanism = stream(3), Laplace(step / 4, 1.0)
@@ -117,14 +141,21 @@ def test_a_vector_has_independent_laplace_noise_of_its_scale():
     both = (drawn[:, 0] > 0) & (drawn[:, 1] > 0)
     assert frequent(both.sum(), 0.25, DRAWS // 4)  # one noise for all numbers would have ½
     empty = mechanism.release([], stream())
-    assert empty.shape == (0,) and mechanism.release([math.nan, math.inf], stream()).isfinite().all()
+    assert (
+        empty.shape == (0,) and mechanism.release([math.nan, math.inf], stream()).isfinite().all()
+    )
 
 
 def test_the_noise_of_a_vector_makes_up_for_rounding_of_every_number():
     """Eight numbers may move by a step each when they are rounded, beside a quarter step in all."""
     step = lattice_step(1.0)
-    drawn = np.concatenate([LaplaceVector(step / 4, 1.0).release(np.zeros(8), source).numpy()
-                            for source in (stream(6),) for _ in range(DRAWS // 8)])
+    drawn = np.concatenate(
+        [
+            LaplaceVector(step / 4, 1.0).release(np.zeros(8), source).numpy()
+            for source in (stream(6),)
+            for _ in range(DRAWS // 8)
+        ]
+    )
     assert frequent((np.abs(drawn) < 33 * math.log(2)).sum(), 0.5, len(drawn))
 
 
@@ -139,7 +170,9 @@ def test_gaussian_noise_has_its_scale():
 def test_discrete_gaussian_answers_are_whole():
     mechanism = DiscreteGaussian(3.0, stddev=4.0, coordinates=2)
     drawn = np.array([mechanism.release([10, -2], stream(key)) for key in range(150)])
-    assert drawn.dtype.kind == "i" and np.abs(drawn.mean(axis=0) - [10, -2]).max() <= 5.4 * 4 / math.sqrt(150)
+    assert drawn.dtype.kind == "i" and np.abs(
+        drawn.mean(axis=0) - [10, -2]
+    ).max() <= 5.4 * 4 / math.sqrt(150)
     with pytest.raises(InvalidArgument, match="2 whole numbers"):
         mechanism.release([1], stream())
 
@@ -148,7 +181,9 @@ def test_responses_are_true_as_often_as_declared():
     truth, answers = 0.6, 3
     told = np.array(RandomizedResponse(truth, answers).release([2] * DRAWS, stream(5)))
     assert frequent((told == 2).sum(), truth)
-    assert frequent((told == 0).sum(), (1 - truth) / 2) and frequent((told == 1).sum(), (1 - truth) / 2)
+    assert frequent((told == 0).sum(), (1 - truth) / 2) and frequent(
+        (told == 1).sum(), (1 - truth) / 2
+    )
     assert not frequent((told == 2).sum(), 0.5) and not frequent((told == 2).sum(), 0.7)
     assert RandomizedResponse(1.0).release([-3, 7, 1], stream()) == [0, 0, 1]
 
@@ -175,7 +210,9 @@ def test_the_threshold_keeps_its_noise_and_every_number_has_its_own():
             answers.append(first.is_above(0.3))
             if first.ended:
                 break
-        assert len(set(answers)) == 1, more  # a threshold drawn anew would sooner or later be crossed
+        assert len(set(answers)) == 1, (
+            more
+        )  # a threshold drawn anew would sooner or later be crossed
     fresh = SparseVector(0.0, 1.0, threshold_scale=1e-6, query_scale=1.0)
     places = [fresh.release([-1.0] * 200, stream(key)) for key in range(40)]
     assert None not in places and len(set(places)) > 3  # noise drawn once would say 0 or nothing
@@ -186,7 +223,9 @@ def test_a_search_ends_with_the_first_number_above():
     assert not search.is_above(-1e6) and search.is_above(1e6) and search.ended
     with pytest.raises(InvalidArgument, match="over"):
         search.is_above(-1e6)
-    assert SparseVector.with_epsilon(2.0, threshold=0.0).release([-1e6, math.nan, -1e6], stream()) in (None, 1)
+    assert SparseVector.with_epsilon(2.0, threshold=0.0).release(
+        [-1e6, math.nan, -1e6], stream()
+    ) in (None, 1)
 
     def numbers():
         yield 1e6
@@ -196,13 +235,21 @@ def test_a_search_ends_with_the_first_number_above():
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
-@pytest.mark.parametrize("make", [
-    Laplace.with_epsilon, LaplaceVector.with_epsilon, ExponentialMechanism.with_epsilon, PermuteAndFlip.with_epsilon,
-    ReportNoisyMax.with_epsilon, RandomizedResponse.with_epsilon,
-    lambda epsilon: RandomizedResponse.with_epsilon(epsilon, 5),
-    lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0),
-    lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0, monotone=True),
-    lambda epsilon: ReportNoisyMax.with_epsilon(epsilon, 4.0, monotone=True)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Laplace.with_epsilon,
+        LaplaceVector.with_epsilon,
+        ExponentialMechanism.with_epsilon,
+        PermuteAndFlip.with_epsilon,
+        ReportNoisyMax.with_epsilon,
+        RandomizedResponse.with_epsilon,
+        lambda epsilon: RandomizedResponse.with_epsilon(epsilon, 5),
+        lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0),
+        lambda epsilon: SparseVector.with_epsilon(epsilon, 3.0, monotone=True),
+        lambda epsilon: ReportNoisyMax.with_epsilon(epsilon, 4.0, monotone=True),
+    ],
+)
 def test_what_was_asked_for_is_what_it_costs(make, epsilon):
     claim = account(make(epsilon).event).claim(1e-15)
     assert 0.999 * epsilon <= claim <= epsilon * (1 + 1e-9)
@@ -223,12 +270,16 @@ def test_nothing_is_computed_before_it_is_paid_for():
             seen.append(ledger.count)
             return SCORES
 
-        chosen = release(PermuteAndFlip(1.0, 2.0), ledger, compute, stream(), adaptive=True)  # ε = 1, ρ = ½
+        chosen = release(
+            PermuteAndFlip(1.0, 2.0), ledger, compute, stream(), adaptive=True
+        )  # ε = 1, ρ = ½
         assert chosen in range(4) and seen == [1] and ledger.uses[0].event.adaptive
         with pytest.raises(BudgetExhausted):
             release(PermuteAndFlip(1.0, 2.0), ledger, compute, stream(), adaptive=True)
         assert seen == [1]
-        release(ExponentialMechanism(1.0, 3.0), ledger, compute, stream(), adaptive=True)  # ε = ⅔, ρ = 1/18
+        release(
+            ExponentialMechanism(1.0, 3.0), ledger, compute, stream(), adaptive=True
+        )  # ε = ⅔, ρ = 1/18
         assert seen == [1, 2]
     assert account(ledger).claim(1e-5) < 6
 
@@ -247,10 +298,19 @@ def test_gaussian_filters_refuse_what_is_not_gaussian():
         GaussianFilter(1.0).guard().admit(Laplace(1.0, 1.0).event, 1)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: Laplace(0.0, 1.0), lambda: LaplaceVector(1.0, 0.0), lambda: Gaussian(1.0, math.nan),
-    lambda: DiscreteGaussian(1.0, 1.0, 0), lambda: SparseVector(math.inf, 1.0, 1.0, 1.0),
-    lambda: RandomizedResponse(0.2, 3), lambda: RandomizedResponse(0.9, 1), lambda: PermuteAndFlip.with_epsilon(0.0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Laplace(0.0, 1.0),
+        lambda: LaplaceVector(1.0, 0.0),
+        lambda: Gaussian(1.0, math.nan),
+        lambda: DiscreteGaussian(1.0, 1.0, 0),
+        lambda: SparseVector(math.inf, 1.0, 1.0, 1.0),
+        lambda: RandomizedResponse(0.2, 3),
+        lambda: RandomizedResponse(0.9, 1),
+        lambda: PermuteAndFlip.with_epsilon(0.0),
+    ],
+)
 def test_what_has_no_meaning_is_refused(make):
     with pytest.raises(InvalidArgument):
         make()

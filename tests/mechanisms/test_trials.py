@@ -34,17 +34,27 @@ def p_value(draws, trials):
     return chi2.sf(((seen - wanted) ** 2 / wanted).sum(), len(wanted) - 1)
 
 
-@pytest.mark.parametrize("trials", [
-    NegativeBinomialTrials.with_mean(8.0, 0.0), NegativeBinomialTrials.with_mean(8.0, 1.0),
-    NegativeBinomialTrials.with_mean(2.0, -0.5), PoissonTrials(8.0)], ids=str)
+@pytest.mark.parametrize(
+    "trials",
+    [
+        NegativeBinomialTrials.with_mean(8.0, 0.0),
+        NegativeBinomialTrials.with_mean(8.0, 1.0),
+        NegativeBinomialTrials.with_mean(2.0, -0.5),
+        PoissonTrials(8.0),
+    ],
+    ids=str,
+)
 def test_law_of_the_number_of_runs(trials):
     """Accepts the law, and rejects those with two thirds and three halves of its mean."""
     stream = SecureStream(insecure_test_key=3, purpose="sampling")
     draws = np.array([draw_trials(trials, stream) for _ in range(DRAWS)])
     assert p_value(draws, trials) > _THRESHOLD
     for factor in (2 / 3, 3 / 2):
-        other = (PoissonTrials(trials.rate * factor) if isinstance(trials, PoissonTrials)
-                 else NegativeBinomialTrials.with_mean(trials.mean * factor, trials.shape))
+        other = (
+            PoissonTrials(trials.rate * factor)
+            if isinstance(trials, PoissonTrials)
+            else NegativeBinomialTrials.with_mean(trials.mean * factor, trials.shape)
+        )
         assert p_value(draws, other) < _THRESHOLD
 
 

@@ -1,4 +1,6 @@
-"""Normalisation by constants: no record sees another, moments are bounded, and released ones lead to the data's own."""
+"""Normalisation by constants: no record sees another, moments are bounded, and released ones lead
+to the data's own.
+"""
 
 import copy
 import io
@@ -53,7 +55,9 @@ def test_weights_go_back_to_torch_within_a_model():
     torchs.load_state_dict(model.state_dict())
     assert torch.allclose(torchs.eval()(rows(4, 2)), model(rows(4, 2)), atol=1e-6)
     plain = FrozenBatchNorm(3, affine=False)
-    assert set(plain.state_dict()) == {"running_mean", "running_var"} and not list(plain.parameters())
+    assert set(plain.state_dict()) == {"running_mean", "running_var"} and not list(
+        plain.parameters()
+    )
     plain.load_state_dict(nn.BatchNorm1d(3, affine=False).state_dict())
 
 
@@ -73,13 +77,18 @@ def test_moments_are_means_over_positions_in_standard_deviations():
     layer = private(2, eps=1e-12)
     layer.running_mean.copy_(torch.tensor([1.0, -1.0]))
     layer.running_var.copy_(torch.tensor([4.0, 1.0]))
-    x = torch.tensor([[[3.0, -1.0], [-1.0, -1.0]]])  # one record: ±1 standard deviation, and the mean itself
+    x = torch.tensor(
+        [[[3.0, -1.0], [-1.0, -1.0]]]
+    )  # one record: ±1 standard deviation, and the mean itself
     layer(x)
-    assert torch.allclose(layer.observed()["moments"], torch.tensor([[[0.0, 0.0], [0.0, -1.0]]]), atol=1e-5)
+    assert torch.allclose(
+        layer.observed()["moments"], torch.tensor([[[0.0, 0.0], [0.0, -1.0]]]), atol=1e-5
+    )
 
 
 def test_a_channel_that_is_far_off_says_no_more_than_that():
-    # Otherwise it would use up the bound of the whole record, and the other channels would learn nothing.
+    # Otherwise it would use up the bound of the whole record, and the other channels would learn
+    # nothing.
     layer = private()
     layer(torch.tensor([[1e6, 0.0, 1.0]]))
     moments = layer.observed()["moments"][0]
@@ -108,14 +117,22 @@ def test_copies_and_pickles_take_nothing_of_a_pass_along():
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
+    for other in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        torch.load(file, weights_only=False),
+    ):
         assert other._seen is None and other.statistic == "moments"
         assert torch.equal(other(rows(4, 3)), layer(rows(4, 3)))
 
 
 def test_one_release_with_all_the_weight_gives_mean_and_variance_of_the_data():
-    # Fails without the square of E[s], with ε left out, or with mean and variance taken in the wrong order.
-    layer, x = private(momentum=1.0, eps=0.3), rows(50, 3, 64) * torch.tensor([0.5, 1.0, 0.9]).view(3, 1) + 0.6
+    # Fails without the square of E[s], with ε left out, or with mean and variance taken in the
+    # wrong order.
+    layer, x = (
+        private(momentum=1.0, eps=0.3),
+        rows(50, 3, 64) * torch.tensor([0.5, 1.0, 0.9]).view(3, 1) + 0.6,
+    )
     layer.running_mean.copy_(torch.tensor([0.4, -0.2, 0.7]))
     layer(x)
     pairs = layer.observed()["moments"]
@@ -129,12 +146,16 @@ def test_exact_update():
     layer = private(1, momentum=0.5, eps=1.0)
     layer.running_mean.fill_(2.0)
     layer.running_var.fill_(3.0)  # √(var + ε) = 2
-    layer.absorb({"moments": torch.tensor([[0.5], [0.25]])})  # mean 2 + 2·0.5 = 3, variance 4·(1.25 − 0.25) = 4
+    layer.absorb(
+        {"moments": torch.tensor([[0.5], [0.25]])}
+    )  # mean 2 + 2·0.5 = 3, variance 4·(1.25 − 0.25) = 4
     assert torch.allclose(layer.running_mean, torch.tensor([2.5]))
     assert torch.allclose(layer.running_var, torch.tensor([3.5]))
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (100.0, 0.0), (0.01, 0.0), (1.0, 100.0), (50.0, -500.0)])
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(1.0, 0.0), (100.0, 0.0), (0.01, 0.0), (1.0, 100.0), (50.0, -500.0)]
+)
 def test_released_moments_lead_to_the_statistics_of_the_data(scale, shift):
     layer, x = private(momentum=0.1), rows(2000, 3, 8) * scale + shift
     for _ in range(300):
@@ -170,7 +191,9 @@ def test_inputs_of_another_shape_are_refused(shape):
         private()(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.0}, {"momentum": 1.5}, {"momentum": None}, {"eps": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"momentum": 0.0}, {"momentum": 1.5}, {"momentum": None}, {"eps": 0.0}]
+)
 def test_settings_outside_of_their_domain_are_refused(options):
     with pytest.raises(dpfy.InvalidArgument):
         PrivateBatchNorm(3, **options)

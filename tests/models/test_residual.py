@@ -1,4 +1,6 @@
-"""Wide residual networks have the sizes of the paper, the resolutions of its table, and treat every example alone."""
+"""Wide residual networks have the sizes of the paper, the resolutions of its table, and treat every
+example alone.
+"""
 
 import pytest
 import torch
@@ -9,9 +11,12 @@ import dpfy
 from dpfy.models import PreactivationBlock, StandardizedConv2d, wide_resnet
 
 
-@pytest.mark.parametrize(("depth", "width", "size"), [(16, 4, 2_748_890), (28, 10, 36_479_194), (40, 4, 8_949_210)])
+@pytest.mark.parametrize(
+    ("depth", "width", "size"), [(16, 4, 2_748_890), (28, 10, 36_479_194), (40, 4, 8_949_210)]
+)
 def test_sizes_are_those_of_the_paper(depth: int, width: int, size: int) -> None:
-    # Zagoruyko and Komodakis 2016, Table 4: 2.7, 36.5 and 8.9 million; a scale and a shift per channel as in BatchNorm.
+    # Zagoruyko and Komodakis 2016, Table 4: 2.7, 36.5 and 8.9 million; a scale and a shift per
+    # channel as in BatchNorm.
     with torch.device("meta"):
         assert sum(p.numel() for p in wide_resnet(depth, width).parameters()) == size
 
@@ -20,7 +25,9 @@ def test_standardised_weights_add_a_gain_for_each_output_channel() -> None:
     with torch.device("meta"):
         model = wide_resnet(16, 4, standardize=True)
     assert sum(p.numel() for p in model.parameters()) == 2_748_890 + 16 + 5 * (64 + 128 + 256)
-    assert all(isinstance(m, StandardizedConv2d) for m in model.modules() if isinstance(m, torch.nn.Conv2d))
+    assert all(
+        isinstance(m, StandardizedConv2d) for m in model.modules() if isinstance(m, torch.nn.Conv2d)
+    )
 
 
 def test_standardised_weights_have_mean_zero_and_length_one_per_output() -> None:
@@ -35,7 +42,9 @@ def test_standardised_weights_have_mean_zero_and_length_one_per_output() -> None
     expected = F.conv2d(x, (rows * layer.gain[:, None]).view(5, 3, 3, 3), stride=2, padding=1)
     assert torch.allclose(before, expected, atol=1e-5)
     with torch.no_grad():
-        layer.weight.mul_(torch.linspace(1, 3, 5).view(-1, 1, 1, 1)).add_(4)  # neither scale nor mean counts
+        layer.weight.mul_(torch.linspace(1, 3, 5).view(-1, 1, 1, 1)).add_(
+            4
+        )  # neither scale nor mean counts
     assert torch.allclose(layer(x), before, atol=1e-4)
     torch.nn.init.zeros_(layer.weight)
     layer(x).sum().backward()
@@ -47,7 +56,9 @@ def test_resolution_and_channels_of_the_stages() -> None:
     model = wide_resnet(depth=16, width=4, classes=7)
     for block in model:
         if isinstance(block, PreactivationBlock):
-            block.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape[1:])))
+            block.register_forward_hook(
+                lambda module, inputs, output: shapes.append(tuple(output.shape[1:]))
+            )
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)
     assert shapes == [(64, 32, 32)] * 2 + [(128, 16, 16)] * 2 + [(256, 8, 8)] * 2
 
@@ -68,7 +79,9 @@ def test_gradients_under_vmap_are_those_of_one_example_at_a_time(standardize: bo
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(functional_call(model, parameters, (x.unsqueeze(0),)), y.unsqueeze(0))
+        return F.cross_entropy(
+            functional_call(model, parameters, (x.unsqueeze(0),)), y.unsqueeze(0)
+        )
 
     together = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
     for row in range(len(x)):
@@ -76,7 +89,10 @@ def test_gradients_under_vmap_are_those_of_one_example_at_a_time(standardize: bo
         F.cross_entropy(model(x[row : row + 1]), y[row : row + 1]).backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
-            assert torch.allclose(together[name][row], parameter.grad, rtol=1e-3, atol=1e-5), (name, row)
+            assert torch.allclose(together[name][row], parameter.grad, rtol=1e-3, atol=1e-5), (
+                name,
+                row,
+            )
 
 
 def test_the_fast_engine_serves_standardised_weights() -> None:
@@ -84,8 +100,15 @@ def test_the_fast_engine_serves_standardised_weights() -> None:
     assert dpfy.explain(model, torch.rand(4, 3, 8, 8)).engine == "bookkeeping"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"depth": 18}, "6n \\+ 4"), ({"depth": 4}, "at least 10"),
-                                                    ({"width": 0}, "width=0"), ({"groups": 5}, "groups=5")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depth": 18}, "6n \\+ 4"),
+        ({"depth": 4}, "at least 10"),
+        ({"width": 0}, "width=0"),
+        ({"groups": 5}, "groups=5"),
+    ],
+)
 def test_shapes_that_do_not_exist_are_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(dpfy.InvalidArgument, match=message):
         wide_resnet(**arguments)

@@ -1,4 +1,6 @@
-"""Scattering is what its definition says, what another implementation computes, and a function of one image."""
+"""Scattering is what its definition says, what another implementation computes, and a function of
+one image.
+"""
 
 import json
 import math
@@ -13,7 +15,9 @@ from torch.func import vmap
 import dpfy
 from dpfy.models import Scattering2d, linear_head, scattering_features
 
-REFERENCE = json.loads((Path(__file__).parent / "scattering_reference.json").read_text(encoding="utf-8"))
+REFERENCE = json.loads(
+    (Path(__file__).parent / "scattering_reference.json").read_text(encoding="utf-8")
+)
 
 
 def picture(channels, height, width):
@@ -27,15 +31,18 @@ def noise(*shape, seed=0):
 
 
 class Definition:
-    """Scattering of one image by sums over all pixels, in float64: no Fourier transform of images, no matrices.
+    """Scattering of one image by sums over all pixels, in float64: no Fourier transform of images,
+    no matrices.
 
-    Filters are sums over periods of the grid; a convolution keeps every k-th pixel; filters on a sub-sampled grid are
-    trigonometric sums over the frequencies that this grid has.
-    """
+    Filters are sums over periods of the grid; a convolution keeps every k-th pixel; filters on a
+    sub-sampled grid are trigonometric sums over the frequencies that this grid has."""
 
     def __init__(self, height, width, J, L):
         self.J, self.L = J, L
-        self.shape, self.grid = (height, width), tuple((side // 2**J + 2) * 2**J for side in (height, width))
+        self.shape, self.grid = (
+            (height, width),
+            tuple((side // 2**J + 2) * 2**J for side in (height, width)),
+        )
 
     def gabor(self, sigma, theta, frequency, slant):
         turn = np.array([[math.cos(theta), -math.sin(theta)], [math.sin(theta), math.cos(theta)]])
@@ -55,13 +62,17 @@ class Definition:
         return wave - wave.sum() / envelope.sum() * envelope
 
     def coarse(self, filters, resolution):
-        """The filter on the grid of every 2^resolution-th pixel, from those of its frequencies that this grid has."""
+        """The filter on the grid of every 2^resolution-th pixel, from those of its frequencies that
+        this grid has.
+        """
         for axis, side in enumerate(self.grid):
             small = side >> resolution
             low = np.arange(-small // 2, small // 2)
             analysis = np.exp(-2j * math.pi * np.outer(low, np.arange(side)) / side)
             synthesis = np.exp(2j * math.pi * np.outer(np.arange(small), low) / small) / small
-            filters = np.moveaxis(np.tensordot(synthesis @ analysis, filters, axes=(1, axis)), 0, axis)
+            filters = np.moveaxis(
+                np.tensordot(synthesis @ analysis, filters, axes=(1, axis)), 0, axis
+            )
         return filters
 
     def convolved(self, x, filters, keep):
@@ -75,8 +86,10 @@ class Definition:
         return self.convolved(x, low_pass, 2 ** (self.J - resolution)).real[1:-1, 1:-1]
 
     def __call__(self, image):
-        margins = [((grid - side) // 2, (grid - side + 1) // 2)
-                   for grid, side in zip(self.grid, self.shape, strict=True)]
+        margins = [
+            ((grid - side) // 2, (grid - side + 1) // 2)
+            for grid, side in zip(self.grid, self.shape, strict=True)
+        ]
         x = np.pad(image, margins, mode="reflect")
         orders = [[self.average(x, 0)], [], []]
         for j, angle in product(range(self.J), range(self.L)):
@@ -96,23 +109,36 @@ def test_it_is_the_definition_summed_over_pixels(height, width, J, L):
     assert torch.allclose(found, expected, rtol=0, atol=3e-7)  # filters are kept in float32
 
 
-@pytest.mark.parametrize("case", REFERENCE["cases"], ids=lambda case: f"{case['height']}x{case['width']}")
+@pytest.mark.parametrize(
+    "case", REFERENCE["cases"], ids=lambda case: f"{case['height']}x{case['width']}"
+)
 def test_it_is_what_kymatio_computes(case):
     scattering = Scattering2d((case["height"], case["width"]), case["J"], case["L"], case["order"])
     found = scattering(picture(case["channels"], case["height"], case["width"]).float()[None])[0]
     assert list(found.shape) == case["shape"]
     _, h, w = found.shape
     firsts = case["J"] * case["L"]
-    orders = torch.tensor([0] + [1] * firsts + [2] * (scattering.paths - 1 - firsts)).repeat(case["channels"])
-    factors = (math.pi / 3.1415) ** (orders + 1)  # the reference takes π for 3.1415 in each of its filters
+    orders = torch.tensor([0] + [1] * firsts + [2] * (scattering.paths - 1 - firsts)).repeat(
+        case["channels"]
+    )
+    factors = (math.pi / 3.1415) ** (
+        orders + 1
+    )  # the reference takes π for 3.1415 in each of its filters
     for place, at in {"first": (0, 0), "inner": (h // 2, (w - 1) // 3), "last": (-1, -1)}.items():
         expected = torch.tensor(case[place])
         assert torch.allclose(found[:, *at] * factors, expected, rtol=0, atol=1e-6), place
 
 
-@pytest.mark.parametrize(("shape", "options", "out"), [
-    ((1, 28, 28), {}, (81, 7, 7)), ((3, 32, 32), {}, (243, 8, 8)), ((1, 28, 28), {"order": 1}, (17, 7, 7)),
-    ((2, 33, 50), {"J": 3, "L": 4}, (2 * 61, 4, 6)), ((1, 28, 28), {"J": 1}, (9, 14, 14))])
+@pytest.mark.parametrize(
+    ("shape", "options", "out"),
+    [
+        ((1, 28, 28), {}, (81, 7, 7)),
+        ((3, 32, 32), {}, (243, 8, 8)),
+        ((1, 28, 28), {"order": 1}, (17, 7, 7)),
+        ((2, 33, 50), {"J": 3, "L": 4}, (2 * 61, 4, 6)),
+        ((1, 28, 28), {"J": 1}, (9, 14, 14)),
+    ],
+)
 def test_shapes(shape, options, out):
     scattering = Scattering2d(shape[1:], **options)
     assert scattering(torch.rand(2, *shape)).shape == (2, *out)
@@ -133,7 +159,9 @@ def test_an_image_changes_no_other_and_is_the_same_alone():
         changed = images.clone()
         changed[2] = value
         assert torch.equal(scattering(changed)[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
-    assert torch.allclose(torch.cat([scattering(image[None]) for image in images]), before, atol=1e-6)
+    assert torch.allclose(
+        torch.cat([scattering(image[None]) for image in images]), before, atol=1e-6
+    )
     assert torch.equal(scattering(images), before)
 
 
@@ -182,16 +210,26 @@ def test_progress_is_shown_when_asked_for(progress, capsys):
     assert ("scattering" in capsys.readouterr().out) == progress
 
 
-@pytest.mark.parametrize(("shape", "options", "message"), [
-    ((28, 4), {}, r"more than 2\^J = 4"), ((28,), {}, "two sides"), ((28, 28), {"order": 3}, "order=3"),
-    ((28, 28), {"J": 0}, "J=0"), ((28, 28), {"L": 0}, "L=0")])
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((28, 4), {}, r"more than 2\^J = 4"),
+        ((28,), {}, "two sides"),
+        ((28, 28), {"order": 3}, "order=3"),
+        ((28, 28), {"J": 0}, "J=0"),
+        ((28, 28), {"L": 0}, "L=0"),
+    ],
+)
 def test_transforms_that_do_not_exist_are_refused(shape, options, message):
     with pytest.raises(dpfy.InvalidArgument, match=message):
         Scattering2d(shape, **options)
 
 
-@pytest.mark.parametrize("images", [torch.rand(2, 28, 28), torch.rand(2, 1, 28, 27),
-                                    torch.zeros(2, 1, 28, 28, dtype=torch.uint8)], ids=["axes", "size", "bytes"])
+@pytest.mark.parametrize(
+    "images",
+    [torch.rand(2, 28, 28), torch.rand(2, 1, 28, 27), torch.zeros(2, 1, 28, 28, dtype=torch.uint8)],
+    ids=["axes", "size", "bytes"],
+)
 def test_other_images_are_refused(images):
     with pytest.raises(dpfy.InvalidArgument, match="floating-point images of shape"):
         Scattering2d((28, 28))(images)

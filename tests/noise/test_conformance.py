@@ -45,13 +45,17 @@ class OneValueForAllCoordinates(Broken):
 
 class PairsOfEqualValues(Broken):
     def add_noise(self, values, stddev, grid):
-        half = super().add_noise(torch.zeros((values.numel() + 1) // 2, dtype=torch.float64), stddev, grid)
-        return values.add_(half.repeat(2)[:values.numel()].view(values.shape))
+        half = super().add_noise(
+            torch.zeros((values.numel() + 1) // 2, dtype=torch.float64), stddev, grid
+        )
+        return values.add_(half.repeat(2)[: values.numel()].view(values.shape))
 
 
 class TorchGenerator(Broken):
     def add_noise(self, values, stddev, grid):
-        return values.add_((torch.randn(values.shape, dtype=torch.float64) * stddev / grid).round() * grid)
+        return values.add_(
+            (torch.randn(values.shape, dtype=torch.float64) * stddev / grid).round() * grid
+        )
 
 
 class OffTheLattice(Broken):
@@ -61,8 +65,12 @@ class OffTheLattice(Broken):
 
 class Uniform(Broken):
     def add_noise(self, values, stddev, grid):
-        words = self._stream.words(values.numel()).astype(np.float64).reshape(values.shape) * 2.0**-64
-        return values.add_(torch.as_tensor((words - 0.5) * np.sqrt(12) * stddev / grid).round() * grid)
+        words = (
+            self._stream.words(values.numel()).astype(np.float64).reshape(values.shape) * 2.0**-64
+        )
+        return values.add_(
+            torch.as_tensor((words - 0.5) * np.sqrt(12) * stddev / grid).round() * grid
+        )
 
 
 class NoNoiseForTheLastPiece(Broken):
@@ -80,13 +88,23 @@ class Claims(Broken):
     key_source = "operating system"
 
 
-@pytest.mark.parametrize("broken, message", [
-    (TwoThirds, "of its declared"), (ThreeHalves, "of its declared"), (FourPercentShort, "of its declared"),
-    (SameKeyEveryCall, "same noise|repeats"), (OneValueForAllCoordinates, "declared|Gaussian"),
-    (PairsOfEqualValues, "correlated"), (TorchGenerator, "depends on|generator"), (OffTheLattice, "leave the lattice"),
-    (Uniform, "not Gaussian"), (NoNoiseForTheLastPiece, "other noise"), (UnreleasedSums, "left as it should not be"),
-    (Claims, "test key"),
-])
+@pytest.mark.parametrize(
+    "broken, message",
+    [
+        (TwoThirds, "of its declared"),
+        (ThreeHalves, "of its declared"),
+        (FourPercentShort, "of its declared"),
+        (SameKeyEveryCall, "same noise|repeats"),
+        (OneValueForAllCoordinates, "declared|Gaussian"),
+        (PairsOfEqualValues, "correlated"),
+        (TorchGenerator, "depends on|generator"),
+        (OffTheLattice, "leave the lattice"),
+        (Uniform, "not Gaussian"),
+        (NoNoiseForTheLastPiece, "other noise"),
+        (UnreleasedSums, "left as it should not be"),
+        (Claims, "test key"),
+    ],
+)
 def test_the_suite_notices(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_noise(broken)

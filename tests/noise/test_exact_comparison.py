@@ -9,7 +9,9 @@ SPREAD, HEIGHT = 32 * 1.7, 0.0021
 
 
 def margin(x, y, spread=SPREAD, height=HEIGHT):
-    """Return how far the point is below the curve, in 400 bits, for exact fractions (numerator, bits)."""
+    """Return how far the point is below the curve, in 400 bits, for exact fractions (numerator,
+    bits).
+    """
     with mpmath.workprec(400):
         x, y = (mpmath.mpf(numerator) / mpmath.mpf(2) ** bits for numerator, bits in (x, y))
         return mpmath.exp(-((x / mpmath.mpf(spread)) ** 2) / 2) - y * mpmath.mpf(height)
@@ -21,7 +23,7 @@ def beside_the_curve(x, distance, bits=64):
         return int(mpmath.floor((margin(x, (0, 1)) + distance) / mpmath.mpf(HEIGHT) * 2**bits))
 
 
-@pytest.mark.parametrize("distance", [0, 2.0**-45, -2.0**-45, 2.0**-70, -2.0**-70, 0.1, -0.1])
+@pytest.mark.parametrize("distance", [0, 2.0**-45, -(2.0**-45), 2.0**-70, -(2.0**-70), 0.1, -0.1])
 def test_agrees_with_400_bits_at_random_points_beside_the_curve(distance):
     generator = np.random.default_rng(0)
     for x in map(int, generator.integers(-5 * 2**37, 5 * 2**37, 25)):
@@ -43,12 +45,18 @@ def test_draws_more_bits_exactly_when_the_cell_straddles_the_curve(extension, ex
 
 
 def test_no_bits_are_drawn_for_an_easy_case():
-    assert is_below(Expansion(3 << 32, 32), Expansion(1 << 64, 64), SPREAD, HEIGHT, ScriptedStream([]))
-    assert not is_below(Expansion(-300 << 32, 32), Expansion(1 << 64, 64), SPREAD, HEIGHT, ScriptedStream([]))
+    assert is_below(
+        Expansion(3 << 32, 32), Expansion(1 << 64, 64), SPREAD, HEIGHT, ScriptedStream([])
+    )
+    assert not is_below(
+        Expansion(-300 << 32, 32), Expansion(1 << 64, 64), SPREAD, HEIGHT, ScriptedStream([])
+    )
 
 
 def test_the_far_tail_is_refined_until_it_is_decided():
-    curve = int(mpmath.exp(-((1000 / SPREAD) ** 2) / 2) / HEIGHT * mpmath.mpf(2) ** 300)  # at 18 standard deviations
+    curve = int(
+        mpmath.exp(-((1000 / SPREAD) ** 2) / 2) / HEIGHT * mpmath.mpf(2) ** 300
+    )  # at 18 standard deviations
     for numerator, expected in ((curve * 9 // 10, True), (curve * 11 // 10, False)):
         x, y, stream = Expansion(1000, 0), Expansion(numerator, 300), ScriptedStream([0] * 20)
         assert is_below(x, y, SPREAD, HEIGHT, stream) is expected

@@ -1,4 +1,6 @@
-"""Noise that was drawn ahead is the noise that would have been drawn, is used once, and leaves nothing running."""
+"""Noise that was drawn ahead is the noise that would have been drawn, is used once, and leaves
+nothing running.
+"""
 
 import gc
 import subprocess
@@ -64,7 +66,9 @@ def test_it_is_the_noise_that_would_have_been_drawn_and_never_the_same_twice():
     for _ in range(4):
         drawn = take(ahead)
         assert torch.equal(drawn, take(plain))
-        assert not seen & set(drawn.tolist())  # a chance coincidence: 1e-2 of one value at most, and the key is fixed
+        assert not seen & set(
+            drawn.tolist()
+        )  # a chance coincidence: 1e-2 of one value at most, and the key is fixed
         seen |= set(drawn.tolist())
 
 
@@ -152,17 +156,27 @@ def test_a_failure_on_any_thread_reaches_the_caller_and_ends_all(monkeypatch):
         take(source, count=5000)
     monkeypatch.setattr(InNumpy, "add", real)
     lost, drawn = take(twin, count=5000), take(source, count=5000)
-    assert torch.equal(drawn, take(twin, count=5000)) and not set(lost.tolist()) & set(drawn.tolist())
+    assert torch.equal(drawn, take(twin, count=5000)) and not set(lost.tolist()) & set(
+        drawn.tolist()
+    )
 
 
 class Interrupted:
-    """Threads that draw or add nothing before they are shut down; the one who asks is interrupted after a while."""
+    """Threads that draw or add nothing before they are shut down; the one who asks is interrupted
+    after a while.
+    """
 
     def __init__(self, monkeypatch, step, submitted):
-        """Let a step of the kernels wait, on other threads, and submitting raise when so much was submitted."""
+        """Let a step of the kernels wait, on other threads, and submitting raise when so much was
+        submitted.
+        """
         self.futures, self.rooms, self.begun = [], [], 0
         self.gate, self.entered = threading.Event(), threading.Event()
-        submit, shutdown, real = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown, getattr(InNumpy, step)
+        submit, shutdown, real = (
+            ThreadPoolExecutor.submit,
+            ThreadPoolExecutor.shutdown,
+            getattr(InNumpy, step),
+        )
 
         def submitting(pool, function, *arguments):
             self.futures.append(submit(pool, function, *arguments))
@@ -181,15 +195,20 @@ class Interrupted:
 
         monkeypatch.setattr(InNumpy, step, waiting)
         monkeypatch.setattr(ThreadPoolExecutor, "submit", submitting)
-        monkeypatch.setattr(ThreadPoolExecutor, "shutdown", lambda *arguments, **options: (
-            self.gate.set(), shutdown(*arguments, **options)))
+        monkeypatch.setattr(
+            ThreadPoolExecutor,
+            "shutdown",
+            lambda *arguments, **options: (self.gate.set(), shutdown(*arguments, **options)),
+        )
 
     def touches(self, rooms):
         return any(np.shares_memory(one, other) for one in self.rooms for other in rooms)
 
 
 def test_an_interrupted_order_is_none_and_writes_into_no_room_that_is_used_again(monkeypatch):
-    """Fails if what was submitted and not noted down goes on, or if values are left without noise."""
+    """Fails if what was submitted and not noted down goes on, or if values are left without
+    noise.
+    """
     source, twin = noise(), noise()
     source.prefetch(1200, STDDEV, GRID)
     assert torch.equal(take(source), take(twin))  # the rooms of this order are the desk's
@@ -198,7 +217,10 @@ def test_an_interrupted_order_is_none_and_writes_into_no_room_that_is_used_again
         with pytest.raises(KeyboardInterrupt):
             source.prefetch(1200, STDDEV, GRID)
         assert source._desk._ordered is None and interrupted.gate.is_set()
-        assert [future.done() for future in interrupted.futures] == [True, True] and interrupted.begun == 1
+        assert [future.done() for future in interrupted.futures] == [
+            True,
+            True,
+        ] and interrupted.begun == 1
     take(twin)
     source.prefetch(1200, STDDEV, GRID)
     assert not interrupted.touches(source._desk._ordered.rooms)
@@ -206,7 +228,9 @@ def test_an_interrupted_order_is_none_and_writes_into_no_room_that_is_used_again
 
 
 def test_after_an_interrupted_delivery_nobody_adds_noise_any_more(monkeypatch):
-    """Fails if a helper that was not noted down may still add, or if those that were go on to the end."""
+    """Fails if a helper that was not noted down may still add, or if those that were go on to the
+    end.
+    """
     source, twin, values = noise(), noise(), torch.zeros(5000, dtype=torch.float64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     with monkeypatch.context() as patch:
@@ -234,7 +258,9 @@ def test_an_order_that_is_replaced_while_it_is_drawn_keeps_its_rooms(monkeypatch
         first.gate.set()
         take(twin)
         assert torch.equal(take(source), take(twin))
-    assert rooms and not any(np.shares_memory(one, other) for one in rooms for other in source._desk._rooms)
+    assert rooms and not any(
+        np.shares_memory(one, other) for one in rooms for other in source._desk._rooms
+    )
 
 
 def test_closing_ends_the_thread_and_the_noise_goes_on():
@@ -260,24 +286,33 @@ def test_a_forgotten_noise_leaves_no_thread():
 
 
 def test_the_interpreter_ends_with_an_order_open():
-    script = ("import torch; torch.set_num_threads(1)\n"
-              "from dpfy.noise import *; from dpfy.noise import desk\n"
-              "desk._cores = lambda: 2\n"
-              "noise = LatticeGaussian(SecureStream()); noise.prefetch(3_000_000, 1.0, lattice_step(1.0))\n")
+    script = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from dpfy.noise import *; from dpfy.noise import prefetch\n"
+        "prefetch._cores = lambda: 2\n"
+        "noise = LatticeGaussian(SecureStream()); noise.prefetch(3_000_000, 1.0, "
+        "lattice_step(1.0))\n"
+    )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300)
     assert ended.returncode == 0 and ended.stderr == b""
 
 
 def test_a_run_draws_ahead_releases_the_same_and_leaves_no_thread(monkeypatch):
     released, before, real = [], threads(), LatticeGaussian.prefetch
-    for cores in (0, 1, 2):  # nothing is drawn ahead, as nobody asks, or as torch has all cores; or everything is
+    for cores in (
+        0,
+        1,
+        2,
+    ):  # nothing is drawn ahead, as nobody asks, or as torch has all cores; or everything is
         monkeypatch.setattr(LatticeGaussian, "prefetch", real if cores else lambda *_: None)
         monkeypatch.setattr(prefetch, "_cores", lambda cores=cores: cores)
         model = nn.Linear(30, 40)
         opt = torch.optim.SGD(model.parameters(), lr=0.0)
         plan = dpfy.dpsgd(rate=1.0, divisor=4, steps=3, noise_multiplier=1.0)
         rows = TensorDataset(torch.ones(4, 30))
-        with dpfy.privatize(model, opt, rows, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
+        with dpfy.privatize(
+            model, opt, rows, plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+        ) as run:
             torch.nn.init.zeros_(model.weight)
             for batch in run:
                 found = run.release(lambda x, model=model: model(x).sum(1), batch).gradients
@@ -338,9 +373,13 @@ def test_a_device_is_added_to_on_one_thread(monkeypatch):
     """Fails if helpers take what a device adds in the order of the thread that asks."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     taken = []
-    monkeypatch.setattr(InNumpy, "draw_and_add", lambda *_: taken.append(threading.current_thread()))
+    monkeypatch.setattr(
+        InNumpy, "draw_and_add", lambda *_: taken.append(threading.current_thread())
+    )
     values = torch.empty(3000, dtype=torch.float64, device="meta")
-    prefetch.NoisePrefetcher().deliver(Vector([Piece(0, values)], 1.0, 1.0), 48.7, SecureStream(insecure_test_key=1))
+    prefetch.NoisePrefetcher().deliver(
+        Vector([Piece(0, values)], 1.0, 1.0), 48.7, SecureStream(insecure_test_key=1)
+    )
     assert set(taken) == {threading.current_thread()} and len(taken) == 6
 
 

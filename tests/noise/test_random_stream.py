@@ -27,7 +27,9 @@ def test_words_are_the_counter_mode_key_stream():
 def test_chacha20_is_used_without_aes_instructions(monkeypatch):
     monkeypatch.setattr(random_stream, "_HAS_AES", False)
     key = hashlib.sha256(b"dpfy noise:int9").digest()
-    expected = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(80_000))
+    expected = (
+        Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(80_000))
+    )
     assert SecureStream(insecure_test_key=9).words(10_000).tobytes() == expected
 
 
@@ -37,18 +39,28 @@ def test_how_words_are_asked_for_does_not_change_them():
     assert (together == SecureStream(insecure_test_key=2).words(54_577)).all()
 
 
-@pytest.mark.parametrize("make", [
-    lambda: SecureStream(), lambda: SecureStream(insecure_test_key=1), lambda: SecureStream(insecure_test_key=2),
-    lambda: SecureStream(insecure_test_key=b"1"), lambda: SecureStream(insecure_test_key=1, purpose="sampling"),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SecureStream(),
+        lambda: SecureStream(insecure_test_key=1),
+        lambda: SecureStream(insecure_test_key=2),
+        lambda: SecureStream(insecure_test_key=b"1"),
+        lambda: SecureStream(insecure_test_key=1, purpose="sampling"),
+    ],
+)
 def test_streams_of_different_keys_and_purposes_share_no_word(make):
     assert not set(make().words(1000)) & set(SecureStream(insecure_test_key=3).words(1000))
-    assert not set(make().words(1000)) & set(SecureStream(insecure_test_key=3, purpose="sampling").words(1000))
+    assert not set(make().words(1000)) & set(
+        SecureStream(insecure_test_key=3, purpose="sampling").words(1000)
+    )
     assert not set(SecureStream().words(1000)) & set(make().words(1000))
 
 
 def test_noise_and_sampling_differ_under_one_test_key():
-    noise, sampling = (SecureStream(insecure_test_key=1, purpose=purpose) for purpose in ("noise", "sampling"))
+    noise, sampling = (
+        SecureStream(insecure_test_key=1, purpose=purpose) for purpose in ("noise", "sampling")
+    )
     assert not set(noise.words(1000)) & set(sampling.words(1000))
 
 
@@ -56,7 +68,10 @@ def test_a_split_stream_shares_no_word_and_remembers_where_its_key_came_from():
     stream = SecureStream(insecure_test_key=1)
     first, second = stream.split(), stream.split()
     assert len({*stream.words(500), *first.words(500), *second.words(500)}) == 1500
-    assert first.key_source == "insecure test key" and SecureStream().split().key_source == "operating system"
+    assert (
+        first.key_source == "insecure test key"
+        and SecureStream().split().key_source == "operating system"
+    )
     again = SecureStream(insecure_test_key=1).split()
     assert (again.words(3) == SecureStream(insecure_test_key=1).split().words(3)).all()
 
@@ -66,7 +81,10 @@ def test_a_forked_child_never_repeats_the_parent_or_a_sibling(key):
     stream = SecureStream(insecure_test_key=key)
     stream.words(3)  # in the middle of a block
     children = [in_child(lambda: stream.words(500).tobytes()) for _ in range(2)]
-    words = [set(stream.words(500)), *(set(np.frombuffer(data, dtype=np.uint64)) for data in children)]
+    words = [
+        set(stream.words(500)),
+        *(set(np.frombuffer(data, dtype=np.uint64)) for data in children),
+    ]
     assert not words[0] & words[1] and not words[0] & words[2] and not words[1] & words[2]
 
 
@@ -79,13 +97,21 @@ def test_a_reused_process_id_does_not_hide_a_fork(monkeypatch):
 
 def test_the_child_of_a_test_stream_still_calls_itself_insecure():
     stream = SecureStream(insecure_test_key=5)
-    assert in_child(lambda: (stream.words(1), stream.key_source)[1].encode()) == b"insecure test key"
+    assert (
+        in_child(lambda: (stream.words(1), stream.key_source)[1].encode()) == b"insecure test key"
+    )
 
 
-@pytest.mark.parametrize("duplicate", [
-    copy.copy, copy.deepcopy, pickle.dumps, lambda stream: torch.save(stream, io.BytesIO()),
-    lambda stream: pickle.dumps({"nested": [stream]}, protocol=2),
-])
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        copy.copy,
+        copy.deepcopy,
+        pickle.dumps,
+        lambda stream: torch.save(stream, io.BytesIO()),
+        lambda stream: pickle.dumps({"nested": [stream]}, protocol=2),
+    ],
+)
 def test_a_stream_cannot_be_duplicated_or_saved(duplicate):
     with pytest.raises(InvalidArgument, match="cannot be copied, pickled or saved"):
         duplicate(SecureStream())
@@ -118,7 +144,9 @@ def test_the_streams_of_parts_are_told_apart_by_key_and_number(monkeypatch, aes)
     monkeypatch.setattr(random_stream, "_HAS_AES", aes)
     source = SecureStream(insecure_test_key=1)
     keys = [source.parts(), source.parts()]
-    drawn = [parts.stream(number).words(4000) for parts in keys for number in (0, 1, 2, 255, 256, 2**40)]
+    drawn = [
+        parts.stream(number).words(4000) for parts in keys for number in (0, 1, 2, 255, 256, 2**40)
+    ]
     assert len(np.unique(drawn)) == 12 * 4000  # a chance collision: 1e-10
     assert np.array_equal(keys[0].stream(256).words(4000), drawn[4])
     assert len({parts.aes_key for parts in keys} - {None}) == (2 if aes else 0)
@@ -149,9 +177,14 @@ def test_bad_arguments():
         require_purpose(SecureStream(purpose="sampling"), "noise")
 
 
-@pytest.mark.parametrize("system, text, expected", [
-    ("Linux", "flags : fpu aes avx", True), ("Linux", "flags : fpu avx", False), ("Darwin", "", True),
-])
+@pytest.mark.parametrize(
+    "system, text, expected",
+    [
+        ("Linux", "flags : fpu aes avx", True),
+        ("Linux", "flags : fpu avx", False),
+        ("Darwin", "", True),
+    ],
+)
 def test_the_cipher_follows_the_processor(monkeypatch, system, text, expected):
     monkeypatch.setattr(random_stream.platform, "system", lambda: system)
     monkeypatch.setattr(random_stream.Path, "read_text", lambda self: text)

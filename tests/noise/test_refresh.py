@@ -1,4 +1,6 @@
-"""A machine that was restored from a snapshot, perhaps twice: its copies have one key until they draw fresh ones."""
+"""A machine that was restored from a snapshot, perhaps twice: its copies have one key until they
+draw fresh ones.
+"""
 
 import hashlib
 import os
@@ -21,6 +23,7 @@ GRID = lattice_step(1.0)
 @pytest.fixture
 def copies(monkeypatch):
     """Make what a function makes twice over, with the keys of one snapshot."""
+
     def make(one):
         made = []
         for _ in range(2):
@@ -35,7 +38,9 @@ def copies(monkeypatch):
 @pytest.mark.parametrize("aes", [True, False])
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_copies_go_apart_when_they_are_refreshed(monkeypatch, copies, purpose, aes):
-    """Without new entropy both would emit the same noise, and the difference of their releases be free of it."""
+    """Without new entropy both would emit the same noise, and the difference of their releases be
+    free of it.
+    """
     monkeypatch.setattr(random_stream, "_HAS_AES", aes)
     one, other = copies(lambda: SecureStream(purpose=purpose))
     before = one.words(500)
@@ -47,7 +52,9 @@ def test_copies_go_apart_when_they_are_refreshed(monkeypatch, copies, purpose, a
 
 @pytest.mark.parametrize("same", ["entropy", "clock"])
 def test_entropy_or_the_clock_is_enough_to_tell_copies_apart(monkeypatch, copies, same):
-    """The kernel's generator was restored as well and may give both the same bytes; clocks may be set alike."""
+    """The kernel's generator was restored as well and may give both the same bytes; clocks may be
+    set alike.
+    """
     one, other = copies(SecureStream)
     if same == "entropy":
         monkeypatch.setattr(os, "urandom", bytes)
@@ -59,7 +66,9 @@ def test_entropy_or_the_clock_is_enough_to_tell_copies_apart(monkeypatch, copies
 
 
 def test_the_new_key_is_secret_if_the_old_one_or_the_entropy_is(monkeypatch):
-    """Re-keying from the operating system alone would throw a good key away for bytes that somebody may know."""
+    """Re-keying from the operating system alone would throw a good key away for bytes that somebody
+    may know.
+    """
     monkeypatch.setattr(time, "time_ns", lambda: 7)
     one, other = SecureStream(), SecureStream()
     with monkeypatch.context() as known:
@@ -101,7 +110,11 @@ def test_a_child_that_was_forked_during_a_refresh_does_not_wait_for_it():
 def test_no_thread_of_a_child_draws_from_the_parent_s_key_while_another_replaces_it(monkeypatch):
     stream, parent = (SecureStream(insecure_test_key=5) for _ in range(2))
     stream._process = (0, 0)  # as in a forked child
-    drawn, second, sha256 = [], threading.Thread(target=lambda: drawn.append(stream.words(4))), hashlib.sha256
+    drawn, second, sha256 = (
+        [],
+        threading.Thread(target=lambda: drawn.append(stream.words(4))),
+        hashlib.sha256,
+    )
 
     def interrupted(data):
         if second.ident is None:
@@ -116,7 +129,9 @@ def test_no_thread_of_a_child_draws_from_the_parent_s_key_while_another_replaces
 
 
 def test_threads_that_draw_while_others_refresh_share_no_word():
-    """A key that is replaced in the middle of a call must not begin again, nor be used by two threads at once."""
+    """A key that is replaced in the middle of a call must not begin again, nor be used by two
+    threads at once.
+    """
     stream, drawn, failed = SecureStream(), [], []
 
     def work(refresh):

@@ -16,30 +16,39 @@ SPREAD = 32 * 1.7
 
 def draw(count, kernels=IN_NUMPY, key=1, spread=SPREAD):
     """Return reals in columns."""
-    return kernels.draw(np.empty(count), spread, SecureStream(insecure_test_key=key).parts()) * 2.0**-32
+    return (
+        kernels.draw(np.empty(count), spread, SecureStream(insecure_test_key=key).parts())
+        * 2.0**-32
+    )
 
 
 def slope_score(drawn, spread=SPREAD):
     """Return by how many standard errors the mean place within a column, counted outwards, is off.
 
-    The density falls by about one part in a hundred within a column; whoever takes it for constant is noticed.
-    """
+    The density falls by about one part in a hundred within a column; whoever takes it for constant
+    is noticed."""
     outwards = np.abs(drawn)
     edges = np.arange(0, 40 * spread)
     inside = np.diff(stats.norm.cdf(edges, scale=spread))
-    first_moment = spread**2 * -np.diff(stats.norm.pdf(edges, scale=spread))  # of |x| over each column
+    first_moment = spread**2 * -np.diff(
+        stats.norm.pdf(edges, scale=spread)
+    )  # of |x| over each column
     expected = 2 * float((first_moment - edges[:-1] * inside).sum())
     return ((outwards - np.floor(outwards)).mean() - expected) * math.sqrt(12 * len(drawn))
 
 
-# --- the verdicts -------------------------------------------------------------------------------------------------
+# --- the verdicts
+# ------
+
 
 def test_numpy_errs_by_less_than_2_to_the_minus_40():
     generator = np.random.default_rng(0)
     points = np.concatenate([generator.uniform(0, 18.6, 3000), 2.0 ** -np.arange(1, 60)])
     for point, value in zip(points, np.exp(-points), strict=True):
         with mpmath.workprec(200):
-            assert abs(mpmath.exp(-mpmath.mpf(float(point))) / mpmath.mpf(float(value)) - 1) < 2.0**-40
+            assert (
+                abs(mpmath.exp(-mpmath.mpf(float(point))) / mpmath.mpf(float(value)) - 1) < 2.0**-40
+            )
 
 
 @pytest.mark.parametrize("spread", [32.0, SPREAD, math.nextafter(64.0, 0.0)])
@@ -53,7 +62,9 @@ def test_points_at_the_curve_are_judged_in_more_digits():
     bell, generator = cover(SPREAD), np.random.default_rng(3)
     middle, level, height, expected = [], [], [], []
     for cell in map(int, generator.integers(-3 * 2**37, 3 * 2**37, 60)):
-        with mpmath.workprec(300):  # the real is the lower end of its cell; the point is beyond the reach of float64
+        with mpmath.workprec(
+            300
+        ):  # the real is the lower end of its cell; the point is beyond the reach of float64
             curve = mpmath.exp(-((mpmath.mpf(cell) / 2**32 / mpmath.mpf(SPREAD)) ** 2) / 2)
             off = int(generator.choice([-1, 1]))
             ordinate = curve * (1 + off * mpmath.mpf(2) ** -54) / mpmath.mpf(bell.height)
@@ -62,16 +73,29 @@ def test_points_at_the_curve_are_judged_in_more_digits():
         middle.append(cell + 0.5)
         expected.append(off > 0)
     stream = ScriptedStream([0] * 4000)
-    rectangle = (np.arange(len(middle)) + bell.certain).astype(np.uint16)  # which are at these levels, for once
-    assert rejection._above(np.array(middle), rectangle, np.array(height), replace(bell, level=np.array(level)),
-                        stream).tolist() == expected
+    rectangle = (np.arange(len(middle)) + bell.certain).astype(
+        np.uint16
+    )  # which are at these levels, for once
+    assert (
+        rejection._above(
+            np.array(middle),
+            rectangle,
+            np.array(height),
+            replace(bell, level=np.array(level)),
+            stream,
+        ).tolist()
+        == expected
+    )
     naive = (np.array(level) + np.array(height) * 2.0**-64) * bell.height > np.exp(
-        -0.5 * np.square(np.array(middle) / (SPREAD * 2.0**32)))
+        -0.5 * np.square(np.array(middle) / (SPREAD * 2.0**32))
+    )
     assert naive.tolist() != expected
     assert len(stream.script) < 4000 - 100
 
 
-# --- the law ------------------------------------------------------------------------------------------------------
+# --- the law
+# ------
+
 
 def test_points_above_the_curve_are_rejected(monkeypatch):
     assert abs(slope_score(draw(1 << 23))) < 5.5
@@ -101,21 +125,29 @@ def test_the_histogram_is_gaussian(kernels, spread):
     assert stats.chisquare(np.histogram(1.02 * drawn, edges)[0], expected).pvalue < 1e-6
 
 
-@pytest.mark.parametrize("count", [1, rejection.PART - 1, rejection.PART, rejection.PART + 1, 2 * rejection.PART + 500])
+@pytest.mark.parametrize(
+    "count", [1, rejection.PART - 1, rejection.PART, rejection.PART + 1, 2 * rejection.PART + 500]
+)
 def test_every_part_has_the_stream_of_its_number(kernels, count):
     """Fails if parts share words, or if one is left out, or overlaps another."""
     parts, drawn = SecureStream(insecure_test_key=1).parts(), draw(count, kernels)
     begins = range(0, count, rejection.PART)
-    expected = [rejection.draw_cells(min(rejection.PART, count - begin), SPREAD, parts.stream(number))
-                for number, begin in enumerate(begins)]
+    expected = [
+        rejection.draw_cells(min(rejection.PART, count - begin), SPREAD, parts.stream(number))
+        for number, begin in enumerate(begins)
+    ]
     assert np.array_equal(drawn, np.concatenate(expected) * 2.0**-32)
     assert len(np.unique(drawn)) == count  # a coincidence: 4e-3 of one value, and the key is fixed
 
 
-# --- the tail -----------------------------------------------------------------------------------------------------
+# --- the tail
+# ------
+
 
 def tail(strip, x, y, negative=False):
-    return rejection._draw_tail(cover(SPREAD), ScriptedStream([*[1] * strip, 2 * negative, x, y, *[0] * 8]))
+    return rejection._draw_tail(
+        cover(SPREAD), ScriptedStream([*[1] * strip, 2 * negative, x, y, *[0] * 8])
+    )
 
 
 def test_the_tail_goes_on_beyond_9_standard_deviations():
@@ -132,7 +164,12 @@ def test_points_of_the_tail_above_the_curve_are_rejected(strip):
     bell, x = cover(SPREAD), 2**61
     with mpmath.workprec(200):
         place = bell.reach + 32 * strip + mpmath.mpf(x) / 2**59
-        y = mpmath.exp(-((place / mpmath.mpf(SPREAD)) ** 2) / 2) / bell.height * 2 ** (15 + strip) * 2**64
+        y = (
+            mpmath.exp(-((place / mpmath.mpf(SPREAD)) ** 2) / 2)
+            / bell.height
+            * 2 ** (15 + strip)
+            * 2**64
+        )
     assert tail(strip, x, int(y * 0.999)) is not None
     assert tail(strip, x, int(y * 1.001)) is None
 
@@ -151,7 +188,15 @@ def test_the_tail_has_the_law_and_the_share_of_a_gaussian_beyond_the_columns():
 
 def test_the_last_rectangle_leads_to_the_tail(monkeypatch):
     monkeypatch.setattr(rejection, "_draw_tail", lambda *_: 123.5)
-    for height, expected in ((2**63, True), (2**63 + 2**56 - 1, True), (2**63 + 2**56, False), (0, False)):
-        room, words = np.zeros(1), [(RECTANGLES - 1) << 32, height]  # four bytes of a place, two of a rectangle
+    for height, expected in (
+        (2**63, True),
+        (2**63 + 2**56 - 1, True),
+        (2**63 + 2**56, False),
+        (0, False),
+    ):
+        room, words = (
+            np.zeros(1),
+            [(RECTANGLES - 1) << 32, height],
+        )  # four bytes of a place, two of a rectangle
         rejected = rejection._draw(room, cover(SPREAD), ScriptedStream(words))
         assert (room[0] == 123.5, len(rejected) == 0) == (expected, expected)

@@ -28,7 +28,9 @@ def iterate(opt, weight, *gradients):
 @settings(max_examples=40)
 @given(numbers, numbers, numbers, st.floats(0.01, 2.0), st.floats(0.05, 5.0))
 def test_an_iteration_is_the_published_one(start, first, second, rate, tolerance):
-    """Algorithm 1, written down once more: a wrong half, norm, limit or place to return to differs here."""
+    """Algorithm 1, written down once more: a wrong half, norm, limit or place to return to differs
+    here.
+    """
     theta, g1, g2 = (torch.tensor(each, dtype=torch.float64) for each in (start, first, second))
     whole, halfway = theta - rate * g1, theta - rate / 2 * g1
     arrived = halfway - rate / 2 * g2
@@ -36,7 +38,11 @@ def test_an_iteration_is_the_published_one(start, first, second, rate, tolerance
     weight = nn.Parameter(theta.clone())
     opt = ADADP([weight], rate, tolerance=tolerance, least=0.8, most=1.5)
     iterate(opt, weight, first)
-    assert torch.allclose(weight, halfway, rtol=1e-12, atol=1e-12) and opt.halfway and opt.learning_rate == rate
+    assert (
+        torch.allclose(weight, halfway, rtol=1e-12, atol=1e-12)
+        and opt.halfway
+        and opt.learning_rate == rate
+    )
     iterate(opt, weight, second)
     if error > tolerance * (1 + 1e-9):
         assert torch.equal(weight, theta)
@@ -71,7 +77,9 @@ def test_groups_share_one_error_and_keep_their_own_rates():
         a.grad, b.grad = (torch.tensor([gradient]) for gradient in gradients)
         opt.step()
     assert a.item() == 0.0  # off by 3: back to the start
-    assert [group["lr"] * group["found"] for group in opt.param_groups] == pytest.approx([0.9, 0.09])
+    assert [group["lr"] * group["found"] for group in opt.param_groups] == pytest.approx(
+        [0.9, 0.09]
+    )
 
 
 def test_a_parameter_without_gradient_stays():
@@ -94,7 +102,9 @@ def test_a_checkpoint_halfway_forgets_nothing():
     assert resumed.learning_rate == opt.learning_rate == pytest.approx(0.45)
 
 
-@pytest.mark.parametrize("options", [{"lr": 0.0}, {"tolerance": 0.0}, {"least": 1.1}, {"most": 0.9}])
+@pytest.mark.parametrize(
+    "options", [{"lr": 0.0}, {"tolerance": 0.0}, {"least": 1.1}, {"most": 0.9}]
+)
 def test_settings_outside_their_domain_are_refused(options):
     with pytest.raises(dpfy.InvalidArgument):
         ADADP([nn.Parameter(torch.zeros(1))], **options)
@@ -105,14 +115,17 @@ def test_an_iteration_costs_two_steps_whether_it_is_kept_or_not():
     opt = ADADP(model.parameters(), 1.0, tolerance=1e-9)  # which keeps nothing
     before = model.weight.detach().clone()
     plan = dpfy.dpsgd(rate=0.5, divisor=4, steps=6, noise_multiplier=1.5)
-    with dpfy.privatize(model, opt, TensorDataset(torch.eye(3)), plan, dpfy.Ledger.in_memory(),
-                        insecure_test_key=1) as run:
+    with dpfy.privatize(
+        model, opt, TensorDataset(torch.eye(3)), plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+    ) as run:
         for batch in run:
             opt.zero_grad()
             run.backward(lambda x: model(x).squeeze(1), batch)
             opt.step()
         assert torch.equal(model.weight, before)
-        assert run.ledger.uses == (Repeated(Sampled(Poisson(0.5), (SumQuery(1.0, 1.5, "gradient"),)), 6),)
+        assert run.ledger.uses == (
+            Repeated(Sampled(Poisson(0.5), (SumQuery(1.0, 1.5, "gradient"),)), 6),
+        )
 
 
 def test_a_rate_that_is_far_too_small_grows_until_the_digits_are_learnt():
@@ -120,7 +133,9 @@ def test_a_rate_that_is_far_too_small_grows_until_the_digits_are_learnt():
     source, model = digits(), digits_mlp()
     opt = ADADP(model.parameters(), 0.05)
     plan = dpfy.dpsgd(records=1437, batch_size=512, steps=60, noise_multiplier=2.0)
-    with dpfy.privatize(model, opt, source.train, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
+    with dpfy.privatize(
+        model, opt, source.train, plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+    ) as run:
         for batch in run:
             opt.zero_grad()
             run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), batch)

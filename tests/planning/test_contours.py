@@ -19,7 +19,8 @@ def contour():
 
 
 def test_the_root_law_of_the_paper(contour):
-    # Tramèr & Boneh and Dörmann et al.: c ≈ 13 at ε = 3, δ = 1e-5, 60 epochs, over rates of Figure 2.
+    # Tramèr & Boneh and Dörmann et al.: c ≈ 13 at ε = 3, δ = 1e-5, 60 epochs, over rates of Figure
+    # 2.
     assert contour.root_law == pytest.approx(13, abs=0.25)
     assert list(contour.root_laws) == sorted(contour.root_laws, reverse=True)
     assert (contour.root_laws[0], contour.root_laws[-1]) == pytest.approx((21.6, 10.8), abs=0.1)
@@ -36,14 +37,17 @@ def test_a_contour_is_what_calibration_gives(contour):
 
 
 def test_the_first_conversion_gave_the_thirteen_at_full_batches():
-    # min over orders of T·α/(2σ²) + log(1/δ)/(α−1) is x²/2 + x√(2 log 1/δ) for x = √T/σ: c = 13.15 where PLD says 10.8.
+    # min over orders of T·α/(2σ²) + log(1/δ)/(α−1) is x²/2 + x√(2 log 1/δ) for x = √T/σ: c = 13.15
+    # where PLD says 10.8.
     log = math.log(1e5)
     x = math.sqrt(2 * log + 2 * 3.0) - math.sqrt(2 * log)
     assert math.sqrt(60) / x == pytest.approx(13.15, abs=0.01)
 
 
 def test_noise_in_the_mean_falls_as_one_over_the_batch_up_to_the_point_of_diminishing_returns():
-    curve = noise_over_batch(1.0, delta=1e-8, records=10**7, steps=10_000, batch_sizes=(500.0, 1000.0, 5e6, 1e7))
+    curve = noise_over_batch(
+        1.0, delta=1e-8, records=10**7, steps=10_000, batch_sizes=(500.0, 1000.0, 5e6, 1e7)
+    )
     first, second, third, last = curve.noise_in_mean
     assert curve.diminishing == 1e5
     assert first / second > 1.75  # a batch of twice the size has nearly half the noise

@@ -50,17 +50,27 @@ def test_steps_are_short_where_noise_is_large():
     assert first_run(20_000, parameters=80_000).learning_rate == pytest.approx(usual / 2, rel=0.05)
 
 
-@pytest.mark.parametrize(("data", "records", "parameters"), [
-    ("digits", 1437, 4810), ("mnist", 60_000, 26_010), ("adult", 32_561, 6_900)])
+@pytest.mark.parametrize(
+    ("data", "records", "parameters"),
+    [("digits", 1437, 4810), ("mnist", 60_000, 26_010), ("adult", 32_561, 6_900)],
+)
 def test_lengths_are_those_that_were_found_for_reference_data(data, records, parameters):
     known = recommended(data)
-    first = first_run(records, epochs=known["epochs"], batch_size=known["batch_size"], clip=known["clip"],
-                      parameters=parameters)
+    first = first_run(
+        records,
+        epochs=known["epochs"],
+        batch_size=known["batch_size"],
+        clip=known["clip"],
+        parameters=parameters,
+    )
     assert known["lr"] / 2 <= first.learning_rate <= 2 * known["lr"]
 
 
 def test_adam_does_not_care_for_the_product():
-    assert (first_run(1000, optimizer="adam").learning_rate, first_run(1000, optimizer="adam").clip) == (1e-3, 0.1)
+    assert (
+        first_run(1000, optimizer="adam").learning_rate,
+        first_run(1000, optimizer="adam").clip,
+    ) == (1e-3, 0.1)
 
 
 def test_the_average_spans_a_tenth_of_the_steps():
@@ -69,7 +79,14 @@ def test_the_average_spans_a_tenth_of_the_steps():
 
 
 def test_what_the_user_said_stays_and_the_rest_is_filled_in():
-    said = {"data": "own:load", "records": 5000, "clip": 0.5, "ema": 0.0, "momentum": 0.0, "epochs": 3.0}
+    said = {
+        "data": "own:load",
+        "records": 5000,
+        "clip": 0.5,
+        "ema": 0.0,
+        "momentum": 0.0,
+        "epochs": 3.0,
+    }
     config = completed(TrainConfig(**said))
     assert {name: getattr(config, name) for name in said} == said
     assert config.learning_rate == pytest.approx(0.14) and config.batch_size == 50
@@ -78,7 +95,13 @@ def test_what_the_user_said_stays_and_the_rest_is_filled_in():
 
 def test_reference_data_keep_their_own_settings():
     config = completed(TrainConfig(data="mnist"))
-    assert (config.epochs, config.batch_size, config.clip, config.learning_rate, config.ema) == (5, 1024, 0.1, 4.0, 0.0)
+    assert (config.epochs, config.batch_size, config.clip, config.learning_rate, config.ema) == (
+        5,
+        1024,
+        0.1,
+        4.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("records", [1, 1000, 60_000, 99_999, 100_000, 100_001, 10**6, 10**9])
@@ -95,20 +118,35 @@ def test_a_delta_that_nobody_gave_is_below_one_in_the_declared_number(records):
 def test_a_delta_that_was_given_stays():
     for delta in (1e-3, 1e-7, "auto"):
         assert completed(TrainConfig(data="own:load", records=10**6, delta=delta)).delta == delta
-    assert completed(TrainConfig.from_mapping({"records": 10**6, "delta": 1e-5})).delta == 1e-5  # as older runs saved
+    assert (
+        completed(TrainConfig.from_mapping({"records": 10**6, "delta": 1e-5})).delta == 1e-5
+    )  # as older runs saved
     assert f'value="{math.log10(1e-4):.6f}"' in interactive(records=10**6, delta=1e-4)
 
 
 def test_reference_data_have_few_enough_records_for_the_usual_delta():
-    # A larger one among them would need its number where nothing has been loaded yet; these have at most 60,000.
+    # A larger one among them would need its number where nothing has been loaded yet; these have at
+    # most 60,000.
     assert all(completed(TrainConfig(data=name)).delta == 1e-5 for name in reference_data.NAMES)
-    assert set(reference_data.NAMES) == {"digits", "mnist", "fashion-mnist", "cifar-10", "imdb", "adult"}
+    assert set(reference_data.NAMES) == {
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "cifar-10",
+        "imdb",
+        "adult",
+    }
 
 
 def test_a_search_settles_the_delta_of_its_trials():
     # Left open, it would be no number where the budget of the search is declared.
     records = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
-    base = TrainConfig(data="own", records=10**6, batch_size=1000, epochs=1, clip=1.0, learning_rate=0.1)
-    search = _Search(TuneConfig(base, Space.parse(["clip=0.5,1"]), epsilon=3.0),
-                     Objects(lambda: nn.Linear(4, 2), records, records, None), None)
+    base = TrainConfig(
+        data="own", records=10**6, batch_size=1000, epochs=1, clip=1.0, learning_rate=0.1
+    )
+    search = _Search(
+        TuneConfig(base, Space.parse(["clip=0.5,1"]), epsilon=3.0),
+        Objects(lambda: nn.Linear(4, 2), records, records, None),
+        None,
+    )
     assert search.budget.delta == search.base.delta == default_delta(10**6)

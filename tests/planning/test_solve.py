@@ -11,7 +11,9 @@ GIVEN = {"epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 2.0, "rate": 0.02, "
 
 
 def claim(found):
-    run = Repeated(Sampled(Poisson(found.rate), (SumQuery(1.0, found.noise_multiplier),)), found.steps)
+    run = Repeated(
+        Sampled(Poisson(found.rate), (SumQuery(1.0, found.noise_multiplier),)), found.steps
+    )
     return account(run, relation=found.relation).claim(found.delta)
 
 
@@ -21,17 +23,22 @@ def without(name, **others):
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_the_open_quantity_is_filled_in_and_the_claim_is_the_accountants(name):
-    # A solver that searched in the wrong direction, or returned the side of the bracket that exceeds the budget.
+    # A solver that searched in the wrong direction, or returned the side of the bracket that
+    # exceeds the budget.
     found = solve(**without(name))
     assert found.solved == name
     for given, value in without(name).items():
-        assert getattr(found, given) == (value if given != "epsilon" else pytest.approx(value, rel=2e-3))
+        assert getattr(found, given) == (
+            value if given != "epsilon" else pytest.approx(value, rel=2e-3)
+        )
     assert claim(found) <= 3.0 * (1 + 1e-12) or name in ("epsilon", "delta")
     if name not in ("delta",):
         assert found.epsilon == claim(found)
 
 
-@pytest.mark.parametrize(("name", "better"), [("noise_multiplier", 0.99), ("rate", 1.01), ("steps", 1.01)])
+@pytest.mark.parametrize(
+    ("name", "better"), [("noise_multiplier", 0.99), ("rate", 1.01), ("steps", 1.01)]
+)
 def test_nothing_much_better_would_do(name, better):
     found = solve(**without(name))
     tighter = getattr(found, name) * better
@@ -61,28 +68,42 @@ def test_a_solved_batch_is_whole_and_one_that_is_larger_would_cost_too_much(epoc
     batch = round(found.batch_size)
     assert found.batch_size == pytest.approx(batch) and found.epsilon <= 1.0
     if batch < 5000:
-        larger = solve(records=5000, batch_size=batch * 1.02 + 1, noise_multiplier=1.5, epochs=epochs, delta=1e-5)
+        larger = solve(
+            records=5000,
+            batch_size=batch * 1.02 + 1,
+            noise_multiplier=1.5,
+            epochs=epochs,
+            delta=1e-5,
+        )
         assert larger.epsilon > 1.0
 
 
 def test_a_rate_is_never_more_than_one():
-    assert solve(records=1000, noise_multiplier=1000.0, epochs=1, epsilon=3.0, delta=1e-5).rate == 1.0
+    assert (
+        solve(records=1000, noise_multiplier=1000.0, epochs=1, epsilon=3.0, delta=1e-5).rate == 1.0
+    )
 
 
 def test_the_relation_counts():
-    assert solve(**without("epsilon", relation="replace_one")).epsilon > solve(**without("epsilon")).epsilon
+    assert (
+        solve(**without("epsilon", relation="replace_one")).epsilon
+        > solve(**without("epsilon")).epsilon
+    )
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    (GIVEN, "none is"),
-    ({"epsilon": 3.0, "delta": 1e-5}, "noise_multiplier, rate, steps is"),
-    (without("epsilon", epochs=3), "not both"),
-    (without("rate", batch_size=10), "with records="),
-    (without("epsilon", delta=0.0), "delta"),
-    (without("epsilon", noise_multiplier=0.0), "noise_multiplier"),
-    (without("steps", noise_multiplier=0.2, rate=1.0), "single step"),
-    (without("rate", noise_multiplier=0.2, records=10), "Not even one"),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (GIVEN, "none is"),
+        ({"epsilon": 3.0, "delta": 1e-5}, "noise_multiplier, rate, steps is"),
+        (without("epsilon", epochs=3), "not both"),
+        (without("rate", batch_size=10), "with records="),
+        (without("epsilon", delta=0.0), "delta"),
+        (without("epsilon", noise_multiplier=0.0), "noise_multiplier"),
+        (without("steps", noise_multiplier=0.2, rate=1.0), "single step"),
+        (without("rate", noise_multiplier=0.2, records=10), "Not even one"),
+    ],
+)
 def test_what_cannot_be_solved_says_why(values, words):
     with pytest.raises(InvalidArgument, match=words):
         solve(**values)

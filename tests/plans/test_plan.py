@@ -21,30 +21,73 @@ def test_steps_rate_and_divisor_follow_from_the_declared_constants():
     assert dpfy.dpsgd(rate=0.1, divisor=7, steps=3).divisor == 7
 
 
-@pytest.mark.parametrize("options", [
-    {"clip": -1.0}, {"clip": math.nan}, {"clip": 0.0}, {"clip": math.inf}, {"noise_multiplier": -1.0},
-    {"noise_multiplier": math.nan}, {"records": 0}, {"records": -5}, {"records": 2.5}, {"batch_size": 0},
-    {"batch_size": 101}, {"batch_size": math.nan}, {"epochs": 0}, {"epochs": -1}, {"epochs": None},
-    {"steps": 5}, {"epochs": None, "steps": 0}, {"epochs": None, "steps": 1.5}, {"rate": 0.5},
-    {"batch_size": None}, {"batch_size": None, "rate": 1.4}, {"batch_size": None, "rate": -0.1},
-    {"batch_size": None, "rate": math.nan}, {"records": None}, {"records": None, "batch_size": None, "rate": 0.1},
-    {"divisor": 0}, {"divisor": math.inf}, {"unit": "planet"}, {"relation": "cousins"}, {"clip": "1"}, {"clip": True},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": -1.0},
+        {"clip": math.nan},
+        {"clip": 0.0},
+        {"clip": math.inf},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": math.nan},
+        {"records": 0},
+        {"records": -5},
+        {"records": 2.5},
+        {"batch_size": 0},
+        {"batch_size": 101},
+        {"batch_size": math.nan},
+        {"epochs": 0},
+        {"epochs": -1},
+        {"epochs": None},
+        {"steps": 5},
+        {"epochs": None, "steps": 0},
+        {"epochs": None, "steps": 1.5},
+        {"rate": 0.5},
+        {"batch_size": None},
+        {"batch_size": None, "rate": 1.4},
+        {"batch_size": None, "rate": -0.1},
+        {"batch_size": None, "rate": math.nan},
+        {"records": None},
+        {"records": None, "batch_size": None, "rate": 0.1},
+        {"divisor": 0},
+        {"divisor": math.inf},
+        {"unit": "planet"},
+        {"relation": "cousins"},
+        {"clip": "1"},
+        {"clip": True},
+    ],
+    ids=str,
+)
 def test_values_outside_their_domain_are_one_clear_error(options):
     with pytest.raises(dpfy.InvalidArgument) as caught:
         dpfy.dpsgd(**{"records": 100, "batch_size": 10, "epochs": 1, **options})
     assert len(str(caught.value)) > 20
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (1, 0),
-                                                (1, 1), (1, -1e-5), (1, math.nan), (1, "soon"), ("1", 1e-5)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [
+        (0, 1e-5),
+        (-1, 1e-5),
+        (math.nan, 1e-5),
+        (math.inf, 1e-5),
+        (1, 0),
+        (1, 1),
+        (1, -1e-5),
+        (1, math.nan),
+        (1, "soon"),
+        ("1", 1e-5),
+    ],
+)
 def test_targets_outside_their_domain_are_refused(epsilon, delta):
     with pytest.raises(dpfy.InvalidArgument):
         dpfy.dpsgd(records=100, batch_size=10, epochs=1).calibrate(epsilon=epsilon, delta=delta)
 
 
 def test_calibration_reaches_the_target_and_never_exceeds_it():
-    plan = dpfy.dpsgd(records=60_000, batch_size=256, epochs=10, clip=1.0).calibrate(epsilon=3.0, delta=1e-5)
+    plan = dpfy.dpsgd(records=60_000, batch_size=256, epochs=10, clip=1.0).calibrate(
+        epsilon=3.0, delta=1e-5
+    )
     assert plan.budget == dpfy.Budget(3.0, 1e-5)
     assert 2.99 < dpfy.account(plan).epsilon(1e-5).upper <= 3.0
 
@@ -73,9 +116,15 @@ def test_an_uncalibrated_plan_has_no_event():
         _ = dpfy.dpsgd(records=1000, batch_size=100, steps=5).event
 
 
-@pytest.mark.parametrize("make", [
-    lambda plan: GaussianFilter(1.0), lambda plan: DominatedBy(plan.envelope),
-    lambda plan: RenyiFilter.tuned(2.0, 1e-5, to=plan.envelope)], ids=["gaussian", "dominated", "renyi"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda plan: GaussianFilter(1.0),
+        lambda plan: DominatedBy(plan.envelope),
+        lambda plan: RenyiFilter.tuned(2.0, 1e-5, to=plan.envelope),
+    ],
+    ids=["gaussian", "dominated", "renyi"],
+)
 def test_a_filter_takes_the_place_of_the_budget_and_survives_json(make):
     plan = dpfy.dpsgd(records=1000, batch_size=100, steps=5).calibrate(epsilon=5.0, delta=1e-3)
     filtered = plan.under(make(plan))

@@ -1,4 +1,6 @@
-"""DP-AGD: the published walk through the budget, with choices made by hand, and a run that learns."""
+"""DP-AGD: the published walk through the budget, with choices made by hand, and a run that
+learns.
+"""
 
 import math
 
@@ -34,10 +36,14 @@ def costs(ledger):
     """ρ of every event: 1/2z² of sums, ε²/8 of choices."""
     found = []
     for run in ledger.uses:
-        query, = run.event.queries
+        (query,) = run.event.queries
         assert run.event.adaptive and run.event.policy.rate == 1
         assert isinstance(query, SumQuery | ExponentialChoice)
-        rho = (query.l2_bound / query.stddev) ** 2 / 2 if isinstance(query, SumQuery) else query.largest_loss**2 / 8
+        rho = (
+            (query.l2_bound / query.stddev) ** 2 / 2
+            if isinstance(query, SumQuery)
+            else query.largest_loss**2 / 8
+        )
         found += [(type(query), rho)] * run.times
     return found
 
@@ -51,8 +57,11 @@ def test_the_events_are_those_of_the_published_walk(chosen):
     assert [each.step_size for each in taken] == pytest.approx([0.15, 0.0, 0.0, 0.1, 0.05])
     planned = 1 / (2 * 2.0**2)
     gradients = [1.0, 1.0, 0.5, 0.75, 2.25]  # 1.5 − 1, 2.25 − 1.5, then 2.25 anew
-    by_hand = [cost for gradient in gradients for cost in ((SumQuery, planned * gradient),
-                                                           (ExponentialChoice, planned * 0.3))]
+    by_hand = [
+        cost
+        for gradient in gradients
+        for cost in ((SumQuery, planned * gradient), (ExponentialChoice, planned * 0.3))
+    ]
     found = costs(descent.ledger)
     assert [kind for kind, _ in found] == [kind for kind, _ in by_hand]
     assert [rho for _, rho in found] == pytest.approx([rho for _, rho in by_hand], rel=1e-9)
@@ -107,8 +116,14 @@ def test_the_digits_are_learnt_without_a_learning_rate():
     plan = dpfy.dpsgd(records=1437, sampling="full", steps=25, controllers=[RecipeControlled()])
     plan = plan.calibrate(epsilon=8.0, delta=1e-5)
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
-    with dpfy.privatize(model, opt, source.train, plan, dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
-        taken = list(noisy_max(run, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), candidates=8))
+    with dpfy.privatize(
+        model, opt, source.train, plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+    ) as run:
+        taken = list(
+            noisy_max(
+                run, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), candidates=8
+            )
+        )
         assert run.spent(1e-5).upper <= 8.0
     x, y = source.test.tensors
     assert 10 <= len(taken) <= 25

@@ -13,7 +13,9 @@ class Faulty(list):
 
 
 def test_every_kind_of_bad_record_is_named():
-    records = Faulty([torch.ones(3), torch.full((3,), float("inf")), torch.ones(3), torch.ones(4), torch.ones(3)])
+    records = Faulty(
+        [torch.ones(3), torch.full((3,), float("inf")), torch.ones(3), torch.ones(4), torch.ones(3)]
+    )
     found = {finding.index: finding.problem for finding in inspect_records(records)}
     assert sorted(found) == [1, 2, 3]
     assert "infinite" in found[1] and "row 2 is malformed" in found[2] and "shape" in found[3]

@@ -1,4 +1,6 @@
-"""Users as the unit: whose rows are whose, which of them take part, and what one user can do to a release."""
+"""Users as the unit: whose rows are whose, which of them take part, and what one user can do to a
+release.
+"""
 
 from collections import Counter
 
@@ -25,12 +27,23 @@ GRID = 2.0**-40
 
 def seeds(count, key=3):
     """A column of words for each of ``count`` users."""
-    return torch.from_numpy(SecureStream(key, purpose="sampling").words(4 * count).astype(np.int64)).view(4, count)
+    return torch.from_numpy(
+        SecureStream(key, purpose="sampling").words(4 * count).astype(np.int64)
+    ).view(4, count)
 
 
 def users_plan(**options):
-    return dpfy.dpsgd(**{"rate": 1.0, "divisor": 1, "steps": 5, "clip": BOUND, "noise_multiplier": 0.0, "unit": "user",
-                         **options})
+    return dpfy.dpsgd(
+        **{
+            "rate": 1.0,
+            "divisor": 1,
+            "steps": 5,
+            "clip": BOUND,
+            "noise_multiplier": 0.0,
+            "unit": "user",
+            **options,
+        }
+    )
 
 
 class Rows(Dataset):
@@ -54,10 +67,22 @@ IDS = ["b", "a", "b", "c", "a", "b"]
 RANKS = [1, 0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize("unit_of", [
-    IDS, tuple(IDS), np.array(IDS), np.array(IDS, dtype=object), RANKS, np.array(RANKS, dtype=np.uint8),
-    torch.tensor(RANKS), lambda row: IDS[row], [each.encode() for each in IDS], [-5, -9, -5, 10**30, -9, -5],
-], ids=lambda given: type(given).__name__)
+@pytest.mark.parametrize(
+    "unit_of",
+    [
+        IDS,
+        tuple(IDS),
+        np.array(IDS),
+        np.array(IDS, dtype=object),
+        RANKS,
+        np.array(RANKS, dtype=np.uint8),
+        torch.tensor(RANKS),
+        lambda row: IDS[row],
+        [each.encode() for each in IDS],
+        [-5, -9, -5, 10**30, -9, -5],
+    ],
+    ids=lambda given: type(given).__name__,
+)
 def test_users_own_their_rows_in_order_whatever_says_so(unit_of):
     users = Users.of(unit_of, 6)
     assert [users.rows_of(user).tolist() for user in range(len(users))] == [[1, 4], [0, 2, 5], [3]]
@@ -77,7 +102,9 @@ def test_a_row_without_an_id_is_nobodys_and_stops_nothing():
 def test_one_user_more_leaves_the_others_in_the_same_order_with_the_same_rows(ids, extra, random):
     others = [each for each in ids if each != extra]
     with_extra = others + [extra] * 3
-    random.shuffle(with_extra)  # also where the rows stand does not matter, as long as a user's own keep their order
+    random.shuffle(
+        with_extra
+    )  # also where the rows stand does not matter, as long as a user's own keep their order
     numbered = {each: iter(range(len(with_extra))) for each in set(with_extra)}
     names = [(each, next(numbered[each])) for each in with_extra]
 
@@ -89,11 +116,19 @@ def test_one_user_more_leaves_the_others_in_the_same_order_with_the_same_rows(id
     assert [user for user in owned(names) if user[0][0] != extra] == without
 
 
-@pytest.mark.parametrize(("unit_of", "says"), [
-    ("user", "Got a str"), (5, "Got a int"), ([1, 2], "length is not that"), (np.zeros((3, 1), int), "with 2 axes"),
-    (torch.rand(3), "array of float32"), ([1.0, 2.0, 3.0], "No row has"), (lambda row: None, "No row has"),
-    (np.array([True, False, True]), "array of bool"),
-])
+@pytest.mark.parametrize(
+    ("unit_of", "says"),
+    [
+        ("user", "Got a str"),
+        (5, "Got a int"),
+        ([1, 2], "length is not that"),
+        (np.zeros((3, 1), int), "with 2 axes"),
+        (torch.rand(3), "array of float32"),
+        ([1.0, 2.0, 3.0], "No row has"),
+        (lambda row: None, "No row has"),
+        (np.array([True, False, True]), "array of bool"),
+    ],
+)
 def test_what_names_no_users_is_refused(unit_of, says):
     with pytest.raises(dpfy.InvalidArgument, match=says):
         Users.of(unit_of, 3)
@@ -113,13 +148,19 @@ def test_plan_and_unit_of_belong_together(started):
 
 # Which rows take part
 
+
 def test_rows_are_drawn_uniformly():
-    """χ² over the 35 ways to draw 3 of 7; false alarm 1e-9. The first rows, or with a bias of 30 %, would fail."""
+    """χ² over the 35 ways to draw 3 of 7; false alarm 1e-9. The first rows, or with a bias of 30 %,
+    would fail.
+    """
     stream = SecureStream(insecure_test_key=5, purpose="sampling")
     draws, limit = 14_000, chi2.isf(1e-9, 34)
 
     def distance(counts):
-        return sum((count - draws / 35) ** 2 for count in counts) / (draws / 35) + (35 - len(counts)) * draws / 35
+        return (
+            sum((count - draws / 35) ** 2 for count in counts) / (draws / 35)
+            + (35 - len(counts)) * draws / 35
+        )
 
     found = Counter(tuple(drawn_rows(7, 3, stream.words(4).tobytes())) for _ in range(draws))
     assert len(found) == 35 and distance(found.values()) < limit
@@ -155,43 +196,68 @@ def test_users_take_part_with_their_own_rows_up_to_the_cap(in_memory):
     for key in (1, 2):
         found, sizes = loaded(records.sample(torch.arange(4), seeds(4, key)), torch.arange(4))
         assert sorted(sizes) == [3, 5]
-        assert found[0] == [0, 1, 2] and found[2] == [53, 54, 55, 56, 57] and found[3] == [58, 59, 60]
+        assert (
+            found[0] == [0, 1, 2] and found[2] == [53, 54, 55, 56, 57] and found[3] == [58, 59, 60]
+        )
         assert len(set(found[1])) == 5 and all(3 <= row < 53 for row in found[1])
     again, _ = loaded(records.sample(torch.arange(4), seeds(4, 1)), torch.arange(4))
     assert again[1] != found[1]  # drawn anew with other seeds
 
 
 def test_the_rows_of_a_user_are_the_same_with_and_without_another_user():
-    """Rows drawn in one go for the whole sample, or a number of a row that others can shift, would fail."""
+    """Rows drawn in one go for the whole sample, or a number of a row that others can shift, would
+    fail.
+    """
     ids = [1] * 40 + [5] * 30 + [9] * 50
     rows, drawn = torch.arange(120.0).unsqueeze(1), seeds(3)
     everybody = UserRecords(TensorDataset(rows), None, 0, ids, 4).sample(torch.arange(3), drawn)
     kept = [row for row, each in enumerate(ids) if each != 5]
     rest = UserRecords(TensorDataset(rows[kept]), None, 0, [ids[row] for row in kept], 4).sample(
-        torch.arange(2), drawn[:, [0, 2]])
+        torch.arange(2), drawn[:, [0, 2]]
+    )
     (before, _), (after, _) = loaded(everybody, torch.arange(3)), loaded(rest, torch.arange(2))
     assert before[0] == after[0] and before[2] == after[1]
-    assert everybody.alone(2).arguments[0].flatten().tolist() == before[2]  # the same rows at a second try
+    assert (
+        everybody.alone(2).arguments[0].flatten().tolist() == before[2]
+    )  # the same rows at a second try
 
 
 def test_the_users_of_a_sample_choose_by_the_seeds_that_they_drew():
-    # Seeds that went to others, such as by their place in the sample, would leave somebody without one.
-    records = UserRecords(TensorDataset(torch.arange(120.0).unsqueeze(1)), None, 0, np.arange(120) // 30, 4)
+    # Seeds that went to others, such as by their place in the sample, would leave somebody without
+    # one.
+    records = UserRecords(
+        TensorDataset(torch.arange(120.0).unsqueeze(1)), None, 0, np.arange(120) // 30, 4
+    )
     drawn = seeds(2)
     found, _ = loaded(records.sample(torch.tensor([1, 3]), drawn), torch.tensor([1, 3]))
     for user, column in zip((1, 3), drawn.t(), strict=True):
-        assert found[user] == [30 * user + row for row in drawn_rows(30, 4, column.numpy().tobytes())]
+        assert found[user] == [
+            30 * user + row for row in drawn_rows(30, 4, column.numpy().tobytes())
+        ]
 
 
 def test_rows_that_do_not_load_or_fit_are_left_out_of_their_user_alone():
     long, short = torch.ones(2), torch.ones(1)
-    rows = [OSError(), short, short,  # two rows are left
-            long, short, short,  # most are short
-            OSError(), OSError(), OSError(),  # nothing is left
-            long, short, short]
+    rows = [
+        OSError(),
+        short,
+        short,  # two rows are left
+        long,
+        short,
+        short,  # most are short
+        OSError(),
+        OSError(),
+        OSError(),  # nothing is left
+        long,
+        short,
+        short,
+    ]
     records = UserRecords(Rows(rows), None, 0, np.arange(12) // 3, 3)
-    found = {index: (each.chunk.rows, each.chunk.arguments[0].shape[1:])
-             for each in records.chunks([torch.arange(4)]) for index in each.indices}
+    found = {
+        index: (each.chunk.rows, each.chunk.arguments[0].shape[1:])
+        for each in records.chunks([torch.arange(4)])
+        for index in each.indices
+    }
     assert found == {0: (2, (1,)), 1: (2, (1,)), 3: (2, (1,))}
     assert records.alone(2) is None and records.alone(1).rows == 2
 
@@ -201,21 +267,34 @@ def test_which_shape_a_user_has_is_not_decided_by_others(before):
     # The first shape that is seen in the sample would be that of somebody else's row.
     somebody, rows = torch.ones(before), [torch.ones(2), torch.ones(1)]
     records = UserRecords(Rows([somebody, *rows]), None, 0, [0, 1, 1], 3)
-    shapes = {index: each.chunk.arguments[0].shape[1:]
-              for each in records.chunks([torch.arange(2)]) for index in each.indices}
+    shapes = {
+        index: each.chunk.arguments[0].shape[1:]
+        for each in records.chunks([torch.arange(2)])
+        for index in each.indices
+    }
     assert shapes[1] == (2,)
 
 
 def test_rows_that_are_not_as_declared_are_left_out_of_their_user_alone():
-    rows = [torch.ones(7), torch.ones(2), torch.ones(1), torch.ones(2, dtype=torch.long), torch.ones(7)]
+    rows = [
+        torch.ones(7),
+        torch.ones(2),
+        torch.ones(1),
+        torch.ones(2, dtype=torch.long),
+        torch.ones(7),
+    ]
     records = UserRecords(Rows(rows), None, 0, [0, 0, 1, 1, 2], 3, Chunk((torch.zeros(1, 2),), 1))
-    found = {index: (each.chunk.rows, each.chunk.arguments[0].shape[1:])
-             for each in records.chunks([torch.arange(3)]) for index in each.indices}
+    found = {
+        index: (each.chunk.rows, each.chunk.arguments[0].shape[1:])
+        for each in records.chunks([torch.arange(3)])
+        for index in each.indices
+    }
     assert found == {0: (1, (2,)), 1: (1, (1,))}
     assert records.alone(2) is None
 
 
 # What a user can do to a release
+
 
 def test_a_release_is_the_sum_of_clipped_means(started):
     x = torch.tensor([[0.1, 0, 0], [0.3, 0, 0], [0, 9, 0], [0, 0, 8], [0, 0, -8], [0, 0, 0.4]])
@@ -230,25 +309,45 @@ def test_every_engine_releases_the_same_for_users_of_all_sizes(started, engine):
     means = torch.stack([x[ids == each].mean(0) for each in ids.unique()])
     expected = (means * (BOUND / means.norm(dim=1)).clamp(max=1).unsqueeze(1)).sum(0)
     model = nn.Linear(WIDTH, 1, bias=False)
-    s = started(x, plan=users_plan(), model=model, unit_of=ids, rows_per_user=40, engine=engine, max_physical_batch=64)
+    s = started(
+        x,
+        plan=users_plan(),
+        model=model,
+        unit_of=ids,
+        rows_per_user=40,
+        engine=engine,
+        max_physical_batch=64,
+    )
     found = s.release(lambda x: model(x).squeeze(1))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def test_a_user_of_many_huge_rows_moves_a_release_by_at_most_the_bound(started):
-    # The same key: what both data sets share draws the same coins when the extra user has the last id.
+    # The same key: what both data sets share draws the same coins when the extra user has the last
+    # id.
     x = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(1))
     ids = [0, 0, 1, 2, 2, 2, 3, 4, 5, 5, 6, 7]
-    released = [started(torch.cat([x, torch.full((rows, WIDTH), 1e6)]), plan=users_plan(),
-                        unit_of=ids + [8] * rows).release() for rows in (0, 1, 100)]
+    released = [
+        started(
+            torch.cat([x, torch.full((rows, WIDTH), 1e6)]),
+            plan=users_plan(),
+            unit_of=ids + [8] * rows,
+        ).release()
+        for rows in (0, 1, 100)
+    ]
     for other in released[1:]:
         assert 0.99 * BOUND < float((other - released[0]).norm()) <= BOUND * (1 + 1e-5)
 
 
 def test_bad_rows_of_a_user_leave_the_others_as_they_are(started):
-    """A row that is not finite or that the loss cannot take makes its user contribute nothing; one that does not load
-    is missing from the mean."""
-    ones, nan, raising = torch.ones(WIDTH), torch.full((WIDTH,), torch.nan), torch.full((WIDTH,), 13.0)
+    """A row that is not finite or that the loss cannot take makes its user contribute nothing; one
+    that does not load is missing from the mean.
+    """
+    ones, nan, raising = (
+        torch.ones(WIDTH),
+        torch.full((WIDTH,), torch.nan),
+        torch.full((WIDTH,), 13.0),
+    )
     model = Dot(WIDTH)
 
     def loss(x):
@@ -257,20 +356,32 @@ def test_bad_rows_of_a_user_leave_the_others_as_they_are(started):
         return model(x)
 
     data = Rows([0.1 * ones, OSError(), ones, nan, ones, raising, 0.2 * ones])
-    s = started(data, plan=users_plan(clip=100.0), model=model, unit_of=[0, 0, 1, 1, 2, 2, 3], engine="loop")
+    s = started(
+        data, plan=users_plan(clip=100.0), model=model, unit_of=[0, 0, 1, 1, 2, 2, 3], engine="loop"
+    )
     torch.testing.assert_close(s.release(loss), 0.3 * ones, rtol=0, atol=1e-4)
 
 
 def test_a_collate_function_pads_the_rows_of_a_user_to_one_length(started):
     rows = [torch.ones(length) for length in (1, 3, 2, 3)]
-    s = started(Rows(rows), plan=users_plan(clip=100.0), unit_of=[0, 0, 0, 1],
-                collate_fn=lambda some: torch.stack([nn.functional.pad(x, (0, WIDTH - len(x))) for x in some]))
+    s = started(
+        Rows(rows),
+        plan=users_plan(clip=100.0),
+        unit_of=[0, 0, 0, 1],
+        collate_fn=lambda some: torch.stack(
+            [nn.functional.pad(x, (0, WIDTH - len(x))) for x in some]
+        ),
+    )
     torch.testing.assert_close(s.release(), torch.tensor([2.0, 5 / 3, 4 / 3]), rtol=0, atol=1e-4)
 
 
 def test_workers_load_the_rows_of_users(started):
-    s = started(Rows([torch.full((WIDTH,), float(row)) for row in range(8)]), plan=users_plan(clip=100.0),
-                unit_of=np.arange(8) // 4, num_workers=1)
+    s = started(
+        Rows([torch.full((WIDTH,), float(row)) for row in range(8)]),
+        plan=users_plan(clip=100.0),
+        unit_of=np.arange(8) // 4,
+        num_workers=1,
+    )
     torch.testing.assert_close(s.release(), torch.full((WIDTH,), 7.0), rtol=0, atol=1e-3)
 
 
@@ -284,12 +395,16 @@ def test_slots_hold_means_over_users(started):
 def test_users_are_drawn_and_not_rows(started):
     """At rate 1/2 a user of 60 rows is there with all of its 4 in half of the steps.
 
-    The number of steps is Binomial(200, 1/2): |X − 100| < 36 has a false alarm below 1e-6; rows drawn by themselves
-    would be there in all steps.
-    """
+    The number of steps is Binomial(200, 1/2): |X − 100| < 36 has a false alarm below 1e-6; rows
+    drawn by themselves would be there in all steps."""
     x = torch.cat([torch.tensor([[1.0, 0, 0]]).repeat(60, 1), torch.tensor([[0, 1.0, 0]])])
-    s = started(x, plan=users_plan(rate=0.5, steps=200, clip=1.0), unit_of=[0] * 60 + [1], rows_per_user=4,
-                engine="loop")
+    s = started(
+        x,
+        plan=users_plan(rate=0.5, steps=200, clip=1.0),
+        unit_of=[0] * 60 + [1],
+        rows_per_user=4,
+        engine="loop",
+    )
     released = torch.stack([s.release() for _ in range(200)])
     there = (released[:, :2] > 0.5).sum(0)
     assert bool((((released[:, :2] - 1).abs() < 1e-5) | (released[:, :2].abs() < 1e-5)).all())
@@ -298,12 +413,20 @@ def test_users_are_drawn_and_not_rows(started):
 
 
 def test_all_rows_of_a_user_take_part_over_the_steps(started):
-    """Each of 6 rows is one of 2 in a step with probability 1/3; 80 steps miss one with probability 6·(2/3)^80 < 1e-13.
+    """Each of 6 rows is one of 2 in a step with probability 1/3; 80 steps miss one with probability
+    6·(2/3)^80 < 1e-13.
 
     The first rows in every step would fail.
     """
     x = torch.eye(6)
-    s = started(x, dimension=6, plan=users_plan(steps=80, clip=1.0), unit_of=[0] * 6, rows_per_user=2, engine="loop")
+    s = started(
+        x,
+        dimension=6,
+        plan=users_plan(steps=80, clip=1.0),
+        unit_of=[0] * 6,
+        rows_per_user=2,
+        engine="loop",
+    )
     released = torch.stack([s.release() for _ in range(80)])
     assert bool((released.sum(0) > 1).all())
     assert bool(((released > 0.4).sum(1) == 2).all())
@@ -311,7 +434,9 @@ def test_all_rows_of_a_user_take_part_over_the_steps(started):
 
 # Adversarial users, through loading and folding
 
-NUMBERS = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.0, 1e-30, 1e30, float("nan"), float("inf")]))
+NUMBERS = st.one_of(
+    st.floats(-1e3, 1e3, width=32), st.sampled_from([0.0, 1e-30, 1e30, float("nan"), float("inf")])
+)
 USER = st.lists(st.lists(NUMBERS, min_size=WIDTH, max_size=WIDTH), min_size=1, max_size=6)
 
 
@@ -320,11 +445,15 @@ def noiseless(users, drawn):
     model = Dot(WIDTH)
     engine = LoopEngine(model, dict(model.named_parameters()))
     ids = [name for name, rows in users.items() for _ in rows]
-    data = torch.tensor([row for rows in users.values() for row in rows], dtype=torch.float32).view(-1, WIDTH)
+    data = torch.tensor([row for rows in users.values() for row in rows], dtype=torch.float32).view(
+        -1, WIDTH
+    )
     order = torch.tensor(sorted(users), dtype=torch.long)
     records = UserRecords(TensorDataset(data), None, 0, ids, 3)
     total = torch.zeros(WIDTH, dtype=torch.float64)
-    for each in records.sample(torch.arange(len(users)), drawn[:, order]).chunks([torch.arange(len(users))]):
+    for each in records.sample(torch.arange(len(users)), drawn[:, order]).chunks(
+        [torch.arange(len(users))]
+    ):
         engine.bounded_sums(model, each.chunk, Clipping(clip_to(BOUND), GRID, (0,))).add_to([total])
     return total
 
@@ -340,7 +469,9 @@ def test_adding_or_removing_any_user_moves_the_sum_by_at_most_the_bound(users, d
 
 
 def test_the_unit_may_be_given_where_the_plan_is_bound():
-    """The ledger's header says what is protected, whoever said it; what protects users is never weakened."""
+    """The ledger's header says what is protected, whoever said it; what protects users is never
+    weakened.
+    """
     data, ids = TensorDataset(torch.rand(6, 3)), [0, 0, 0, 1, 1, 1]
     plan = dpfy.dpsgd(rate=1.0, divisor=2, steps=2, noise_multiplier=0.0)
     started = Started(data, plan=plan, unit="user", unit_of=ids)

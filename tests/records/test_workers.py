@@ -62,17 +62,28 @@ def test_keys_settle_all_generators_and_differ_by_index_and_key():
 def drawn(data, workers, key=1, parts=(ALL[:10], ALL[10:])):
     """What every record drew, by its index, in two passes."""
     records = Records(data, None, workers, None, SecureStream(key, purpose="training"))
-    passes = [{int(row[0]): tuple(row[1:].tolist()) for loaded in records.sample(ALL, ALL).chunks(parts)
-               for row in loaded.chunk.arguments[0]} for _ in range(2)]
+    passes = [
+        {
+            int(row[0]): tuple(row[1:].tolist())
+            for loaded in records.sample(ALL, ALL).chunks(parts)
+            for row in loaded.chunk.arguments[0]
+        }
+        for _ in range(2)
+    ]
     records.close()
     return passes
 
 
 def test_augmentation_is_the_same_with_and_without_workers_and_repeats_nowhere():
-    """Workers with a seed for the whole run would draw the same in two steps, or numbers that 2^32 trials find."""
+    """Workers with a seed for the whole run would draw the same in two steps, or numbers that 2^32
+    trials find.
+    """
     first, second = drawn(Augmented(), workers=0)
     assert drawn(Augmented(), workers=2) == [first, second]
-    assert len({number for each in (first, second) for drawn in each.values() for number in drawn}) == 2 * 24 * 3
+    assert (
+        len({number for each in (first, second) for drawn in each.values() for number in drawn})
+        == 2 * 24 * 3
+    )
     assert drawn(Augmented(), workers=0, key=2)[0] != first
     assert drawn(Augmented(), workers=0, key=None)[0] != drawn(Augmented(), workers=0, key=None)[0]
 
@@ -83,7 +94,9 @@ def seeding():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_record_that_draws_or_seeds_changes_nothing_for_others(workers):
-    """Generators that run on from one record to the next would let record 3 decide about all behind it."""
+    """Generators that run on from one record to the next would let record 3 decide about all behind
+    it.
+    """
     others, _ = drawn(Augmented(), workers)
     disturbed, _ = drawn(Augmented({3}, seeding), workers, parts=(ALL.flip(0),))
     assert {index for index in others if others[index] != disturbed[index]} == {3}
@@ -92,8 +105,12 @@ def test_a_record_that_draws_or_seeds_changes_nothing_for_others(workers):
 def test_masks_do_not_depend_on_what_loading_code_seeds(started):
     """With seeded masks one record more moved 64 others by 8 bounds."""
     model = Dot()
-    found = [started(data, model=model, engine="loop").release(lambda x: torch.nn.functional.dropout(model(x)))
-             for data in (Rows(), Rows(range(24), seeding))]
+    found = [
+        started(data, model=model, engine="loop").release(
+            lambda x: torch.nn.functional.dropout(model(x))
+        )
+        for data in (Rows(), Rows(range(24), seeding))
+    ]
     assert torch.equal(*found)
 
 
@@ -101,7 +118,11 @@ def crashing():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-DEEDS = {"exit": lambda: os._exit(1), "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "crash": crashing}
+DEEDS = {
+    "exit": lambda: os._exit(1),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crash": crashing,
+}
 
 
 @pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
@@ -136,7 +157,12 @@ class Together(Rows):
 def test_records_that_end_a_process_in_company_only_are_loaded_alone():
     records = Records(Together(), None, 1)
     found = list(records.chunks([ALL[:4]]))
-    assert [loaded.indices for loaded in found] in ([(0, 1, 2, 3)], [(0, 3)], [(0, 1, 3)], [(0, 2, 3)])
+    assert [loaded.indices for loaded in found] in (
+        [(0, 1, 2, 3)],
+        [(0, 3)],
+        [(0, 1, 3)],
+        [(0, 2, 3)],
+    )
     records.close()
 
 
@@ -154,8 +180,14 @@ class Typed(Rows):
 
     def __getitem__(self, index):
         row = self.rows[index]
-        return {"half": row.bfloat16(), "flag": row > 0, "none": row[:0], "complex": row.to(torch.complex64),
-                "text": str(index), "nested": [index, row.double()]}
+        return {
+            "half": row.bfloat16(),
+            "flag": row > 0,
+            "none": row[:0],
+            "complex": row.to(torch.complex64),
+            "text": str(index),
+            "nested": [index, row.double()],
+        }
 
 
 def test_fields_of_every_kind_pass_between_processes():
@@ -178,7 +210,9 @@ class Informed(Rows):
 
 def test_data_sets_can_ask_which_worker_they_are_in():
     records = Records(Informed(), None, 2)
-    found = torch.cat([loaded.chunk.arguments[0] for loaded in records.chunks(list(ALL[:4].split(1)))])
+    found = torch.cat(
+        [loaded.chunk.arguments[0] for loaded in records.chunks(list(ALL[:4].split(1)))]
+    )
     assert found.tolist() == [[0, 2, 24], [1, 2, 24]] * 2
     records.close()
 

@@ -32,7 +32,9 @@ def test_bounds_are_those_of_the_gaussian_and_no_attack_beats_them():
         assert reachable(mu, each.baseline) <= each.success < 1.02 * reachable(mu, each.baseline)
     for belief in found.beliefs:
         rates = [k / 2000 for k in range(2001)]
-        errors = [belief.prior * (1 - reachable(mu, fpr)) + (1 - belief.prior) * fpr for fpr in rates]
+        errors = [
+            belief.prior * (1 - reachable(mu, fpr)) + (1 - belief.prior) * fpr for fpr in rates
+        ]
         assert 1 - min(errors) <= belief.right + 1e-9
         assert belief.right < 1 - min(errors) + 1e-3
         assert belief.prior < belief.accused_rightly < 1
@@ -75,14 +77,17 @@ def test_an_honest_certificate_is_confirmed(published, capsys):
     assert "every number was computed again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("edit", [
-    lambda value: value["guarantee"].update(epsilon=value["guarantee"]["epsilon"] / 2),
-    lambda value: value["ledger"].update(head_hash="0" * 64),
-    lambda value: value["costs"]["attacks"].update(advantage=0.0),
-    lambda value: value.update(formal_statement="Perfectly private."),
-    lambda value: value["assumptions"].pop(),
-    lambda value: value.pop("tier"),
-])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda value: value["guarantee"].update(epsilon=value["guarantee"]["epsilon"] / 2),
+        lambda value: value["ledger"].update(head_hash="0" * 64),
+        lambda value: value["costs"]["attacks"].update(advantage=0.0),
+        lambda value: value.update(formal_statement="Perfectly private."),
+        lambda value: value["assumptions"].pop(),
+        lambda value: value.pop("tier"),
+    ],
+)
 def test_a_certificate_that_says_otherwise_is_refused(published, capsys, edit):
     path = published / "report.json"
     value = json.loads(path.read_text())

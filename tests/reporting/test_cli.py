@@ -25,7 +25,11 @@ def folder(make, tmp_path):
 
 def test_markdown_without_a_folder(folder):
     result = run(folder / "ledger.dpl", "--delta", "1e-3")
-    assert result.exit_code == 0 and result.stdout.startswith("# Privacy report") and "δ = 1e-3" in result.stdout
+    assert (
+        result.exit_code == 0
+        and result.stdout.startswith("# Privacy report")
+        and "δ = 1e-3" in result.stdout
+    )
 
 
 def test_delta_comes_from_the_budget(folder):
@@ -36,7 +40,9 @@ def test_files_and_declared_facts(folder, facts):
     (folder / "facts.json").write_text(json.dumps(facts.to_json()))
     out = folder / "out"
     result = run(folder, "--facts", folder / "facts.json", "--out", out)
-    assert result.stdout.split() == [str(out / name) for name in ("report.md", "report.json", "report.html")]
+    assert result.stdout.split() == [
+        str(out / name) for name in ("report.md", "report.json", "report.html")
+    ]
     assert json.loads((out / "report.json").read_text())["facts"] == facts.to_json()
 
 
@@ -51,5 +57,9 @@ def test_refusals(make, tmp_path):
     (tmp_path / "facts.json").write_text("{")
     assert isinstance(run(tmp_path).exception, InvalidArgument)
     assert "--delta" in str(run(tmp_path).exception)
-    assert "not JSON" in str(run(tmp_path, "--delta", "1e-5", "--facts", tmp_path / "facts.json").exception)
-    assert isinstance(run(tmp_path / "missing.dpl", "--delta", "1e-5").exception, LedgerError | OSError)
+    assert "not JSON" in str(
+        run(tmp_path, "--delta", "1e-5", "--facts", tmp_path / "facts.json").exception
+    )
+    assert isinstance(
+        run(tmp_path / "missing.dpl", "--delta", "1e-5").exception, LedgerError | OSError
+    )

@@ -19,18 +19,21 @@ def test_what_is_left_out_is_not_declared():
     assert facts.records_per_user_at_most_one is None
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"nmae": "x"}, "nmae"),
-    ({"name": 3}, "name=3"),
-    ({"records_per_user_at_most_one": "yes"}, "records_per_user_at_most_one"),
-    ({"hyperparameters": {"lr": float("nan")}}, "lr"),
-    ({"hyperparameters": {"lr": [1]}}, "lr"),
-    ({"hyperparameters": [1]}, "hyperparameters"),
-    ({"history": [(1, float("inf"))]}, "finite"),
-    ({"history": [(-1, 0.5)]}, "step"),
-    ({"history": [3]}, "pairs"),
-    ([], "list"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"nmae": "x"}, "nmae"),
+        ({"name": 3}, "name=3"),
+        ({"records_per_user_at_most_one": "yes"}, "records_per_user_at_most_one"),
+        ({"hyperparameters": {"lr": float("nan")}}, "lr"),
+        ({"hyperparameters": {"lr": [1]}}, "lr"),
+        ({"hyperparameters": [1]}, "hyperparameters"),
+        ({"history": [(1, float("inf"))]}, "finite"),
+        ({"history": [(-1, 0.5)]}, "step"),
+        ({"history": [3]}, "pairs"),
+        ([], "list"),
+    ],
+)
 def test_what_does_not_belong_is_named(wrong, message):
     with pytest.raises(InvalidArgument, match=message):
         RunFacts.from_json(wrong)

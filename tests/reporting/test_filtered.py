@@ -1,4 +1,6 @@
-"""A run under a filter: its limit is the guarantee, the odometer is a reading, and no format mixes the two up."""
+"""A run under a filter: its limit is the guarantee, the odometer is a reading, and no format mixes
+the two up.
+"""
 
 import json
 import math
@@ -24,7 +26,9 @@ def filled(rule, path=None, noises=(20.0, 30.0, 25.0), **header):
     """A ledger of steps whose noise was chosen from outputs."""
     declared = Header(**{"filter": rule.to_json(), "key_source": "operating system", **header})
     guard = rule.guard(declared.relation)
-    opened = Ledger.in_memory(guard, declared) if path is None else Ledger.open(path, guard, declared)
+    opened = (
+        Ledger.in_memory(guard, declared) if path is None else Ledger.open(path, guard, declared)
+    )
     with opened as ledger:
         for noise in noises:
             ledger.reserve(Sampled(Poisson(0.1), (SumQuery(1.0, noise),), adaptive=True))
@@ -46,22 +50,38 @@ def test_the_claim_is_the_filters_limit_however_little_was_spent(rule):
     assert result.verdict.private and result.costs.headline.interval == limit
     assert f"({epsilon_text(limit.upper)}, 1e-5)" in result.formal_statement
     assert report(filled(rule, noises=()), DELTA).costs.headline.interval == limit
-    assert 0.5 < result.costs.guess <= (math.exp(limit.upper) + DELTA) / (math.exp(limit.upper) + 1) * (1 + 1e-12)
+    assert (
+        0.5
+        < result.costs.guess
+        <= (math.exp(limit.upper) + DELTA) / (math.exp(limit.upper) + 1) * (1 + 1e-12)
+    )
     assert result.costs.guess <= (1 + account(ledger).delta(0.0).upper) / 2
 
 
 @by_name
 def test_the_reading_is_in_a_table_of_its_own_and_nowhere_else(rule, conforms):
     ledger = filled(rule)
-    result, reading = report(ledger, DELTA, RunFacts(history=[(1, 0.5), (3, 0.7)])), odometer(ledger, DELTA)
+    result, reading = (
+        report(ledger, DELTA, RunFacts(history=[(1, 0.5), (3, 0.7)])),
+        odometer(ledger, DELTA),
+    )
     value, text = result.to_json(), result.to_markdown()
     conforms(value)
     assert value["guarantee"]["scope"] == "filter"
-    assert value["costs"]["odometer"] == {"is_a_guarantee": False, "if_fixed_in_advance": reading.if_fixed_in_advance,
-                                          "at_delta": DELTA, "steps": 3, "used": reading.used}
+    assert value["costs"]["odometer"] == {
+        "is_a_guarantee": False,
+        "if_fixed_in_advance": reading.if_fixed_in_advance,
+        "at_delta": DELTA,
+        "steps": 3,
+        "used": reading.used,
+    }
     shown = epsilon_text(reading.if_fixed_in_advance)
     table = next(part for part in text.split("## ") if part.startswith("Odometer"))
-    assert "not guarantees" in table and shown in table and text.count(shown) == table.count(shown) == 1
+    assert (
+        "not guarantees" in table
+        and shown in table
+        and text.count(shown) == table.count(shown) == 1
+    )
     value["costs"].pop("odometer")
     assert str(reading.if_fixed_in_advance) not in json.dumps(value)
     assert value["costs"]["curve"]["epsilons"] == {} and "ε spent" not in text
@@ -113,11 +133,17 @@ def test_account_prints_the_limit_and_labels_the_reading(rule, tmp_path, capsys)
     ledger = filled(rule, tmp_path / "run.dpl")
     limit, reading = account(ledger).claim(DELTA), odometer(ledger, DELTA)
     lines = printed(capsys, "account", tmp_path / "run.dpl", "--delta", DELTA).splitlines()
-    assert len(lines) == 2 and f"({math.ceil(limit * 1e4) / 1e4:.4f}, 1e-05)" in lines[0] and "limit" in lines[0]
+    assert (
+        len(lines) == 2
+        and f"({math.ceil(limit * 1e4) / 1e4:.4f}, 1e-05)" in lines[0]
+        and "limit" in lines[0]
+    )
     assert lines[1].startswith("Odometer reading, not a guarantee")
     value = json.loads(printed(capsys, "account", tmp_path / "run.dpl", "--delta", DELTA, "--json"))
     assert value["epsilon"] == limit and value["envelope"] is None
-    assert value["odometer"]["used"] == reading.used and value["odometer"]["is_a_guarantee"] is False
+    assert (
+        value["odometer"]["used"] == reading.used and value["odometer"]["is_a_guarantee"] is False
+    )
 
 
 def test_report_takes_delta_from_the_filter(tmp_path, capsys):

@@ -48,15 +48,29 @@ def reports(good, make, facts):
     """One report of every kind."""
     silent = Sampled(Poisson(0.1), (SumQuery(1.0, 0.0),))
     return {
-        "good": good, "bare": report(make(), DELTA), "early": report(make(taken=9), DELTA, facts),
+        "good": good,
+        "bare": report(make(), DELTA),
+        "early": report(make(taken=9), DELTA, facts),
         "insecure": report(make(key_source="insecure test key"), DELTA, facts),
-        "infinite": report(make(event=silent), DELTA, facts), "replace": report(make(relation="replace_one"), DELTA),
-        "no plan": report(make(plan=None, registered=0), DELTA), "empty": report(make(taken=0), DELTA),
+        "infinite": report(make(event=silent), DELTA, facts),
+        "replace": report(make(relation="replace_one"), DELTA),
+        "no plan": report(make(plan=None, registered=0), DELTA),
+        "empty": report(make(taken=0), DELTA),
         "other plan": report(make(plan={"query": "x", "budget": 3, "records": "many"}), DELTA),
     }
 
 
-KINDS = ["good", "bare", "early", "insecure", "infinite", "replace", "no plan", "empty", "other plan"]
+KINDS = [
+    "good",
+    "bare",
+    "early",
+    "insecure",
+    "infinite",
+    "replace",
+    "no plan",
+    "empty",
+    "other plan",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,8 +84,12 @@ def test_json_follows_the_schema_and_is_strict(reports, conforms, kind):
 
 def test_the_schema_can_fail(good, conforms):
     value = good.to_json()
-    for broken in ({**value, "surprise": 1}, {**value, "verdict": {}}, {**value, "tier": {"number": 4, "text": ""}},
-                   {name: item for name, item in value.items() if name != "ledger"}):
+    for broken in (
+        {**value, "surprise": 1},
+        {**value, "verdict": {}},
+        {**value, "tier": {"number": 4, "text": ""}},
+        {name: item for name, item in value.items() if name != "ledger"},
+    ):
         with pytest.raises(AssertionError):
             conforms(broken)
 
@@ -120,14 +138,36 @@ def test_plots(reports):
     assert reports["good"].to_html().count("<svg") == 3
     assert reports["bare"].to_html().count("<svg") == 2
     assert reports["infinite"].to_html().count("<svg") == 0
-    assert "registered steps" in svg_of(reports["early"]) and "registered steps" not in svg_of(reports["good"])
-    assert all(label in svg_of(reports["good"]) for label in ("PLD", "RDP", "Steps reserved", "var(--pld)"))
+    assert "registered steps" in svg_of(reports["early"]) and "registered steps" not in svg_of(
+        reports["good"]
+    )
+    assert all(
+        label in svg_of(reports["good"]) for label in ("PLD", "RDP", "Steps reserved", "var(--pld)")
+    )
 
 
 def test_declared_text_cannot_become_markup(make):
-    words = dict.fromkeys(("name", "title", "dataset", "record", "released", "model", "engine", "isolation", "metric",
-                           "hyperparameter_selection", "public_data"), HOSTILE)
-    result = report(make(), DELTA, RunFacts(**words, hyperparameters={HOSTILE: HOSTILE}, history=[(1, 0.5), (2, 0.6)]))
+    words = dict.fromkeys(
+        (
+            "name",
+            "title",
+            "dataset",
+            "record",
+            "released",
+            "model",
+            "engine",
+            "isolation",
+            "metric",
+            "hyperparameter_selection",
+            "public_data",
+        ),
+        HOSTILE,
+    )
+    result = report(
+        make(),
+        DELTA,
+        RunFacts(**words, hyperparameters={HOSTILE: HOSTILE}, history=[(1, 0.5), (2, 0.6)]),
+    )
     page = Page(result.to_html())
     assert "script" not in page.tags and "<script>" in page.text
     markdown = result.to_markdown()
@@ -139,7 +179,9 @@ def test_declared_text_cannot_become_markup(make):
 
 def test_a_dollar_sign_in_the_metric_is_not_mathematics(make):
     # matplotlib would raise on an unfinished formula.
-    html = report(make(), DELTA, RunFacts(metric="cost in $ \\frac{", history=[(1, 0.5), (2, 0.6)])).to_html()
+    html = report(
+        make(), DELTA, RunFacts(metric="cost in $ \\frac{", history=[(1, 0.5), (2, 0.6)])
+    ).to_html()
     assert "cost in $" in html
 
 
@@ -155,12 +197,15 @@ def test_write(good, tmp_path):
 
 
 def test_reporting_loads_neither_torch_nor_pyplot():
-    code = ("from dpfy.ledger import Header, Ledger; from dpfy.reporting import report, RunFacts\n"
-            "from dpfy.ledger.events import Poisson, Sampled, SumQuery\n"
-            "import sys; assert 'matplotlib' not in sys.modules\n"
-            "ledger = Ledger.in_memory(header=Header()); ledger.reserve(Sampled(Poisson(1.0), (SumQuery(1.0, 1.0),)))\n"
-            "report(ledger, 1e-5, RunFacts(history=[(1, 0.5)])).to_html()\n"
-            "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)")
+    code = (
+        "from dpfy.ledger import Header, Ledger; from dpfy.reporting import report, RunFacts\n"
+        "from dpfy.ledger.events import Poisson, Sampled, SumQuery\n"
+        "import sys; assert 'matplotlib' not in sys.modules\n"
+        "ledger = Ledger.in_memory(header=Header()); ledger.reserve(Sampled(Poisson(1.0), "
+        "(SumQuery(1.0, 1.0),)))\n"
+        "report(ledger, 1e-5, RunFacts(history=[(1, 0.5)])).to_html()\n"
+        "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 

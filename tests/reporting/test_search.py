@@ -1,4 +1,6 @@
-"""The report of a search: what holds for the choice, whether it ended or not, and never how many trials there were."""
+"""The report of a search: what holds for the choice, whether it ended or not, and never how many
+trials there were.
+"""
 
 import json
 import os
@@ -22,13 +24,24 @@ EVENT = Selected(RUN, NegativeBinomialTrials.with_mean(10.0))
 
 
 def header(event=EVENT, times=1, **values):
-    return Header(**{"plan": PLAN, "envelope": (Repeated(event, times),), "key_source": "operating system",
-                     "created": "2026-01-01T00:00:00+00:00", "identity": "5e" * 16, **values})
+    return Header(
+        **{
+            "plan": PLAN,
+            "envelope": (Repeated(event, times),),
+            "key_source": "operating system",
+            "created": "2026-01-01T00:00:00+00:00",
+            "identity": "5e" * 16,
+            **values,
+        }
+    )
 
 
 def searched(number, ledger=None):
     """A ledger whose search had so many trials."""
-    with ledger or Ledger.in_memory(header=header()) as ledger, Selection(ledger, EVENT, lambda: number) as trials:
+    with (
+        ledger or Ledger.in_memory(header=header()) as ledger,
+        Selection(ledger, EVENT, lambda: number) as trials,
+    ):
         for _ in trials:
             pass
     return ledger
@@ -36,8 +49,11 @@ def searched(number, ledger=None):
 
 def stopped(number):
     """A ledger whose search was interrupted in its first trial."""
-    with Ledger.in_memory(header=header()) as ledger, pytest.raises(KeyboardInterrupt), \
-            Selection(ledger, EVENT, lambda: number):
+    with (
+        Ledger.in_memory(header=header()) as ledger,
+        pytest.raises(KeyboardInterrupt),
+        Selection(ledger, EVENT, lambda: number),
+    ):
         raise KeyboardInterrupt
     return ledger
 
@@ -52,17 +68,29 @@ def ended():
 
 
 def test_the_choice_is_covered_and_one_trial_stands_beside_it(ended, conforms):
-    """Fails if a tuning ledger says that nothing is stated for the choice, or claims what one trial would cost."""
+    """Fails if a tuning ledger says that nothing is stated for the choice, or claims what one trial
+    would cost.
+    """
     found = ended
     whole, alone = account(EVENT).claim(DELTA), account(RUN).claim(DELTA)
     assert found.verdict.private and found.costs.headline.interval.upper == whole > alone
     text = said(found)["tuning_statement"]
-    assert "The choice is covered" in text and f"({epsilon_text(whole)}, 1e-5)-differentially private" in text
-    assert f"would be ({epsilon_text(alone)}, 1e-5)" in text and "no guarantee for a model that was chosen" in text
+    assert (
+        "The choice is covered" in text
+        and f"({epsilon_text(whole)}, 1e-5)-differentially private" in text
+    )
+    assert (
+        f"would be ({epsilon_text(alone)}, 1e-5)" in text
+        and "no guarantee for a model that was chosen" in text
+    )
     assert "geometric law of mean 10" in text and "No guarantee is stated" not in text
     values = found.to_json()
     conforms(values)
-    beside = {claim["method"]: claim for claim in values["costs"]["claims"] if claim["scope"] == "one_trial"}
+    beside = {
+        claim["method"]: claim
+        for claim in values["costs"]["claims"]
+        if claim["scope"] == "one_trial"
+    }
     assert beside["pld"]["epsilon"] == alone and values["guarantee"]["epsilon"] == whole
     assert "poisson" in said(found, "assumptions")["sampling"]  # of the trials, which are inside
     assert "stay with whoever ran the search" in said(found, "assumptions")["secret_trials"]
@@ -86,12 +114,18 @@ def test_no_report_tells_the_number_of_trials(monkeypatch):
 
 
 def test_an_interrupted_search_says_what_holds():
-    """Fails if an interruption that was charged leaves no guarantee at all, or one that leaves trials out."""
+    """Fails if an interruption that was charged leaves no guarantee at all, or one that leaves
+    trials out.
+    """
     found = report(stopped(3), DELTA)
     whole = account([EVENT, Composed((RUN,), (3,))]).claim(DELTA)
     assert found.verdict.private and found.costs.headline.interval.upper == pytest.approx(whole)
     text = said(found)["tuning_statement"]
-    assert "was interrupted" in text and "No model was chosen" in text and f"({epsilon_text(whole)}, 1e-5)" in text
+    assert (
+        "was interrupted" in text
+        and "No model was chosen" in text
+        and f"({epsilon_text(whole)}, 1e-5)" in text
+    )
     assert "any trial of the interrupted search" in found.formal_statement
     assert "secret_trials" not in said(found, "assumptions")
 
@@ -126,7 +160,10 @@ def test_a_lost_number_of_trials_is_told(tmp_path):
         os.unlink(place)
     Ledger.open(path).close()
     found = report(path, DELTA)
-    assert not found.verdict.private and "whose number of trials is lost" in said(found)["tuning_statement"]
+    assert (
+        not found.verdict.private
+        and "whose number of trials is lost" in said(found)["tuning_statement"]
+    )
 
 
 def test_a_composition_counts_all_of_its_trials():

@@ -1,4 +1,6 @@
-"""What a run rests on is in its ledger before the first release, and nothing of it depends on a record."""
+"""What a run rests on is in its ledger before the first release, and nothing of it depends on a
+record.
+"""
 
 import pytest
 import torch
@@ -41,11 +43,17 @@ def test_a_run_records_once_what_it_rests_on(started):
     assert facts["engine"] == run.run.engine and facts["strict"] is False
     machine = facts["environment"]
     assert machine["torch"] == torch.__version__ and machine["threads"] == torch.get_num_threads()
-    assert machine["parameters"] == "float32" and machine["matmul_precision"] == "highest" and machine["processor"]
+    assert (
+        machine["parameters"] == "float32"
+        and machine["matmul_precision"] == "highest"
+        and machine["processor"]
+    )
 
 
-@pytest.mark.parametrize(("engine", "isolation"), [("bookkeeping", "check"), ("ghost", "check"), ("vmap", "theorem"),
-                                                   ("loop", "theorem")])
+@pytest.mark.parametrize(
+    ("engine", "isolation"),
+    [("bookkeeping", "check"), ("ghost", "check"), ("vmap", "theorem"), ("loop", "theorem")],
+)
 def test_what_is_proved_is_told_from_what_is_checked_and_allowed_for(started, engine, isolation):
     run = started(ROWS, engine=engine, model=nn.Linear(3, 1))
     run.release(lambda x: run.model(x).flatten())
@@ -61,7 +69,7 @@ def test_the_allowance_is_the_one_that_the_noise_is_scaled_for(started):
     setting, engine = run.run._steering.setting(1), run.run._choice.current
     (text,) = [ground.text for ground in grounds_in(run.ledger.basis) if ground.key == "last_bits"]
     co_batched = run.run._mechanism(engine, 1, setting, _pieces(run.run, setting)).co_batched
-    assert f"up to {companions} others" in text and f"{engine.rounding:.2g} clip bounds" in text
+    assert f"up to {co_batched} others" in text and f"{engine.rounding:.2g} clip bounds" in text
 
 
 def _pieces(run, setting):
@@ -80,10 +88,14 @@ def test_nothing_in_it_is_from_records(started):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("data", "options", "said"), [
-    (TensorDataset(ROWS), {"example_input": None}, "stacked tensors: float32 [3]"),
-    (Rows(ROWS), {"example_input": (torch.rand(2, 3),)}, "example_input: float32 [3]"),
-], ids=["stacked", "declared"])
+@pytest.mark.parametrize(
+    ("data", "options", "said"),
+    [
+        (TensorDataset(ROWS), {"example_input": None}, "stacked tensors: float32 [3]"),
+        (Rows(ROWS), {"example_input": (torch.rand(2, 3),)}, "example_input: float32 [3]"),
+    ],
+    ids=["stacked", "declared"],
+)
 def test_how_the_shape_is_known(started, data, options, said):
     run = started(data, **options)
     run.release()
@@ -111,8 +123,14 @@ def test_microbatches_share_their_arithmetic_with_nobody(started):
 def test_statistics_and_importance_sampling_have_allowances_of_their_own():
     data = TensorDataset(torch.randn(60, 3), torch.randint(2, (60,)))
     by_norm = dpfy.dpis(records=60, batch_size=10, steps=2, clip=1.0, noise_multiplier=2.0)
-    told = dpfy.dpsgd(records=60, batch_size=10, steps=2, clip=1.0, noise_multiplier=2.0,
-                      statistics=[dpfy.Statistic("loss", bound=1.0)])
+    told = dpfy.dpsgd(
+        records=60,
+        batch_size=10,
+        steps=2,
+        clip=1.0,
+        noise_multiplier=2.0,
+        statistics=[dpfy.Statistic("loss", bound=1.0)],
+    )
     for plan, key in ((by_norm, "last_bits_of_norms"), (told, "last_bits_of_statistics")):
         model, ledger = nn.Linear(3, 2), Ledger.in_memory()
 
@@ -120,7 +138,9 @@ def test_statistics_and_importance_sampling_have_allowances_of_their_own():
             losses = F.cross_entropy(model(x), y, reduction="none")
             return dpfy.Losses(losses, {"loss": losses})
 
-        with dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, ledger) as run:
+        with dpfy.privatize(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, ledger
+        ) as run:
             run.backward(loss, next(iter(run)))
         assert kinds(ledger)[key] == Kind.ALLOWANCE
 
@@ -133,7 +153,8 @@ def test_loading_processes_are_told(started):
 
 
 def test_facts_that_cannot_be_written_end_the_run(started, monkeypatch):
-    # Released all the same, the report of the run would say "not recorded" of something that rests on allowances.
+    # Released all the same, the report of the run would say "not recorded" of something that rests
+    # on allowances.
     run = started(ROWS)
     whole = run.ledger._store.append
 
@@ -149,7 +170,13 @@ def test_facts_that_cannot_be_written_end_the_run(started, monkeypatch):
 
 
 def test_a_kind_of_tomorrow_counts_as_an_allowance():
-    told = {"grounds": [{"kind": "conjecture", "key": "x", "title": "X", "text": "…"}, "noise", {"kind": "theorem"}]}
+    told = {
+        "grounds": [
+            {"kind": "conjecture", "key": "x", "title": "X", "text": "…"},
+            "noise",
+            {"kind": "theorem"},
+        ]
+    }
     found = grounds_in([told, told, {}, {"grounds": 3}])
     assert [ground.kind for ground in found] == [Kind.THEOREM, Kind.ALLOWANCE]
     assert Ground(Kind.ALLOWANCE, "x", "X", "…").status == "allowed for, not proved"

@@ -1,4 +1,6 @@
-"""Saving and going on: everything public comes back, nothing private was ever there, nothing is paid for twice."""
+"""Saving and going on: everything public comes back, nothing private was ever there, nothing is
+paid for twice.
+"""
 
 import os
 import signal
@@ -38,7 +40,10 @@ def saved(folder, steps=3, after=0, ledger="run.dpl"):
     model, opt, scheduler = parts()
     run = dpfy.privatize(model, opt, TensorDataset(ROWS), PLAN, folder / ledger)
     take(run, model, opt, scheduler, steps)
-    run.save(folder, extra={"scheduler": scheduler, "note": {"best": float("-inf"), "seen": [1, (2.5, None)]}})
+    run.save(
+        folder,
+        extra={"scheduler": scheduler, "note": {"best": float("-inf"), "seen": [1, (2.5, None)]}},
+    )
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     take(run, model, opt, scheduler, after)
     run.close()
@@ -48,7 +53,9 @@ def saved(folder, steps=3, after=0, ledger="run.dpl"):
 def test_model_optimizer_and_extra_state_come_back(tmp_path):
     state, opt, scheduler = saved(tmp_path)
     model, other_opt, other_scheduler = parts()
-    run = dpfy.resume(tmp_path, model, other_opt, TensorDataset(ROWS), extra={"scheduler": other_scheduler})
+    run = dpfy.resume(
+        tmp_path, model, other_opt, TensorDataset(ROWS), extra={"scheduler": other_scheduler}
+    )
     assert torch.equal(model.weight, state["weight"])
     assert other_scheduler.state_dict() == scheduler.state_dict()
     assert other_opt.param_groups[0]["lr"] == opt.param_groups[0]["lr"]
@@ -85,7 +92,15 @@ def test_a_resumed_run_draws_fresh_noise(tmp_path):
 def test_the_checkpoint_holds_public_state_only(tmp_path):
     saved(tmp_path)
     state = read_state(tmp_path / FILE)
-    assert sorted(state) == ["controllers", "extra", "ledger", "model", "optimizers", "plan", "schema"]
+    assert sorted(state) == [
+        "controllers",
+        "extra",
+        "ledger",
+        "model",
+        "optimizers",
+        "plan",
+        "schema",
+    ]
     with safe_open(tmp_path / FILE, framework="pt") as file:
         text = str(file.metadata())
     assert "key" not in text.replace("keys", "") and "stream" not in text
@@ -107,7 +122,10 @@ def test_a_checkpoint_moves_with_its_ledger_and_names_no_folder_of_the_machine(t
 def test_a_ledger_far_from_its_checkpoint_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir(), (tmp_path / "b" / "c").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a")
-    saved(tmp_path / "b" / "c", ledger=os.path.relpath(tmp_path / "a" / "run.dpl", tmp_path / "b" / "c"))
+    saved(
+        tmp_path / "b" / "c",
+        ledger=os.path.relpath(tmp_path / "a" / "run.dpl", tmp_path / "b" / "c"),
+    )
     monkeypatch.chdir(tmp_path)
     with dpfy.resume("b/c", *parts()[:2], TensorDataset(ROWS)) as run:
         assert run.ledger.path == tmp_path / "a" / "run.dpl"
@@ -117,7 +135,10 @@ def test_a_checkpoint_of_the_first_schema_is_read_as_it_was_meant(tmp_path, monk
     saved(tmp_path)
     state = read_state(tmp_path / FILE)
     (tmp_path / "sub").mkdir()
-    write_state(tmp_path / "sub" / FILE, {**state, "schema": 1, "ledger": {**state["ledger"], "path": "run.dpl"}})
+    write_state(
+        tmp_path / "sub" / FILE,
+        {**state, "schema": 1, "ledger": {**state["ledger"], "path": "run.dpl"}},
+    )
     monkeypatch.chdir(tmp_path)  # which is what a relative path was relative to
     with dpfy.resume("sub", *parts()[:2], TensorDataset(ROWS)) as run:
         assert run.steps_left == 5
@@ -132,15 +153,21 @@ def test_checkpoints_that_do_not_belong_to_the_ledger_are_refused(tmp_path):
     saved(tmp_path / "b", steps=5)
     model, opt, _ = parts()
     with pytest.raises(dpfy.CheckpointError, match="another ledger"):
-        dpfy.resume(tmp_path / "a", model, opt, TensorDataset(ROWS), ledger=tmp_path / "b" / "run.dpl")
+        dpfy.resume(
+            tmp_path / "a", model, opt, TensorDataset(ROWS), ledger=tmp_path / "b" / "run.dpl"
+        )
     with pytest.raises(dpfy.CheckpointError, match="newer than the ledger"):
-        dpfy.resume(tmp_path / "b", model, opt, TensorDataset(ROWS), ledger=tmp_path / "a" / "run.dpl")
+        dpfy.resume(
+            tmp_path / "b", model, opt, TensorDataset(ROWS), ledger=tmp_path / "a" / "run.dpl"
+        )
     with pytest.raises(dpfy.CheckpointError, match="missing"):
         dpfy.resume(tmp_path / "a", model, opt, TensorDataset(ROWS), ledger=tmp_path / "c.dpl")
     assert not model.weight.any()
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: b"", lambda data: b"\xff" * 8 + data[8:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-7], lambda data: b"", lambda data: b"\xff" * 8 + data[8:]]
+)
 def test_damaged_and_missing_checkpoints_are_one_clear_error(tmp_path, damage):
     saved(tmp_path)
     model, opt, _ = parts()
@@ -192,7 +219,9 @@ def test_an_in_memory_ledger_cannot_be_resumed(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.parametrize("fatal_step", [1, 2, 4, 6])
 def test_a_killed_run_is_resumed_and_never_pays_for_less_than_it_released(tmp_path, fatal_step):
-    """The child saves after every second step and is killed inside a release; the parent goes on to the end."""
+    """The child saves after every second step and is killed inside a release; the parent goes on to
+    the end.
+    """
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)

@@ -1,4 +1,6 @@
-"""The share of records that contribute: counted right, paid for, and spoken of when it is low and only then."""
+"""The share of records that contribute: counted right, paid for, and spoken of when it is low and
+only then.
+"""
 
 import json
 import math
@@ -23,7 +25,9 @@ from dpfy.tuning.trial import Objects
 
 
 class Odd(Dataset):
-    """Eight records: four are fine, one of them all zeros; one NaN, one infinite, one does not load, one is empty."""
+    """Eight records: four are fine, one of them all zeros; one NaN, one infinite, one does not
+    load, one is empty.
+    """
 
     def __len__(self):
         return 8
@@ -36,48 +40,94 @@ class Odd(Dataset):
 
 
 def plan_of(**options):
-    return dpfy.dpsgd(**{"rate": 1.0, "records": 8, "steps": 3, "noise_multiplier": 0.0,
-                         "statistics": [dpfy.Contributing()], **options})
+    return dpfy.dpsgd(
+        **{
+            "rate": 1.0,
+            "records": 8,
+            "steps": 3,
+            "noise_multiplier": 0.0,
+            "statistics": [dpfy.Contributing()],
+            **options,
+        }
+    )
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap", "loop"])
 def test_records_that_fail_do_not_count_and_zero_gradients_do(engine):
     """Were whoever reaches the engine counted, as by SampleSize, it would be 6 of 8."""
     model = nn.Linear(3, 1, bias=False)
-    run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), Odd(), plan_of(), dpfy.Ledger.in_memory(),
-                         engine=engine, insecure_test_key=1, example_input=torch.ones(2, 3))
+    run = dpfy.privatize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        Odd(),
+        plan_of(),
+        dpfy.Ledger.in_memory(),
+        engine=engine,
+        insecure_test_key=1,
+        example_input=torch.ones(2, 3),
+    )
     found = run.release(lambda x: model(x).squeeze(1), next(iter(run)))
     assert float(found.statistics["contributing"]) == pytest.approx(4 / 8)
 
 
 def test_an_empty_sample_releases_noise_alone():
     model = Dot()
-    run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(torch.ones(0, 3)),
-                         plan_of(noise_multiplier=1.0), dpfy.Ledger.in_memory(), insecure_test_key=1)
-    assert 0 < abs(float(run.release(lambda x: model(x), next(iter(run))).statistics["contributing"])) < 10
+    run = dpfy.privatize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        TensorDataset(torch.ones(0, 3)),
+        plan_of(noise_multiplier=1.0),
+        dpfy.Ledger.in_memory(),
+        insecure_test_key=1,
+    )
+    assert (
+        0
+        < abs(float(run.release(lambda x: model(x), next(iter(run))).statistics["contributing"]))
+        < 10
+    )
 
 
 def test_it_costs_half_a_percent_of_noise_and_about_one_of_epsilon():
-    """The events are the plan's. With the gradient's noise as it would be without, ε is larger by 0.6 %."""
-    with_it, without = (dpfy.dpsgd(records=60_000, batch_size=1024, epochs=3, statistics=statistics)
-                        .calibrate(1.0, 1e-5) for statistics in ([dpfy.Contributing()], []))
+    """The events are the plan's. With the gradient's noise as it would be without, ε is larger by
+    0.6 %.
+    """
+    with_it, without = (
+        dpfy.dpsgd(records=60_000, batch_size=1024, epochs=3, statistics=statistics).calibrate(
+            1.0, 1e-5
+        )
+        for statistics in ([dpfy.Contributing()], [])
+    )
     assert dpfy.account(with_it.envelope).claim(1e-5) <= 1.0
     noise, alone = (plan.event.queries[0].stddev for plan in (with_it, without))
     assert noise / alone == pytest.approx(1 / math.sqrt(0.99), rel=1e-4)
-    equal = dpfy.dpsgd(records=60_000, batch_size=1024, epochs=3, statistics=[dpfy.Contributing()],
-                       noise_multiplier=without.noise_multiplier * math.sqrt(0.99))
+    equal = dpfy.dpsgd(
+        records=60_000,
+        batch_size=1024,
+        epochs=3,
+        statistics=[dpfy.Contributing()],
+        noise_multiplier=without.noise_multiplier * math.sqrt(0.99),
+    )
     assert equal.event.queries[0].stddev == pytest.approx(alone)
     assert 1.003 < dpfy.account(equal.envelope).claim(1e-5) < 1.01
 
 
 def spoken_at(share, rng, *, steps=300, batch=64, noise=1.0, sampling="poisson", **options):
     """The first step at which counts of a simulated run make it speak; None if they never do."""
-    plan = dpfy.dpsgd(records=100 * batch, batch_size=batch, steps=steps, noise_multiplier=noise, sampling=sampling,
-                      statistics=[dpfy.Contributing()], **options)
+    plan = dpfy.dpsgd(
+        records=100 * batch,
+        batch_size=batch,
+        steps=steps,
+        noise_multiplier=noise,
+        sampling=sampling,
+        statistics=[dpfy.Contributing()],
+        **options,
+    )
     follower = dpfy.ContributingShare(plan)
     counts = rng.binomial(int(share * plan.records), plan.rate, steps)
     if "capacity" in options:
-        counts = rng.binomial(np.minimum(rng.binomial(plan.records, plan.rate, steps), options["capacity"]), share)
+        counts = rng.binomial(
+            np.minimum(rng.binomial(plan.records, plan.rate, steps), options["capacity"]), share
+        )
     values = (counts + rng.normal(0, 10 * noise, steps)) / plan.divisor
     for step, value in enumerate(values, 1):
         if follower.observe(Released({}, step, {"contributing": torch.tensor(value)}, noise)):
@@ -85,12 +135,21 @@ def spoken_at(share, rng, *, steps=300, batch=64, noise=1.0, sampling="poisson",
     return None
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch": 4}, {"batch": 2000, "noise": 5.0}, {"noise": 0.1},
-                                      {"batch": 100, "sampling": "truncated_poisson", "capacity": 100,
-                                       "relation": "zero_out"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"batch": 4},
+        {"batch": 2000, "noise": 5.0},
+        {"noise": 0.1},
+        {"batch": 100, "sampling": "truncated_poisson", "capacity": 100, "relation": "zero_out"},
+    ],
+)
 def test_nine_tenths_are_enough_however_long_one_looks(settings):
-    """The chance is below 1e-6 for each of 20 runs, whatever their length. If the random size of samples were left out,
-    or every step tested by itself at 3 standard deviations, runs of 300 steps would speak."""
+    """The chance is below 1e-6 for each of 20 runs, whatever their length. If the random size of
+    samples were left out, or every step tested by itself at 3 standard deviations, runs of 300
+    steps would speak.
+    """
     rng = np.random.default_rng(1)
     assert {spoken_at(0.9, rng, **settings) for _ in range(20)} == {None}
 
@@ -103,12 +162,18 @@ def test_what_is_clearly_low_is_told_early():
 
 def test_without_anything_released_nothing_is_said():
     follower = dpfy.ContributingShare(plan_of())
-    assert follower.observe(Released({}, 1, {}, 1.0)) is None and follower.mean is None and follower.upper == math.inf
+    assert (
+        follower.observe(Released({}, 1, {}, 1.0)) is None
+        and follower.mean is None
+        and follower.upper == math.inf
+    )
     with pytest.raises(dpfy.InvalidArgument, match=r"statistics=\[dpfy.Contributing\(\)\]"):
         dpfy.ContributingShare(plan_of(statistics=[]))
 
 
-# --- in the trainer -----------------------------------------------------------------------------------------------
+# --- in the trainer
+# ------
+
 
 def records(kind):
     """400 records of two classes, of which something is wrong with every one."""
@@ -152,10 +217,26 @@ def fixed_key(monkeypatch):
 
 
 def trainer(folder, kind="fine", callbacks=(), **settings):
-    config = dpfy.TrainConfig(**{"out": str(folder), "name": "a", "records": 400, "batch_size": 100, "epochs": 3,
-                                 "data": "x:y", "clip": 1.0, "learning_rate": 0.5, "delta": 1e-3, **settings})
-    return dpfy.Trainer(config, model=Words() if kind == "ids" else nn.Linear(4, 2), train=records(kind),
-                        callbacks=callbacks)
+    config = dpfy.TrainConfig(
+        **{
+            "out": str(folder),
+            "name": "a",
+            "records": 400,
+            "batch_size": 100,
+            "epochs": 3,
+            "data": "x:y",
+            "clip": 1.0,
+            "learning_rate": 0.5,
+            "delta": 1e-3,
+            **settings,
+        }
+    )
+    return dpfy.Trainer(
+        config,
+        model=Words() if kind == "ids" else nn.Linear(4, 2),
+        train=records(kind),
+        callbacks=callbacks,
+    )
 
 
 @pytest.mark.parametrize("kind", ["labels", "column", "ids"])
@@ -164,24 +245,38 @@ def test_records_that_are_all_left_out_are_told_in_one_line(tmp_path, capsys, ki
     result = trainer(tmp_path, kind, [heard]).fit()
     (line,) = heard.notices
     assert capsys.readouterr().out.splitlines() == [line]
-    assert line.startswith("Only about ") and "labels outside the classes" in line and "dpfy inspect-data" in line
+    assert (
+        line.startswith("Only about ")
+        and "labels outside the classes" in line
+        and "dpfy inspect-data" in line
+    )
     assert abs(result.contributing) < 0.3 and result.claim <= 3.0
 
 
 def test_healthy_records_are_not_spoken_of(tmp_path, capsys):
     heard = Heard()
     result = trainer(tmp_path, callbacks=[heard]).fit()
-    assert heard.notices == [] and capsys.readouterr().out == "" and result.contributing == pytest.approx(1, abs=0.3)
-    assert [query.name for run in dpfy.Ledger.read(result.folder / "ledger.dpl").uses for query in run.event.queries] \
-        == ["gradient", "contributing"]
+    assert (
+        heard.notices == []
+        and capsys.readouterr().out == ""
+        and result.contributing == pytest.approx(1, abs=0.3)
+    )
+    assert [
+        query.name
+        for run in dpfy.Ledger.read(result.folder / "ledger.dpl").uses
+        for query in run.event.queries
+    ] == ["gradient", "contributing"]
 
 
 def test_it_can_be_switched_off_and_is_left_out_where_it_does_not_apply(tmp_path):
     assert trainer(tmp_path, contributing=False).plan.query.statistics == ()
     assert trainer(tmp_path, sampling="importance").plan.query.statistics == ()
     base = dpfy.TrainConfig(records=400, batch_size=100, epochs=3, data="x:y", delta=1e-3)
-    search = _Search(TuneConfig(base, Space.parse(["clip=0.5,1"]), epsilon=3.0, score="private"), Objects(
-        model=lambda: nn.Linear(4, 2), train=records("fine")), None)
+    search = _Search(
+        TuneConfig(base, Space.parse(["clip=0.5,1"]), epsilon=3.0, score="private"),
+        Objects(model=lambda: nn.Linear(4, 2), train=records("fine")),
+        None,
+    )
     assert [each.name for each in search.draft.plan.query.statistics] == ["accuracy", "loss"]
 
 
@@ -203,6 +298,8 @@ def test_a_run_of_an_older_version_is_resumed_without_it(tmp_path, monkeypatch):
     file.write_text(json.dumps(values))
     made = []
     monkeypatch.setattr(dpfy.Trainer, "resume", lambda self: made.append(self.config.contributing))
-    monkeypatch.setattr(dpfy.Trainer, "__init__", lambda self, config, callbacks: setattr(self, "config", config))
+    monkeypatch.setattr(
+        dpfy.Trainer, "__init__", lambda self, config, callbacks: setattr(self, "config", config)
+    )
     resume_training(tmp_path / "a")
     assert made == [False]

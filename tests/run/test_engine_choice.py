@@ -1,4 +1,6 @@
-"""A loss is judged as it is at a step: what it reads, what it does to generators, what it keeps, and by what engine."""
+"""A loss is judged as it is at a step: what it reads, what it does to generators, what it keeps,
+and by what engine.
+"""
 
 import collections
 import ctypes
@@ -37,7 +39,9 @@ class Row(nn.Module):
 
 
 def moved(started, loss_of, engine="auto", steps=1, between=lambda step: None, model_of=Row):
-    """By how many bounds one record more moves the noiseless sum of the last of a few steps; None if it is refused."""
+    """By how many bounds one record more moves the noiseless sum of the last of a few steps; None
+    if it is refused.
+    """
     found = []
     for rows in (ROWS, torch.cat([50 * ROWS[:1], ROWS])):
         model = model_of()
@@ -66,7 +70,9 @@ class TestWhatALossReads:
 
     @staticmethod
     def switched(started, loss_of, switch):
-        """The second step mixes: isolating engines see one record and stay bounded, others are refused."""
+        """The second step mixes: isolating engines see one record and stay bounded, others are
+        refused.
+        """
         outcome = moved(started, loss_of, steps=2, between=lambda step: switch(step == 1))
         return bounded_or_refused(outcome)
 
@@ -85,7 +91,9 @@ class TestWhatALossReads:
             MIXING = on
 
         try:
-            assert self.switched(started, lambda model: lambda x: model(mixed(x, int(MIXING))), switch)
+            assert self.switched(
+                started, lambda model: lambda x: model(mixed(x, int(MIXING))), switch
+            )
         finally:
             switch(False)
 
@@ -104,13 +112,19 @@ class TestWhatALossReads:
 
     def test_an_entry_of_a_configuration(self, started):
         settings = {"mixup": {"part": 0.0}}
-        assert self.switched(started, lambda model: lambda x: model(mixed(x, settings["mixup"]["part"])),
-                             lambda on: settings["mixup"].update(part=float(on)))
+        assert self.switched(
+            started,
+            lambda model: lambda x: model(mixed(x, settings["mixup"]["part"])),
+            lambda on: settings["mixup"].update(part=float(on)),
+        )
 
     def test_a_tensor(self, started):
         part = torch.zeros(())
-        assert self.switched(started, lambda model: lambda x: model(x + part * x.flip(0)),
-                             lambda on: part.fill_(float(on)))
+        assert self.switched(
+            started,
+            lambda model: lambda x: model(x + part * x.flip(0)),
+            lambda on: part.fill_(float(on)),
+        )
 
     def test_a_number_of_the_model(self, started):
         class Warmed(Row):
@@ -125,14 +139,24 @@ class TestWhatALossReads:
             models.append(Warmed())
             return models[-1]
 
-        assert bounded_or_refused(moved(started, lambda model: model, steps=2, model_of=make,
-                                        between=lambda step: setattr(models[-1], "part", float(step))))
+        assert bounded_or_refused(
+            moved(
+                started,
+                lambda model: model,
+                steps=2,
+                model_of=make,
+                between=lambda step: setattr(models[-1], "part", float(step)),
+            )
+        )
 
     def test_a_module_beside_the_model(self, started):
         beside = nn.Linear(3, 3, bias=False)
         nn.init.zeros_(beside.weight)
-        assert self.switched(started, lambda model: lambda x: model(x + beside(x.flip(0))),
-                             lambda on: beside.weight.data.fill_(float(on)))
+        assert self.switched(
+            started,
+            lambda model: lambda x: model(x + beside(x.flip(0))),
+            lambda on: beside.weight.data.fill_(float(on)),
+        )
 
     def test_an_iterator_can_not_be_looked_into(self, started):
         parts = itertools.cycle([0.0] * 200 + [1.0])
@@ -157,14 +181,19 @@ class TestWhatALossReads:
 
 
 class TestWhatDecidesOnAWholeBatch:
-    """Values of all records together must not be computed on a whole chunk, whatever synthetic input shows."""
+    """Values of all records together must not be computed on a whole chunk, whatever synthetic
+    input shows.
+    """
 
     @pytest.mark.parametrize("engine", FAST)
     def test_a_branch_on_values(self, started, engine):
         def loss_of(model):
             def loss(x):
                 found = model(x) * 1.0
-                return found * 0 if float(found.detach().abs().mean() + x.abs().mean()) > 4 else found
+                return (
+                    found * 0 if float(found.detach().abs().mean() + x.abs().mean()) > 4 else found
+                )
+
             return loss
 
         assert bounded_or_refused(moved(started, loss_of, engine))
@@ -175,25 +204,39 @@ class TestWhatDecidesOnAWholeBatch:
         def loss_of(model):
             def loss(x):
                 size = x.square().sum(1)
-                high = {"mean": size.mean() > 1e4, "max": size.max() > 1e5, "any": (size > 1e5).any()}[spike]
+                high = {
+                    "mean": size.mean() > 1e4,
+                    "max": size.max() > 1e5,
+                    "any": (size > 1e5).any(),
+                }[spike]
                 return torch.where(high, 0 * model(x), model(x))
+
             return loss
 
         rows = torch.cat([ROWS, torch.full((1, 3), 1e4)])
         model = Row()
         try:
-            few, more = (started(some, model=model, engine=engine).release(loss_of(model)) for some in (ROWS, rows))
+            few, more = (
+                started(some, model=model, engine=engine).release(loss_of(model))
+                for some in (ROWS, rows)
+            )
         except dpfy.IsolationError:
             return
         assert float((more - few).norm()) <= 1 + 1e-3
 
     def test_the_fast_engine_stays_for_losses_of_every_day(self, started):
-        """Value-dependent, and record by record: hinges, masks, weights, one-hot targets, a mean that nobody uses."""
+        """Value-dependent, and record by record: hinges, masks, weights, one-hot targets, a mean
+        that nobody uses.
+        """
         linear = nn.Linear(3, 2)
-        losses = (lambda x: F.relu(1 - linear(x)).sum(1), lambda x: (linear(x) * (x[:, :2] > 0)).sum(1),
-                  lambda x: linear(x).logsumexp(1) * (x.norm(dim=1) > 1), lambda x: (linear(x).sum(1), x.mean())[0],
-                  lambda x: -(F.one_hot((x[:, 0] > 0).long(), 2) * linear(x).log_softmax(1)).sum(1),
-                  lambda x: F.huber_loss(linear(x), x[:, :2], reduction="none").mean(1))
+        losses = (
+            lambda x: F.relu(1 - linear(x)).sum(1),
+            lambda x: (linear(x) * (x[:, :2] > 0)).sum(1),
+            lambda x: linear(x).logsumexp(1) * (x.norm(dim=1) > 1),
+            lambda x: (linear(x).sum(1), x.mean())[0],
+            lambda x: -(F.one_hot((x[:, 0] > 0).long(), 2) * linear(x).log_softmax(1)).sum(1),
+            lambda x: F.huber_loss(linear(x), x[:, :2], reduction="none").mean(1),
+        )
         for loss in losses:
             s = started(ROWS, model=linear)
             s.release(loss)
@@ -201,7 +244,9 @@ class TestWhatDecidesOnAWholeBatch:
 
 
 class TestGenerators:
-    """Masks that are known depend on a record's place among the others, and one record moves them all."""
+    """Masks that are known depend on a record's place among the others, and one record moves them
+    all.
+    """
 
     @staticmethod
     def seeding(kind):
@@ -223,9 +268,16 @@ class TestGenerators:
                     return model(x * torch.from_numpy(np.random.rand(*x.shape) < 0.5).float())
                 elif kind == "python":
                     random.seed(0)
-                    return model(x * torch.tensor([random.random() < 0.5 for _ in range(len(x))]).float().unsqueeze(1))
+                    return model(
+                        x
+                        * torch.tensor([random.random() < 0.5 for _ in range(len(x))])
+                        .float()
+                        .unsqueeze(1)
+                    )
                 return model(F.dropout(x))
+
             return loss
+
         return loss_of
 
     @pytest.mark.parametrize("engine", FAST)
@@ -241,20 +293,28 @@ class TestGenerators:
                 s.release(self.seeding(kind)(model))
 
     def test_a_record_that_seeds_leaves_nothing_to_the_next(self, started):
-        """One at a time, a record's own value may seed: the masks of the others stay secret and fresh."""
+        """One at a time, a record's own value may seed: the masks of the others stay secret and
+        fresh.
+        """
         model, drawn = Dot(), queue.SimpleQueue()
 
         def loss(x):
             if float(x.abs().max()) > 40:
                 torch.manual_seed(0), random.seed(0), np.random.seed(0)
             else:
-                drawn.put((torch.rand((), dtype=torch.float64).item(), random.random(), np.random.rand()))
+                drawn.put(
+                    (torch.rand((), dtype=torch.float64).item(), random.random(), np.random.rand())
+                )
             return model(x)
 
         for _ in range(2):
-            started(torch.cat([50 * ROWS[:1], ROWS]), model=model, engine="loop", key=None).release(loss)
+            started(torch.cat([50 * ROWS[:1], ROWS]), model=model, engine="loop", key=None).release(
+                loss
+            )
         numbers = [drawn.get() for _ in range(drawn.qsize())]
-        on_records = numbers[-len(ROWS):] + numbers[len(numbers) // 2 - len(ROWS):len(numbers) // 2]
+        on_records = (
+            numbers[-len(ROWS) :] + numbers[len(numbers) // 2 - len(ROWS) : len(numbers) // 2]
+        )
         for each in zip(*on_records, strict=True):
             assert len(set(each)) == 2 * len(ROWS)
 
@@ -306,12 +366,16 @@ class TestSideDoors:
     def test_losses_in_a_list(self, started):
         model, kept = Dot(), []
         with pytest.raises(dpfy.IsolationError, match="'kept'"):
-            started(ROWS, model=model, engine="loop").release(lambda x: (kept.append(model(x).detach()), model(x))[1])
+            started(ROWS, model=model, engine="loop").release(
+                lambda x: (kept.append(model(x).detach()), model(x))[1]
+            )
 
     def test_a_running_mean_beside(self, started):
         model, mean = Dot(), RunningMean()
         with pytest.raises(dpfy.IsolationError, match="'mean'"):
-            started(ROWS, model=model, engine="loop").release(lambda x: (mean.update(float(x.sum())), model(x))[1])
+            started(ROWS, model=model, engine="loop").release(
+                lambda x: (mean.update(float(x.sum())), model(x))[1]
+            )
 
     def test_an_attribute_of_the_owner_that_no_name_in_the_code_tells(self, started):
         class Owner:
@@ -364,7 +428,11 @@ class TestSideDoors:
 
         def loss(x):
             if float(x.detach().abs().max()) > 1:  # larger than synthetic input
-                print("a record"), sys.stderr.write("a record"), logging.getLogger("mine").error("a record")
+                (
+                    print("a record"),
+                    sys.stderr.write("a record"),
+                    logging.getLogger("mine").error("a record"),
+                )
             return model(x)
 
         assert started(ROWS, model=model, engine="loop").release(loss).any()
@@ -400,20 +468,32 @@ class Settings:
 class TestOddWaysToRead:
     """Each was seen to switch mixing on unnoticed, and moved the sum by four bounds."""
 
-    @pytest.mark.parametrize("read", [
-        lambda settings: getattr(settings, "part", 0.0), lambda settings: vars(settings)["part"],
-        lambda settings: settings["part"], float, lambda settings: globals()["SETTINGS"].part,
-        lambda settings: float(os.environ.get("DPFY_TEST_PART", "0")), lambda settings: SHARED.value,
-        lambda settings: read_attribute.part,
-    ], ids=["getattr", "vars", "item", "float", "globals", "environment", "shared", "function"])
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda settings: getattr(settings, "part", 0.0),
+            lambda settings: vars(settings)["part"],
+            lambda settings: settings["part"],
+            float,
+            lambda settings: globals()["SETTINGS"].part,
+            lambda settings: float(os.environ.get("DPFY_TEST_PART", "0")),
+            lambda settings: SHARED.value,
+            lambda settings: read_attribute.part,
+        ],
+        ids=["getattr", "vars", "item", "float", "globals", "environment", "shared", "function"],
+    )
     def test_it_is_noticed(self, started, read, monkeypatch):
-        monkeypatch.setattr(sys.modules[__name__], "SETTINGS", settings := Settings(), raising=False)
+        monkeypatch.setattr(
+            sys.modules[__name__], "SETTINGS", settings := Settings(), raising=False
+        )
 
         def switch(on):
             settings.part = read_attribute.part = SHARED.value = float(on)
             monkeypatch.setenv("DPFY_TEST_PART", str(float(on)))
 
-        assert TestWhatALossReads.switched(started, lambda model: lambda x: model(mixed(x, read(settings))), switch)
+        assert TestWhatALossReads.switched(
+            started, lambda model: lambda x: model(mixed(x, read(settings))), switch
+        )
 
     def test_a_wrapper_that_says_it_is_from_a_library(self, started):
         part = [0.0]
@@ -422,20 +502,32 @@ class TestOddWaysToRead:
             @functools.wraps(F.cross_entropy)
             def loss(x):
                 return model(mixed(x, part[0]))
+
             return loss
 
-        assert TestWhatALossReads.switched(started, loss_of, lambda on: part.__setitem__(0, float(on)))
+        assert TestWhatALossReads.switched(
+            started, loss_of, lambda on: part.__setitem__(0, float(on))
+        )
 
     def test_a_hook_of_a_layer_that_reads_a_flag(self, started):
         flag = {"part": 0.0}
 
         def make():
             model = Row()
-            model.layer.register_forward_pre_hook(lambda layer, given: (mixed(given[0], flag["part"]),))
+            model.layer.register_forward_pre_hook(
+                lambda layer, given: (mixed(given[0], flag["part"]),)
+            )
             return model
 
-        assert bounded_or_refused(moved(started, lambda model: lambda x: model(x), steps=2, model_of=make,
-                                        between=lambda step: flag.update(part=float(step))))
+        assert bounded_or_refused(
+            moved(
+                started,
+                lambda model: lambda x: model(x),
+                steps=2,
+                model_of=make,
+                between=lambda step: flag.update(part=float(step)),
+            )
+        )
 
     def test_seeding_that_begins_late_has_no_effect(self, started):
         """With vmap for good, nobody judges the loss again."""
@@ -446,6 +538,7 @@ class TestOddWaysToRead:
                 if step_of[0] >= 10:
                     torch.manual_seed(0)
                 return (1 + step_of[0]) * model(F.dropout(x))
+
             return loss
 
         model = Row()
@@ -474,6 +567,7 @@ class TestBackward:
                 if hidden.requires_grad:
                     hidden.register_hook(lambda gradient: gradient * float(gradient.numel() < 25))
                 return hidden.squeeze(1)
+
             return loss
 
         assert bounded_or_refused(moved(started, loss_of))
@@ -493,7 +587,10 @@ class TestBackward:
 
 class TestShapesAndSizes:
     def test_shorter_records_are_judged_by_their_own_shape(self, started):
-        """Declared as long, they were given to the loss as a whole, whose branch for short ones mixes: 3 bounds."""
+        """Declared as long, they were given to the loss as a whole, whose branch for short ones
+        mixes: 3 bounds.
+        """
+
         def loss_of(model):
             return lambda x: model((x + 5 * x.flip(0) if x.shape[1] < 3 else x)[:, :2])
 
@@ -511,11 +608,15 @@ class TestShapesAndSizes:
         plan = dpfy.dpsgd(records=100, batch_size=100, steps=1, noise_multiplier=0.0)
         with pytest.raises(dpfy.IsolationError, match="large batch"):
             started(torch.randn(100, 3), model=model, plan=plan).release(
-                lambda x: model(x + x.flip(0) if len(x) > 64 else x))
+                lambda x: model(x + x.flip(0) if len(x) > 64 else x)
+            )
 
 
 def test_recurrent_layers_are_the_same_at_every_step(started):
-    """Torch makes weak references to their weights anew: they were judged at every step, and lost the fast engine."""
+    """Torch makes weak references to their weights anew: they were judged at every step, and lost
+    the fast engine.
+    """
+
     class Sequences(nn.Module):
         def __init__(self):
             super().__init__()
@@ -529,4 +630,7 @@ def test_recurrent_layers_are_the_same_at_every_step(started):
     for _ in range(3):
         s.run.backward(lambda x: model(x), next(iter(s.run)))
         s.opt.step()
-    assert len(next(iter(s.run._choice._verdicts.values()))._known) == 1 and s.run.engine == "bookkeeping"
+    assert (
+        len(next(iter(s.run._choice._verdicts.values()))._known) == 1
+        and s.run.engine == "bookkeeping"
+    )

@@ -51,9 +51,14 @@ def test_a_release_does_not_launder_a_raw_gradient(started):
     assert s.ledger.count == 0
 
 
-@pytest.mark.parametrize("call", [
-    lambda opt, closure: opt.step(closure), lambda opt, closure: opt.step(closure=closure),
-], ids=["positional", "keyword"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda opt, closure: opt.step(closure),
+        lambda opt, closure: opt.step(closure=closure),
+    ],
+    ids=["positional", "keyword"],
+)
 def test_a_closure_that_computes_a_raw_gradient_is_refused(started, call):
     s = started(ROWS)
 
@@ -89,14 +94,22 @@ def test_an_optimizer_that_evaluates_its_closure_twice_is_refused(started):
     model = Dot()
     opt = Twice(model.parameters(), lr=1.0)
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
-    run = dpfy.privatize(model, opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    run = dpfy.privatize(
+        model, opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+    )
     with pytest.raises(dpfy.UnreleasedGradient, match="more than once"):
         opt.step(lambda: (opt.zero_grad(), run.backward(model, next(iter(run)))))
 
 
-@pytest.mark.parametrize("edit", [
-    lambda g: g.mul_(2), lambda g: g.clamp_(-1, 1), lambda g: g.detach().add_(1), lambda g: g.view(-1)[0].fill_(3),
-])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda g: g.mul_(2),
+        lambda g: g.clamp_(-1, 1),
+        lambda g: g.detach().add_(1),
+        lambda g: g.view(-1)[0].fill_(3),
+    ],
+)
 def test_an_edited_gradient_is_refused_outside_of_postprocessing(started, edit):
     s = started(ROWS)
     private_gradient(s)
@@ -106,11 +119,20 @@ def test_an_edited_gradient_is_refused_outside_of_postprocessing(started, edit):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("edit", [
-    lambda data: data[3:4].neg_(), lambda data: data[3:5].neg_(), lambda data: data[5:8].mul_(2),
-    lambda data: data[-1:].add_(1), lambda data: data.neg_(), lambda data: data[1:9:2].neg_(),
-    lambda data: data.mul_(0).add_(3), lambda data: data[:1].fill_(float("nan")),
-], ids=["sign", "two signs", "scale", "last", "all signs", "four signs", "constant", "nan"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda data: data[3:4].neg_(),
+        lambda data: data[3:5].neg_(),
+        lambda data: data[5:8].mul_(2),
+        lambda data: data[-1:].add_(1),
+        lambda data: data.neg_(),
+        lambda data: data[1:9:2].neg_(),
+        lambda data: data.mul_(0).add_(3),
+        lambda data: data[:1].fill_(float("nan")),
+    ],
+    ids=["sign", "two signs", "scale", "last", "all signs", "four signs", "constant", "nan"],
+)
 def test_edits_through_data_are_seen_in_the_bits(dtype, edit):
     parameter = nn.Parameter(torch.zeros(11, dtype=dtype))
     gate = Gate([torch.optim.SGD([parameter], lr=1.0)], {"weight": parameter})
@@ -124,7 +146,9 @@ def test_edits_through_data_are_seen_in_the_bits(dtype, edit):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
-@pytest.mark.parametrize("left, passes", [(0.0, True), (-0.0, True), (1e-45, False), (float("nan"), False)])
+@pytest.mark.parametrize(
+    "left, passes", [(0.0, True), (-0.0, True), (1e-45, False), (float("nan"), False)]
+)
 def test_only_zeros_pass_for_a_zeroed_gradient(shape, left, passes):
     parameter = nn.Parameter(torch.zeros(shape))
     gate = Gate([torch.optim.SGD([parameter], lr=1.0)], {"weight": parameter})
@@ -142,7 +166,12 @@ def test_only_zeros_pass_for_a_zeroed_gradient(shape, left, passes):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_one_value_that_is_not_finite_is_found(dtype):
-    for value, expected in ((1.0, True), (float("inf"), False), (float("-inf"), False), (float("nan"), False)):
+    for value, expected in (
+        (1.0, True),
+        (float("inf"), False),
+        (float("-inf"), False),
+        (float("nan"), False),
+    ):
         for place in (0, 7, 14):
             values = torch.arange(-7, 8, dtype=dtype)
             values[place] = value
@@ -188,7 +217,9 @@ def test_gradients_of_public_data_pass_and_add_up(started):
     private_gradient(s)
     s.opt.step()
     assert s.ledger.count == 1
-    torch.testing.assert_close(s.model.weight.detach(), -(ROWS.sum(0) + torch.tensor([0.6, 1.1, 0.4])))
+    torch.testing.assert_close(
+        s.model.weight.detach(), -(ROWS.sum(0) + torch.tensor([0.6, 1.1, 0.4]))
+    )
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -207,7 +238,9 @@ def test_parameters_unfrozen_later_are_refused():
     model[0].requires_grad_(False)
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
-    run = dpfy.privatize(model, opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    run = dpfy.privatize(
+        model, opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+    )
     run.backward(lambda x: model(x).squeeze(1), next(iter(run)))
     opt.step()
     model[0].requires_grad_(True)
@@ -239,8 +272,13 @@ def test_gradients_from_before_the_run_are_refused():
     model(ROWS).sum().backward()
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
     with pytest.raises(dpfy.UnreleasedGradient, match="zero_grad"):
-        dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(ROWS), plan,
-                       dpfy.Ledger.in_memory())
+        dpfy.privatize(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            TensorDataset(ROWS),
+            plan,
+            dpfy.Ledger.in_memory(),
+        )
 
 
 def test_closing_the_run_removes_the_gate(started):
@@ -255,7 +293,14 @@ def test_the_gate_stands_at_every_optimizer():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     first, second = (torch.optim.SGD(layer.parameters(), lr=1.0) for layer in model)
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=5, noise_multiplier=1.0)
-    dpfy.privatize(model, [first, second], TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1)
+    dpfy.privatize(
+        model,
+        [first, second],
+        TensorDataset(ROWS),
+        plan,
+        dpfy.Ledger.in_memory(),
+        insecure_test_key=1,
+    )
     model(ROWS).sum().backward()
     for opt in (first, second):
         with pytest.raises(dpfy.UnreleasedGradient):

@@ -1,4 +1,6 @@
-"""Questions to losses: what one record may change, what is recorded, and that nothing is read before."""
+"""Questions to losses: what one record may change, what is recorded, and that nothing is read
+before.
+"""
 
 import math
 
@@ -16,7 +18,9 @@ from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.run.loss_queries import FirstBelow, PrivateArgmin
 from recipes import Descent
 
-ROWS = torch.tensor([[0.5, 1.0, 0.0], [-3.0, 2.0, 1.0], [9.0, 9.0, -9.0], [0.1, 0.2, 0.3], [math.inf, 0.0, 1.0]])
+ROWS = torch.tensor(
+    [[0.5, 1.0, 0.0], [-3.0, 2.0, 1.0], [9.0, 9.0, -9.0], [0.1, 0.2, 0.3], [math.inf, 0.0, 1.0]]
+)
 ODD = torch.tensor([[5.0, -4.0, 7.0], [math.nan, 1.0, 1.0], [0.0, 0.0, 0.0], [1e30, -1e30, 1e30]])
 
 
@@ -38,8 +42,10 @@ def neighbours():
 @given(st.lists(st.floats(-4, 4, width=16), min_size=3, max_size=3), st.floats(0.01, 10.0))
 def test_one_record_adds_at_most_the_bound_and_never_takes_away(neighbours, weight, bound):
     """A loss that is not clipped, negative, or no number would be seen here; so would a mean."""
-    sums = [PrivateArgmin(each.run, bound, 1.0)._losses(each.loss).of({"weight": torch.tensor(weight)})
-            for each in neighbours]
+    sums = [
+        PrivateArgmin(each.run, bound, 1.0)._losses(each.loss).of({"weight": torch.tensor(weight)})
+        for each in neighbours
+    ]
     expected = (ROWS[:4] @ torch.tensor(weight)).double().clamp(0, bound).sum()
     infinite = (ROWS[4] @ torch.tensor(weight)).double()
     expected = expected + (bound if infinite.isnan() else infinite.clamp(0, bound))
@@ -53,19 +59,26 @@ def test_the_sensitivity_pays_for_the_last_bits_of_others():
     search = PrivateArgmin(begun.run, 3.0, 0.5)
     co_batched = search._blocks.largest
     assert co_batched >= 4
-    assert search.mechanism.sensitivity == pytest.approx(3.0 * (1 + 2 * co_batched * ROUNDING + 2.0**-19), rel=1e-12)
+    assert search.mechanism.sensitivity == pytest.approx(
+        3.0 * (1 + 2 * co_batched * ROUNDING + 2.0**-19), rel=1e-12
+    )
     assert search.event.queries[0].largest_loss == pytest.approx(0.5)
 
 
 def test_the_least_loss_is_found_and_recorded():
     descent = Descent(rho=1e9)
     search = PrivateArgmin(descent.run, 5.0, 1e4)
-    models = [{"weight": torch.tensor([weight])} for weight in ([0.0, 0.0], [1.0, -2.0], [4.0, 4.0])]
+    models = [
+        {"weight": torch.tensor([weight])} for weight in ([0.0, 0.0], [1.0, -2.0], [4.0, 4.0])
+    ]
     assert search.of(descent.loss, iter(models)) == 1
     assert torch.equal(descent.model.weight, torch.zeros(1, 2))
     sensitivity, scale = search.mechanism.sensitivity, search.mechanism.scale
-    assert [run.event for run in descent.ledger.uses] == [Sampled(
-        Poisson(1.0), (ExponentialChoice(sensitivity, scale, True, "step size"),), adaptive=True)]
+    assert [run.event for run in descent.ledger.uses] == [
+        Sampled(
+            Poisson(1.0), (ExponentialChoice(sensitivity, scale, True, "step size"),), adaptive=True
+        )
+    ]
     descent.run.close()
 
 
@@ -73,18 +86,37 @@ def test_the_first_sufficient_decrease_is_found_and_recorded():
     descent = Descent(rho=1e9, rate=0.9)
     search = FirstBelow(descent.run, 5.0, 1e4)
     start, best = ({"weight": torch.tensor([weight])} for weight in ([0.0, 0.0], [1.0, -2.0]))
-    assert search.of(descent.loss, start, [(start, 1.0), (best, 1e6), (best, 1.0), (best, 0.0)]) == 2
+    assert (
+        search.of(descent.loss, start, [(start, 1.0), (best, 1e6), (best, 1.0), (best, 0.0)]) == 2
+    )
     assert search.of(descent.loss, start, [(start, 1.0), (best, 1e6)]) is None
     mechanism = search.mechanism
-    assert [(run.event, run.times) for run in descent.ledger.uses] == [(Sampled(Poisson(0.9), (AboveThreshold(
-        mechanism.sensitivity, mechanism.threshold_scale, mechanism.query_scale, False, "decrease"),),
-        adaptive=True), 2)]
+    assert [(run.event, run.times) for run in descent.ledger.uses] == [
+        (
+            Sampled(
+                Poisson(0.9),
+                (
+                    AboveThreshold(
+                        mechanism.sensitivity,
+                        mechanism.threshold_scale,
+                        mechanism.query_scale,
+                        False,
+                        "decrease",
+                    ),
+                ),
+                adaptive=True,
+            ),
+            2,
+        )
+    ]
     assert 1 / 2 <= mechanism.query_scale / mechanism.threshold_scale <= 2
     descent.run.close()
 
 
 def test_what_is_asked_for_does_not_swallow_the_last_digits():
-    """Beside 1e30 a float64 sum has no digits left, and one record could move the comparison by many bounds."""
+    """Beside 1e30 a float64 sum has no digits left, and one record could move the comparison by
+    many bounds.
+    """
     descent = Descent(rho=1e9)
     search, seen = FirstBelow(descent.run, 5.0, 1.0), []
     search.mechanism = _Listening(search.mechanism, seen)
@@ -136,8 +168,14 @@ def test_nothing_is_read_before_it_is_paid_for(kind):
 
 
 def test_other_samples_are_refused():
-    plan = dpfy.dpsgd(records=5, batch_size=2, epochs=1, noise_multiplier=2.0, sampling="shuffled",
-                      relation="zero_out").under(ZcdpFilter(1e6))
+    plan = dpfy.dpsgd(
+        records=5,
+        batch_size=2,
+        epochs=1,
+        noise_multiplier=2.0,
+        sampling="shuffled",
+        relation="zero_out",
+    ).under(ZcdpFilter(1e6))
     begun = Started(TensorDataset(ROWS), plan=plan)
     with pytest.raises(dpfy.InvalidArgument, match="poisson or full"):
         PrivateArgmin(begun.run, 1.0, 1.0)

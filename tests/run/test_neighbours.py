@@ -1,4 +1,6 @@
-"""Whole training runs on neighbouring data: what can be seen differs by noise alone. And runs that are killed."""
+"""Whole training runs on neighbouring data: what can be seen differs by noise alone. And runs that
+are killed.
+"""
 
 import json
 import os
@@ -63,38 +65,83 @@ def module(tmp_path, monkeypatch):
 
 
 def observed(module, name, capfd, caplog):
-    """Everything that a run on the named data lets anyone see, with what noise may change blanked out."""
+    """Everything that a run on the named data lets anyone see, with what noise may change blanked
+    out.
+    """
     caplog.clear()
     with pytest.raises(SystemExit) as caught:
-        main(["train", "--data", f"{module}:{name}", "--model", f"{module}:model", "--records", "300", "--name", name,
-              "--batch-size", "60", "--epochs", "2", "--out", "out"])
+        main(
+            [
+                "train",
+                "--data",
+                f"{module}:{name}",
+                "--model",
+                f"{module}:model",
+                "--records",
+                "300",
+                "--name",
+                name,
+                "--batch-size",
+                "60",
+                "--epochs",
+                "2",
+                "--out",
+                "out",
+            ]
+        )
     output = capfd.readouterr()
     folder = f"out/{name}"
-    screen = re.sub(r"\d+\.\d%|\d+:\d+:\d+|━+|[╸╺]", "#", output.out + output.err)  # accuracy, time left, bar
-    uses = [line.split(',"hash"')[0] for line in Path(folder, "ledger.dpl").read_text().splitlines()][1:]
+    screen = re.sub(
+        r"\d+\.\d%|\d+:\d+:\d+|━+|[╸╺]", "#", output.out + output.err
+    )  # accuracy, time left, bar
+    uses = [
+        line.split(',"hash"')[0] for line in Path(folder, "ledger.dpl").read_text().splitlines()
+    ][1:]
     report = json.loads(Path(folder, "report.json").read_text())
     del report["ledger"]["created"]
     report["facts"]["history"] = [step for step, _ in report["facts"]["history"]]
-    statement = re.sub("[0-9a-f]{64}", "#", json.dumps(report))  # the ledger's hash covers its random identity
-    return (caught.value.code, " ".join(screen.split()).replace(name, "DATA"), statement.replace(name, "DATA"), uses,
-            [record.getMessage() for record in caplog.records], sorted(os.listdir(folder)))
+    statement = re.sub(
+        "[0-9a-f]{64}", "#", json.dumps(report)
+    )  # the ledger's hash covers its random identity
+    return (
+        caught.value.code,
+        " ".join(screen.split()).replace(name, "DATA"),
+        statement.replace(name, "DATA"),
+        uses,
+        [record.getMessage() for record in caplog.records],
+        sorted(os.listdir(folder)),
+    )
 
 
 def test_a_canary_leaves_no_trace_but_noise(module, capfd, caplog):
     assert observed(module, "ordinary_records", capfd, caplog) == (
-        observed(module, "records_with_canary", capfd, caplog))
+        observed(module, "records_with_canary", capfd, caplog)
+    )
 
 
 def make_trainer(folder):
     y = torch.arange(200) % 2
-    data = TensorDataset(torch.randn(200, 3, generator=torch.Generator().manual_seed(1)) + 2.0 * y.unsqueeze(1), y)
-    config = dpfy.TrainConfig(out=str(folder), name="a", records=200, batch_size=20, epochs=8, data="own", csv=False,
-                              learning_rate=0.1, delta=1e-3)
+    data = TensorDataset(
+        torch.randn(200, 3, generator=torch.Generator().manual_seed(1)) + 2.0 * y.unsqueeze(1), y
+    )
+    config = dpfy.TrainConfig(
+        out=str(folder),
+        name="a",
+        records=200,
+        batch_size=20,
+        epochs=8,
+        data="own",
+        csv=False,
+        learning_rate=0.1,
+        delta=1e-3,
+    )
     return dpfy.Trainer(config, model=nn.Linear(3, 2), train=data)
 
 
 def train_until_killed(folder, seconds):
-    """Start or resume in a forked child, which is killed after so many seconds; return whether it finished."""
+    """Start or resume in a forked child, which is killed after so many seconds; return whether it
+    finished.
+    """
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
@@ -104,7 +151,9 @@ def train_until_killed(folder, seconds):
         trainer.resume() if started else trainer.fit()
         os._exit(0)
     checkpoint, patience = folder / "a" / FILE, time.monotonic() + 60
-    while not checkpoint.exists() and time.monotonic() < patience:  # the instants are those of a run under way
+    while (
+        not checkpoint.exists() and time.monotonic() < patience
+    ):  # the instants are those of a run under way
         time.sleep(0.01)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
@@ -112,7 +161,9 @@ def train_until_killed(folder, seconds):
 
 
 def kill_and_resume(folder, kills, seed):
-    """Kill again and again, then finish: the ledger holds every step that any attempt reserved, and no more."""
+    """Kill again and again, then finish: the ledger holds every step that any attempt reserved, and
+    no more.
+    """
     make_trainer(folder)  # imports and caches are warm before the first fork
     instants, before = random.Random(seed), 0
     path = folder / "a" / "ledger.dpl"

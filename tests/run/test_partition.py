@@ -20,20 +20,28 @@ def test_one_record_more_leaves_all_blocks_but_one_as_they_were(records, positio
     division, drawn = BatchPartition(blocks, records), tags(records + 1)
     names = torch.arange(records + 1)
     position = min(position, records)
-    without = torch.cat([names[:position], names[position + 1:]])
-    before = {block: without[division.of(drawn[without]) == block].tolist() for block in range(blocks)}
+    without = torch.cat([names[:position], names[position + 1 :]])
+    before = {
+        block: without[division.of(drawn[without]) == block].tolist() for block in range(blocks)
+    }
     after = {block: names[division.of(drawn) == block].tolist() for block in range(blocks)}
     changed = [block for block in range(blocks) if before[block] != after[block]]
-    assert changed == [int(division.of(drawn[position:position + 1]))]
+    assert changed == [int(division.of(drawn[position : position + 1]))]
 
 
 @settings(max_examples=60, deadline=None)
 @given(records=st.integers(1, 400), position=st.integers(0, 400), largest=st.integers(1, 40))
-def test_one_record_more_touches_no_more_than_a_part_however_many_there_are(records, position, largest):
+def test_one_record_more_touches_no_more_than_a_part_however_many_there_are(
+    records, position, largest
+):
     """Even parts would fail: one record more moves the borders between all of them."""
-    division, drawn, names = BatchPartition(1, largest), tags(records + 1), torch.arange(records + 1)
+    division, drawn, names = (
+        BatchPartition(1, largest),
+        tags(records + 1),
+        torch.arange(records + 1),
+    )
     position = min(position, records)
-    without = torch.cat([names[:position], names[position + 1:]])
+    without = torch.cat([names[:position], names[position + 1 :]])
     before = {tuple(part.tolist()) for part in division.divided(without, drawn[without])}
     after = {tuple(part.tolist()) for part in division.divided(names, drawn)}
     assert sorted(sum(after, ())) == names.tolist() and max(map(len, before | after)) <= largest
@@ -51,7 +59,9 @@ def test_a_block_is_hardly_ever_divided(expected):
     assert poisson.logsf(BatchPartition.planned(expected, 10_000).largest, expected) < -20 * 0.69
 
 
-@pytest.mark.parametrize(("expected", "largest", "ranks"), [(0.3, None, 1), (1000, 64, 1), (1000, 64, 3), (5, 1, 2)])
+@pytest.mark.parametrize(
+    ("expected", "largest", "ranks"), [(0.3, None, 1), (1000, 64, 1), (1000, 64, 3), (5, 1, 2)]
+)
 def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, ranks):
     division = BatchPartition.planned(expected, largest, ranks)
     assert division.count % ranks == 0
@@ -59,9 +69,13 @@ def test_blocks_leave_room_in_a_chunk_and_suit_the_ranks(expected, largest, rank
     assert division.largest <= (largest or 1024)
 
 
-@pytest.mark.parametrize(("expected", "largest", "count"), [(64, 64, 1), (65, 64, 2), (1024, 2000, 1), (1025, 2000, 2)])
+@pytest.mark.parametrize(
+    ("expected", "largest", "count"), [(64, 64, 1), (65, 64, 2), (1024, 2000, 1), (1025, 2000, 2)]
+)
 def test_what_is_expected_to_be_one_chunk_is_one_block(expected, largest, count):
-    """Two half chunks would be slower, and a step on many chunks would peak higher than a step on one."""
+    """Two half chunks would be slower, and a step on many chunks would peak higher than a step on
+    one.
+    """
     assert BatchPartition.planned(expected, largest).count == count
 
 

@@ -1,4 +1,6 @@
-"""Private BatchNorm in a run: bounded for every engine, changed by releases alone, and nothing stays behind."""
+"""Private BatchNorm in a run: bounded for every engine, changed by releases alone, and nothing
+stays behind.
+"""
 
 import math
 
@@ -16,20 +18,37 @@ from dpfy.models import PrivateBatchNorm
 CHANNELS = 5
 NAME = "batchnorm 1"
 GOOD = torch.randn(6, 4, generator=torch.Generator().manual_seed(2)) * 2 + 1
-BAD = (1e6, -1e6, 0.0, 1.0, 3e38, math.inf, math.nan)  # times a good record; from the fifth on no number is left
+BAD = (
+    1e6,
+    -1e6,
+    0.0,
+    1.0,
+    3e38,
+    math.inf,
+    math.nan,
+)  # times a good record; from the fifth on no number is left
 
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, CHANNELS), PrivateBatchNorm(CHANNELS), nn.Tanh(), nn.Linear(CHANNELS, 2))
+    return nn.Sequential(
+        nn.Linear(4, CHANNELS), PrivateBatchNorm(CHANNELS), nn.Tanh(), nn.Linear(CHANNELS, 2)
+    )
 
 
 def start(started, rows, *, noise=0.0, steps=4, bound=0.5, every=1, rate=1.0, divisor=1, **options):
     """A run over rows with a small bound, so that every record's moments are clipped."""
     model = network()
-    plan = dpfy.dpsgd(rate=rate, divisor=divisor, steps=steps, noise_multiplier=noise,
-                      statistics=batchnorm_statistics(model, bound=bound, every=every))
-    s = started(rows, model=model, plan=plan, **{"example_input": GOOD[:0].new_zeros(1, 4), **options})
+    plan = dpfy.dpsgd(
+        rate=rate,
+        divisor=divisor,
+        steps=steps,
+        noise_multiplier=noise,
+        statistics=batchnorm_statistics(model, bound=bound, every=every),
+    )
+    s = started(
+        rows, model=model, plan=plan, **{"example_input": GOOD[:0].new_zeros(1, 4), **options}
+    )
     s.loss_fn = lambda x: model(x).square().sum(1)
     return s
 
@@ -39,8 +58,11 @@ def moments(s):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_record_moves_the_moments_by_at_most_the_bound_and_leaves_those_of_others(started, engine):
-    # Fails if moments were clipped together, taken over the batch, or counted although they are not numbers.
+def test_one_record_moves_the_moments_by_at_most_the_bound_and_leaves_those_of_others(
+    started, engine
+):
+    # Fails if moments were clipped together, taken over the batch, or counted although they are not
+    # numbers.
     rows, bound = list(GOOD), 0.5 * math.sqrt(CHANNELS)
     s = start(started, rows, engine=engine, steps=20)
     without = moments(s)
@@ -67,7 +89,9 @@ def test_engines_release_the_same_moments_and_gradients(started):
     for engine in ENGINES:
         assert torch.allclose(released[engine][0], released["loop"][0], atol=1e-5)
         for found, wanted in zip(released[engine][1:], released["loop"][1:], strict=True):
-            assert float((found - wanted).norm()) <= 1e-3 * float(wanted.norm())  # certified norms are a little larger
+            assert float((found - wanted).norm()) <= 1e-3 * float(
+                wanted.norm()
+            )  # certified norms are a little larger
 
 
 def test_the_fast_engine_serves_it(started):
@@ -79,7 +103,10 @@ def test_the_fast_engine_serves_it(started):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_backward_changes_the_statistics_and_nothing_else_stays_on_the_model(started, engine):
     s = start(started, GOOD, engine=engine)
-    norm, before = s.model[1], {name: tensor.clone() for name, tensor in s.model.state_dict().items()}
+    norm, before = (
+        s.model[1],
+        {name: tensor.clone() for name, tensor in s.model.state_dict().items()},
+    )
     attributes = set(vars(norm))
     s.run.release(s.loss_fn, next(iter(s.run)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in s.model.state_dict().items())
@@ -135,8 +162,9 @@ def test_statistics_are_released_and_absorbed_when_they_are_due(started):
 
 
 def test_statistics_come_near_those_of_the_data_with_noise(started):
-    # Per coordinate and step the noise is z·bound·√(5/0.05)/records = 0.1·2·10/2000 = 0.001 in standard deviations, and
-    # clipping biases the variance by a few percent: a tenth is reached unless an update is wrong.
+    # Per coordinate and step the noise is z·bound·√(5/0.05)/records = 0.1·2·10/2000 = 0.001 in
+    # standard deviations, and clipping biases the variance by a few percent: a tenth is reached
+    # unless an update is wrong.
     rows = torch.randn(2000, 4, generator=torch.Generator().manual_seed(5)) * 3 + 2
     s = start(started, rows, noise=0.1, steps=60, bound=2.0, divisor=2000)
     for batch in s.run:
@@ -157,7 +185,10 @@ def test_a_checkpoint_has_the_statistics_and_a_resumed_run_goes_on_with_them(sta
     batchnorm_statistics(model)  # gives the layer its name
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
     run = dpfy.resume(tmp_path, model, opt, TensorDataset(GOOD), insecure_test_key=2)
-    assert torch.equal(model[1].running_mean, s.model[1].running_mean) and float(model[1].running_mean.abs().max()) > 0
+    assert (
+        torch.equal(model[1].running_mean, s.model[1].running_mean)
+        and float(model[1].running_mean.abs().max()) > 0
+    )
     run.backward(lambda x: model(x).square().sum(1), next(iter(run)))
     assert not torch.equal(model[1].running_mean, s.model[1].running_mean)
     run.close()
@@ -165,16 +196,22 @@ def test_a_checkpoint_has_the_statistics_and_a_resumed_run_goes_on_with_them(sta
 
 def test_convolutions_and_private_statistics_fit_together(started):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+    )
     dpfy.fix(model, "private")
-    plan = dpfy.dpsgd(rate=1.0, divisor=4, steps=1, noise_multiplier=1.0, statistics=batchnorm_statistics(model))
+    plan = dpfy.dpsgd(
+        rate=1.0, divisor=4, steps=1, noise_multiplier=1.0, statistics=batchnorm_statistics(model)
+    )
     s = started(TensorDataset(torch.randn(4, 1, 6, 6)), model=model, plan=plan)
     released = s.run.backward(lambda x: model(x).square().sum(1), next(iter(s.run)))
     assert released.statistics["batchnorm 1"].shape == (2, 4) and s.run.engine == "bookkeeping"
 
 
 class Odd(nn.Module):
-    """Uses a parameter in a way that no rule knows, so that the fast engine would vectorise it as a whole."""
+    """Uses a parameter in a way that no rule knows, so that the fast engine would vectorise it as a
+    whole.
+    """
 
     def __init__(self):
         super().__init__()
@@ -186,7 +223,9 @@ class Odd(nn.Module):
 
 def test_a_layer_inside_of_a_module_that_is_vectorised_is_observed_by_another_engine(started):
     model = nn.Sequential(nn.Linear(4, CHANNELS), Odd(), nn.Linear(CHANNELS, 2))
-    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0, statistics=batchnorm_statistics(model))
+    plan = dpfy.dpsgd(
+        rate=1.0, divisor=1, steps=2, noise_multiplier=0.0, statistics=batchnorm_statistics(model)
+    )
     s = started(GOOD, model=model, plan=plan)
     released = s.run.backward(lambda x: model(x).square().sum(1), next(iter(s.run)))
     assert s.run.engine == "vmap" and float(released.statistics["batchnorm 1.norm"].norm()) > 0
@@ -195,7 +234,9 @@ def test_a_layer_inside_of_a_module_that_is_vectorised_is_observed_by_another_en
 
 def test_nothing_stays_on_the_model_where_activations_are_computed_twice(started):
     s = start(started, GOOD, engine="loop")
-    s.run.backward(lambda x: checkpoint(s.model, x, use_reentrant=False).square().sum(1), next(iter(s.run)))
+    s.run.backward(
+        lambda x: checkpoint(s.model, x, use_reentrant=False).square().sum(1), next(iter(s.run))
+    )
     assert s.model[1]._seen is None and float(s.model[1].running_mean.abs().max()) > 0
 
 
@@ -210,7 +251,11 @@ def test_rows_that_are_not_records_are_refused_on_synthetic_input(started):
             return self.head(self.norm(x.reshape(-1, 2))).reshape(len(x), -1)
 
     model = Folding()
-    plan = dpfy.dpsgd(rate=1.0, divisor=4, steps=1, noise_multiplier=1.0, statistics=batchnorm_statistics(model))
+    plan = dpfy.dpsgd(
+        rate=1.0, divisor=4, steps=1, noise_multiplier=1.0, statistics=batchnorm_statistics(model)
+    )
     s = started(TensorDataset(torch.randn(4, 3, 2)), model=model, plan=plan)
-    with pytest.raises(dpfy.LossError, match="'batchnorm norm' must be a tensor with one row per example"):
+    with pytest.raises(
+        dpfy.LossError, match="'batchnorm norm' must be a tensor with one row per example"
+    ):
         s.run.backward(lambda x: model(x).sum(1), next(iter(s.run)))

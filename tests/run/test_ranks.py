@@ -1,4 +1,6 @@
-"""Several processes give what one gives: the same sums, one noise, one ledger, and no rank is left waiting."""
+"""Several processes give what one gives: the same sums, one noise, one ledger, and no rank is left
+waiting.
+"""
 
 import hashlib
 import os
@@ -32,7 +34,9 @@ DIMENSION = 20_000
 def pytest_generate_tests(metafunc):
     if "group" in metafunc.fixturenames:
         sizes = [2, pytest.param(4, marks=pytest.mark.slow)]
-        metafunc.parametrize("group", sizes, indirect=True, ids=lambda size: f"{size} processes", scope="module")
+        metafunc.parametrize(
+            "group", sizes, indirect=True, ids=lambda size: f"{size} processes", scope="module"
+        )
 
 
 class Group:
@@ -41,7 +45,9 @@ class Group:
     def __init__(self, size, folder):
         self.size = size
         names = [name for name in processes.SCENARIOS if not name.startswith("killed")]
-        ended = processes.finish_once(folder, lambda: processes.start(__file__, names, size, folder))
+        ended = processes.finish_once(
+            folder, lambda: processes.start(__file__, names, size, folder)
+        )
         self.output = "".join(text for _, text in ended)
         assert [code for code, _ in ended] == [0] * size, self.output
         self._found = [processes.result(folder, rank) for rank in range(size)]
@@ -90,37 +96,73 @@ class Counted(Dataset):
 
 
 def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **planned):
-    """The parameters after three noisy steps on random samples, from a start that differs between the ranks."""
+    """The parameters after three noisy steps on random samples, from a start that differs between
+    the ranks.
+    """
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.randn(40, 6, generator=generator), torch.arange(40) % 3)
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
     opt = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    statistics = [dpfy.Statistic("x", bound=0.5, shape=(6,), every=2), dpfy.RecordNormsBelow(), dpfy.SampleSize()]
-    options = {"clip": dpfy.clip_groups(model, clip=0.7), "statistics": statistics} if sums else {"clip": 0.7}
-    plan = dpfy.dpsgd(records=40 if users is None else 20, batch_size=20 if users is None else 10, steps=3,
-                      noise_multiplier=0.5, unit="record" if users is None else "user", **options, **planned)
+    statistics = [
+        dpfy.Statistic("x", bound=0.5, shape=(6,), every=2),
+        dpfy.RecordNormsBelow(),
+        dpfy.SampleSize(),
+    ]
+    options = (
+        {"clip": dpfy.clip_groups(model, clip=0.7), "statistics": statistics}
+        if sums
+        else {"clip": 0.7}
+    )
+    plan = dpfy.dpsgd(
+        records=40 if users is None else 20,
+        batch_size=20 if users is None else 10,
+        steps=3,
+        noise_multiplier=0.5,
+        unit="record" if users is None else "user",
+        **options,
+        **planned,
+    )
     plan = plan if rule is None else plan.under(rule)
     released = []
-    with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory(), engine=engine, insecure_test_key=3,
-                        unit_of=users) as run:
+    with dpfy.privatize(
+        model,
+        opt,
+        data,
+        plan,
+        dpfy.Ledger.in_memory(),
+        engine=engine,
+        insecure_test_key=3,
+        unit_of=users,
+    ) as run:
         for batch in run:
             opt.zero_grad()
-            found = run.backward(lambda x, y: dpfy.Losses(F.cross_entropy(model(x), y, reduction="none"), {"x": x}),
-                                 batch)
+            found = run.backward(
+                lambda x, y: dpfy.Losses(F.cross_entropy(model(x), y, reduction="none"), {"x": x}),
+                batch,
+            )
             released += [value.flatten() for value in found.statistics.values()]
             opt.step()
         parameters = torch.nn.utils.parameters_to_vector(model.parameters())
         return torch.cat([parameters.detach().double(), *released]).tolist(), run.engine
 
 
-RECIPES = {"auto": {}, "vmap": {"engine": "vmap"}, "loop": {"engine": "loop"}, "microbatches": {"microbatches": 5},
-           "groups and statistics": {"sums": True}, "users": {"users": [k // 2 for k in range(40)]},
-           "clipped denominator": {"least_sample": 15.0},
-           "quantile": {"controllers": [dpfy.QuantileClipping(share=0.2)]},
-           "adaclip": {"controllers": [dpfy.AdaClip()]},
-           "chosen noise": {"controllers": [dpfy.GradientNormNoise(share=0.2)], "rule": GaussianFilter(mu=20.0)},
-           "shuffled": {"sampling": "shuffled", "relation": "zero_out"}}
+RECIPES = {
+    "auto": {},
+    "vmap": {"engine": "vmap"},
+    "loop": {"engine": "loop"},
+    "microbatches": {"microbatches": 5},
+    "groups and statistics": {"sums": True},
+    "users": {"users": [k // 2 for k in range(40)]},
+    "clipped denominator": {"least_sample": 15.0},
+    "quantile": {"controllers": [dpfy.QuantileClipping(share=0.2)]},
+    "adaclip": {"controllers": [dpfy.AdaClip()]},
+    "chosen noise": {
+        "controllers": [dpfy.GradientNormNoise(share=0.2)],
+        "rule": GaussianFilter(mu=20.0),
+    },
+    "shuffled": {"sampling": "shuffled", "relation": "zero_out"},
+}
 
 
 @scenario
@@ -130,15 +172,17 @@ def training(rank, size, folder):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parameters_are_those_of_one_process(group, recipe, tmp_path):
-    # Other samples, a share counted twice or left out, a mean in the place of the sum, noise once per rank, or a start
-    # that was not shared: each moves the parameters by far more than rounding.
+    # Other samples, a share counted twice or left out, a mean in the place of the sum, noise once
+    # per rank, or a start that was not shared: each moves the parameters by far more than rounding.
     expected, engine = trained(0, tmp_path, **RECIPES[recipe])
     alone = torch.tensor(expected, dtype=torch.float64)
     for found, used in (each[recipe] for each in group[training]):
         together = torch.tensor(found, dtype=torch.float64)
         assert used == engine
         assert (together - alone).norm() <= 1e-6 * alone.norm()
-    assert len({tuple(each[recipe][0]) for each in group[training]}) == 1  # bit by bit the same everywhere
+    assert (
+        len({tuple(each[recipe][0]) for each in group[training]}) == 1
+    )  # bit by bit the same everywhere
 
 
 @scenario
@@ -147,7 +191,11 @@ def shares(rank, size, folder):
     started = Started(data, dimension=7, steps=2)
     started.release()  # looks at some records more, to compare them and to learn their shape
     data.reads = 0
-    found = {"sum": started.release().tolist(), "reads": data.reads, "kept": started.run._buffer.tolist()}
+    found = {
+        "sum": started.release().tolist(),
+        "reads": data.reads,
+        "kept": started.run._buffer.tolist(),
+    }
     plan = dpfy.dpsgd(records=40, batch_size=40, steps=2, noise_multiplier=0.0)
     blocks = Started(TensorDataset(torch.eye(40)), dimension=40, plan=plan, max_physical_batch=3)
     chosen = blocks.run._engine_for
@@ -164,8 +212,10 @@ def shares(rank, size, folder):
 
 def test_every_record_is_read_by_one_rank_and_counted_once(group):
     assert [each["sum"] for each in group[shares]] == [[1.0] * 7] * group.size
-    torch.testing.assert_close(torch.tensor([each["means"] for each in group[shares]]),
-                               torch.full((group.size, 2, 40), 1 / 40))
+    torch.testing.assert_close(
+        torch.tensor([each["means"] for each in group[shares]]),
+        torch.full((group.size, 2, 40), 1 / 40),
+    )
     reads = [each["reads"] for each in group[shares]]
     assert sum(reads) == 7
 
@@ -180,8 +230,11 @@ def one_record(rank, size, folder):
     huge = Started(TensorDataset(torch.tensor([[3e4, 4e4, 0.0]])))
     first = huge.release().tolist()
     nobody = Started(TensorDataset(torch.ones(3, 3)), rate=0.0, noise_multiplier=1.0)
-    return {"clipped": first, "noise": nobody.release().tolist(),
-            "count": nobody.run.ledger.count if rank == 0 else None}
+    return {
+        "clipped": first,
+        "noise": nobody.release().tolist(),
+        "count": nobody.run.ledger.count if rank == 0 else None,
+    }
 
 
 def test_ranks_without_a_record_take_part_and_an_empty_sample_is_noised_and_recorded(group):
@@ -193,14 +246,22 @@ def test_ranks_without_a_record_take_part_and_an_empty_sample_is_noised_and_reco
 
 @scenario
 def noise(rank, size, folder):
-    started = Started(TensorDataset(torch.zeros(size, DIMENSION)), dimension=DIMENSION, noise_multiplier=1.5, clip=2.0)
+    started = Started(
+        TensorDataset(torch.zeros(size, DIMENSION)),
+        dimension=DIMENSION,
+        noise_multiplier=1.5,
+        clip=2.0,
+    )
     released = started.release()
-    return {"std": float(released.double().std()), "hash": hashlib.sha256(released.numpy().tobytes()).hexdigest()}
+    return {
+        "std": float(released.double().std()),
+        "hash": hashlib.sha256(released.numpy().tobytes()).hexdigest(),
+    }
 
 
 def test_noise_is_added_once_and_at_full_scale(group):
-    # The estimate has a relative standard deviation of 1/√(2·20 000) = 0.5 %: 5 % is ten of them. Noise of every rank
-    # gives √2 with two of them, and noise divided among them 1/√2.
+    # The estimate has a relative standard deviation of 1/√(2·20 000) = 0.5 %: 5 % is ten of them.
+    # Noise of every rank gives √2 with two of them, and noise divided among them 1/√2.
     for each in group[noise]:
         ratio = each["std"] / (1.5 * 2.0)
         assert abs(ratio - 1) < 0.05
@@ -258,17 +319,27 @@ def mistakes(rank, size, folder):
         "memory": refusal(lambda: start(EYE, max_physical_batch=2 + odd)),
         "order": refusal(start(EYE.flip(0) if odd else EYE).release),
         "model": refusal(lambda: Started(TensorDataset(EYE), dimension=7 + odd)),
-        "wrapped": refusal(lambda: Started(TensorDataset(EYE), model=nn.parallel.DistributedDataParallel(Dot(7)))),
+        "wrapped": refusal(
+            lambda: Started(TensorDataset(EYE), model=nn.parallel.DistributedDataParallel(Dot(7)))
+        ),
         "ledger": refusal(lambda: start(EYE, ledger=folder / "nowhere" / "run.dpl")),
         "loss": refusal(lambda: start(EYE).release(lambda x: x.sum())),
     }
 
 
-@pytest.mark.parametrize(("mistake", "kind", "says"), [
-    ("length", "InvalidArgument", "another number of records"), ("plan", "InvalidArgument", "another plan"),
-    ("memory", "InvalidArgument", "max_physical_batch"),
-    ("order", "InvalidArgument", "another order of its records"), ("model", "InvalidArgument", "trained parameters"),
-    ("wrapped", "InvalidArgument", ".module"), ("ledger", "LedgerError", "does not exist"), ("loss", "LossError", "")])
+@pytest.mark.parametrize(
+    ("mistake", "kind", "says"),
+    [
+        ("length", "InvalidArgument", "another number of records"),
+        ("plan", "InvalidArgument", "another plan"),
+        ("memory", "InvalidArgument", "max_physical_batch"),
+        ("order", "InvalidArgument", "another order of its records"),
+        ("model", "InvalidArgument", "trained parameters"),
+        ("wrapped", "InvalidArgument", ".module"),
+        ("ledger", "LedgerError", "does not exist"),
+        ("loss", "LossError", ""),
+    ],
+)
 def test_what_is_wrong_on_one_rank_is_refused_on_all(group, mistake, kind, says):
     found = [each[mistake] for each in group[mistakes]]
     assert found[0][0] == kind and says in found[0][1]
@@ -316,12 +387,19 @@ def failures(rank, size, folder):
         except BaseException as found:
             return [type(found).__name__, str(found)]
 
-    return [caught(error) for error in (dpfy.DataError("A sentence."), ValueError("secret 42"), KeyboardInterrupt())]
+    return [
+        caught(error)
+        for error in (dpfy.DataError("A sentence."), ValueError("secret 42"), KeyboardInterrupt())
+    ]
 
 
 def test_a_rank_that_fails_tells_the_others_and_quotes_nothing_but_our_own_texts(group):
     *others, last = group[failures]
-    assert last == [["DataError", "A sentence."], ["ValueError", "secret 42"], ["KeyboardInterrupt", ""]]
+    assert last == [
+        ["DataError", "A sentence."],
+        ["ValueError", "secret 42"],
+        ["KeyboardInterrupt", ""],
+    ]
     for told in others:
         assert told[0] == last[0]
         assert [kind for kind, _ in told[1:]] == ["RankFailed", "RankFailed"]
@@ -333,7 +411,9 @@ def test_a_rank_that_fails_tells_the_others_and_quotes_nothing_but_our_own_texts
 
 @scenario
 def noise_that_fails(rank, size, folder):
-    """Rank 0 alone adds noise; what fails there must not leave the others waiting for what it releases."""
+    """Rank 0 alone adds noise; what fails there must not leave the others waiting for what it
+    releases.
+    """
     started = Started(TensorDataset(EYE), dimension=7, steps=1)
 
     def failing(*_, **__):
@@ -353,13 +433,24 @@ def tensors(rank, size, folder):
     def values(seed):
         generator = torch.Generator().manual_seed(seed)
         numbers = torch.randn(3, 4, generator=generator)
-        return [numbers, numbers.double(), numbers.bfloat16(), numbers > 0, (100 * numbers).long(), numbers[0, 0],
-                numbers.t(), torch.full((2,), float("nan") if seed == 0 else 1.0), torch.empty(0)]
+        return [
+            numbers,
+            numbers.double(),
+            numbers.bfloat16(),
+            numbers > 0,
+            (100 * numbers).long(),
+            numbers[0, 0],
+            numbers.t(),
+            torch.full((2,), float("nan") if seed == 0 else 1.0),
+            torch.empty(0),
+        ]
 
     mine, first = values(rank), values(0)
     Ranks.present().share(mine)
-    return [torch.equal(a.nan_to_num(), b.nan_to_num()) and a.stride() == b.stride()
-            for a, b in zip(mine, first, strict=True)]
+    return [
+        torch.equal(a.nan_to_num(), b.nan_to_num()) and a.stride() == b.stride()
+        for a, b in zip(mine, first, strict=True)
+    ]
 
 
 def test_tensors_of_every_kind_become_those_of_rank_0(group):
@@ -382,27 +473,41 @@ def secrets(rank, size, folder):
 
     os.urandom, distributed._exchange = drawn, carried
     try:
-        released = Started(TensorDataset(EYE), dimension=7, key=None, noise_multiplier=1.0).release()
+        released = Started(
+            TensorDataset(EYE), dimension=7, key=None, noise_multiplier=1.0
+        ).release()
     finally:
         os.urandom, distributed._exchange = draw, exchange
-    derived = [hashlib.sha256(f"dpfy {purpose}:".encode() + key).digest() for key in keys
-               for purpose in ("noise", "sampling", "training")]
+    derived = [
+        hashlib.sha256(f"dpfy {purpose}:".encode() + key).digest()
+        for key in keys
+        for purpose in ("noise", "sampling", "training")
+    ]
     traffic = b"|".join(sent)
-    return {"keys": [key.hex() for key in keys], "messages": len(sent), "released": released.tolist(),
-            "leaked": any(key in traffic for key in keys + derived)}
+    return {
+        "keys": [key.hex() for key in keys],
+        "messages": len(sent),
+        "released": released.tolist(),
+        "leaked": any(key in traffic for key in keys + derived),
+    }
 
 
 def test_no_key_leaves_its_process_or_is_printed(group):
     found = group[secrets]
     assert not any(each["leaked"] for each in found) and all(each["messages"] > 4 for each in found)
     keys = [key for each in found for key in each["keys"]]
-    assert len(set(keys)) == len(keys) >= 3 * group.size  # noise, sampling and dropout: every rank has its own
+    assert (
+        len(set(keys)) == len(keys) >= 3 * group.size
+    )  # noise, sampling and dropout: every rank has its own
     assert not any(key in group.output or repr(bytes.fromhex(key)) in group.output for key in keys)
     assert len({tuple(each["released"]) for each in found}) == 1
 
 
 def test_every_rank_has_its_own_dropout_also_under_a_test_key():
-    words = {Ranks(rank, 3).own(SecureStream(7, purpose="training")).words(1).tobytes() for rank in range(3)}
+    words = {
+        Ranks(rank, 3).own(SecureStream(7, purpose="training")).words(1).tobytes()
+        for rank in range(3)
+    }
     assert len(words) == 3
 
 
@@ -435,8 +540,12 @@ def checkpoint(rank, size, folder):
         take(run, model, opt, 1)
     model, opt = begin(float(rank))
     with dpfy.resume(place, model, opt, TensorDataset(EYE)) as run:
-        same = [model.weight.tolist() == saved, opt.state[model.weight]["momentum_buffer"].tolist() == momentum,
-                run.restored["note"] == "public", (run.lost_steps, run.steps_left) == (1, 2)]
+        same = [
+            model.weight.tolist() == saved,
+            opt.state[model.weight]["momentum_buffer"].tolist() == momentum,
+            run.restored["note"] == "public",
+            (run.lost_steps, run.steps_left) == (1, 2),
+        ]
         take(run, model, opt, run.steps_left)
     return {"same": same, "end": model.weight.tolist(), "file": (place / FILE).exists()}
 
@@ -461,16 +570,32 @@ def trainer(rank, size, folder):
     y = torch.arange(200) % 2
     data = TensorDataset(torch.randn(200, 3, generator=generator) + 2.0 * y.unsqueeze(1), y)
     told = Told()
-    settings = dpfy.TrainConfig(data="own", records=200, batch_size=50, epochs=2, learning_rate=0.5, delta=1e-3,
-                                ema=0.5, out=str(folder), name="trainer" if rank == 0 else "elsewhere")
+    settings = dpfy.TrainConfig(
+        data="own",
+        records=200,
+        batch_size=50,
+        epochs=2,
+        learning_rate=0.5,
+        delta=1e-3,
+        ema=0.5,
+        out=str(folder),
+        name="trainer" if rank == 0 else "elsewhere",
+    )
 
     def make():
-        return dpfy.Trainer(settings, model=nn.Linear(3, 2), train=data, test=data, callbacks=[told])
+        return dpfy.Trainer(
+            settings, model=nn.Linear(3, 2), train=data, test=data, callbacks=[told]
+        )
 
     result = make().fit()
-    return {"claim": result.claim, "spent": result.spent, "folder": str(result.folder), "told": told.steps,
-            "accuracy": [evaluation.accuracy for evaluation in result.evaluations],
-            "again": refusal(lambda: make().fit())}
+    return {
+        "claim": result.claim,
+        "spent": result.spent,
+        "folder": str(result.folder),
+        "told": told.steps,
+        "accuracy": [evaluation.accuracy for evaluation in result.evaluations],
+        "again": refusal(lambda: make().fit()),
+    }
 
 
 def test_the_trainer_writes_one_folder_and_returns_the_same_on_every_rank(group):
@@ -489,7 +614,12 @@ def test_the_trainer_writes_one_folder_and_returns_the_same_on_every_rank(group)
 
 def test_a_process_that_is_one_of_several_needs_a_group(monkeypatch):
     # Each of them would otherwise train on its own, with a ledger and a budget of its own.
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(dpfy.InvalidArgument, match="init_process_group"):
         Started(TensorDataset(EYE), dimension=7)
@@ -507,9 +637,13 @@ class Fatal(Counted):
 
 
 def killed(victim, rank, folder):
-    """Release until the victim dies while it reads a record; return what the others are told, and torch's reason."""
+    """Release until the victim dies while it reads a record; return what the others are told, and
+    torch's reason.
+    """
     data = Fatal(EYE) if rank == victim else Counted(EYE)
-    started = Started(data, dimension=7, steps=100, noise_multiplier=1.0, key=None, ledger=folder / "run.dpl")
+    started = Started(
+        data, dimension=7, steps=100, noise_multiplier=1.0, key=None, ledger=folder / "run.dpl"
+    )
     released = folder / f"released-{rank}"
 
     try:
@@ -530,15 +664,32 @@ def killed_last(rank, size, folder):
     return killed(size - 1, rank, folder)
 
 
-@pytest.mark.parametrize(("function", "size"), [
-    (killed_last, 2), *(pytest.param(*case, marks=pytest.mark.slow)
-                        for case in [(killed_first, 2), (killed_first, 4), (killed_last, 4)])])
-def test_when_a_rank_is_killed_the_others_stop_and_the_ledger_counts_every_release(function, size, tmp_path):
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [
+        (killed_last, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(killed_first, 2), (killed_first, 4), (killed_last, 4)]
+        ),
+    ],
+)
+def test_when_a_rank_is_killed_the_others_stop_and_the_ledger_counts_every_release(
+    function, size, tmp_path
+):
     victim = 0 if function is killed_first else size - 1
     ended = processes.finish(processes.start(__file__, [function.__name__], size, tmp_path))
-    assert [code for code, _ in ended] == [-signal.SIGKILL if rank == victim else 0 for rank in range(size)], ended
-    survivors = [processes.result(tmp_path, rank)[function.__name__] for rank in range(size) if rank != victim]
-    assert all("resume" in told and "onnection" in reason for told, reason in survivors)  # and not a time-out
+    assert [code for code, _ in ended] == [
+        -signal.SIGKILL if rank == victim else 0 for rank in range(size)
+    ], ended
+    survivors = [
+        processes.result(tmp_path, rank)[function.__name__]
+        for rank in range(size)
+        if rank != victim
+    ]
+    assert all(
+        "resume" in told and "onnection" in reason for told, reason in survivors
+    )  # and not a time-out
     ledger = dpfy.Ledger.read(tmp_path / "run.dpl")
     released = [int((tmp_path / f"released-{rank}").read_text()) for rank in range(size)]
     assert ledger.verify() > 0 and 0 < max(released) <= ledger.count <= max(released) + 1
@@ -547,13 +698,31 @@ def test_when_a_rank_is_killed_the_others_stop_and_the_ledger_counts_every_relea
 # The command line
 
 
-SHORT = ["-m", "dpfy", "train", "--epochs", "1", "--batch-size", "500", "--delta", "1e-3", "--name", "a"]
+SHORT = [
+    "-m",
+    "dpfy",
+    "train",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "500",
+    "--delta",
+    "1e-3",
+    "--name",
+    "a",
+]
 
 
 def torchrun(folder, *program):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    return subprocess.run([*launcher, *program], cwd=folder, capture_output=True, text=True, timeout=240,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        [*launcher, *program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_torchrun_trains_with_one_folder_and_one_voice(tmp_path):
@@ -569,7 +738,9 @@ def test_torchrun_trains_with_one_folder_and_one_voice(tmp_path):
 def test_torchrun_resumes_and_says_once_what_is_wrong(tmp_path):
     assert torchrun(tmp_path, *SHORT).returncode == 0
     again = torchrun(tmp_path, *SHORT)
-    said = [line for line in again.stderr.splitlines() if line.startswith("Error: ")]  # torchrun says its own besides
+    said = [
+        line for line in again.stderr.splitlines() if line.startswith("Error: ")
+    ]  # torchrun says its own besides
     assert again.returncode != 0 and len(said) == 1 and "--resume" in said[0]
     resumed = torchrun(tmp_path, "-m", "dpfy", "train", "--resume", "runs/a")
     assert resumed.returncode == 0 and resumed.stdout.count("-differential privacy") == 1
@@ -578,7 +749,9 @@ def test_torchrun_resumes_and_says_once_what_is_wrong(tmp_path):
 @pytest.mark.slow
 def test_the_loop_of_the_documentation_runs_in_two_processes(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "how-to" / "distributed.md"
-    program = re.search(r"^```python\n(# train\.py\n.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)[1]
+    program = re.search(
+        r"^```python\n(# train\.py\n.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
+    )[1]
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     result = torchrun(tmp_path, "train.py")
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,6 @@
-"""What private steps take: peaks as a process of its own has them, and what follows from the figures."""
+"""What private steps take: peaks as a process of its own has them, and what follows from the
+figures.
+"""
 
 import json
 import subprocess
@@ -11,7 +13,7 @@ from torch import nn
 from dpfy.errors import InvalidArgument
 from dpfy.run.resources import Resources, estimate_resources, measure_made
 
-MODELS = '''
+MODELS = """
 import sys, json, torch, torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -41,14 +43,23 @@ else:
             run.backward(loss, batch)
             opt.step()
     print(json.dumps(_peak(torch.device("cpu"))))
-'''
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "convolutional"])
 def test_the_peak_is_that_of_a_real_run_in_a_fresh_process(name):
-    estimated, real = (json.loads(subprocess.run([sys.executable, "-c", MODELS, task, name], capture_output=True,
-                                                 text=True, check=True).stdout) for task in ("estimate", "train"))
+    estimated, real = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", MODELS, task, name],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+        for task in ("estimate", "train")
+    )
     assert estimated == pytest.approx(real, rel=0.2)
 
 
@@ -58,13 +69,25 @@ def test_the_model_its_gradients_and_its_mode_stay():
     model.weight.grad = torch.ones(2, 6)
     found = estimate_resources(model, torch.rand(4, 6), batch_size=40)
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-    assert torch.equal(model.weight.grad, torch.ones(2, 6)) and model.bias.grad is None and not model.training
+    assert (
+        torch.equal(model.weight.grad, torch.ones(2, 6))
+        and model.bias.grad is None
+        and not model.training
+    )
     assert (found.engine, found.parameters, found.batch_size) == ("bookkeeping", 14, 40)
     assert found.peak_bytes > 0 and found.seconds_per_record > 0 and found.seconds_per_step >= 0
 
 
-FIGURES = Resources("bookkeeping", 10, batch_size=100, records_at_once=50, peak_bytes=1000, bytes_per_record=10.0,
-                    seconds_per_record=0.01, seconds_per_step=0.5)
+FIGURES = Resources(
+    "bookkeeping",
+    10,
+    batch_size=100,
+    records_at_once=50,
+    peak_bytes=1000,
+    bytes_per_record=10.0,
+    seconds_per_record=0.01,
+    seconds_per_step=0.5,
+)
 
 
 def test_what_fits_follows_from_the_figures():

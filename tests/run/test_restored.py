@@ -1,4 +1,6 @@
-"""Two copies of a machine that was restored from one snapshot, and what their runs draw from there on."""
+"""Two copies of a machine that was restored from one snapshot, and what their runs draw from there
+on.
+"""
 
 import os
 
@@ -27,8 +29,15 @@ def restored(monkeypatch):
             model = Dot(WIDTH).double()
             with monkeypatch.context() as snapshot:
                 snapshot.setattr(os, "urandom", lambda count: bytes(range(count)))
-                runs.append(dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                                           TensorDataset(torch.eye(WIDTH).double()), plan, dpfy.Ledger.in_memory()))
+                runs.append(
+                    dpfy.privatize(
+                        model,
+                        torch.optim.SGD(model.parameters(), lr=0.1),
+                        TensorDataset(torch.eye(WIDTH).double()),
+                        plan,
+                        dpfy.Ledger.in_memory(),
+                    )
+                )
         return runs
 
     yield start
@@ -37,20 +46,31 @@ def restored(monkeypatch):
 
 
 def releases(run, count):
-    return [run.release(lambda x: run.model(x), next(iter(run))).gradients["weight"] for _ in range(count)]
+    return [
+        run.release(lambda x: run.model(x), next(iter(run))).gradients["weight"]
+        for _ in range(count)
+    ]
 
 
 def test_copies_of_a_run_have_no_noise_in_common(restored):
     """With the same noise in both, the difference of what they release is free of it."""
-    one, other = (torch.cat(releases(run, 3)) for run in restored(
-        dpfy.dpsgd(rate=1.0, divisor=1, steps=3, noise_multiplier=1.0)))
-    assert not bool((one == other).any())  # by chance: 2e-7, for 192 values at 2^28 lattice steps to σ
+    one, other = (
+        torch.cat(releases(run, 3))
+        for run in restored(dpfy.dpsgd(rate=1.0, divisor=1, steps=3, noise_multiplier=1.0))
+    )
+    assert not bool(
+        (one == other).any()
+    )  # by chance: 2e-7, for 192 values at 2^28 lattice steps to σ
 
 
 def test_copies_of_a_run_draw_samples_of_their_own(restored):
-    """Equal samples would make two releases of one, at a price that was found for two. By chance: 2^-64."""
-    one, other = (torch.cat(releases(run, 1)) for run in restored(
-        dpfy.dpsgd(rate=0.5, divisor=1, steps=1, noise_multiplier=0.0)))
+    """Equal samples would make two releases of one, at a price that was found for two. By chance:
+    2^-64.
+    """
+    one, other = (
+        torch.cat(releases(run, 1))
+        for run in restored(dpfy.dpsgd(rate=0.5, divisor=1, steps=1, noise_multiplier=0.0))
+    )
     assert not torch.equal(one, other)
 
 
@@ -112,10 +132,17 @@ def test_every_stream_is_refreshed_before_a_search_draws_from_it(drawn_from, sea
 def test_a_sum_of_norms_and_the_step_after_it_have_keys_of_their_own(drawn_from):
     """Both are releases: two refreshes of the noise, each before it is drawn from."""
     model = torch.nn.Linear(3, 1)
-    plan = dpfy.dpis(records=40, batch_size=10, epochs=1, noise_multiplier=1.0, norm_sum="released").under(
-        ZcdpFilter(1000.0))
-    with dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(torch.randn(40, 3)), plan,
-                        dpfy.Ledger.in_memory(), insecure_test_key=1) as run:
+    plan = dpfy.dpis(
+        records=40, batch_size=10, epochs=1, noise_multiplier=1.0, norm_sum="released"
+    ).under(ZcdpFilter(1000.0))
+    with dpfy.privatize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        TensorDataset(torch.randn(40, 3)),
+        plan,
+        dpfy.Ledger.in_memory(),
+        insecure_test_key=1,
+    ) as run:
         drawn_from.clear()
         run.release(lambda x: model(x).squeeze(1), next(iter(run)))
     require_refreshed(drawn_from, *STREAMS)

@@ -34,7 +34,9 @@ def test_the_loop_of_the_readme_trains_and_leaves_the_users_objects_theirs(tmp_p
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 10, gamma=0.5)
     keys, classes = list(model.state_dict()), (type(model), type(opt))
-    plan = dpfy.dpsgd(records=200, batch_size=50, steps=30, clip=1.0).calibrate(epsilon=3.0, delta=1e-3)
+    plan = dpfy.dpsgd(records=200, batch_size=50, steps=30, clip=1.0).calibrate(
+        epsilon=3.0, delta=1e-3
+    )
     run = dpfy.privatize(model, opt, data, plan, ledger=tmp_path / "run.dpl")
     for batch in run:
         opt.zero_grad()
@@ -44,7 +46,11 @@ def test_the_loop_of_the_readme_trains_and_leaves_the_users_objects_theirs(tmp_p
     assert 2.9 < run.spent(delta=1e-3).upper <= 3.0
     run.close()
     assert (list(model.state_dict()), (type(model), type(opt))) == (keys, classes)
-    assert not model._forward_hooks and not model._forward_pre_hooks and not opt._optimizer_step_pre_hooks
+    assert (
+        not model._forward_hooks
+        and not model._forward_pre_hooks
+        and not opt._optimizer_step_pre_hooks
+    )
     assert (model(x).argmax(1) == data.tensors[1]).float().mean() > 0.8
     assert dpfy.Ledger.read(tmp_path / "run.dpl").count == 30
 
@@ -96,34 +102,58 @@ class Pair(NamedTuple):
     y: torch.Tensor
 
 
-@pytest.mark.parametrize(("record", "loss"), [
-    (lambda row: (row, row[0]), lambda model: lambda x, y: model(x)),
-    (lambda row: [row, row[0]], lambda model: lambda x, y: model(x)),
-    (lambda row: Pair(row, row[0]), lambda model: lambda x, y: model(x)),
-    (lambda row: {"x": row, "y": row[0]}, lambda model: lambda fields: model(fields["x"])),
-    (lambda row: row, lambda model: model),
-    (lambda row: (row, {"deep": (row[0], row)}), lambda model: lambda x, more: model(more["deep"][1])),
-    (lambda row: (row, "some text"), lambda model: lambda x, text: model(x)),
-    (lambda row: row, lambda model: lambda x: dpfy.Losses(model(x), stats={"norm": x.norm(dim=1)})),
-], ids=["tuple", "list", "namedtuple", "dict", "bare tensor", "nested", "text", "losses"])
+@pytest.mark.parametrize(
+    ("record", "loss"),
+    [
+        (lambda row: (row, row[0]), lambda model: lambda x, y: model(x)),
+        (lambda row: [row, row[0]], lambda model: lambda x, y: model(x)),
+        (lambda row: Pair(row, row[0]), lambda model: lambda x, y: model(x)),
+        (lambda row: {"x": row, "y": row[0]}, lambda model: lambda fields: model(fields["x"])),
+        (lambda row: row, lambda model: model),
+        (
+            lambda row: (row, {"deep": (row[0], row)}),
+            lambda model: lambda x, more: model(more["deep"][1]),
+        ),
+        (lambda row: (row, "some text"), lambda model: lambda x, text: model(x)),
+        (
+            lambda row: row,
+            lambda model: lambda x: dpfy.Losses(model(x), stats={"norm": x.norm(dim=1)}),
+        ),
+    ],
+    ids=["tuple", "list", "namedtuple", "dict", "bare tensor", "nested", "text", "losses"],
+)
 @pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_fields_reach_the_loss_by_position_or_as_one_argument(started, record, loss, engine):
-    s = started([record(row) for row in ROWS], engine=engine, example_input=default_collate([record(torch.zeros(3))]))
+    s = started(
+        [record(row) for row in ROWS],
+        engine=engine,
+        example_input=default_collate([record(torch.zeros(3))]),
+    )
     torch.testing.assert_close(s.release(loss(s.model)), CLIPPED)
 
 
 def test_several_optimizers_frozen_parameters_and_parameter_groups():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 1))
     model[1].bias.requires_grad_(False)
-    first = torch.optim.SGD([{"params": model[0].weight, "lr": 0.1}, {"params": model[0].bias}], lr=0.5)
+    first = torch.optim.SGD(
+        [{"params": model[0].weight, "lr": 0.1}, {"params": model[0].bias}], lr=0.5
+    )
     second = torch.optim.Adam(model[1].parameters())
     plan = dpfy.dpsgd(rate=1.0, divisor=3, steps=2, noise_multiplier=1.0)
-    run = dpfy.privatize(model, [first, second], TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(),
-                         insecure_test_key=1)
+    run = dpfy.privatize(
+        model,
+        [first, second],
+        TensorDataset(ROWS),
+        plan,
+        dpfy.Ledger.in_memory(),
+        insecure_test_key=1,
+    )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run.backward(lambda x: model(x).squeeze(1), next(iter(run)))
     first.step(), second.step()
-    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    moved = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     assert moved == {"0.weight", "0.bias", "1.weight"}
 
 
@@ -223,13 +253,19 @@ def test_sum_not_mean_and_division_by_the_declared_constant_only():
 def test_chunks_never_change_the_sum(started, engine, chunk):
     rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(3)) * 2
     whole = started(rows, dimension=6, engine="loop").release()
-    assert torch.equal(started(rows, dimension=6, engine=engine, max_physical_batch=chunk).release(), whole)
+    assert torch.equal(
+        started(rows, dimension=6, engine=engine, max_physical_batch=chunk).release(), whole
+    )
 
 
 def test_no_chunk_exceeds_the_physical_limit_and_none_is_empty(started):
     sizes = []
-    s = started([*torch.randn(1000, 3)], rate=0.5, max_physical_batch=64, collate_fn=lambda records: (
-        sizes.append(len(records)), torch.stack(records))[1])
+    s = started(
+        [*torch.randn(1000, 3)],
+        rate=0.5,
+        max_physical_batch=64,
+        collate_fn=lambda records: (sizes.append(len(records)), torch.stack(records))[1],
+    )
     s.release()
     assert min(sizes) > 0 and max(sizes) <= 64 and sum(sizes) > 400
 
@@ -298,13 +334,17 @@ def picky(model):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_records_that_cannot_be_loaded_contribute_nothing(started, engine, workers, capfd):
     expected = started(GOOD[:-2], engine=engine).release()
-    s = started(Faulty(GOOD, bad=[38, 39]), engine=engine, num_workers=workers, max_physical_batch=8)
+    s = started(
+        Faulty(GOOD, bad=[38, 39]), engine=engine, num_workers=workers, max_physical_batch=8
+    )
     assert torch.equal(s.release(), expected)
     captured = capfd.readouterr()
     assert captured.out == "" and captured.err == ""
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(5), torch.zeros(3, 3), "text", None], ids=["long", "deep", "text", "none"])
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(5), torch.zeros(3, 3), "text", None], ids=["long", "deep", "text", "none"]
+)
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_records_that_cannot_be_collated_contribute_nothing(started, engine, bad):
     expected = started(GOOD, engine=engine).release()
@@ -316,7 +356,11 @@ def test_records_whose_loss_raises_contribute_nothing(started, engine):
     labelled = [(row, torch.tensor(index % 3)) for index, row in enumerate(GOOD)]
     example = torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)
     good = started(labelled, engine=engine, example_input=example)
-    bad = started([*labelled[:7], (GOOD[0], torch.tensor(99)), *labelled[7:]], engine=engine, example_input=example)
+    bad = started(
+        [*labelled[:7], (GOOD[0], torch.tensor(99)), *labelled[7:]],
+        engine=engine,
+        example_input=example,
+    )
     assert torch.equal(bad.release(picky(bad.model)), good.release(picky(good.model)))
 
 
@@ -344,7 +388,13 @@ def test_a_canary_with_a_huge_loss_changes_nothing_that_can_be_seen(tmp_path, ca
         s.run.close()
         output = capfd.readouterr()
         lines = [line.split('"hash"')[0] for line in (tmp_path / name).read_text().splitlines()[1:]]
-        return output.out, output.err, [r.getMessage() for r in caplog.records], lines, text.replace(hex(id(s)), "")[:7]
+        return (
+            output.out,
+            output.err,
+            [r.getMessage() for r in caplog.records],
+            lines,
+            text.replace(hex(id(s)), "")[:7],
+        )
 
     plain = observe(Faulty(GOOD), "a.dpl")
     caplog.clear()
@@ -360,16 +410,24 @@ class Stream(IterableDataset):
         return iter(ROWS)
 
 
-@pytest.mark.parametrize("data", [Stream(), DataLoader(TensorDataset(ROWS)), 3], ids=["iterable", "loader", "number"])
+@pytest.mark.parametrize(
+    "data", [Stream(), DataLoader(TensorDataset(ROWS)), 3], ids=["iterable", "loader", "number"]
+)
 def test_data_that_cannot_be_sampled_is_refused(data):
     with pytest.raises(dpfy.DataError):
         Started(data)
 
 
-@pytest.mark.parametrize("options", [
-    {"engine": "warp"}, {"max_physical_batch": 0}, {"num_workers": -1}, {"example_input": 3},
-    {"example_input": (torch.zeros(2, 3), torch.zeros(3))},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "warp"},
+        {"max_physical_batch": 0},
+        {"num_workers": -1},
+        {"example_input": 3},
+        {"example_input": (torch.zeros(2, 3), torch.zeros(3))},
+    ],
+)
 def test_invalid_options_are_refused_before_the_ledger_is_made(tmp_path, options):
     with pytest.raises(dpfy.InvalidArgument):
         Started(TensorDataset(ROWS), ledger=tmp_path / "run.dpl", **options)
@@ -404,8 +462,13 @@ def test_wrapped_and_compiled_models_are_refused_with_the_remedy():
             warnings.simplefilter("ignore")  # torch's own, while it imports its compiler
             model = wrap(Dot())
         with pytest.raises(dpfy.InvalidArgument, match="Pass"):
-            dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(ROWS), plan,
-                           dpfy.Ledger.in_memory())
+            dpfy.privatize(
+                model,
+                torch.optim.SGD(model.parameters(), lr=1.0),
+                TensorDataset(ROWS),
+                plan,
+                dpfy.Ledger.in_memory(),
+            )
 
 
 def test_a_diverged_model_is_public_and_stops_the_run_before_the_next_reservation(started):
@@ -424,24 +487,36 @@ def test_a_ledger_that_cannot_be_written_is_one_clear_error(tmp_path):
 
 
 def test_records_are_included_independently_at_the_planned_rate(started):
-    """Counts of 40 records over 150 steps, and of pairs in consecutive steps, against 6 standard deviations.
+    """Counts of 40 records over 150 steps, and of pairs in consecutive steps, against 6 standard
+    deviations.
 
     The false-alarm rate over the 80 comparisons is below 2e-7; a rate that is 15 % off is found.
     """
     steps, rate, size = 150, 0.3, 40
     drawn = torch.zeros(steps, size)
     data = Spy(torch.eye(size))
-    s = started(data, dimension=size, rate=rate, steps=steps, engine="loop", example_input=torch.zeros(1, size),
-                max_physical_batch=size)
+    s = started(
+        data,
+        dimension=size,
+        rate=rate,
+        steps=steps,
+        engine="loop",
+        example_input=torch.zeros(1, size),
+        max_physical_batch=size,
+    )
     data.ledger = s.ledger
     for step, batch in enumerate(s.run):
         drawn[step] = s.run.release(s.loss, batch).gradients["weight"]
     spread = 6 * (steps * rate * (1 - rate)) ** 0.5
     assert ((drawn.sum(0) - steps * rate).abs() < spread).all()
     total, deviation = float(drawn.sum()), (steps * size * rate * (1 - rate)) ** 0.5
-    assert abs(total - steps * size * rate) < 6 * deviation < abs(total - steps * size * rate * 1.15)
+    assert (
+        abs(total - steps * size * rate) < 6 * deviation < abs(total - steps * size * rate * 1.15)
+    )
     again = (drawn[1:] * drawn[:-1]).sum(0)
-    assert ((again - (steps - 1) * rate**2).abs() < 6 * (steps * rate**2 * (1 + 2 * rate)) ** 0.5).all()
+    assert (
+        (again - (steps - 1) * rate**2).abs() < 6 * (steps * rate**2 * (1 + 2 * rate)) ** 0.5
+    ).all()
 
 
 # Noise that is drawn ahead
@@ -464,7 +539,9 @@ def test_noise_is_begun_once_in_a_step_where_all_ranks_learn_of_a_failure(starte
     """A failure elsewhere would leave other ranks waiting for this one."""
     s, begun = started(ROWS, noise_multiplier=1.0), []
     s.run._ranks = Watched()
-    monkeypatch.setattr(LatticeGaussian, "prefetch", lambda *_: begun.append((Watched.inside, s.ledger.count)))
+    monkeypatch.setattr(
+        LatticeGaussian, "prefetch", lambda *_: begun.append((Watched.inside, s.ledger.count))
+    )
     for _ in range(3):
         s.release()
     assert begun == [(True, 1), (True, 2), (True, 3)]

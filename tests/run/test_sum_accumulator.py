@@ -15,7 +15,11 @@ from dpfy.run.sum_accumulator import SumAccumulator
 
 def subject(name, records, statistics=()):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)) if name != "bookkeeping" else Mixed()
+    model = (
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+        if name != "bookkeeping"
+        else Mixed()
+    )
     parameters = dict(model.named_parameters())
     query = Query((ClippedSum(0.7),), statistics)
     engine = ENGINES[name](model, parameters)
@@ -28,8 +32,10 @@ def subject(name, records, statistics=()):
 
     engine.prepare(loss, examples)
     pieces = ReleaseLayout(query, parameters, statistics)
-    return pieces, [engine.bounded_sums(loss, examples(count, 7 + count), pieces.clipping(2.0**-30))
-                    for count in records]
+    return pieces, [
+        engine.bounded_sums(loss, examples(count, 7 + count), pieces.clipping(2.0**-30))
+        for count in records
+    ]
 
 
 class Mixed(nn.Module):
@@ -45,7 +51,9 @@ class Mixed(nn.Module):
 
 
 def vector(pieces):
-    return torch.full((sum(pieces.sizes),), torch.nan, dtype=torch.float64)  # what it holds does not matter
+    return torch.full(
+        (sum(pieces.sizes),), torch.nan, dtype=torch.float64
+    )  # what it holds does not matter
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -62,10 +70,17 @@ def test_formed_sums_are_those_in_the_vector(name, records):
     pieces, chunks = subject(name, records, (SampleSize(),))
     totals = [torch.zeros(size, dtype=torch.float64) for size in pieces.sizes]
     for chunk in chunks:
-        chunk.add_to([total.view(p.shape) for total, p in zip(totals, pieces.parameters.values(), strict=False)])
+        chunk.add_to(
+            [
+                total.view(p.shape)
+                for total, p in zip(totals, pieces.parameters.values(), strict=False)
+            ]
+        )
         pieces.add_statistics(chunk.seen, totals[-1:])
     assert torch.equal(results[0], torch.cat(totals)) and torch.equal(results[1], results[0])
-    assert float(results[0][-1]) * pieces.query.unit(pieces.statistics[0]) == pytest.approx(sum(records))
+    assert float(results[0][-1]) * pieces.query.unit(pieces.statistics[0]) == pytest.approx(
+        sum(records)
+    )
 
 
 def test_the_only_chunk_of_a_step_needs_no_vector():
@@ -78,7 +93,8 @@ def test_the_only_chunk_of_a_step_needs_no_vector():
 
 
 def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vector():
-    # The vector is used again in the next step: a gradient there would be overwritten by sums without noise.
+    # The vector is used again in the next step: a gradient there would be overwritten by sums
+    # without noise.
     for dtype in (torch.float32, torch.float64):
         pieces, (chunk,) = subject("bookkeeping", (1000,), (SampleSize(),))
         for parameter in pieces.parameters.values():
@@ -87,7 +103,9 @@ def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vecto
         sums = SumAccumulator(pieces, room, several=False)
         sums.take(chunk)
         outputs, shared = pieces.outputs(sums.tensors), 0
-        for output, total, p in zip(outputs, sums.tensors, pieces.parameters.values(), strict=False):
+        for output, total, p in zip(
+            outputs, sums.tensors, pieces.parameters.values(), strict=False
+        ):
             assert (output.shape, output.dtype) == (p.shape, dtype) and output.is_contiguous()
             assert output.untyped_storage().data_ptr() != room.untyped_storage().data_ptr()
             shared += output.data_ptr() == total.data_ptr()
@@ -105,7 +123,9 @@ def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, monkeypatch):
-    """The vector is kept for the next step, and what the first chunk formed lives as long as somebody holds it."""
+    """The vector is kept for the next step, and what the first chunk formed lives as long as
+    somebody holds it.
+    """
     s, held = started(torch.ones(40, 3), steps=2, max_physical_batch=rows), []
     take = SumAccumulator.take
 
@@ -126,11 +146,16 @@ def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_records_and_modules_that_require_gradients_are_of_no_consequence(engine, started):
-    """They put the sums of vectorised chunks on a graph, and the second chunk could not be added."""
+    """They put the sums of vectorised chunks on a graph, and the second chunk could not be
+    added.
+    """
     rows, beside = torch.eye(3).repeat(4, 1), nn.Linear(3, 3, bias=False)
     nn.init.eye_(beside.weight)
     linear = nn.Linear(3, 1, bias=False)
     plain, watched = (
-        started(data, model=linear, engine=engine, max_physical_batch=2).release(lambda x: linear(beside(x)).squeeze(1))
-        for data in (rows, rows.clone().requires_grad_()))
+        started(data, model=linear, engine=engine, max_physical_batch=2).release(
+            lambda x: linear(beside(x)).squeeze(1)
+        )
+        for data in (rows, rows.clone().requires_grad_())
+    )
     assert torch.equal(plain, watched) and torch.allclose(plain, torch.full((3,), 4.0), atol=1e-3)

@@ -30,22 +30,31 @@ def network():
 def loss_of(model):
     def loss(x, y):
         scores = model(x)
-        return dpfy.Losses(F.cross_entropy(scores, y, reduction="none"),
-                           {"accuracy": dpfy.soft_accuracy(scores, y), "scores": scores})
+        return dpfy.Losses(
+            F.cross_entropy(scores, y, reduction="none"),
+            {"accuracy": dpfy.soft_accuracy(scores, y), "scores": scores},
+        )
 
     return loss
 
 
 def made_up(size, seed, width=WIDTH, classes=CLASSES):
     generator = torch.Generator().manual_seed(seed)
-    return Chunk((torch.rand(size, width, generator=generator), torch.randint(classes, (size,), generator=generator)),
-                 size)
+    return Chunk(
+        (
+            torch.rand(size, width, generator=generator),
+            torch.randint(classes, (size,), generator=generator),
+        ),
+        size,
+    )
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_one_record_more_moves_counts_by_its_own_and_the_last_bits_of_equal_records(name):
-    """Equal records whose norm is a threshold: kernels of another size move its last bit in all but the ``loop``.
-    Had each of them counted as ±½, three of four would have turned round at once, and the sum moved by six bounds."""
+    """Equal records whose norm is a threshold: kernels of another size move its last bit in all but
+    the ``loop``. Had each of them counted as ±½, three of four would have turned round at once, and
+    the sum moved by six bounds.
+    """
     model = network()
     parameters, loss = dict(model.named_parameters()), loss_of(model)
     engine = ENGINES[name](model, parameters)
@@ -66,34 +75,59 @@ def test_one_record_more_moves_counts_by_its_own_and_the_last_bits_of_equal_reco
 
     for records in (1, 2, 3, 4, 7, 8, 15, 16):
         before, after = seen(records, 0), seen(records, 1)
-        thresholds = {float(norm.sqrt()) for part in (*before, *after) for norm in part.norms[:records, 0]}
-        statistics = (RecordNormsBelow(thresholds=tuple(thresholds), share=0.1), Statistic("accuracy", share=0.1))
-        for statistic, was, now in zip(statistics, sums(before, statistics), sums(after, statistics), strict=True):
+        thresholds = {
+            float(norm.sqrt()) for part in (*before, *after) for norm in part.norms[:records, 0]
+        }
+        statistics = (
+            RecordNormsBelow(thresholds=tuple(thresholds), share=0.1),
+            Statistic("accuracy", share=0.1),
+        )
+        for statistic, was, now in zip(
+            statistics, sums(before, statistics), sums(after, statistics), strict=True
+        ):
             moved = float((now - was).norm()) * pieces(*statistics).query.unit(statistic)
             assert moved <= statistic.bound * (1 + records * ROUNDING)
 
 
 @pytest.mark.parametrize("engine", ["vmap", "bookkeeping"])
 def test_the_noise_of_a_step_with_statistics_is_scaled_for_what_they_move(engine, monkeypatch):
-    """A step that releases the statistic has the larger charge, and the next one, which does not, the engine's own."""
+    """A step that releases the statistic has the larger charge, and the next one, which does not,
+    the engine's own.
+    """
     made, formed = [], runs.GaussianSum
     monkeypatch.setattr(runs, "GaussianSum", lambda *given: made.append(formed(*given)) or made[-1])
     model = network()
-    plan = dpfy.dpsgd(records=20, batch_size=10, steps=2, noise_multiplier=1.0,
-                      statistics=[Statistic("accuracy", share=0.1, every=2)])
+    plan = dpfy.dpsgd(
+        records=20,
+        batch_size=10,
+        steps=2,
+        noise_multiplier=1.0,
+        statistics=[Statistic("accuracy", share=0.1, every=2)],
+    )
     chunk = made_up(20, 3)
-    with dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(*chunk.arguments), plan,
-                        dpfy.Ledger.in_memory(), engine=engine, insecure_test_key=2) as run:
+    with dpfy.privatize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        TensorDataset(*chunk.arguments),
+        plan,
+        dpfy.Ledger.in_memory(),
+        engine=engine,
+        insecure_test_key=2,
+    ) as run:
         for batch in run:
             run.release(loss_of(model), batch)
     with_it, without = made
-    assert without.rounding == pytest.approx(ENGINES[engine].rounding, abs=1e-12)  # and float64 additions of blocks
+    assert without.rounding == pytest.approx(
+        ENGINES[engine].rounding, abs=1e-12
+    )  # and float64 additions of blocks
     assert with_it.rounding == pytest.approx((0.9 * without.rounding**2 + 0.1 * ROUNDING**2) ** 0.5)
     assert with_it.co_batched >= 20
 
 
 def jumping():
-    """A network with a derivative that jumps, and a record that it maps to where it does, up to last bits."""
+    """A network with a derivative that jumps, and a record that it maps to where it does, up to
+    last bits.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1000, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
     weight = model[0].weight.detach().double()
@@ -104,7 +138,9 @@ def jumping():
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_record_that_raises_moves_no_bit_of_others(name):
-    """Had the others been computed one by one, kernels of another size would turn their signs round: by 20 bounds."""
+    """Had the others been computed one by one, kernels of another size would turn their signs
+    round: by 20 bounds.
+    """
     model, record = jumping()
     parameters = dict(model.named_parameters())
     engine = ENGINES[name](model, parameters)
@@ -117,9 +153,15 @@ def test_a_record_that_raises_moves_no_bit_of_others(name):
 
     def total(labels):
         data = TensorDataset(record.repeat(len(labels), 1), torch.tensor(labels))
-        gradients = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters.values()]
-        visit(Records(data, None, 0), [torch.arange(len(labels))],
-              lambda chunk: engine.bounded_sums(loss, chunk, clipping), lambda sums: sums.add_to(gradients))
+        gradients = [
+            torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters.values()
+        ]
+        visit(
+            Records(data, None, 0),
+            [torch.arange(len(labels))],
+            lambda chunk: engine.bounded_sums(loss, chunk, clipping),
+            lambda sums: sums.add_to(gradients),
+        )
         return torch.cat([gradient.flatten() for gradient in gradients])
 
     undisturbed = total([0] * 40)
@@ -142,7 +184,9 @@ class Labelled(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_chunks_that_raise_leave_those_behind_them_to_the_loader(workers):
-    """Loading once more while chunks are still coming would reset the workers and lose the rest, aloud."""
+    """Loading once more while chunks are still coming would reset the workers and lose the rest,
+    aloud.
+    """
     model = nn.Linear(WIDTH, CLASSES)
     parts = torch.arange(24).split(6)
     seen = []

@@ -1,4 +1,6 @@
-"""Dropout on processors where torch draws masks from a generator of 31 bits: covered, or refused."""
+"""Dropout on processors where torch draws masks from a generator of 31 bits: covered, or
+refused.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ ROWS = torch.randn(24, 3, generator=torch.Generator().manual_seed(3))
 
 @pytest.fixture
 def short_generator(monkeypatch):
-    """A processor on which torch's masks are not covered: drawing one fails, so that no test passes by it."""
+    """A processor on which torch's masks are not covered: drawing one fails, so that no test passes
+    by it.
+    """
     for home in (dropout, probe):
         monkeypatch.setattr(home, "are_covered", lambda: False)
 
@@ -27,11 +31,19 @@ def turned(draw):
     return bool((torch.get_rng_state().view(torch.int64)[3:627] != before).any())
 
 
-@pytest.mark.parametrize(("name", "shape", "seen"), [("dropout", (64, 8), (64, 8)), ("dropout1d", (64, 8, 4), (64, 8)),
-                                                     ("dropout2d", (64, 8, 2, 2), (64, 8)),
-                                                     ("dropout3d", (64, 8, 2, 2, 1), (64, 8))])
+@pytest.mark.parametrize(
+    ("name", "shape", "seen"),
+    [
+        ("dropout", (64, 8), (64, 8)),
+        ("dropout1d", (64, 8, 4), (64, 8)),
+        ("dropout2d", (64, 8, 2, 2), (64, 8)),
+        ("dropout3d", (64, 8, 2, 2, 1), (64, 8)),
+    ],
+)
 def test_masks_come_from_the_twister_and_have_the_right_law(short_generator, name, shape, seen):
-    """Of 512 masks with p = ¼, 384 are kept on average with deviation 9.8: ± 5.5 of them fails once in 10⁷."""
+    """Of 512 masks with p = ¼, 384 are kept on average with deviation 9.8: ± 5.5 of them fails once
+    in 10⁷.
+    """
     torch.manual_seed(5)
     with dropout.covered_masks():
         function = getattr(F, name)

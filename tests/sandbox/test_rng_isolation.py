@@ -1,4 +1,6 @@
-"""What private records may not do: move generators, warn, abort, mix, write to the model or stay in it."""
+"""What private records may not do: move generators, warn, abort, mix, write to the model or stay in
+it.
+"""
 
 import random
 import warnings
@@ -42,15 +44,25 @@ def test_no_generator_tells_how_much_was_drawn(started, engine):
 
 
 def test_a_public_seed_does_not_fix_dropout_or_augmentation():
-    """Known masks would depend on the records before them; these are secret and fresh in every step and run."""
+    """Known masks would depend on the records before them; these are secret and fresh in every step
+    and run.
+    """
     found = []
     for _ in range(2):
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
         model = Dot()
-        run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), Augmented(ROWS),
-                             dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0), dpfy.Ledger.in_memory(),
-                             example_input=torch.zeros(1, 3))
-        found += [run.release(lambda x: F.dropout(model(x)), batch).gradients["weight"] for batch in run]  # noqa: B023
+        run = dpfy.privatize(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            Augmented(ROWS),
+            dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0),
+            dpfy.Ledger.in_memory(),
+            example_input=torch.zeros(1, 3),
+        )
+        found += [
+            run.release(lambda x, model=model: F.dropout(model(x)), batch).gradients["weight"]
+            for batch in run
+        ]
     assert len({tuple(gradient.tolist()) for gradient in found}) == 4
 
 
@@ -60,7 +72,9 @@ def standardised(records):
 
 
 def test_a_collate_function_cannot_mix_records(started):
-    """It is given one record at a time, so a statistic over the batch is one over the record itself."""
+    """It is given one record at a time, so a statistic over the batch is one over the record
+    itself.
+    """
     few = started([*ROWS[:-1]], collate_fn=standardised).release()
     more = started([*ROWS], collate_fn=standardised).release()
     assert float((more - few).norm()) <= 1 + 1e-6
@@ -77,11 +91,16 @@ def test_a_loss_that_is_a_module_leaves_the_model_its_parameters(started):
 @pytest.mark.parametrize("trained", [True, False])
 def test_layers_cannot_write_to_the_parameters_of_the_model(started, trained):
     class Renormalised(nn.Module):
-        """Rescales the rows it looks up once they are long, as ``max_norm`` does, in the function's own way."""
+        """Rescales the rows it looks up once they are long, as ``max_norm`` does, in the function's
+        own way.
+        """
 
         def __init__(self):
             super().__init__()
-            self.table, self.head = nn.Parameter(torch.full((60, 2), 0.1), requires_grad=trained), nn.Linear(2, 1)
+            self.table, self.head = (
+                nn.Parameter(torch.full((60, 2), 0.1), requires_grad=trained),
+                nn.Linear(2, 1),
+            )
 
         def forward(self, tokens):
             return self.head(F.embedding(tokens, self.table, max_norm=1.0)).squeeze(1)
@@ -115,9 +134,13 @@ class Remembering(nn.Module):
         return x @ self.weight
 
 
-@pytest.mark.parametrize(("kind", "attribute"), [("tensor", "last"), ("number", "largest"), ("list", "seen"),
-                                                 ("counter", "calls")])
-def test_a_model_that_keeps_what_it_saw_is_refused_by_the_name_of_the_attribute(started, kind, attribute):
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [("tensor", "last"), ("number", "largest"), ("list", "seen"), ("counter", "calls")],
+)
+def test_a_model_that_keeps_what_it_saw_is_refused_by_the_name_of_the_attribute(
+    started, kind, attribute
+):
     model = Remembering(kind)
     with pytest.raises(dpfy.IsolationError, match=rf"\.{attribute}\b"):
         started(ROWS, model=model, engine="loop").release(model)
@@ -135,23 +158,29 @@ class Odd:
         self.secret = secret
 
 
-@pytest.mark.parametrize(("collate", "says"), [
-    (lambda rows: (rows, Odd(4711)), "Odd"),
-    (lambda rows: (rows, torch.tensor(3.0)), "no rows"),
-    (lambda rows: (rows, [row[:2] for row in rows]), "2 rows"),
-    (lambda rows: (rows, [Odd(4711) for _ in rows]), "Odd"),
-], ids=["object", "scalar", "ragged", "objects"])
+@pytest.mark.parametrize(
+    ("collate", "says"),
+    [
+        (lambda rows: (rows, Odd(4711)), "Odd"),
+        (lambda rows: (rows, torch.tensor(3.0)), "no rows"),
+        (lambda rows: (rows, [row[:2] for row in rows]), "2 rows"),
+        (lambda rows: (rows, [Odd(4711) for _ in rows]), "Odd"),
+    ],
+    ids=["object", "scalar", "ragged", "objects"],
+)
 def test_fields_that_cannot_be_divided_are_refused_by_their_type(started, collate, says):
     """Also where they are declared: otherwise every record would be left out, without a word."""
     with pytest.raises(dpfy.DataError, match=says) as caught:
-        started(ROWS, collate_fn=lambda records: collate(torch.stack([row for row, in records])))
+        started(ROWS, collate_fn=lambda records: collate(torch.stack([row for (row,) in records])))
     with pytest.raises(dpfy.InvalidArgument, match=says) as declared:
         started([*ROWS], example_input=collate(ROWS[:1]))
     assert "4711" not in str(caught.value) + str(declared.value)
 
 
 def test_numpy_fields_are_divided_by_records(started):
-    s = started([*ROWS], collate_fn=lambda records: np.stack([record.numpy() for record in records]))
+    s = started(
+        [*ROWS], collate_fn=lambda records: np.stack([record.numpy() for record in records])
+    )
     torch.testing.assert_close(s.release(), started(ROWS).release())
 
 
@@ -190,6 +219,7 @@ def nested():
 def raising(kind):
     def deed():
         raise kind("record 7: HIV+")
+
     return deed
 
 
@@ -199,12 +229,24 @@ def warning():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("deed", [raising(SystemExit), raising(GeneratorExit), raising(Panic), Unopened, nested,
-                                  lambda: Odd(1), lambda: (yield)],
-                         ids=["exit", "generator", "panic", "unopened", "nested", "object", "unpicklable"])
+@pytest.mark.parametrize(
+    "deed",
+    [
+        raising(SystemExit),
+        raising(GeneratorExit),
+        raising(Panic),
+        Unopened,
+        nested,
+        lambda: Odd(1),
+        lambda: (yield),
+    ],
+    ids=["exit", "generator", "panic", "unopened", "nested", "object", "unpicklable"],
+)
 def test_no_record_can_stop_the_run_or_speak(started, deed, workers, capfd):
     others = torch.cat([ROWS[:7], ROWS[8:]])
-    assert torch.equal(started(Hostile(deed), num_workers=workers).release(), started(others).release())
+    assert torch.equal(
+        started(Hostile(deed), num_workers=workers).release(), started(others).release()
+    )
     assert capfd.readouterr() == ("", "")
 
 
@@ -244,10 +286,15 @@ def test_optimizers_that_were_not_given_are_gated_too(started):
     other.step()
 
 
-@pytest.mark.parametrize("edit", [
-    lambda p: p.grad.data.add_(1.0), lambda p: setattr(p.grad, "data", torch.ones(3)),
-    lambda p: p.grad.numpy().fill(2.0),
-], ids=["data", "replaced data", "numpy"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda p: p.grad.data.add_(1.0),
+        lambda p: setattr(p.grad, "data", torch.ones(3)),
+        lambda p: p.grad.numpy().fill(2.0),
+    ],
+    ids=["data", "replaced data", "numpy"],
+)
 def test_edits_that_torch_does_not_count_are_noticed(started, edit):
     s = started(ROWS)
     s.run.backward(s.loss, next(iter(s.run)))
@@ -266,7 +313,9 @@ def test_a_step_inside_of_a_block_is_told_to_wait(started):
 def test_a_new_run_of_the_same_model_takes_over(started):
     first = started(ROWS)
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=1, noise_multiplier=1.0)
-    second = dpfy.privatize(first.model, first.opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory())
+    second = dpfy.privatize(
+        first.model, first.opt, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory()
+    )
     before = [parameter.detach().clone() for parameter in first.model.parameters()]
     second.backward(first.model, next(iter(second)))
     first.opt.step()  # a gate of the first run would refuse it

@@ -1,4 +1,6 @@
-"""Whatever torch is set to around a step: one record more moves the sum by what is paid for, and nothing stays set."""
+"""Whatever torch is set to around a step: one record more moves the sum by what is paid for, and
+nothing stays set.
+"""
 
 import threading
 from contextlib import contextmanager
@@ -28,8 +30,10 @@ def setting(change, back):
 
 
 def precision(name):
-    return setting(lambda: torch.set_float32_matmul_precision(name),
-                   lambda: torch.set_float32_matmul_precision("highest"))
+    return setting(
+        lambda: torch.set_float32_matmul_precision(name),
+        lambda: torch.set_float32_matmul_precision("highest"),
+    )
 
 
 def threads(number):
@@ -38,7 +42,9 @@ def threads(number):
 
 
 def default_dtype(dtype):
-    return setting(lambda: torch.set_default_dtype(dtype), lambda: torch.set_default_dtype(torch.float32))
+    return setting(
+        lambda: torch.set_default_dtype(dtype), lambda: torch.set_default_dtype(torch.float32)
+    )
 
 
 STATES = {
@@ -48,16 +54,25 @@ STATES = {
     "medium products": lambda: precision("medium"),
     "products of a backend": lambda: setting(
         lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
-        lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "none")),
+        lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "none"),
+    ),
     "doubles": lambda: default_dtype(torch.float64),
     "short floats": lambda: default_dtype(torch.bfloat16),
     "inference": torch.inference_mode,
     "no gradients": torch.no_grad,
-    "deterministic": lambda: setting(lambda: torch.use_deterministic_algorithms(True),
-                                     lambda: torch.use_deterministic_algorithms(False)),
-    "denormals": lambda: setting(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)),
-    "anomalies": lambda: setting(lambda: torch.set_anomaly_enabled(True), lambda: torch.set_anomaly_enabled(False)),
-    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16(), lambda x: x.float()),
+    "deterministic": lambda: setting(
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "denormals": lambda: setting(
+        lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)
+    ),
+    "anomalies": lambda: setting(
+        lambda: torch.set_anomaly_enabled(True), lambda: torch.set_anomaly_enabled(False)
+    ),
+    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.bfloat16(), lambda x: x.float()
+    ),
     "one thread": lambda: threads(1),
     "four threads": lambda: threads(4),
 }
@@ -67,24 +82,38 @@ def released(records, engine, around, monkeypatch, dtype=torch.float32):
     """The noiseless sum of a step in a state of torch, and by how much one record may move it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
-    rows = 1 + 0.01 * torch.randn(RECORDS + 1, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
+    rows = 1 + 0.01 * torch.randn(RECORDS + 1, 12, generator=torch.Generator().manual_seed(1)).to(
+        dtype
+    )
     paid, mechanism = [], Run._mechanism
-    monkeypatch.setattr(Run, "_mechanism", lambda *given: paid.append(mechanism(*given)) or paid[-1])
-    run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(rows[:records]),
-                         dpfy.dpsgd(records=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0.0),
-                         dpfy.Ledger.in_memory(), engine=engine, insecure_test_key=1)
+    monkeypatch.setattr(
+        Run, "_mechanism", lambda *given: paid.append(mechanism(*given)) or paid[-1]
+    )
+    run = dpfy.privatize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        TensorDataset(rows[:records]),
+        dpfy.dpsgd(records=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0.0),
+        dpfy.Ledger.in_memory(),
+        engine=engine,
+        insecure_test_key=1,
+    )
     with run, around:
         before = Ambient.present()
         run.backward(lambda x: 1e3 * model(x).squeeze(1).square(), next(iter(run)))
         assert Ambient.present() == before
     assert not any(p.grad.is_inference() or p.grad.requires_grad for p in model.parameters())
-    return RECORDS * torch.cat([p.grad.double().flatten() for p in model.parameters()]), paid[-1].sensitivity
+    return RECORDS * torch.cat([p.grad.double().flatten() for p in model.parameters()]), paid[
+        -1
+    ].sensitivity
 
 
 @pytest.mark.parametrize("state", ["plain", "autocast", "autocast of half precision"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_record_more_moves_the_sum_by_what_is_paid_for(engine, state, monkeypatch):
-    """Under autocast the sum of 300 equal gradients was rounded to 8 bits, and moved by 1.3 bounds."""
+    """Under autocast the sum of 300 equal gradients was rounded to 8 bits, and moved by 1.3
+    bounds.
+    """
     few, bound = released(RECORDS, engine, STATES[state](), monkeypatch)
     more, _ = released(RECORDS + 1, engine, STATES[state](), monkeypatch)
     assert float((more - few).norm()) <= bound
@@ -113,7 +142,9 @@ def test_user_code_has_its_own_autocast_and_default_dtype_and_ours_comes_back():
                 torch.set_float32_matmul_precision("medium")
             assert Ambient.present() == ours and torch.is_grad_enabled()
             assert ours.matmul_precision == "highest"
-            torch.set_float32_matmul_precision("highest")  # the name that torch has for it is nobody's setting
+            torch.set_float32_matmul_precision(
+                "highest"
+            )  # the name that torch has for it is nobody's setting
         assert torch.get_default_dtype() == torch.float64 and torch.is_autocast_enabled("cpu")
 
 
@@ -133,8 +164,14 @@ def test_a_run_that_is_made_in_inference_mode_can_be_trained():
     model = nn.Linear(3, 1)
     plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=1, noise_multiplier=0.0)
     with torch.inference_mode():
-        run = dpfy.privatize(model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.ones(4, 3)), plan,
-                             dpfy.Ledger.in_memory(), example_input=torch.rand(2, 3))
+        run = dpfy.privatize(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            TensorDataset(torch.ones(4, 3)),
+            plan,
+            dpfy.Ledger.in_memory(),
+            example_input=torch.rand(2, 3),
+        )
         released = run.release(lambda x: model(x).squeeze(1), next(iter(run)))
     assert released.gradients["weight"].any()
 
@@ -148,7 +185,9 @@ def test_states_are_put_back_after_an_error():
 
 
 def test_threads_of_a_pool_that_flush_denormals_are_not_used(monkeypatch):
-    """They are born so under a thread that does, and cannot be told otherwise: norm and sum might then disagree."""
+    """They are born so under a thread that does, and cannot be told otherwise: norm and sum might
+    then disagree.
+    """
     with threads(2):
         monkeypatch.setattr(torch_settings, "_pool_flushes_denormals", lambda number: number > 1)
         with certified():

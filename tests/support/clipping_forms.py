@@ -1,4 +1,6 @@
-"""Every form of clipping, beside what it means: an oracle in plain numbers that shares nothing with the library."""
+"""Every form of clipping, beside what it means: an oracle in plain numbers that shares nothing with
+the library.
+"""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +17,9 @@ NUMBERS, TOKENS = 11, 3
 
 
 class Layers(nn.Module):
-    """A parameter outside of layers, a Linear with one time step, one with two, and a table; gradients are known."""
+    """A parameter outside of layers, a Linear with one time step, one with two, and a table;
+    gradients are known.
+    """
 
     def __init__(self):
         super().__init__()
@@ -25,19 +29,32 @@ class Layers(nn.Module):
         self.table = nn.Embedding(TOKENS, 2)
 
     def forward(self, x, token):
-        return (x[:, 0] * self.dense(x[:, 1:3]).squeeze(1) + self.sequence(x[:, 3:7].unflatten(1, (2, 2))).sum((1, 2))
-                + (x[:, 7:9] * self.bare).sum(1) + (self.table(token) * x[:, 9:11]).sum(1))
+        return (
+            x[:, 0] * self.dense(x[:, 1:3]).squeeze(1)
+            + self.sequence(x[:, 3:7].unflatten(1, (2, 2))).sum((1, 2))
+            + (x[:, 7:9] * self.bare).sum(1)
+            + (self.table(token) * x[:, 9:11]).sum(1)
+        )
 
 
 def gradients(row, token):
-    """The gradients of one record, by hand: the float32 numbers that any engine finds, for moderate ones."""
+    """The gradients of one record, by hand: the float32 numbers that any engine finds, for moderate
+    ones.
+    """
     x = np.asarray(row, dtype=np.float32)
     table = np.zeros((TOKENS, 2), dtype=np.float32)
     with np.errstate(all="ignore"):
         table[token] = x[9:11]
-        return {name: [float(value) for value in np.ravel(found)] for name, found in {
-            "bare": x[7:9], "dense.weight": x[0] * x[1:3], "dense.bias": x[:1], "sequence.weight": x[3:5] + x[5:7],
-            "table.weight": table}.items()}
+        return {
+            name: [float(value) for value in np.ravel(found)]
+            for name, found in {
+                "bare": x[7:9],
+                "dense.weight": x[0] * x[1:3],
+                "dense.bias": x[:1],
+                "sequence.weight": x[3:5] + x[5:7],
+                "table.weight": table,
+            }.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,10 @@ def expected_sum(form, records):
         for leaf in form:
             factor = leaf.factor(found)
             for name in leaf.scales if factor is not None else ():
-                totals[name] = [total + factor * value for total, value in zip(totals[name], found[name], strict=True)]
+                totals[name] = [
+                    total + factor * value
+                    for total, value in zip(totals[name], found[name], strict=True)
+                ]
     return totals
 
 
@@ -81,9 +101,16 @@ def units(form):
 
 
 def distance(form, one, other):
-    """How far two sums by parameter are apart, in the norm of the vector that gets the same noise everywhere."""
-    return math.hypot(*((a - b) / unit for name, unit in units(form).items()
-                        for a, b in zip(one[name], other[name], strict=True)))
+    """How far two sums by parameter are apart, in the norm of the vector that gets the same noise
+    everywhere.
+    """
+    return math.hypot(
+        *(
+            (a - b) / unit
+            for name, unit in units(form).items()
+            for a, b in zip(one[name], other[name], strict=True)
+        )
+    )
 
 
 HEAD, BODY = ("bare", "dense.bias"), ("dense.weight", "sequence.weight", "table.weight")
@@ -99,9 +126,12 @@ def chosen(scales, names):
 
 def grouped(model, bounds):
     """Two groups with bounds and noise of their own: shares 1 and 4, as of (S/σ)²."""
-    return dpfy.clip_groups(model, lambda name, _: "head" if name in HEAD else "body",
-                            bounds={"head": bounds[0], "body": bounds[1]},
-                            noise={"head": bounds[0], "body": bounds[1] / 2})
+    return dpfy.clip_groups(
+        model,
+        lambda name, _: "head" if name in HEAD else "body",
+        bounds={"head": bounds[0], "body": bounds[1]},
+        noise={"head": bounds[0], "body": bounds[1] / 2},
+    )
 
 
 def own(names, scales, bound, kind=ClippedSum, **options):
@@ -110,28 +140,43 @@ def own(names, scales, bound, kind=ClippedSum, **options):
 
 FORMS = {
     "flat": lambda model, scales, bounds, gamma: (
-        ClippedSum(bounds[0]), [Bounded(ones(SIZES), bounds[0], 1.0)]),
+        ClippedSum(bounds[0]),
+        [Bounded(ones(SIZES), bounds[0], 1.0)],
+    ),
     "groups": lambda model, scales, bounds, gamma: (
         grouped(model, bounds),
-        [Bounded(ones(HEAD), bounds[0], 0.2), Bounded(ones(BODY), bounds[1], 0.8)]),
+        [Bounded(ones(HEAD), bounds[0], 0.2), Bounded(ones(BODY), bounds[1], 0.8)],
+    ),
     "every tensor": lambda model, scales, bounds, gamma: (
         dpfy.clip_groups(model, "tensor", clip=bounds[0]),
-        [Bounded({name: 1.0}, bounds[0] / math.sqrt(len(SIZES)), 1 / len(SIZES)) for name in SIZES]),
+        [Bounded({name: 1.0}, bounds[0] / math.sqrt(len(SIZES)), 1 / len(SIZES)) for name in SIZES],
+    ),
     "joint": lambda model, scales, bounds, gamma: (
-        dpfy.clip_jointly(model, scales, clip=bounds[0]), [Bounded(scales, bounds[0], 1.0)]),
+        dpfy.clip_jointly(model, scales, clip=bounds[0]),
+        [Bounded(scales, bounds[0], 1.0)],
+    ),
     "groups of joint": lambda model, scales, bounds, gamma: (
         [own(HEAD, scales, bounds[0], share=1.0), own(BODY, scales, bounds[1], share=3.0)],
-        [Bounded(chosen(scales, HEAD), bounds[0], 0.25), Bounded(chosen(scales, BODY), bounds[1], 0.75)]),
+        [
+            Bounded(chosen(scales, HEAD), bounds[0], 0.25),
+            Bounded(chosen(scales, BODY), bounds[1], 0.75),
+        ],
+    ),
     "normalised": lambda model, scales, bounds, gamma: (
-        dpfy.clip_automatically(bounds[0], gamma=gamma), [Bounded(ones(SIZES), bounds[0], 1.0, gamma)]),
+        dpfy.clip_automatically(bounds[0], gamma=gamma),
+        [Bounded(ones(SIZES), bounds[0], 1.0, gamma)],
+    ),
     "normalised groups": lambda model, scales, bounds, gamma: (
         dpfy.clip_automatically(grouped(model, bounds), gamma=gamma),
-        [Bounded(ones(HEAD), bounds[0], 0.2, gamma), Bounded(ones(BODY), bounds[1], 0.8, gamma)]),
+        [Bounded(ones(HEAD), bounds[0], 0.2, gamma), Bounded(ones(BODY), bounds[1], 0.8, gamma)],
+    ),
     "normalised joint": lambda model, scales, bounds, gamma: (
         dpfy.clip_automatically(dpfy.clip_jointly(model, scales, clip=bounds[0]), gamma=gamma),
-        [Bounded(scales, bounds[0], 1.0, gamma)]),
+        [Bounded(scales, bounds[0], 1.0, gamma)],
+    ),
     "one group joint and normalised": lambda model, scales, bounds, gamma: (
         [own(HEAD, scales, bounds[0], NormalisedSum, gamma=gamma), ClippedSum(bounds[1], "rest")],
-        [Bounded(chosen(scales, HEAD), bounds[0], 0.5, gamma), Bounded(ones(BODY), bounds[1], 0.5)]),
+        [Bounded(chosen(scales, HEAD), bounds[0], 0.5, gamma), Bounded(ones(BODY), bounds[1], 0.5)],
+    ),
 }
 """From a model and numbers to what a plan is given as ``clip``, and to what it means."""

@@ -1,4 +1,6 @@
-"""What the hunt draws: descriptions of a private step and of a neighbouring data set, small enough to read."""
+"""What the hunt draws: descriptions of a private step and of a neighbouring data set, small enough
+to read.
+"""
 
 import random
 from collections.abc import Callable
@@ -26,7 +28,9 @@ def _flush_denormal():
 
 @contextmanager
 def _hooked():
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: None
+    )
     try:
         yield
     finally:
@@ -46,8 +50,12 @@ AMBIENT = {
     "float64": lambda: _set(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
-    "medium matmul": lambda: _set(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
-    "deterministic": lambda: _set(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "medium matmul": lambda: _set(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+    ),
+    "deterministic": lambda: _set(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    ),
     "flush denormal": _flush_denormal,
     "two threads": lambda: _set(torch.get_num_threads, torch.set_num_threads, 2),
     "seeded": _seeded,
@@ -60,27 +68,74 @@ AMBIENT = {
 }
 """What a user may have set around a step. Privacy must not depend on it."""
 
-HAZARDS = ("mixup", "batch mean", "batch size", "centred scores", "spike", "python branch", "changing number",
-           "changing global", "running mean", "seeding")
+HAZARDS = (
+    "mixup",
+    "batch mean",
+    "batch size",
+    "centred scores",
+    "spike",
+    "python branch",
+    "changing number",
+    "changing global",
+    "running mean",
+    "seeding",
+)
 """What a loss must not do. It is refused, or computed one record at a time and within the bound."""
 
-ODD = ("ordinary", "large", "huge", "nan", "inf", "tiny", "zeros", "duplicate", "opposite", "raises", "none", "longer",
-       "bad label", "float64", "requires grad")
+ODD = (
+    "ordinary",
+    "large",
+    "huge",
+    "nan",
+    "inf",
+    "tiny",
+    "zeros",
+    "duplicate",
+    "opposite",
+    "raises",
+    "none",
+    "longer",
+    "bad label",
+    "float64",
+    "requires grad",
+)
 """Kinds of the record that is added, removed, or put in the place of another one."""
 
 SAMPLING = tuple(
-    (policy, relation) for relation in ("add_or_remove_one", "zero_out", "replace_one")
-    for policy in ("full", "poisson", "fixed_size", "truncated_poisson", "shuffled", "cyclic", "balls_in_bins")
-    if relation != "add_or_remove_one" or policy in ("full", "poisson"))
-CLIPS = ("flat", "layers", "tensors", "small scales", "large scales", "mixed scales", "automatic", "small groups",
-         "microbatches", "least sample")
+    (policy, relation)
+    for relation in ("add_or_remove_one", "zero_out", "replace_one")
+    for policy in (
+        "full",
+        "poisson",
+        "fixed_size",
+        "truncated_poisson",
+        "shuffled",
+        "cyclic",
+        "balls_in_bins",
+    )
+    if relation != "add_or_remove_one" or policy in ("full", "poisson")
+)
+CLIPS = (
+    "flat",
+    "layers",
+    "tensors",
+    "small scales",
+    "large scales",
+    "mixed scales",
+    "automatic",
+    "small groups",
+    "microbatches",
+    "least sample",
+)
 STATISTICS = ("", "sample size", "loss", "norms")
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap", "loop")
 
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """One private step, or two, and its neighbour. It prints as what differs from the simplest one."""
+    """One private step, or two, and its neighbour. It prints as what differs from the
+    simplest one.
+    """
 
     model: str = "mlp"
     loss: str = "cross entropy"
@@ -107,13 +162,18 @@ class Case:
 
     def __repr__(self) -> str:
         plain = Case()
-        changed = (f"{field.name}={value!r}" for field in fields(self)
-                   if (value := getattr(self, field.name)) != getattr(plain, field.name))
+        changed = (
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != getattr(plain, field.name)
+        )
         return f"Case({', '.join(changed)})"
 
     @property
     def random(self) -> bool:
-        """Whether the loss draws masks, so that two runs are not to be compared number by number."""
+        """Whether the loss draws masks, so that two runs are not to be compared number by
+        number.
+        """
         return self.training and self.model == "dropout mlp"
 
     @property
@@ -155,15 +215,20 @@ CHOICES = {
 
 
 def drawn(number: int) -> Case:
-    """Return the case of this number, the same on every machine: the simplest one with some of its fields drawn.
+    """Return the case of this number, the same on every machine: the simplest one with some of its
+    fields drawn.
 
-    A leak shows best where all else is simple, and some show only where several things meet: a quarter of the fields
-    are drawn, or half of them, or all. They are uniform and independent, which hypothesis does not give: it varies
-    what it drew before, and of 200 of its cases 75 differed in model, engine, clipping or sampling, instead of 195.
-    """
+    A leak shows best where all else is simple, and some show only where several things meet: a
+    quarter of the fields are drawn, or half of them, or all. They are uniform and independent,
+    which hypothesis does not give: it varies what it drew before, and of 200 of its cases 75
+    differed in model, engine, clipping or sampling, instead of 195."""
     generator = random.Random(number)
     boldness = generator.choice((0.25, 0.5, 1.0))
-    values = {name: generator.choice(choices) for name, choices in CHOICES.items() if generator.random() < boldness}
+    values = {
+        name: generator.choice(choices)
+        for name, choices in CHOICES.items()
+        if generator.random() < boldness
+    }
     ambient = tuple(generator.sample(tuple(AMBIENT), generator.choice((0, 0, 1, 1, 2))))
     return possible(Case(**values, ambient=ambient, seed=number))
 
@@ -172,11 +237,23 @@ def possible(case: Case) -> Case:
     """Return the case without what cannot be planned, and with what its hazard needs to show."""
     if case.half:
         case = replace(case, double=False)  # autocast leaves float64 as it is
-    if case.model in ("lstm", "gru"):  # torch has no half precision for them here; two threads take it minutes
-        case = replace(case, half=False, ambient=tuple(
-            name for name in case.ambient if not name.startswith("autocast") and name != "two threads"))
+    if case.model in (
+        "lstm",
+        "gru",
+    ):  # torch has no half precision for them here; two threads take it minutes
+        case = replace(
+            case,
+            half=False,
+            ambient=tuple(
+                name
+                for name in case.ambient
+                if not name.startswith("autocast") and name != "two threads"
+            ),
+        )
     if case.engine == "loop" or case.rows > 1 or case.chunk is not None:
-        case = replace(case, size=min(case.size, 24 if case.engine != "loop" else 8))  # of many, one by one is slow
+        case = replace(
+            case, size=min(case.size, 24 if case.engine != "loop" else 8)
+        )  # of many, one by one is slow
     if case.clip == "microbatches" and case.statistics != "sample size":
         case = replace(case, statistics="")
     if case.sampling == ("cyclic", "replace_one"):
@@ -186,17 +263,25 @@ def possible(case: Case) -> Case:
     if case.hazard == "seeding":
         case = replace(case, model="dropout mlp", training=True)
     if "inference_mode" in case.ambient:
-        case = replace(case, throughout=False)  # torch itself does not train a model that was made there
+        case = replace(
+            case, throughout=False
+        )  # torch itself does not train a model that was made there
     return case
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """Return a case that still fails and has as few fields as possible that differ from the simplest one."""
+    """Return a case that still fails and has as few fields as possible that differ from the
+    simplest one.
+    """
     simplest = Case()
     while True:
-        simpler = [replace(case, **{field.name: getattr(simplest, field.name)}) for field in fields(case)]
+        simpler = [
+            replace(case, **{field.name: getattr(simplest, field.name)}) for field in fields(case)
+        ]
         simpler += [replace(case, ambient=(name,)) for name in case.ambient]
-        found = next((each for each in map(possible, simpler) if each != case and fails(each)), None)
+        found = next(
+            (each for each in map(possible, simpler) if each != case and fails(each)), None
+        )
         if found is None:
             return case
         case = found

@@ -39,8 +39,11 @@ class Pooled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embedding(x)
-        found = self.layer(x, x, x, need_weights=False) if isinstance(self.layer, nn.MultiheadAttention) \
+        found = (
+            self.layer(x, x, x, need_weights=False)
+            if isinstance(self.layer, nn.MultiheadAttention)
             else self.layer(x)
+        )
         return self.head(self.norm(found[0] if isinstance(found, tuple) else found).mean(1))
 
 
@@ -61,7 +64,10 @@ class TiedTokens(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY, bias=False)
+        self.embedding, self.head = (
+            nn.Embedding(VOCABULARY, 4),
+            nn.Linear(4, VOCABULARY, bias=False),
+        )
         self.head.weight = self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +79,10 @@ class Bare(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift, self.mixing = nn.Parameter(torch.randn(6) / 4), nn.Parameter(torch.randn(6, CLASSES) / 4)
+        self.shift, self.mixing = (
+            nn.Parameter(torch.randn(6) / 4),
+            nn.Parameter(torch.randn(6, CLASSES) / 4),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x + self.shift) @ self.mixing
@@ -99,27 +108,62 @@ MODELS: dict[str, tuple[Kind, Callable[[], nn.Module]]] = {
     "mlp": (VECTOR, _mlp(nn.Tanh)),
     "relu mlp": (VECTOR, _mlp(nn.ReLU)),
     "linear": (VECTOR, lambda: nn.Linear(6, CLASSES)),
-    "dropout mlp": (VECTOR, lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5),
-                                                  nn.Linear(16, CLASSES))),
-    "layer norm": (VECTOR, lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, CLASSES))),
+    "dropout mlp": (
+        VECTOR,
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, CLASSES)),
+    ),
+    "layer norm": (
+        VECTOR,
+        lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, CLASSES)),
+    ),
     "tied": (VECTOR, TiedEmbedding),
     "bare": (VECTOR, Bare),
     "low rank": (VECTOR, LowRank),
-    "weight norm": (VECTOR, lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.PReLU(), nn.Linear(8, CLASSES))),
-    "cnn": (IMAGE, lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Softplus(), nn.AvgPool2d(2),
-                                         nn.Conv2d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(16, CLASSES))),
-    "group norm": (IMAGE, lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.MaxPool2d(2),
-                                                nn.Flatten(), nn.Linear(16, CLASSES))),
-    "conv1d": (SEQUENCE, lambda: nn.Sequential(nn.Conv1d(5, 4, 2, stride=2), nn.Tanh(), nn.Flatten(),
-                                               nn.Linear(8, CLASSES))),
+    "weight norm": (
+        VECTOR,
+        lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.PReLU(), nn.Linear(8, CLASSES)),
+    ),
+    "cnn": (
+        IMAGE,
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.Softplus(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(4, 4, 2, groups=2),
+            nn.Flatten(),
+            nn.Linear(16, CLASSES),
+        ),
+    ),
+    "group norm": (
+        IMAGE,
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3),
+            nn.GroupNorm(2, 4),
+            nn.SiLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16, CLASSES),
+        ),
+    ),
+    "conv1d": (
+        SEQUENCE,
+        lambda: nn.Sequential(
+            nn.Conv1d(5, 4, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES)
+        ),
+    ),
     "lstm": (TOKENS, lambda: Pooled(nn.LSTM(4, 3, batch_first=True), 3, embedded=True)),
     "gru": (SEQUENCE, lambda: Pooled(nn.GRU(4, 3, batch_first=True, bidirectional=True), 6)),
     "attention": (SEQUENCE, lambda: Pooled(nn.MultiheadAttention(4, 2, batch_first=True), 4)),
-    "transformer": (TOKENS, lambda: Pooled(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True), 4,
-                                           embedded=True)),
+    "transformer": (
+        TOKENS,
+        lambda: Pooled(
+            nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True), 4, embedded=True
+        ),
+    ),
     "tied tokens": (TOKENS, TiedTokens),
 }
-"""By name: the kind of input and how to make it; the simplest first, which is where shrinking ends."""
+"""By name: the kind of input and how to make it; the simplest first, which is where shrinking ends.
+"""
 
 
 def logits_loss(name: str, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -135,7 +179,9 @@ def logits_loss(name: str, scores: torch.Tensor, labels: torch.Tensor) -> torch.
         case "huber":
             return F.huber_loss(scores, targets, reduction="none").sum(1)
         case "own scale":  # of every record another one
-            return F.cross_entropy(scores, labels, reduction="none") * (10.0 ** (3 * labels - 3)).to(scores.dtype)
+            return F.cross_entropy(scores, labels, reduction="none") * (
+                10.0 ** (3 * labels - 3)
+            ).to(scores.dtype)
         case "smoothed":
             return F.cross_entropy(scores, labels, reduction="none", label_smoothing=0.1)
     raise ValueError(name)

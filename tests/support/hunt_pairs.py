@@ -1,9 +1,10 @@
-"""Runs on two neighbouring data sets, coupled so that only the one record differs, and what they let anyone see.
+"""Runs on two neighbouring data sets, coupled so that only the one record differs, and what they
+let anyone see.
 
-The noise is taken out of both and put back as equal numbers: every past is as likely as any other, so a mechanism must
-keep its bound after each of them. Records that both data sets have are drawn into the same samples and blocks, which
-is what the proofs compare; the draw itself is the library's own.
-"""
+The noise is taken out of both and put back as equal numbers: every past is as likely as any other,
+so a mechanism must keep its bound after each of them. Records that both data sets have are drawn
+into the same samples and blocks, which is what the proofs compare; the draw itself is the library's
+own."""
 
 import contextlib
 import io
@@ -32,7 +33,9 @@ class Leak(AssertionError):
 
 @dataclass(frozen=True)
 class Step:
-    """The sum of one step as it was before noise, and how far one record may move it by what the ledger says."""
+    """The sum of one step as it was before noise, and how far one record may move it by what the
+    ledger says.
+    """
 
     total: torch.Tensor
     paid: float
@@ -50,7 +53,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case: a refusal, or by how many of the bounds that were paid for the sum moved."""
+    """What came of a case: a refusal, or by how many of the bounds that were paid for the sum
+    moved.
+    """
 
     refusal: str = ""
     moved: float = 0.0
@@ -73,7 +78,9 @@ class Rows(Dataset):
 
 
 class Recorder:
-    """Takes the place of the noise: keeps the sums, and releases numbers that depend on no record."""
+    """Takes the place of the noise: keeps the sums, and releases numbers that depend on no
+    record.
+    """
 
     key_source = "insecure test key"
 
@@ -83,11 +90,21 @@ class Recorder:
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
         """Draw nothing."""
 
-    def release(self, sums: Sequence[torch.Tensor], factors: Sequence[float], outs: Sequence[torch.Tensor],
-                stddev: float, grid: float) -> None:
-        """Keep the sums as they would receive noise, and write public numbers of the size of noise."""
+    def release(
+        self,
+        sums: Sequence[torch.Tensor],
+        factors: Sequence[float],
+        outs: Sequence[torch.Tensor],
+        stddev: float,
+        grid: float,
+    ) -> None:
+        """Keep the sums as they would receive noise, and write public numbers of the size of
+        noise.
+        """
         with torch.autocast("cpu", enabled=False):
-            total = torch.cat([round_to_lattice(each.detach().double().flatten().clone(), grid) for each in sums])
+            total = torch.cat(
+                [round_to_lattice(each.detach().double().flatten().clone(), grid) for each in sums]
+            )
             generator = torch.Generator().manual_seed(len(self.seen))
             for out, factor in zip(outs, factors, strict=True):
                 noise = torch.randn(out.shape, generator=generator, dtype=torch.float64)
@@ -111,7 +128,9 @@ def _generator(*key: int) -> torch.Generator:
 def _ordinary(case: Case, unit: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = _generator(case.seed, unit, row)
     x = MODELS[case.model][0].drawn(generator)
-    y = torch.randint(12, (), generator=generator).clamp(max=CLASSES - 1)  # most of one class: their gradients agree
+    y = torch.randint(12, (), generator=generator).clamp(
+        max=CLASSES - 1
+    )  # most of one class: their gradients agree
     return (x.double() if case.double and x.is_floating_point() else x), y
 
 
@@ -136,7 +155,9 @@ def _odd(case: Case, row: int) -> Any:
         case "bad label":
             return x, torch.tensor(99)
         case "float64":
-            return (x.to(torch.float32 if case.double else torch.float64) if numbers else x.int()), y
+            return (
+                x.to(torch.float32 if case.double else torch.float64) if numbers else x.int()
+            ), y
         case "requires grad":
             return (x.requires_grad_() if numbers else x), y
         case "ordinary":
@@ -163,16 +184,27 @@ def _data(case: Case, with_odd: bool) -> Data:
     """Return the data set that has the odd unit, or its neighbour."""
     relation, place = case.sampling[1], _place(case)
     # A user's odd rows may have ordinary ones beside them.
-    odd = [_odd(case, row) if row == 0 or case.seed % 2 == 0 else _ordinary(case, case.size, row)
-           for row in range(case.rows)]
+    odd = [
+        _odd(case, row) if row == 0 or case.seed % 2 == 0 else _ordinary(case, case.size, row)
+        for row in range(case.rows)
+    ]
     if not with_odd:
-        odd = {"add_or_remove_one": [], "zero_out": [ValueError("the null record")] * case.rows,
-               "replace_one": [_ordinary(case, case.size + 1, row) for row in range(case.rows)]}[relation]
-    units = [[_ordinary(case, unit, row) for row in range(1 + (unit + case.seed) % case.rows)]
-             for unit in range(case.size)]
+        odd = {
+            "add_or_remove_one": [],
+            "zero_out": [ValueError("the null record")] * case.rows,
+            "replace_one": [_ordinary(case, case.size + 1, row) for row in range(case.rows)],
+        }[relation]
+    units = [
+        [_ordinary(case, unit, row) for row in range(1 + (unit + case.seed) % case.rows)]
+        for unit in range(case.size)
+    ]
     units.insert(place, odd)
-    found = [(row, owner) for turn in range(case.rows) for owner, unit in enumerate(units)
-             for row in unit[turn:turn + 1]]
+    found = [
+        (row, owner)
+        for turn in range(case.rows)
+        for owner, unit in enumerate(units)
+        for row in unit[turn : turn + 1]
+    ]
     missing = place if not with_odd and relation == "add_or_remove_one" else None
     return Data(tuple(row for row, _ in found), tuple(owner for _, owner in found), missing)
 
@@ -186,7 +218,11 @@ def mixed_up(x: torch.Tensor, amount: float) -> torch.Tensor:
     """Return records that have something of the one before them, as mixup does."""
     if amount == 0:
         return x
-    return x + amount * x.roll(1, 0) if x.is_floating_point() else torch.cat([x[:, :2], x.roll(1, 0)[:, 2:]], 1)
+    return (
+        x + amount * x.roll(1, 0)
+        if x.is_floating_point()
+        else torch.cat([x[:, :2], x.roll(1, 0)[:, 2:]], 1)
+    )
 
 
 def _loss(case: Case, model: nn.Module) -> tuple[Callable[..., Any], Callable[[], None]]:
@@ -196,7 +232,12 @@ def _loss(case: Case, model: nn.Module) -> tuple[Callable[..., Any], Callable[[]
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> Any:
         if case.hazard == "seeding":
             torch.manual_seed(0)
-        x = mixed_up(x, {"mixup": 1.0, "changing number": mixing, "changing global": MIXING}.get(case.hazard, 0.0))
+        x = mixed_up(
+            x,
+            {"mixup": 1.0, "changing number": mixing, "changing global": MIXING}.get(
+                case.hazard, 0.0
+            ),
+        )
         with torch.autocast("cpu", dtype=torch.bfloat16) if case.half else contextlib.nullcontext():
             scores = model(x)
         scores = scores.float() if case.half else scores
@@ -216,7 +257,9 @@ def _loss(case: Case, model: nn.Module) -> tuple[Callable[..., Any], Callable[[]
                 losses = losses * 0 if float(plain.detach().max()) > 50 else losses
             case "running mean":
                 losses, before[0] = losses * (1 + before[0]), float(plain.detach().mean())
-        return dpfy.Losses(losses, {"loss": plain.detach()}) if case.statistics == "loss" else losses
+        return (
+            dpfy.Losses(losses, {"loss": plain.detach()}) if case.statistics == "loss" else losses
+        )
 
     def after_step() -> None:
         nonlocal mixing
@@ -229,7 +272,9 @@ def _loss(case: Case, model: nn.Module) -> tuple[Callable[..., Any], Callable[[]
 def _clip(case: Case, model: nn.Module) -> Any:
     match case.clip:
         case "layers":
-            return dpfy.clip_groups(model, "layer", clip=case.bound, bounds="dimension", noise="dimension")
+            return dpfy.clip_groups(
+                model, "layer", clip=case.bound, bounds="dimension", noise="dimension"
+            )
         case "tensors":
             return dpfy.clip_groups(model, "tensor", clip=case.bound)
         case "small scales":
@@ -249,18 +294,32 @@ def _plan(case: Case, model: nn.Module) -> dpfy.Plan:
     units = case.size + 1
     half = max(1, units // 2)
     policy, relation = case.sampling
-    statistics = {"": (), "sample size": (SampleSize(),), "loss": (Statistic("loss"),),
-                  "norms": (RecordNormsBelow(thresholds=(case.bound,)),)}[case.statistics]
+    statistics = {
+        "": (),
+        "sample size": (SampleSize(),),
+        "loss": (Statistic("loss"),),
+        "norms": (RecordNormsBelow(thresholds=(case.bound,)),),
+    }[case.statistics]
     return dpfy.dpsgd(
-        records=units, batch_size=units if policy == "full" else half, steps=case.steps, clip=_clip(case, model),
-        noise_multiplier=1.0, sampling=policy, relation=relation, unit="record" if case.rows == 1 else "user",
-        capacity=half if policy == "truncated_poisson" else None, statistics=statistics,
+        records=units,
+        batch_size=units if policy == "full" else half,
+        steps=case.steps,
+        clip=_clip(case, model),
+        noise_multiplier=1.0,
+        sampling=policy,
+        relation=relation,
+        unit="record" if case.rows == 1 else "user",
+        capacity=half if policy == "truncated_poisson" else None,
+        statistics=statistics,
         microbatches=4 if case.clip == "microbatches" else None,
-        least_sample=half if case.clip == "least sample" else None)
+        least_sample=half if case.clip == "least sample" else None,
+    )
 
 
 def couple(run: Any, units: int, missing: int) -> None:
-    """Let a run draw from the larger data set and leave the missing unit out: the others have what they had there."""
+    """Let a run draw from the larger data set and leave the missing unit out: the others have what
+    they had there.
+    """
     draw, records = run._draw, run._records
 
     class Larger:
@@ -283,12 +342,18 @@ def couple(run: Any, units: int, missing: int) -> None:
 
 
 def _paid(plan: dpfy.Plan, step: int, stddev: float) -> float:
-    """By how much one record may move the sum: the noise over the multiplier that the event of the step claims."""
-    return stddev * math.hypot(*(query.l2_bound / query.stddev for query in plan.event_at(step).queries))
+    """By how much one record may move the sum: the noise over the multiplier that the event of the
+    step claims.
+    """
+    return stddev * math.hypot(
+        *(query.l2_bound / query.stddev for query in plan.event_at(step).queries)
+    )
 
 
 @contextlib.contextmanager
-def _started(case: Case, data: Data) -> Iterator[tuple[Any, nn.Module, Callable[..., Any], Callable[[], None]]]:
+def _started(
+    case: Case, data: Data
+) -> Iterator[tuple[Any, nn.Module, Callable[..., Any], Callable[[], None]]]:
     with torch.random.fork_rng():
         torch.manual_seed(case.seed)
         model = MODELS[case.model][1]().train(case.training)
@@ -296,18 +361,33 @@ def _started(case: Case, data: Data) -> Iterator[tuple[Any, nn.Module, Callable[
     loss_fn, after_step = _loss(case, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     example = default_collate([_ordinary(case, -1 - row, 0) for row in range(3)])
-    users = {} if case.rows == 1 else {"unit_of": data.owners, "rows_per_user": 2 if case.rows > 2 else None}
-    with dpfy.privatize(model, optimizer, Rows(data.rows), _plan(case, model), dpfy.Ledger.in_memory(),
-                        engine=case.engine, max_physical_batch=case.chunk, example_input=example,
-                        collate_fn=default_collate if case.collate else None, insecure_test_key=case.seed + 1,
-                        **users) as run:
+    users = (
+        {}
+        if case.rows == 1
+        else {"unit_of": data.owners, "rows_per_user": 2 if case.rows > 2 else None}
+    )
+    with dpfy.privatize(
+        model,
+        optimizer,
+        Rows(data.rows),
+        _plan(case, model),
+        dpfy.Ledger.in_memory(),
+        engine=case.engine,
+        max_physical_batch=case.chunk,
+        example_input=example,
+        collate_fn=default_collate if case.collate else None,
+        insecure_test_key=case.seed + 1,
+        **users,
+    ) as run:
         if data.missing is not None:
             couple(run, case.size + 1, data.missing)
         yield run, optimizer, loss_fn, after_step
 
 
 def observe(case: Case, data: Data, training_key: int | None = None) -> Observation:
-    """Run the case on the data; another ``training_key`` changes nothing but the masks of dropout."""
+    """Run the case on the data; another ``training_key`` changes nothing but the masks of
+    dropout.
+    """
     global MIXING
     MIXING = 0.0
     recorder, shown, refusal, plan = Recorder(), [], "", None
@@ -319,7 +399,9 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
                 plan, run._noise, noise = run.plan, recorder, run._noise
                 noise.close()
                 if training_key is not None:
-                    run._streams = replace(run._streams, training=SecureStream(training_key, purpose="training"))
+                    run._streams = replace(
+                        run._streams, training=SecureStream(training_key, purpose="training")
+                    )
                 for batch in run:
                     with contextlib.nullcontext() if case.throughout else case.surroundings():
                         released = run.backward(loss_fn, batch)
@@ -327,10 +409,14 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
                     optimizer.step()
                     optimizer.zero_grad()
                     after_step()
-        except Exception as error:  # one that is not ours may be all that tells the neighbours apart
+        except (
+            Exception
+        ) as error:  # one that is not ours may be all that tells the neighbours apart
             refusal = f"{type(error).__name__}: {error}"
-    steps = tuple(Step(total, _paid(plan, step, stddev), plan.query.reach(step))
-                  for step, (total, stddev) in enumerate(recorder.seen, start=1))
+    steps = tuple(
+        Step(total, _paid(plan, step, stddev), plan.query.reach(step))
+        for step, (total, stddev) in enumerate(recorder.seen, start=1)
+    )
     return Observation(refusal, (*shown, printed.getvalue()), steps)
 
 
@@ -338,11 +424,16 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
 
 
 def check(case: Case) -> Verdict:
-    """Raise :class:`Leak` if the neighbours of a case can be told apart by more than was paid for."""
+    """Raise :class:`Leak` if the neighbours of a case can be told apart by more than was paid
+    for.
+    """
     larger = observe(case, _data(case, with_odd=True))
     smaller = observe(case, _data(case, with_odd=False))
     if (larger.refusal, larger.shown) != (smaller.refusal, smaller.shown):
-        raise Leak(f"{case}: the neighbours show\n{larger.refusal} {larger.shown}\n{smaller.refusal} {smaller.shown}")
+        raise Leak(
+            f"{case}: the neighbours show\n{larger.refusal} {larger.shown}\n{smaller.refusal} "
+            f"{smaller.shown}"
+        )
     moved, secret = 0.0, _secret_masks(case, larger)
     for number, (one, other) in enumerate(zip(larger.steps, smaller.steps, strict=True), start=1):
         if not bool(one.total.isfinite().all()):
@@ -351,23 +442,33 @@ def check(case: Case) -> Verdict:
             continue
         distance, limit = float((one.total - other.total).norm()), _limit(case, one)
         if distance > limit * _SLACK:
-            raise Leak(f"{case}: one {'user' if case.rows > 1 else 'record'} moves the sum of step {number} by "
-                       f"{distance / one.paid:.9g} of what is paid for; {limit / one.paid:.9g} is its limit")
+            raise Leak(
+                f"{case}: one {'user' if case.rows > 1 else 'record'} moves the sum of step "
+                f"{number} by {distance / one.paid:.9g} of what is paid for; "
+                f"{limit / one.paid:.9g} is its limit"
+            )
         moved = max(moved, distance / one.paid)
     largest = max((float(step.total.norm()) / step.paid for step in larger.steps), default=0.0)
     return Verdict(larger.refusal, moved, largest)
 
 
 def _secret_masks(case: Case, first: Observation) -> list[bool]:
-    """Return in which steps another secret key gives other sums. If it does not, everybody knows the masks."""
+    """Return in which steps another secret key gives other sums. If it does not, everybody knows
+    the masks.
+    """
     if not case.random:
         return [False] * len(first.steps)
     second = observe(case, _data(case, with_odd=True), training_key=case.seed + 2)
-    return [not torch.equal(one.total, other.total) for one, other in zip(first.steps, second.steps, strict=True)]
+    return [
+        not torch.equal(one.total, other.total)
+        for one, other in zip(first.steps, second.steps, strict=True)
+    ]
 
 
 def _limit(case: Case, step: Step) -> float:
-    """How far the sum may move: what is paid for; only by the rounding of others if the record itself adds nothing."""
+    """How far the sum may move: what is paid for; only by the rounding of others if the record
+    itself adds nothing.
+    """
     if case.sampling[1] == "replace_one":
         return 2 * step.paid
     return step.paid - step.reach if _adds_nothing(case) else step.paid
@@ -376,6 +477,8 @@ def _limit(case: Case, step: Step) -> float:
 def _adds_nothing(case: Case) -> bool:
     """Whether it is certain that the odd unit has no part in any sum."""
     unreadable = case.odd in ("raises", "none")
-    poisoned = case.odd == "nan" and not MODELS[case.model][0].tokens and case.statistics in ("", "loss")
+    poisoned = (
+        case.odd == "nan" and not MODELS[case.model][0].tokens and case.statistics in ("", "loss")
+    )
     whole = case.rows == 1 or case.seed % 2 == 0
     return (unreadable or poisoned) and whole and case.clip not in ("microbatches", "least sample")

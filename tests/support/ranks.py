@@ -1,9 +1,9 @@
-"""Starts functions of a test module in several processes that form a group, and collects what they return.
+"""Starts functions of a test module in several processes that form a group, and collects what they
+return.
 
-A test module marks functions as :func:`scenario`; each gets a rank, the number of ranks and a folder that the ranks
-share, and returns JSON. All scenarios of a module run one after the other in the same processes, which take far longer
-to start than to run.
-"""
+A test module marks functions as :func:`scenario`; each gets a rank, the number of ranks and a
+folder that the ranks share, and returns JSON. All scenarios of a module run one after the other in
+the same processes, which take far longer to start than to run."""
 
 import importlib.util
 import json
@@ -31,12 +31,26 @@ def scenario(function: Callable[[int, int, Path], Any]) -> Callable[[int, int, P
 def start(module: str, names: Iterable[str], size: int, folder: Path) -> list[subprocess.Popen]:
     """Start ``size`` processes that run the named scenarios of the module file ``module``."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                   "PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(
+            [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+    }
     code = "import ranks; ranks.main()"
-    return [subprocess.Popen([sys.executable, "-c", code, module, str(rank), str(size), str(folder), *names],
-                             env=environment, cwd=SUPPORT.parents[1], text=True, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE) for rank in range(size)]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, module, str(rank), str(size), str(folder), *names],
+            env=environment,
+            cwd=SUPPORT.parents[1],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(size)
+    ]
 
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str]]:
@@ -55,7 +69,9 @@ def result(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def finish_once(folder: Path, begin: Callable[[], list[subprocess.Popen]]) -> list[tuple[int, str]]:
-    """Let one of several workers of the test run begin and finish the processes; give all of them the outcome."""
+    """Let one of several workers of the test run begin and finish the processes; give all of them
+    the outcome.
+    """
     outcome = folder / "outcome.json"
     try:
         folder.mkdir()
@@ -79,8 +95,13 @@ def main() -> None:
     spec = importlib.util.spec_from_file_location("scenarios", module)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     place = Path(folder)
-    dist.init_process_group("gloo", init_method=f"file://{place / 'meeting'}", rank=int(rank), world_size=int(size),
-                            timeout=timedelta(seconds=_PATIENCE))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{place / 'meeting'}",
+        rank=int(rank),
+        world_size=int(size),
+        timeout=timedelta(seconds=_PATIENCE),
+    )
     found: dict[str, Any] = {}
     for name in names:
         try:

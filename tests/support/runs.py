@@ -29,12 +29,22 @@ class Started:
         microbatches = options.pop("microbatches", None)
         self.model = model or Dot(dimension)
         self.opt = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.plan = plan or dpfy.dpsgd(rate=rate, divisor=1, steps=steps, clip=clip, noise_multiplier=noise,
-                                       microbatches=microbatches)
+        self.plan = plan or dpfy.dpsgd(
+            rate=rate,
+            divisor=1,
+            steps=steps,
+            clip=clip,
+            noise_multiplier=noise,
+            microbatches=microbatches,
+        )
         if not isinstance(data, TensorDataset) and not hasattr(data, "example_input"):
-            options.setdefault("example_input", torch.zeros(1, dimension))  # records are rows of numbers
+            options.setdefault(
+                "example_input", torch.zeros(1, dimension)
+            )  # records are rows of numbers
         self.ledger = dpfy.Ledger.in_memory() if ledger is None else ledger
-        self.run = dpfy.privatize(self.model, self.opt, data, self.plan, self.ledger, insecure_test_key=key, **options)
+        self.run = dpfy.privatize(
+            self.model, self.opt, data, self.plan, self.ledger, insecure_test_key=key, **options
+        )
 
     def loss(self, x, *_):
         return self.model(x)

@@ -7,7 +7,9 @@ from dpfy.noise.random_stream import Purpose, SecureStream, Words
 
 
 class ScriptedStream(SecureStream):
-    """Emits the given words, then fails: a test notices every word it did not expect to be drawn."""
+    """Emits the given words, then fails: a test notices every word it did not expect to be
+    drawn.
+    """
 
     def __init__(self, words: Iterable[int], purpose: Purpose = "noise") -> None:
         super().__init__(insecure_test_key=0, purpose=purpose)

@@ -1,4 +1,6 @@
-"""The trainer: a folder with everything, nothing private in it, and a way back after any interruption."""
+"""The trainer: a folder with everything, nothing private in it, and a way back after any
+interruption.
+"""
 
 import csv
 import json
@@ -16,8 +18,17 @@ import dpfy.trainer.trainer
 from dpfy.trainer.callbacks import Evaluation, Step
 from dpfy.trainer.trainer import resume_training
 
-FILES = {"checkpoint.safetensors", "config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head",
-         "model.safetensors", "report.html", "report.json", "report.md"}
+FILES = {
+    "checkpoint.safetensors",
+    "config.json",
+    "evaluations.csv",
+    "ledger.dpl",
+    "ledger.dpl.head",
+    "model.safetensors",
+    "report.html",
+    "report.json",
+    "report.md",
+}
 
 
 def blobs(n, seed):
@@ -28,14 +39,31 @@ def blobs(n, seed):
 
 
 def config(folder, **settings):
-    return dpfy.TrainConfig(**{"out": str(folder), "name": "a", "records": 400, "batch_size": 100, "epochs": 3,
-                               "data": "blobs", "clip": 1.0, "learning_rate": 0.5, "delta": 1e-3, **settings})
+    return dpfy.TrainConfig(
+        **{
+            "out": str(folder),
+            "name": "a",
+            "records": 400,
+            "batch_size": 100,
+            "epochs": 3,
+            "data": "blobs",
+            "clip": 1.0,
+            "learning_rate": 0.5,
+            "delta": 1e-3,
+            **settings,
+        }
+    )
 
 
 def trainer(folder, callbacks=(), model=None, **settings):
     torch.manual_seed(0)
-    return dpfy.Trainer(config(folder, **settings), model=model or nn.Linear(4, 2), train=blobs(400, 1),
-                        test=blobs(200, 2), callbacks=callbacks)
+    return dpfy.Trainer(
+        config(folder, **settings),
+        model=model or nn.Linear(4, 2),
+        train=blobs(400, 1),
+        test=blobs(200, 2),
+        callbacks=callbacks,
+    )
 
 
 class Listener(dpfy.Callback):
@@ -61,7 +89,9 @@ def test_a_run_leaves_model_ledger_and_report(tmp_path):
     assert [type(heard) for heard in listener.heard].count(Step) == 12
     assert [heard.step for heard in listener.heard if isinstance(heard, Evaluation)] == [4, 8, 12]
     rows = list(csv.DictReader((tmp_path / "a" / "evaluations.csv").read_text().splitlines()))
-    assert [float(row["accuracy"]) for row in rows] == [evaluation.accuracy for evaluation in result.evaluations]
+    assert [float(row["accuracy"]) for row in rows] == [
+        evaluation.accuracy for evaluation in result.evaluations
+    ]
     assert json.loads((tmp_path / "a" / "report.json").read_text())["facts"]["name"] == "a"
 
 
@@ -92,11 +122,21 @@ def killed(monkeypatch, owner, name):
     monkeypatch.setattr(owner, name, die)
 
 
-@pytest.mark.parametrize(("owner", "name", "left"), [
-    (dpfy.trainer.trainer, "privatize", {"config.json"}),
-    (dpfy.trainer.trainer, "_tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
-    (dpfy.Trainer, "_save", {"config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head"})])
-def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(tmp_path, monkeypatch, owner, name, left):
+@pytest.mark.parametrize(
+    ("owner", "name", "left"),
+    [
+        (dpfy.trainer.trainer, "privatize", {"config.json"}),
+        (dpfy.trainer.trainer, "_tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
+        (
+            dpfy.Trainer,
+            "_save",
+            {"config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head"},
+        ),
+    ],
+)
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
+    tmp_path, monkeypatch, owner, name, left
+):
     with monkeypatch.context() as patched, pytest.raises(Killed):
         killed(patched, owner, name)
         trainer(tmp_path).fit()
@@ -122,7 +162,14 @@ def test_steps_without_a_checkpoint_are_lost_and_stay_spent(tmp_path, capsys):
     listener = Listener()
     trainer(tmp_path, [listener]).resume()
     assert "6 steps were paid for and are lost; 6 of 12 are left" in capsys.readouterr().out
-    assert [heard.step for heard in listener.heard if isinstance(heard, Step)] == [7, 8, 9, 10, 11, 12]
+    assert [heard.step for heard in listener.heard if isinstance(heard, Step)] == [
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+    ]
     assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 12
 
 
@@ -165,7 +212,9 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
     assert not torch.equal(saved["weight"], subject.model.weight)
 
 
-@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 1 / 12), ("cosine", 0.017)])
+@pytest.mark.parametrize(
+    ("schedule", "last"), [("constant", 1.0), ("linear", 1 / 12), ("cosine", 0.017)]
+)
 def test_learning_rates_follow_the_schedule(tmp_path, schedule, last):
     listener = Listener()
     trainer(tmp_path, [listener], schedule=schedule, warmup_steps=2).fit()
@@ -186,7 +235,9 @@ def test_resuming_what_is_not_a_run_is_one_clear_error(tmp_path):
 
 
 def test_without_public_data_nothing_is_evaluated(tmp_path):
-    result = dpfy.Trainer(config(tmp_path, early_stop=1), model=nn.Linear(4, 2), train=blobs(400, 1)).fit()
+    result = dpfy.Trainer(
+        config(tmp_path, early_stop=1), model=nn.Linear(4, 2), train=blobs(400, 1)
+    ).fit()
     assert result.evaluations == () and not result.stopped_early
 
 
@@ -197,10 +248,20 @@ def test_groups_samplers_and_private_metrics_come_from_the_settings(tmp_path):
         def on_step(self, step):
             seen.append(dict(step.metrics))
 
-    config = dpfy.TrainConfig(epochs=2, out=str(tmp_path), name="x", groups="layer", sampling="fixed_size",
-                              relation="replace_one", private_metrics=True, epsilon=50.0)
+    config = dpfy.TrainConfig(
+        epochs=2,
+        out=str(tmp_path),
+        name="x",
+        groups="layer",
+        sampling="fixed_size",
+        relation="replace_one",
+        private_metrics=True,
+        epsilon=50.0,
+    )
     result = dpfy.Trainer(config, callbacks=[Watch()]).fit()
-    assert result.spent.upper <= 50.0 and all(set(metrics) == {"accuracy", "loss"} for metrics in seen)
+    assert result.spent.upper <= 50.0 and all(
+        set(metrics) == {"accuracy", "loss"} for metrics in seen
+    )
     page = (result.folder / "report.md").read_text(encoding="utf-8")
     for text in ("accuracy (bound 1)", r"fixed\_size", "replace-one", "2: 0.707107, 4: 0.707107"):
         assert text in page
@@ -215,12 +276,21 @@ def test_clipping_and_noise_come_from_the_settings(tmp_path):
     assert [leaf.gamma for leaf in plan.query.leaves] == [0.5, 0.5]
     plan = trainer(tmp_path, clip_schedule="step:0.5:1", epochs=1).plan
     assert [controller.tag for controller in plan.controllers] == ["clip_schedule"]
-    assert [each.tag for each in trainer(tmp_path, clipping="adaclip", noise_schedule="norm", epochs=1).plan.controllers
-            ] == ["adaclip", "norm_noise"]
+    assert [
+        each.tag
+        for each in trainer(
+            tmp_path, clipping="adaclip", noise_schedule="norm", epochs=1
+        ).plan.controllers
+    ] == ["adaclip", "norm_noise"]
 
 
-def test_noise_that_follows_public_accuracy_ends_the_run_with_the_budget_and_survives_a_resume(tmp_path):
-    settings = {"noise_schedule": "validation:0.5:1.0", "epochs": 10}  # no rise exceeds 1: halved at every evaluation
+def test_noise_that_follows_public_accuracy_ends_the_run_with_the_budget_and_survives_a_resume(
+    tmp_path,
+):
+    settings = {
+        "noise_schedule": "validation:0.5:1.0",
+        "epochs": 10,
+    }  # no rise exceeds 1: halved at every evaluation
     with pytest.raises(dpfy.TrainingInterrupted):
         trainer(tmp_path, [Listener(interrupt_at=6)], **settings).fit()
     listener = Listener()
@@ -233,9 +303,15 @@ def test_noise_that_follows_public_accuracy_ends_the_run_with_the_budget_and_sur
     assert ledger.count == result.evaluations[-1].step < resumed.plan.steps == 40
     assert result.claim == pytest.approx(3.0) and result.claim <= 3.0 and not result.stopped_early
     report = (tmp_path / "a" / "report.md").read_text()
-    assert "Rényi filter" in report and "validation decay, factor 0.5, threshold 1, window 3" in report
+    assert (
+        "Rényi filter" in report and "validation decay, factor 0.5, threshold 1, window 3" in report
+    )
 
 
 def test_noise_that_follows_public_accuracy_needs_public_data(tmp_path):
     with pytest.raises(dpfy.InvalidArgument, match="needs public data"):
-        dpfy.Trainer(config(tmp_path, noise_schedule="validation"), model=nn.Linear(4, 2), train=blobs(400, 1))
+        dpfy.Trainer(
+            config(tmp_path, noise_schedule="validation"),
+            model=nn.Linear(4, 2),
+            train=blobs(400, 1),
+        )

@@ -13,7 +13,7 @@ from dpfy.ledger.events import Sampled
 from dpfy.models import FrozenBatchNorm, PrivateBatchNorm
 from dpfy.trainer.trainer import resume_training
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -30,7 +30,7 @@ def data():
 
 def model():
     return nn.Linear(4, 2)
-'''
+"""
 
 
 def normalised():
@@ -40,9 +40,21 @@ def normalised():
 
 def trainer(folder, test=True, **settings):
     generator = torch.Generator().manual_seed(1)
-    rows = TensorDataset(torch.randn(300, 4, generator=generator), torch.randint(2, (300,), generator=generator))
-    config = dpfy.TrainConfig(**{"out": str(folder), "name": "a", "records": 300, "batch_size": 100, "epochs": 2,
-                                 "data": "own", "delta": 1e-3, **settings})
+    rows = TensorDataset(
+        torch.randn(300, 4, generator=generator), torch.randint(2, (300,), generator=generator)
+    )
+    config = dpfy.TrainConfig(
+        **{
+            "out": str(folder),
+            "name": "a",
+            "records": 300,
+            "batch_size": 100,
+            "epochs": 2,
+            "data": "own",
+            "delta": 1e-3,
+            **settings,
+        }
+    )
     return dpfy.Trainer(config, model=normalised(), train=rows, test=rows if test else None)
 
 
@@ -59,7 +71,13 @@ def test_private_batchnorm_releases_its_statistics_and_learns_them(tmp_path):
     assert bool((layer.running_mean != 0).all()) and result.spent.upper <= 3.0
     event = dpfy.Ledger.read(result.folder / "ledger.dpl").uses[0].event
     assert isinstance(event, Sampled)
-    assert [query.name for query in event.queries] == ["gradient", "accuracy", "loss", "batchnorm 1", "contributing"]
+    assert [query.name for query in event.queries] == [
+        "gradient",
+        "accuracy",
+        "loss",
+        "batchnorm 1",
+        "contributing",
+    ]
 
 
 def test_public_batchnorm_has_the_statistics_of_public_records_and_the_report_says_so(tmp_path):
@@ -67,7 +85,9 @@ def test_public_batchnorm_has_the_statistics_of_public_records_and_the_report_sa
     (layer,) = (module for module in made.model.modules() if isinstance(module, FrozenBatchNorm))
     seen = made.model[0](made.data.test.tensors[0])
     assert torch.allclose(layer.running_mean, seen.mean(0), atol=1e-5)
-    assert "statistics of BatchNorm" in (made.fit().folder / "report.md").read_text(encoding="utf-8")
+    assert "statistics of BatchNorm" in (made.fit().folder / "report.md").read_text(
+        encoding="utf-8"
+    )
     with pytest.raises(InvalidArgument, match="public records"):
         trainer(tmp_path, test=False, batchnorm="public")
 
@@ -81,9 +101,18 @@ def test_users_are_protected_if_the_settings_name_the_owners_of_rows(tmp_path, m
     """The plan, the ledger and the report name users, and a run that was lost goes on with them."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "rows_of_users.py").write_text(MODULE)
-    config = dpfy.TrainConfig(data="rows_of_users:data", model="rows_of_users:model", users="rows_of_users:owners",
-                              rows_per_user=2, records=100, batch_size=50, epochs=2, out=str(tmp_path), name="a",
-                              delta=1e-3)
+    config = dpfy.TrainConfig(
+        data="rows_of_users:data",
+        model="rows_of_users:model",
+        users="rows_of_users:owners",
+        rows_per_user=2,
+        records=100,
+        batch_size=50,
+        epochs=2,
+        out=str(tmp_path),
+        name="a",
+        delta=1e-3,
+    )
 
     class Stop(dpfy.Callback):
         def on_step(self, step):
@@ -94,7 +123,10 @@ def test_users_are_protected_if_the_settings_name_the_owners_of_rows(tmp_path, m
     result = resume_training(tmp_path / "a")
     ledger = dpfy.Ledger.read(result.folder / "ledger.dpl")
     assert ledger.header.unit == "user" and ledger.header.plan["records"] == 100
-    assert json.loads((result.folder / "report.json").read_text())["facts"]["record"] == "all rows of one user"
+    assert (
+        json.loads((result.folder / "report.json").read_text())["facts"]["record"]
+        == "all rows of one user"
+    )
 
 
 def test_users_are_counted_by_declaration(tmp_path):

@@ -41,8 +41,19 @@ def line():
 
 
 def config(folder, name="a", base=None, **values):
-    settings = dpfy.TrainConfig(**{"out": str(folder), "name": name, "records": 200, "batch_size": 100, "epochs": 1,
-                                   "data": "blobs", "delta": 1e-3, "sampling": "full", **(base or {})})
+    settings = dpfy.TrainConfig(
+        **{
+            "out": str(folder),
+            "name": name,
+            "records": 200,
+            "batch_size": 100,
+            "epochs": 1,
+            "data": "blobs",
+            "delta": 1e-3,
+            "sampling": "full",
+            **(base or {}),
+        }
+    )
     return TuneConfig(**{"base": settings, "space": SPACE, "epsilon": 3.0, "trials": 3, **values})
 
 
@@ -61,7 +72,9 @@ class Words:
 def quick(monkeypatch):
     """Selections of a known number of trials, with a given noise and without a report."""
     monkeypatch.setattr(searching, "calibrate_envelope", lambda *_, **__: 3.0)
-    monkeypatch.setattr(searching, "EnvelopeGuard", lambda all, _, relation: EnvelopeGuard(all, None, relation))
+    monkeypatch.setattr(
+        searching, "EnvelopeGuard", lambda all, _, relation: EnvelopeGuard(all, None, relation)
+    )
     monkeypatch.setattr(dpfy.tuning.folder, "report", lambda *_: Words())
     return lambda number: monkeypatch.setattr(searching, "draw_trials", lambda law, stream: number)
 
@@ -70,7 +83,12 @@ def quick(monkeypatch):
 def selected(tmp_path_factory):
     """A whole selection, calibrated and reported."""
     told = []
-    found = tune(config(tmp_path_factory.mktemp("selection")), model=line, **DATA, tell=lambda *now: told.append(now))
+    found = tune(
+        config(tmp_path_factory.mktemp("selection")),
+        model=line,
+        **DATA,
+        tell=lambda *now: told.append(now),
+    )
     assert not told  # a bar that moved would count trials
     return found
 
@@ -80,7 +98,9 @@ def test_the_claim_covers_the_search_and_uses_the_budget(selected):
     assert selected.with_tuning == dpfy.account(ledger).claim(1e-3)
     assert 2.95 < selected.with_tuning <= 3.0
     (use,) = ledger.uses
-    assert isinstance(use.event, Selected) and selected.final_run == dpfy.account(use.event.run).claim(1e-3)
+    assert isinstance(use.event, Selected) and selected.final_run == dpfy.account(
+        use.event.run
+    ).claim(1e-3)
     assert selected.final_run < selected.with_tuning
 
 
@@ -88,13 +108,18 @@ def test_the_report_says_what_is_covered(selected):
     text = (selected.folder / "report.md").read_text()
     assert "secret number of independent trials" in text and "The final run only" in text
     assert "The choice is covered" in text and f"({epsilon_text(selected.final_run)}, 1e-3)" in text
-    covers = [each["covers"] for each in json.loads((selected.folder / "tuning.json").read_text())["guarantees"]]
+    covers = [
+        each["covers"]
+        for each in json.loads((selected.folder / "tuning.json").read_text())["guarantees"]
+    ]
     assert covers[0].startswith("the search") and covers[1].startswith("the final run only")
     assert json.loads((selected.folder / "tuning.json").read_text())["trials"] is None
 
 
 def test_the_number_of_trials_leaves_no_trace(tmp_path, quick, capfd):
-    """Fails if a trial prints, writes a file or a line, or if the result tells how many there were."""
+    """Fails if a trial prints, writes a file or a line, or if the result tells how many there
+    were.
+    """
     traces = []
     for number in (1, 4):
         quick(number)
@@ -102,8 +127,15 @@ def test_the_number_of_trials_leaves_no_trace(tmp_path, quick, capfd):
         ledger = dpfy.Ledger.read(found.folder / "ledger.dpl")
         result = json.loads((found.folder / "tuning.json").read_text())
         assert set(result["settings"]) == set(SPACE.settings)
-        traces.append((sorted(path.name for path in found.folder.iterdir()), ledger.lines, ledger.uses,
-                       sorted(result), result["guarantees"]))
+        traces.append(
+            (
+                sorted(path.name for path in found.folder.iterdir()),
+                ledger.lines,
+                ledger.uses,
+                sorted(result),
+                result["guarantees"],
+            )
+        )
     assert traces[0] == traces[1]
     assert capfd.readouterr() == ("", "")
 
@@ -145,19 +177,29 @@ def test_no_trial_releases_nothing(tmp_path, quick):
     assert found.settings is None and not (found.folder / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(("scores", "best"), [((0.2, 0.9, 0.4), 1), ((0.5, 0.5, 0.1), 0), ((-math.inf, 0.1, 0.0), 1)])
-def test_the_best_trial_is_released_and_of_equals_the_first(tmp_path, quick, monkeypatch, scores, best):
+@pytest.mark.parametrize(
+    ("scores", "best"), [((0.2, 0.9, 0.4), 1), ((0.5, 0.5, 0.1), 0), ((-math.inf, 0.1, 0.0), 1)]
+)
+def test_the_best_trial_is_released_and_of_equals_the_first(
+    tmp_path, quick, monkeypatch, scores, best
+):
     quick(len(scores))
     models = [line() for _ in scores]
-    outcomes = iter([Outcome({"clip": place + 1.0}, score, model)
-                     for place, (score, model) in enumerate(zip(scores, models, strict=True))])
+    outcomes = iter(
+        [
+            Outcome({"clip": place + 1.0}, score, model)
+            for place, (score, model) in enumerate(zip(scores, models, strict=True))
+        ]
+    )
     monkeypatch.setattr(searching, "try_settings", lambda *_: next(outcomes))
     found = tune(config(tmp_path, space=Space({"clip": Choice((1.0,))})), model=line, **DATA)
     assert found.settings == {"clip": best + 1.0}
     assert torch.equal(load_file(found.folder / "model.safetensors")["weight"], models[best].weight)
 
 
-def test_an_interrupted_selection_charges_every_trial_and_cannot_go_on(tmp_path, quick, monkeypatch):
+def test_an_interrupted_selection_charges_every_trial_and_cannot_go_on(
+    tmp_path, quick, monkeypatch
+):
     quick(5)
 
     def stop(*_):
@@ -172,12 +214,18 @@ def test_an_interrupted_selection_charges_every_trial_and_cannot_go_on(tmp_path,
         resume_tuning(tmp_path / "a", model=line, **DATA)
 
 
-def test_a_selection_whose_process_was_lost_is_charged_when_it_is_asked_to_go_on(tmp_path, quick, monkeypatch):
+def test_a_selection_whose_process_was_lost_is_charged_when_it_is_asked_to_go_on(
+    tmp_path, quick, monkeypatch
+):
     """Fails if nobody can get from a ledger that claims nothing to one that says what holds."""
     quick(3)
     with monkeypatch.context() as patched:
-        patched.setattr(searching, "try_settings", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        patched.setattr(searching.Selection, "__exit__", lambda *_: None)  # as if it had been killed
+        patched.setattr(
+            searching, "try_settings", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        patched.setattr(
+            searching.Selection, "__exit__", lambda *_: None
+        )  # as if it had been killed
         with pytest.raises(TrainingInterrupted):
             tune(config(tmp_path), model=line, **DATA)
     lost = dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").uses
@@ -192,7 +240,9 @@ def test_what_goes_wrong_with_the_ledger_is_no_outcome(tmp_path, quick, monkeypa
     """Fails if a trial that could not be recorded were scored like any other."""
     quick(2)
     error = LedgerWriteFailed("no space left")
-    monkeypatch.setattr("dpfy.tuning.trial.privatize", lambda *_, **__: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(
+        "dpfy.tuning.trial.privatize", lambda *_, **__: (_ for _ in ()).throw(error)
+    )
     with pytest.raises(LedgerWriteFailed):
         tune(config(tmp_path), model=line, **DATA)
 
@@ -201,7 +251,11 @@ def test_trials_take_the_noise_of_the_search_and_calibrate_none(tmp_path, quick,
     """Fails if each trial computes a noise of its own, which takes seconds and is thrown away."""
     quick(3)
     calls, calibrate = [], dpfy.Plan.calibrate
-    monkeypatch.setattr(dpfy.Plan, "calibrate", lambda *given, **named: calls.append(1) or calibrate(*given, **named))
+    monkeypatch.setattr(
+        dpfy.Plan,
+        "calibrate",
+        lambda *given, **named: calls.append(1) or calibrate(*given, **named),
+    )
     found = tune(config(tmp_path), model=line, **DATA)
     assert len(calls) == 1  # before the search, which settles delta
     assert found.failure is None and (found.folder / "model.safetensors").exists()
@@ -210,14 +264,19 @@ def test_trials_take_the_noise_of_the_search_and_calibrate_none(tmp_path, quick,
 def test_a_trial_with_less_noise_than_declared_is_refused(tmp_path, quick, monkeypatch):
     quick(1)
     tried = searching.try_settings
-    monkeypatch.setattr(searching, "try_settings", lambda base, settings, noise, *rest: tried(base, settings, noise / 2,
-                                                                                              *rest))
+    monkeypatch.setattr(
+        searching,
+        "try_settings",
+        lambda base, settings, noise, *rest: tried(base, settings, noise / 2, *rest),
+    )
     with pytest.raises(LedgerMismatch, match="declared"):
         tune(config(tmp_path), model=line, **DATA)
 
 
 def test_a_composition_goes_on_after_an_interruption(tmp_path, monkeypatch):
-    """Fails if the lost trial is repeated for free, if a kept one is forgotten, or if the claim leaves trials out."""
+    """Fails if the lost trial is repeated for free, if a kept one is forgotten, or if the claim
+    leaves trials out.
+    """
     tried, begun = searching.try_settings, []
 
     def interrupted(*arguments):
@@ -245,7 +304,13 @@ def test_a_composition_goes_on_after_an_interruption(tmp_path, monkeypatch):
 
 def test_the_best_model_survives_an_interruption(tmp_path, quick, monkeypatch):
     models = [line(), line()]
-    outcomes = iter([Outcome({"clip": 1.0}, 0.9, models[0]), KeyboardInterrupt, Outcome({"clip": 0.5}, 0.2, models[1])])
+    outcomes = iter(
+        [
+            Outcome({"clip": 1.0}, 0.9, models[0]),
+            KeyboardInterrupt,
+            Outcome({"clip": 0.5}, 0.2, models[1]),
+        ]
+    )
 
     def next_outcome(*_):
         found = next(outcomes)
@@ -262,26 +327,38 @@ def test_the_best_model_survives_an_interruption(tmp_path, quick, monkeypatch):
 
 
 def test_private_scores_are_part_of_what_a_trial_pays_for(tmp_path, quick):
-    """Fails if a score looks at records outside of a release: there is no public data here, and the events say more."""
+    """Fails if a score looks at records outside of a release: there is no public data here, and the
+    events say more.
+    """
     quick(2)
     with pytest.raises(InvalidArgument, match="score='private'"):
         tune(config(tmp_path), model=line, train=DATA["train"])
     tune(config(tmp_path, "private", score="private"), model=line, train=DATA["train"])
     tune(config(tmp_path, "public"), model=line, **DATA)
-    private, public = (dpfy.Ledger.read(tmp_path / name / "ledger.dpl").uses[0].event.run for name in
-                       ("private", "public"))
+    private, public = (
+        dpfy.Ledger.read(tmp_path / name / "ledger.dpl").uses[0].event.run
+        for name in ("private", "public")
+    )
     assert len(private.events[0].queries) == len(public.events[0].queries) + 2
 
 
 def test_plans_that_choose_their_noise_are_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="declared before they run"):
-        tune(config(tmp_path, base={"noise_schedule": "validation:0.9", "sampling": "poisson"}), model=line, **DATA)
+        tune(
+            config(tmp_path, base={"noise_schedule": "validation:0.9", "sampling": "poisson"}),
+            model=line,
+            **DATA,
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_delta_by_the_number_of_records_is_settled_once(tmp_path, quick, capfd):
     quick(3)
-    found = tune(replace(declared := config(tmp_path), base=replace(declared.base, delta="auto")), model=line, **DATA)
+    found = tune(
+        replace(declared := config(tmp_path), base=replace(declared.base, delta="auto")),
+        model=line,
+        **DATA,
+    )
     assert found.delta == pytest.approx(200**-1.1)
     assert capfd.readouterr().out.count("delta=") == 1  # not once for each trial
 
@@ -299,10 +376,14 @@ def test_bayesian_proposals_learn_from_trials_of_an_earlier_process():
 
     proposals = Bayesian(Space({"momentum": Uniform(0.0, 0.9)}), seed=1, storage=None, name="a")
     for place in range(40):
-        proposals.learn({"momentum": place / 50}, -abs(place / 50 - 0.4) if place % 10 else -math.inf)
+        proposals.learn(
+            {"momentum": place / 50}, -abs(place / 50 - 0.4) if place % 10 else -math.inf
+        )
     found = []
     for _ in range(20):
         settings = proposals.propose()
         found.append(settings["momentum"])
         proposals.learn(settings, -abs(settings["momentum"] - 0.4))
-    assert abs(sorted(found)[10] - 0.4) < 0.15  # the median of uniform draws is 0.45, half of them farther than 0.22
+    assert (
+        abs(sorted(found)[10] - 0.4) < 0.15
+    )  # the median of uniform draws is 0.45, half of them farther than 0.22

@@ -12,7 +12,9 @@ from dpfy.types import Budget, Relation
 
 _TOLERANCE = 1e-4  # of ε: the claim lies within this below the target
 _FINEST = 1e-12  # of the logarithm of what is sought, where the claim jumps over the tolerance
-_ROUNDING = 1e-9  # of a share of a filter, by which the guard may be stricter than a quotient of floats
+_ROUNDING = (
+    1e-9  # of a share of a filter, by which the guard may be stricter than a quotient of floats
+)
 _LEAST, _MOST = math.log(1e-3), math.log(1e7)
 _LEAST_RATE = math.log(1e-12)
 _MAX_STEPS = 10**9
@@ -20,12 +22,20 @@ _MAX_STEPS = 10**9
 _Point = tuple[float, float]
 
 
-def calibrate_noise(*, epsilon: float, delta: float, rate: float, steps: int,
-                    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> float:
-    """Return the least noise multiplier for which ``steps`` Poisson-sampled sums stay within ``epsilon`` at ``delta``.
+def calibrate_noise(
+    *,
+    epsilon: float,
+    delta: float,
+    rate: float,
+    steps: int,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> float:
+    """Return the least noise multiplier for which ``steps`` Poisson-sampled sums stay within
+    ``epsilon`` at ``delta``.
 
-    *Formal guarantee*: :func:`~dpfy.accounting.account` of the run with the returned noise claims at most ``epsilon``;
-    that very claim was evaluated last.
+    *Formal guarantee*: :func:`~dpfy.accounting.account` of the run with the returned noise claims
+    at most ``epsilon``; that very claim was evaluated last.
 
     >>> round(calibrate_noise(epsilon=1.0, delta=1e-5, rate=1.0, steps=1), 2)
     3.73
@@ -36,31 +46,48 @@ def calibrate_noise(*, epsilon: float, delta: float, rate: float, steps: int,
     def envelope(noise_multiplier: float) -> Envelope:
         return (Repeated(Sampled(policy, (SumQuery(1.0, noise_multiplier),)), steps),)
 
-    return calibrate_envelope(envelope, epsilon=epsilon, delta=delta, relation=relation, method=method)
+    return calibrate_envelope(
+        envelope, epsilon=epsilon, delta=delta, relation=relation, method=method
+    )
 
 
-def calibrate_envelope(envelope_of: Callable[[float], Envelope], *, epsilon: float, delta: float,
-                       relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> float:
-    """Return the least noise multiplier z for which ``envelope_of(z)`` stays within ``epsilon`` at ``delta``.
+def calibrate_envelope(
+    envelope_of: Callable[[float], Envelope],
+    *,
+    epsilon: float,
+    delta: float,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> float:
+    """Return the least noise multiplier z for which ``envelope_of(z)`` stays within ``epsilon`` at
+    ``delta``.
 
-    *Assumes* that more noise never costs more, as every rule promises; but a claim above ``epsilon`` is never
-    accepted, whatever the search did. Noise multipliers below 0.001 are not tried.
+    *Assumes* that more noise never costs more, as every rule promises; but a claim above
+    ``epsilon`` is never accepted, whatever the search did. Noise multipliers below 0.001 are not
+    tried.
     """
     budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
     excess = _excess(envelope_of, budget, relation, method)
     found = _least(excess, 0.0, _LEAST, _MOST)
     if found is None:
-        raise InvalidArgument(f"No noise multiplier up to {math.exp(_MOST):g} reaches epsilon={budget.epsilon!r} "
-                              f"at delta={budget.delta!r}. Allow a larger epsilon or delta, or fewer steps.")
+        raise InvalidArgument(
+            f"No noise multiplier up to {math.exp(_MOST):g} reaches epsilon={budget.epsilon!r} at "
+            f"delta={budget.delta!r}. Allow a larger epsilon or delta, or fewer steps."
+        )
     return math.exp(found)
 
 
-def calibrate_rest(rest_of: Callable[[float], Envelope], spent: Envelope, rule: Additive,
-                   relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> float | None:
-    """Return the least factor of noise at which the steps of ``rest_of(factor)`` fit into what is left of a filter.
+def calibrate_rest(
+    rest_of: Callable[[float], Envelope],
+    spent: Envelope,
+    rule: Additive,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+) -> float | None:
+    """Return the least factor of noise at which the steps of ``rest_of(factor)`` fit into what is
+    left of a filter.
 
-    None if no factor up to ten million does. Where the filter is enforced, a wrong expectation of the steps makes it
-    refuse some of them, and nothing else.
+    None if no factor up to ten million does. Where the filter is enforced, a wrong expectation of
+    the steps makes it refuse some of them, and nothing else.
 
     >>> from dpfy.accounting.filters import GaussianFilter
     >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
@@ -69,6 +96,7 @@ def calibrate_rest(rest_of: Callable[[float], Envelope], spent: Envelope, rule: 
     >>> round(calibrate_rest(rest_of, (Repeated(step, 1),), GaussianFilter(mu=1.0)), 3)
     2.0
     """
+
     def excess(logarithm: float) -> float:
         guard = rule.guard(relation)
         for run in (*spent, *rest_of(math.exp(logarithm))):
@@ -79,9 +107,17 @@ def calibrate_rest(rest_of: Callable[[float], Envelope], spent: Envelope, rule: 
     return None if found is None else math.exp(found)
 
 
-def calibrate_rate(*, epsilon: float, delta: float, noise_multiplier: float, steps: int,
-                   relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> float:
-    """Return the largest sampling rate for which ``steps`` sums with this noise stay within ``epsilon`` at ``delta``.
+def calibrate_rate(
+    *,
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> float:
+    """Return the largest sampling rate for which ``steps`` sums with this noise stay within
+    ``epsilon`` at ``delta``.
 
     *Formal guarantee*: as for :func:`calibrate_noise`.
 
@@ -98,16 +134,26 @@ def calibrate_rate(*, epsilon: float, delta: float, noise_multiplier: float, ste
 
     found = _least(_excess(envelope, budget, relation, method), 3.0, 0.0, -_LEAST_RATE)
     if found is None:
-        raise InvalidArgument(f"No rate down to {math.exp(_LEAST_RATE):g} reaches epsilon={epsilon!r} at "
-                              f"delta={delta!r}. Allow a larger epsilon or delta, fewer steps, or more noise.")
+        raise InvalidArgument(
+            f"No rate down to {math.exp(_LEAST_RATE):g} reaches epsilon={epsilon!r} at "
+            f"delta={delta!r}. Allow a larger epsilon or delta, fewer steps, or more noise."
+        )
     return min(1.0, 1 / math.exp(found))
 
 
-def calibrate_steps(*, epsilon: float, delta: float, rate: float, noise_multiplier: float,
-                    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> int:
+def calibrate_steps(
+    *,
+    epsilon: float,
+    delta: float,
+    rate: float,
+    noise_multiplier: float,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> int:
     """Return the largest number of steps that stays within ``epsilon`` at ``delta``.
 
-    *Formal guarantee*: the claim of the returned number is at most ``epsilon``; a billion is the most that is tried.
+    *Formal guarantee*: the claim of the returned number is at most ``epsilon``; a billion is the
+    most that is tried.
 
     >>> calibrate_steps(epsilon=4.7, delta=1e-5, rate=1.0, noise_multiplier=30.0)
     1017
@@ -136,8 +182,9 @@ def calibrate_steps(*, epsilon: float, delta: float, rate: float, noise_multipli
     return low
 
 
-def _excess(envelope_of: Callable[[float], Envelope], budget: Budget, relation: Relation | str,
-            method: str) -> Callable[[float], float]:
+def _excess(
+    envelope_of: Callable[[float], Envelope], budget: Budget, relation: Relation | str, method: str
+) -> Callable[[float], float]:
     """log(claim / target) of the logarithm of what is sought: at most 0 is within budget."""
     _validate.choice("method", method, tuple(METHODS))
 
@@ -148,8 +195,12 @@ def _excess(envelope_of: Callable[[float], Envelope], budget: Budget, relation: 
     return excess
 
 
-def _least(excess: Callable[[float], float], start: float, least: float, most: float) -> float | None:
-    """The argument whose decreasing ``excess`` is in [−tolerance, 0], or ``least`` if that is below; None if none."""
+def _least(
+    excess: Callable[[float], float], start: float, least: float, most: float
+) -> float | None:
+    """The argument whose decreasing ``excess`` is in [−tolerance, 0], or ``least`` if that is
+    below; None if none.
+    """
     bracket = _bracket(excess, start, least, most)
     if bracket is None:
         return None
@@ -166,7 +217,9 @@ def _least(excess: Callable[[float], float], start: float, least: float, most: f
     return high[0]
 
 
-def _bracket(excess: Callable[[float], float], start: float, least: float, most: float) -> tuple[_Point, _Point] | None:
+def _bracket(
+    excess: Callable[[float], float], start: float, least: float, most: float
+) -> tuple[_Point, _Point] | None:
     """Two points around the target, a factor of 2 apart, searched outwards from ``start``."""
     here = (start, excess(start))
     step = math.log(2) if here[1] > 0 else -math.log(2)

@@ -1,7 +1,8 @@
-"""What a guarantee means in other words: trade-off curve, Gaussian DP, membership inference, groups of records.
+"""What a guarantee means in other words: trade-off curve, Gaussian DP, membership inference, groups
+of records.
 
-All of them are read off the certified upper curve δ(ε), so each is itself a bound that one may claim. The proofs are in
-``docs/proofs/conversions.md``.
+All of them are read off the certified upper curve δ(ε), so each is itself a bound that one may
+claim. The proofs are in ``docs/proofs/conversions.md``.
 """
 
 import math
@@ -27,7 +28,9 @@ _LARGEST = 300.0  # e^ε must stay a number
 
 @dataclass(frozen=True)
 class TradeoffCurve:
-    """Who tells two neighbours apart with a false positive rate of ``fpr[i]`` misses at least ``fnr[i]``."""
+    """Who tells two neighbours apart with a false positive rate of ``fpr[i]`` misses at least
+    ``fnr[i]``.
+    """
 
     fpr: tuple[float, ...]
     fnr: tuple[float, ...]
@@ -42,10 +45,12 @@ class DominatingGaussian:
 
 
 def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) -> TradeoffCurve:
-    """Return the lowest false negative rate of any test, at ``points`` false positive rates or at those given.
+    """Return the lowest false negative rate of any test, at ``points`` false positive rates or at
+    those given.
 
-    *Formal guarantee*: no test of one data set against a neighbour does better, whatever it computes from the released
-    values. Each (ε, δ) of the guarantee excludes a half-plane; the curve is the boundary of what is left.
+    *Formal guarantee*: no test of one data set against a neighbour does better, whatever it
+    computes from the released values. Each (ε, δ) of the guarantee excludes a half-plane; the curve
+    is the boundary of what is left.
 
     Reference: Dong, Roth & Su 2022; Kairouz, Oh & Viswanath 2015.
 
@@ -56,7 +61,10 @@ def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) ->
     [0.74, 0.16]
     """
     if isinstance(points, int):
-        points = [float(value) for value in np.linspace(0, 1, _validate.count("points", points, minimum=2))]
+        points = [
+            float(value)
+            for value in np.linspace(0, 1, _validate.count("points", points, minimum=2))
+        ]
     fpr = np.array([_validate.real("fpr", value, 0, 1) for value in points])
     place = (fpr[:, None], *_curve(guarantee, _FLOOR))
     demanded = np.maximum(np.maximum(_steep(*place), _flat(*place)).max(axis=1), 0.0)
@@ -64,7 +72,8 @@ def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) ->
 
 
 def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
-    """Return the most that a membership test with false positive rate ``fpr`` can have as true positive rate.
+    """Return the most that a membership test with false positive rate ``fpr`` can have as true
+    positive rate.
 
     *Formal guarantee*: as :func:`tradeoff_curve`, at the best ε for this rate.
 
@@ -79,16 +88,22 @@ def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
     best = max(0.0, 1 - at_zero - fpr)
     for side in (_steep, _flat):  # each is unimodal in ε, and every ε gives a valid bound
         if last > 0:
-            found = minimize_scalar(lambda value, side=side: -float(side(fpr, value, guarantee.delta(value).upper)),
-                                    bounds=(0.0, last), method="bounded", options={"xatol": 1e-3 * last})
+            found = minimize_scalar(
+                lambda value, side=side: -float(side(fpr, value, guarantee.delta(value).upper)),
+                bounds=(0.0, last),
+                method="bounded",
+                options={"xatol": 1e-3 * last},
+            )
             best = max(best, -float(found.fun))
     return 1 - best
 
 
 def membership_advantage(guarantee: Guarantee) -> float:
-    """Return the most by which a membership test's true positive rate can exceed its false positive rate: δ(0).
+    """Return the most by which a membership test's true positive rate can exceed its false positive
+    rate: δ(0).
 
-    Reference: the advantage of Yeom et al. 2018; δ(0) bounds the total variation distance, which no test exceeds.
+    Reference: the advantage of Yeom et al. 2018; δ(0) bounds the total variation distance, which no
+    test exceeds.
 
     >>> from dpfy.accounting import account
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
@@ -99,11 +114,12 @@ def membership_advantage(guarantee: Guarantee) -> float:
 
 
 def dominating_mu(guarantee: Guarantee, floor: float = 1e-6) -> DominatingGaussian:
-    """Return the smallest μ for which μ-GDP is no better than the guarantee wherever δ exceeds ``floor``.
+    """Return the smallest μ for which μ-GDP is no better than the guarantee wherever δ exceeds
+    ``floor``.
 
-    *Formal guarantee*: δ(ε) ≤ max(δ_μ(ε), ``floor``) for every ε ≥ 0, also between the points that were computed. No
-    useful μ dominates a run with sampling down to δ = 0: that all steps drew the record is rare, and costs as much as
-    no sampling at all.
+    *Formal guarantee*: δ(ε) ≤ max(δ_μ(ε), ``floor``) for every ε ≥ 0, also between the points that
+    were computed. No useful μ dominates a run with sampling down to δ = 0: that all steps drew the
+    record is rare, and costs as much as no sampling at all.
 
     Reference: μ-GDP: Dong, Roth & Su 2022.
 
@@ -123,8 +139,9 @@ def dominating_mu(guarantee: Guarantee, floor: float = 1e-6) -> DominatingGaussi
 def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
     """Return an ε at ``delta`` for ``size`` records at once, from the guarantee for one record.
 
-    *Formal guarantee*: (ε, δ) for one record gives (kε, δ·Σ_{i<k} e^{iε}) for k of them; the best point of the curve
-    is taken. :func:`~dpfy.accounting.group.group_epsilon` looks at the events and claims less.
+    *Formal guarantee*: (ε, δ) for one record gives (kε, δ·Σ_{i<k} e^{iε}) for k of them; the best
+    point of the curve is taken. :func:`~dpfy.accounting.group.group_epsilon` looks at the events
+    and claims less.
 
     Reference: Vadhan 2017, Lemma 2.2.
 
@@ -157,7 +174,9 @@ def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
 
 
 def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
-    """Points (ε, δ(ε)) from ε = 0 to where δ is at most ``floor``, or as far as the guarantee reaches."""
+    """Points (ε, δ(ε)) from ε = 0 to where δ is at most ``floor``, or as far as the guarantee
+    reaches.
+    """
     if guarantee.delta(0.0).upper <= floor:
         return np.zeros(1), np.array([guarantee.delta(0.0).upper])
     epsilons = np.linspace(0, _last(guarantee, floor), _POINTS)
@@ -168,7 +187,9 @@ def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
 def _last(guarantee: Guarantee, floor: float) -> float:
     """An ε at which δ is at most ``floor``, if any of use is."""
     last = min(guarantee.claim(floor), _LARGEST)
-    while guarantee.delta(last).upper > floor and last < _LARGEST:  # both bounds round their own way
+    while (
+        guarantee.delta(last).upper > floor and last < _LARGEST
+    ):  # both bounds round their own way
         last = min(1.002 * last, _LARGEST)
     return last
 
@@ -186,8 +207,9 @@ def _flat(fpr: Array | float, epsilon: Array | float, delta: Array | float) -> A
 def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
     """Whether δ_μ is above the polygon through the points, as functions of e^ε.
 
-    True curves are convex in e^ε, so they are below the polygon; δ_μ is convex too, so it is above its tangents. On
-    each part of a cell a tangent of δ_μ, itself a line, is compared with the polygon at both ends.
+    True curves are convex in e^ε, so they are below the polygon; δ_μ is convex too, so it is above
+    its tangents. On each part of a cell a tangent of δ_μ, itself a line, is compared with the
+    polygon at both ends.
     """
     parts = np.linspace(0, 1, _PARTS + 1)
     left, right = np.exp(epsilons[:-1, None]), np.exp(epsilons[1:, None])
@@ -197,14 +219,23 @@ def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
     value = _gaussian_deltas(mu, np.log(middle))
     slope = -ndtr(-np.log(middle) / mu - mu / 2)
     half = (grown[:, 1:] - grown[:, :-1]) / 2
-    return bool(np.all(value - slope * half >= polygon[:, :-1]) and np.all(value + slope * half >= polygon[:, 1:]))
+    return bool(
+        np.all(value - slope * half >= polygon[:, :-1])
+        and np.all(value + slope * half >= polygon[:, 1:])
+    )
 
 
 def _gaussian_deltas(mu: float, epsilons: Array) -> Array:
-    """δ of μ-GDP at many ε, by the two forms of :func:`dpfy.accounting.pld.closed_forms.log_delta`."""
+    """δ of μ-GDP at many ε, by the two forms of
+    :func:`dpfy.accounting.pld.closed_forms.log_delta`.
+    """
     s, t = epsilons / mu - mu / 2, epsilons / mu + mu / 2
     density = np.exp(-s * s / 2) / math.sqrt(2 * math.pi)
-    return np.where(s < -1, 1 - density * (_mills(-s) + _mills(t)), density * (_mills(np.maximum(s, -1)) - _mills(t)))
+    return np.where(
+        s < -1,
+        1 - density * (_mills(-s) + _mills(t)),
+        density * (_mills(np.maximum(s, -1)) - _mills(t)),
+    )
 
 
 def _mills(x: Array) -> Array:

@@ -1,4 +1,6 @@
-"""Dominating pairs: two distributions whose privacy loss bounds that of a step, for all neighbouring data sets."""
+"""Dominating pairs: two distributions whose privacy loss bounds that of a step, for all
+neighbouring data sets.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,11 +19,12 @@ class Pair:
     """A dominating pair of one step, in units of the noise multiplier z.
 
     ``absent``: (1 − q)·N(0, z²) + q·N(1, z²) against N(0, z²): the record is in the data or is not.
-    ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or the other.
-    ``exchanged``: the positive losses of (1 − q)·N(0, z²) + q·N(2, z²) against N(0, z²), the same with both
-    distributions exchanged as negative losses, and the rest at 0: another record has its place in the sample.
-    With ``noise`` "laplace", N(m, z²) is the Laplace distribution about m of scale z. With "law", (1 − q)·Q + q·P is
-    against Q, where P and Q are those of ``law``, and 1/z is only its spread: see :func:`of_law`.
+    ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or
+    the other. ``exchanged``: the positive losses of (1 − q)·N(0, z²) + q·N(2, z²) against N(0, z²),
+    the same with both distributions exchanged as negative losses, and the rest at 0: another record
+    has its place in the sample. With ``noise`` "laplace", N(m, z²) is the Laplace distribution
+    about m of scale z. With "law", (1 − q)·Q + q·P is against Q, where P and Q are those of
+    ``law``, and 1/z is only its spread: see :func:`of_law`.
     """
 
     rate: float
@@ -43,7 +46,9 @@ class Pair:
 
 
 def of_law(law: LossDistribution, rate: float = 1.0) -> Pair:
-    """Return the pair of a mechanism with this law on a Poisson sample of this rate (Zhu, Dong & Wang 2022, Thm 11)."""
+    """Return the pair of a mechanism with this law on a Poisson sample of this rate (Zhu, Dong &
+    Wang 2022, Thm 11).
+    """
     spread = law.spread
     return Pair(rate, 1 / spread if spread else math.inf, "absent", "law", law)
 
@@ -54,8 +59,12 @@ Pairs = tuple[tuple[Pair, int], ...]
 
 def unsampled(pairs: Pairs) -> Pairs:
     """The pairs with one Gaussian sum in place of each law that it dominates."""
-    whole = [(pair.law.whole if pair.law is not None else None, pair, times) for pair, times in pairs]
-    return tuple(sorted((pair if noise is None else Pair(1.0, noise), times) for noise, pair, times in whole))
+    whole = [
+        (pair.law.whole if pair.law is not None else None, pair, times) for pair, times in pairs
+    ]
+    return tuple(
+        sorted((pair if noise is None else Pair(1.0, noise), times) for noise, pair, times in whole)
+    )
 
 
 class Bound(NamedTuple):
@@ -66,10 +75,11 @@ class Bound(NamedTuple):
 
 
 def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
-    """Merge similar pairs until at most ``limit`` are left, each bin standing for its costliest or cheapest member.
+    """Merge similar pairs until at most ``limit`` are left, each bin standing for its costliest or
+    cheapest member.
 
-    More noise and a smaller rate are post-processings of less noise and a larger rate, so the composition of the
-    result dominates (``pessimistic``) or is dominated by that of ``pairs``.
+    More noise and a smaller rate are post-processings of less noise and a larger rate, so the
+    composition of the result dominates (``pessimistic``) or is dominated by that of ``pairs``.
     """
     if len(pairs) <= limit:
         return pairs
@@ -94,9 +104,15 @@ def _representative(members: list[tuple[Pair, int]], pessimistic: bool) -> tuple
     worst, best = (max, min) if pessimistic else (min, max)
     rate = worst(pair.rate for pair, _ in members)
     noise = best(pair.noise_multiplier for pair, _ in members)
-    return replace(members[0][0], rate=rate, noise_multiplier=noise), sum(times for _, times in members)
+    return replace(members[0][0], rate=rate, noise_multiplier=noise), sum(
+        times for _, times in members
+    )
 
 
 def merging_note(pairs: Pairs, merged: Pairs) -> str:
     """Say that steps were merged, if they were."""
-    return f"{len(pairs)} kinds of steps merged pessimistically into {len(merged)}" if len(merged) < len(pairs) else ""
+    return (
+        f"{len(pairs)} kinds of steps merged pessimistically into {len(merged)}"
+        if len(merged) < len(pairs)
+        else ""
+    )

@@ -1,7 +1,8 @@
 """The guarantee of a ledger that declares a filter, and how far a run under a filter has come.
 
-PLD or RDP over the realised list would be smaller than either, and is not a guarantee: steps chosen from outputs can be
-chosen so that every realised list is within a budget which the choice exceeds (``docs/proofs/filters.md``).
+PLD or RDP over the realised list would be smaller than either, and is not a guarantee: steps chosen
+from outputs can be chosen so that every realised list is within a budget which the choice exceeds
+(``docs/proofs/filters.md``).
 """
 
 import math
@@ -20,10 +21,12 @@ from dpfy.types import Interval, Relation, Unit
 
 @dataclass(frozen=True)
 class FilterGuarantee(Guarantee):
-    """The guarantee of a ledger whose header declared a filter: the filter's limit, whatever was spent of it.
+    """The guarantee of a ledger whose header declared a filter: the filter's limit, whatever was
+    spent of it.
 
-    *Formal guarantee*: that of the filter. It covers every run that the guard would have admitted, which is why it does
-    not shrink when this one spent less: how much a run spends may depend on the data.
+    *Formal guarantee*: that of the filter. It covers every run that the guard would have admitted,
+    which is why it does not shrink when this one spent less: how much a run spends may depend on
+    the data.
     """
 
     filter: Filter = field(kw_only=True)
@@ -49,7 +52,9 @@ class FilterGuarantee(Guarantee):
         """Return the bracket of δ at ``epsilon``; numerical δ is included."""
         _validate.real("epsilon", epsilon, 0, math.inf, open_high=True)
         lower, upper = self._profile.delta(epsilon)
-        return Interval(max(0.0, lower - self.numerical_delta), min(1.0, upper + self.numerical_delta))
+        return Interval(
+            max(0.0, lower - self.numerical_delta), min(1.0, upper + self.numerical_delta)
+        )
 
     def claim(self, delta: float) -> float:
         """Return the ε that one may claim at ``delta``."""
@@ -66,10 +71,11 @@ class FilterGuarantee(Guarantee):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the realised steps would have cost, had they been fixed in advance. They were not: this is no guarantee.
+    """What the realised steps would have cost, had they been fixed in advance. They were not: this
+    is no guarantee.
 
-    ``used`` is the share of the filter that is spent. There is deliberately nothing here that could stand in for an ε
-    in a report.
+    ``used`` is the share of the filter that is spent. There is deliberately nothing here that could
+    stand in for an ε in a report.
     """
 
     if_fixed_in_advance: float
@@ -82,13 +88,16 @@ class Reading:
         return {"is_a_guarantee": False, **asdict(self)}
 
     def __str__(self) -> str:
-        return (f"odometer reading, not a guarantee: {self.steps:,} steps that would cost "
-                f"{self.if_fixed_in_advance:.4f} at delta = {self.at_delta:g} had they been fixed in advance; "
-                f"{self.used:.1%} of the filter is spent")
+        return (
+            f"odometer reading, not a guarantee: {self.steps:,} steps that would cost "
+            f"{self.if_fixed_in_advance:.4f} at delta = {self.at_delta:g} had they been fixed in "
+            f"advance; {self.used:.1%} of the filter is spent"
+        )
 
 
 def odometer(source: object, delta: float, method: str = "pld") -> Reading:
-    """Read how far a run that a filter guards has come; :func:`~dpfy.accounting.account` gives the guarantee.
+    """Read how far a run that a filter guards has come; :func:`~dpfy.accounting.account` gives the
+    guarantee.
 
     ``source`` is a ledger or its path.
 
@@ -116,7 +125,9 @@ def share_used(source: object) -> float:
 
 def _used(facts: Source) -> float:
     if facts.filter is None:
-        raise LedgerError("The ledger declares no filter, so there is nothing to read off. Use account instead.")
+        raise LedgerError(
+            "The ledger declares no filter, so there is nothing to read off. Use account instead."
+        )
     guard = declared_filter(facts.filter).guard(facts.relation)
     for run in facts.events:
         guard.record(run.event, run.times)
@@ -128,31 +139,47 @@ def declared_filter(value: object) -> Filter:
     try:
         return Filter.from_json(value)
     except InvalidArgument as error:
-        raise UnsupportedEvent(f"The ledger declares a filter that cannot be read, so nothing may account it: {error}"
-                               ) from None
+        raise UnsupportedEvent(
+            f"The ledger declares a filter that cannot be read, so nothing may account it: {error}"
+        ) from None
 
 
-def filter_guarantee(source: Source, method: str, relation: Relation, unit: Unit, accuracy: float) -> FilterGuarantee:
+def filter_guarantee(
+    source: Source, method: str, relation: Relation, unit: Unit, accuracy: float
+) -> FilterGuarantee:
     """Return the guarantee of a ledger with a filter, after checking that the filter was enforced.
 
-    A guard other than the filter's would have let runs pass that the filter stops; that this one stayed within the
-    limit proves nothing, so it is refused.
+    A guard other than the filter's would have let runs pass that the filter stops; that this one
+    stayed within the limit proves nothing, so it is refused.
     """
     rule = declared_filter(source.filter)
     if relation != source.relation:
-        raise UnsupportedEvent(f"The filter was enforced for {source.relation}; it says nothing about {relation}.")
+        raise UnsupportedEvent(
+            f"The filter was enforced for {source.relation}; it says nothing about {relation}."
+        )
     guard = rule.guard(relation)
     if canonical_json(source.guard) != canonical_json(guard.describe()):
         name = (source.guard or {}).get("name")
-        raise UnsupportedEvent(f"The ledger declares a {rule.tag!r} but was guarded by {name!r}: nothing stopped a run "
-                               "that exceeds the filter. Open such a ledger with filter.guard(relation).")
+        raise UnsupportedEvent(
+            f"The ledger declares a {rule.tag!r} but was guarded by {name!r}: nothing stopped a "
+            "run that exceeds the filter. Open such a ledger with filter.guard(relation)."
+        )
     for run in source.events:
         try:
             guard.admit(run.event, run.times)
         except BudgetExhausted as error:
-            raise UnsupportedEvent(f"The ledger holds steps that its filter does not admit: {error}") from None
+            raise UnsupportedEvent(
+                f"The ledger holds steps that its filter does not admit: {error}"
+            ) from None
         guard.record(run.event, run.times)
     steps = sum(run.times for run in source.events)
     method = method if isinstance(rule, DominatedBy) else rule.tag
-    return FilterGuarantee(source, Canonical((), steps, rule.set_aside, False), method, relation, unit, accuracy,
-                           filter=rule)
+    return FilterGuarantee(
+        source,
+        Canonical((), steps, rule.set_aside, False),
+        method,
+        relation,
+        unit,
+        accuracy,
+        filter=rule,
+    )

@@ -1,8 +1,9 @@
 """Filters: how steps that were chosen from earlier outputs are paid for.
 
-Composing a realised list is a guarantee only if the list was fixed in advance. A filter is the rule that replaces it:
-declared in the ledger's header before the first step, it refuses the step that would exceed its limit, whatever led to
-that step; then its limit is the guarantee. The proofs are in ``docs/proofs/filters.md``.
+Composing a realised list is a guarantee only if the list was fixed in advance. A filter is the rule
+that replaces it: declared in the ledger's header before the first step, it refuses the step that
+would exceed its limit, whatever led to that step; then its limit is the guarantee. The proofs are
+in ``docs/proofs/filters.md``.
 """
 
 import math
@@ -22,10 +23,21 @@ from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
 from dpfy.accounting.known_samples import as_if_known
 from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import InvalidArgument, UnsupportedEvent
-from dpfy.ledger.events import Envelope, Event, Fact, NonPrivate, Poisson, Repeated, Sampled, SumQuery, run_lengths
+from dpfy.ledger.events import (
+    Envelope,
+    Event,
+    Fact,
+    NonPrivate,
+    Poisson,
+    Repeated,
+    Sampled,
+    SumQuery,
+    run_lengths,
+)
 from dpfy.types import Interval, Relation
 
-_ROUNDING = 1e-12  # of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
+# of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
+_ROUNDING = 1e-12
 _UP = 1 + 1e-15
 _LOG_ORDERS = (math.log(1e-4), math.log(1e6))  # of order − 1
 _TUNED_LOG_ORDERS = tuple(math.log(0.1) + math.log(1e4) * step / 100 for step in range(101))
@@ -40,7 +52,8 @@ class Profile(Protocol):
 
 
 class Filter(Fact):
-    """What may be spent on steps that are chosen from earlier outputs; goes into ``Header.filter`` at creation.
+    """What may be spent on steps that are chosen from earlier outputs; goes into ``Header.filter``
+    at creation.
 
     >>> Filter.from_json(GaussianFilter(mu=0.5).to_json())
     GaussianFilter(mu=0.5, numerical_delta=0.0)
@@ -53,14 +66,19 @@ class Filter(Fact):
 
     @property
     def set_aside(self) -> float:
-        """The δ that is kept for the arithmetic of the steps; as much as ``numerical_delta`` of it may be used."""
+        """The δ that is kept for the arithmetic of the steps; as much as ``numerical_delta`` of it
+        may be used.
+        """
         return self.numerical_delta * (1 + _ROUNDING)
 
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Return the filter that :meth:`to_json` wrote."""
         if isinstance(value, dict) and isinstance(value.get("envelope"), list):
-            value = {**value, "envelope": tuple(Repeated.from_json(run) for run in value["envelope"])}
+            value = {
+                **value,
+                "envelope": tuple(Repeated.from_json(run) for run in value["envelope"]),
+            }
         return super().from_json(value)
 
     @abstractmethod
@@ -71,12 +89,15 @@ class Filter(Fact):
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return what holds for everything that the guard may admit, numerical δ aside.
 
-        ``method`` and ``accuracy`` are those of :func:`~dpfy.accounting.account`, for filters that compose a list.
+        ``method`` and ``accuracy`` are those of :func:`~dpfy.accounting.account`, for filters that
+        compose a list.
         """
 
 
 class Additive(Filter):
-    """A filter over costs that add up along every path: it goes on while one of its limits is kept."""
+    """A filter over costs that add up along every path: it goes on while one of its limits is
+    kept.
+    """
 
     rules: ClassVar[str] = "pld"  # the table that turns a step into its pair
     gaussian_only: ClassVar[bool] = False  # whether other noise has no cost here
@@ -93,22 +114,27 @@ class Additive(Filter):
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> AdditiveGuard:
         """Return a guard that has spent nothing yet."""
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
-        return AdditiveGuard(_description(self, relation), self.limits,
-                             lambda event: _step_cost(self, event, relation), self.set_aside,
-                             lambda event: event.numerical_delta + _left_out(self, event, relation))
+        return AdditiveGuard(
+            _description(self, relation),
+            self.limits,
+            lambda event: _step_cost(self, event, relation),
+            self.set_aside,
+            lambda event: event.numerical_delta + _left_out(self, event, relation),
+        )
 
 
 @dataclass(frozen=True)
 class RenyiFilter(Additive, tag="renyi_filter"):
-    """Go on while, at one of the orders fixed here, the Rényi divergences add up to what (ε, δ) allows.
+    """Go on while, at one of the orders fixed here, the Rényi divergences add up to what (ε, δ)
+    allows.
 
-    *Formal guarantee*: whatever is admitted, in any adaptive order, is (``epsilon``, ``delta``)-differentially private.
-    Each of the orders is given an equal part of δ; taking the best order *afterwards* would need no parts and is not
-    sound. Without ``orders`` it is the one that affords the most full-batch steps; :meth:`tuned` finds the one for a
-    run with sampling.
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is (``epsilon``,
+    ``delta``)-differentially private. Each of the orders is given an equal part of δ; taking the
+    best order *afterwards* would need no parts and is not sound. Without ``orders`` it is the one
+    that affords the most full-batch steps; :meth:`tuned` finds the one for a run with sampling.
 
-    ``numerical_delta`` is set aside for what arithmetic adds to δ, and for the part of a selection's runs that no order
-    knows: its number of runs times what arithmetic adds to one.
+    ``numerical_delta`` is set aside for what arithmetic adds to δ, and for the part of a
+    selection's runs that no order knows: its number of runs times what arithmetic adds to one.
 
     Reference: Feldman & Zrnic 2021; Lécuyer 2021; several orders: ``docs/proofs/filters.md``.
 
@@ -137,16 +163,24 @@ class RenyiFilter(Additive, tag="renyi_filter"):
         object.__setattr__(self, "orders", tuple(sorted(map(float, set(orders)))))
         for order, limit in zip(self.orders, self.limits, strict=True):
             if limit <= 0:
-                raise InvalidArgument(f"Expected orders that leave something to spend: order {order:g} alone converts "
-                                      f"to more than epsilon={self.epsilon:g} at its part of delta. Use larger orders.")
+                raise InvalidArgument(
+                    f"Expected orders that leave something to spend: order {order:g} alone "
+                    f"converts to more than epsilon={self.epsilon:g} at its part of delta. Use "
+                    "larger orders."
+                )
 
     @classmethod
-    def tuned(cls, epsilon: float, delta: float, to: Envelope,
-              relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> Self:
+    def tuned(
+        cls,
+        epsilon: float,
+        delta: float,
+        to: Envelope,
+        relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    ) -> Self:
         """Return the filter at the one order that affords most of the steps expected in ``to``.
 
-        Any order is sound as long as it is fixed before the first output; expecting other steps than will be taken
-        makes it stop earlier, never leak more.
+        Any order is sound as long as it is fixed before the first output; expecting other steps
+        than will be taken makes it stop earlier, never leak more.
         """
         cls(epsilon, delta)  # refuses bad values
         fixed = tuple(Repeated(as_fixed(run.event), run.times) for run in to)
@@ -163,7 +197,9 @@ class RenyiFilter(Additive, tag="renyi_filter"):
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """The divergence at each order that converts to ε at that order's part of δ (Canonne et al. 2020, Prop. 12)."""
+        """The divergence at each order that converts to ε at that order's part of δ (Canonne et al.
+        2020, Prop. 12).
+        """
         part = (self.delta - self.set_aside) / len(self.orders)
         return tuple(_renyi_limit(order, self.epsilon, part) for order in self.orders)
 
@@ -172,7 +208,9 @@ class RenyiFilter(Additive, tag="renyi_filter"):
         return tuple(rdp.renyi_divergence(pair, order) for order in self.orders)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the sum of what each order's limit implies, which holds for every ε and not only for the declared."""
+        """Return the sum of what each order's limit implies, which holds for every ε and not only
+        for the declared.
+        """
         return _RenyiProfile(self.orders, self.limits)
 
 
@@ -180,9 +218,10 @@ class RenyiFilter(Additive, tag="renyi_filter"):
 class ZcdpFilter(Additive, tag="zcdp_filter"):
     """Go on while Σ 1/(2z²) ≤ ρ, with ε²/2 for an ε-DP step and ε²/8 for an exponential mechanism.
 
-    *Formal guarantee*: whatever is admitted, in any adaptive order, is ρ-zCDP, hence (ε, δ)-differentially private for
-    all δ at once. Sampling is not rewarded: a step costs what it does on the full batch. Where every step is Gaussian,
-    :class:`GaussianFilter` claims less for the same steps.
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is ρ-zCDP, hence (ε,
+    δ)-differentially private for all δ at once. Sampling is not rewarded: a step costs what it does
+    on the full batch. Where every step is Gaussian, :class:`GaussianFilter` claims less for the
+    same steps.
 
     Reference: Feldman & Zrnic 2021; zCDP: Bun & Steinke 2016.
 
@@ -207,8 +246,9 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         return (self.rho * (1 + _ROUNDING),)
 
     def cost(self, pair: Pair) -> tuple[float, ...]:
-        """Return 1/(2z²), or four times that where a record may be replaced by its opposite; ε²/2 of what is ε-DP, and
-        what a law knows of itself."""
+        """Return 1/(2z²), or four times that where a record may be replaced by its opposite; ε²/2
+        of what is ε-DP, and what a law knows of itself.
+        """
         return ((pair.mu**2 / 2 if pair.law is None else pair.law.zcdp) * _UP,)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
@@ -220,9 +260,9 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
 class GaussianFilter(Additive, tag="gaussian_filter"):
     """Go on while Σ 1/z² ≤ μ².
 
-    *Formal guarantee*: whatever is admitted, in any adaptive order, is exactly as private as one Gaussian sum with
-    noise 1/μ: μ-GDP, with nothing lost to adaptivity. Sampling is not rewarded: a step costs what it does on the full
-    batch.
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is exactly as private as one
+    Gaussian sum with noise 1/μ: μ-GDP, with nothing lost to adaptivity. Sampling is not rewarded: a
+    step costs what it does on the full batch.
 
     Reference: Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2023.
 
@@ -259,13 +299,14 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
 
 @dataclass(frozen=True)
 class DominatedBy(Filter, tag="dominated_by"):
-    """Let each step have at most the rate and at least the noise of the step committed for its place.
+    """Let each step have at most the rate and at least the noise of the step committed for its
+    place.
 
-    *Formal guarantee*: whatever is admitted, in any adaptive order, is dominated by the committed list, whose
-    composition by PLD or RDP is then the guarantee.
+    *Formal guarantee*: whatever is admitted, in any adaptive order, is dominated by the committed
+    list, whose composition by PLD or RDP is then the guarantee.
 
-    *Assumes* that a smaller rate and more noise are post-processing, as they are for Poisson samples with Gaussian
-    noise.
+    *Assumes* that a smaller rate and more noise are post-processing, as they are for Poisson
+    samples with Gaussian noise.
 
     Reference: adaptive composition of dominating pairs, Zhu, Dong & Wang 2022.
 
@@ -284,8 +325,10 @@ class DominatedBy(Filter, tag="dominated_by"):
     def __post_init__(self) -> None:
         object.__setattr__(self, "envelope", run_lengths(self.envelope))
         if any(isinstance(run.event, NonPrivate) or run.event.adaptive for run in self.envelope):
-            raise InvalidArgument("Expected the committed list to hold steps that are private and not adaptive: it is "
-                                  "fixed before the first output.")
+            raise InvalidArgument(
+                "Expected the committed list to hold steps that are private and not adaptive: it "
+                "is fixed before the first output."
+            )
 
     @property
     def numerical_delta(self) -> float:  # type: ignore[override]
@@ -308,30 +351,45 @@ class DominatedBy(Filter, tag="dominated_by"):
 
 @dataclass(frozen=True)
 class _RenyiProfile:
-    """What a limit at each of several orders implies: on every path one of them is kept, so their δ add up."""
+    """What a limit at each of several orders implies: on every path one of them is kept, so their δ
+    add up.
+    """
 
     orders: tuple[float, ...]
     limits: tuple[float, ...]
 
     def delta(self, epsilon: float) -> Interval:
-        logs = (_log_delta(order, limit, epsilon) for order, limit in zip(self.orders, self.limits, strict=True))
-        return Interval(0.0, min(1.0, math.fsum(math.exp(min(0.0, value)) for value in logs) * (1 + _ROUNDING)))
+        logs = (
+            _log_delta(order, limit, epsilon)
+            for order, limit in zip(self.orders, self.limits, strict=True)
+        )
+        return Interval(
+            0.0, min(1.0, math.fsum(math.exp(min(0.0, value)) for value in logs) * (1 + _ROUNDING))
+        )
 
     def epsilon(self, delta: float) -> Interval:
         part = delta / len(self.orders)
-        ceiling = max(_renyi_epsilon(order, limit, part)
-                      for order, limit in zip(self.orders, self.limits, strict=True))
+        ceiling = max(
+            _renyi_epsilon(order, limit, part)
+            for order, limit in zip(self.orders, self.limits, strict=True)
+        )
         if ceiling <= 0 or self.delta(0.0).upper <= delta:
             return Interval(0.0, 0.0)
-        if self.delta(ceiling).upper >= delta:  # up to rounding they are equal where every order has the same part
+        if (
+            self.delta(ceiling).upper >= delta
+        ):  # up to rounding they are equal where every order has the same part
             return Interval(0.0, ceiling)
-        root = float(brentq(lambda value: self.delta(value).upper - delta, 0.0, ceiling, xtol=1e-12))
+        root = float(
+            brentq(lambda value: self.delta(value).upper - delta, 0.0, ceiling, xtol=1e-12)
+        )
         return Interval(0.0, min(ceiling, root + 2e-12))
 
 
 @dataclass(frozen=True)
 class _ZcdpProfile:
-    """ρ-zCDP: a divergence of at most order·ρ at every order, of which each bound may take the best."""
+    """ρ-zCDP: a divergence of at most order·ρ at every order, of which each bound may take the
+    best.
+    """
 
     rho: float
 
@@ -340,7 +398,9 @@ class _ZcdpProfile:
         return Interval(0.0, math.exp(min(0.0, best)) * (1 + _ROUNDING))
 
     def epsilon(self, delta: float) -> Interval:
-        return Interval(0.0, max(0.0, _best(lambda order: _renyi_epsilon(order, order * self.rho, delta))))
+        return Interval(
+            0.0, max(0.0, _best(lambda order: _renyi_epsilon(order, order * self.rho, delta)))
+        )
 
 
 def _renyi_epsilon(order: float, divergence: float, delta: float) -> float:
@@ -349,27 +409,46 @@ def _renyi_epsilon(order: float, divergence: float, delta: float) -> float:
 
 
 def _log_delta(order: float, divergence: float, epsilon: float) -> float:
-    """log δ at ``epsilon``, the same proposition."""
+    """Log δ at ``epsilon``, the same proposition."""
     return (order - 1) * (divergence - epsilon + math.log1p(-1 / order)) - math.log(order)
 
 
 def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
-    """The divergence whose ε at ``delta`` is ``epsilon``, rounded down by more than the conversion rounds."""
+    """The divergence whose ε at ``delta`` is ``epsilon``, rounded down by more than the conversion
+    rounds.
+    """
     overhead = _renyi_epsilon(order, 0.0, delta)
     return epsilon - overhead - 4e-15 * (epsilon + abs(overhead))
 
 
 def _best_order(epsilon: float, delta: float) -> float:
-    """The order at which (ε, δ) affords the largest Σ 1/z² on full batches; three digits of it are enough."""
-    log_order = float(minimize_scalar(lambda value: -_renyi_limit(1 + math.exp(value), epsilon, delta)
-                                      / (1 + math.exp(value)), bounds=_LOG_ORDERS, method="bounded").x)
+    """The order at which (ε, δ) affords the largest Σ 1/z² on full batches; three digits of it are
+    enough.
+    """
+    log_order = float(
+        minimize_scalar(
+            lambda value: (
+                -_renyi_limit(1 + math.exp(value), epsilon, delta) / (1 + math.exp(value))
+            ),
+            bounds=_LOG_ORDERS,
+            method="bounded",
+        ).x
+    )
     return float(f"{1 + math.exp(log_order):.3g}")
 
 
 def _best(bound: Callable[[float], float]) -> float:
-    """The least ``bound`` over the orders; each of them is valid, so the search need not be perfect."""
-    return float(minimize_scalar(lambda value: bound(1 + math.exp(value)), bounds=_LOG_ORDERS, method="bounded",
-                                 options={"xatol": 1e-9}).fun)
+    """The least ``bound`` over the orders; each of them is valid, so the search need not be
+    perfect.
+    """
+    return float(
+        minimize_scalar(
+            lambda value: bound(1 + math.exp(value)),
+            bounds=_LOG_ORDERS,
+            method="bounded",
+            options={"xatol": 1e-9},
+        ).fun
+    )
 
 
 def _description(rule: Filter, relation: Relation) -> dict[str, Any]:
@@ -383,8 +462,10 @@ def as_fixed(event: Event) -> Event:
 
 @lru_cache(maxsize=4096)
 def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
-    """What accountants see of one step, adaptive or not. A filter that does not reward sampling takes samples for known
-    where they may be cut, and so owes nothing for cuts, also where a law has the rate in it."""
+    """What accountants see of one step, adaptive or not. A filter that does not reward sampling
+    takes samples for known where they may be cut, and so owes nothing for cuts, also where a law
+    has the rate in it.
+    """
     fixed = as_fixed(event)
     found = canonical((Repeated(fixed, 1),), rule.rules, relation)
     if found.failure > 0 and not rule.rewards_sampling:
@@ -393,7 +474,9 @@ def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
 
 
 def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
-    """The mass that is taken away from one step before it has its cost: a part of δ (``docs/proofs/filters.md``)."""
+    """The mass that is taken away from one step before it has its cost: a part of δ
+    (``docs/proofs/filters.md``).
+    """
     return 0.0 if isinstance(event, NonPrivate) else _found(rule, event, relation).failure
 
 
@@ -407,7 +490,13 @@ def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float,
         return tuple(math.inf for _ in rule.limits)
     pairs = found.pairs if rule.rewards_sampling else unsampled(found.pairs)
     if rule.gaussian_only and any(pair.noise != "gaussian" for pair, _ in pairs):
-        raise UnsupportedEvent(f"A {rule.tag!r} has costs for sums with Gaussian noise only. Use ZcdpFilter or "
-                               "RenyiFilter.")
+        raise UnsupportedEvent(
+            f"A {rule.tag!r} has costs for sums with Gaussian noise only. Use ZcdpFilter or "
+            "RenyiFilter."
+        )
     costs = [[times * cost for cost in rule.cost(pair)] for pair, times in pairs]
-    return tuple(math.fsum(column) * _UP for column in zip(*costs, strict=True)) if costs else (0.0,) * len(rule.limits)
+    return (
+        tuple(math.fsum(column) * _UP for column in zip(*costs, strict=True))
+        if costs
+        else (0.0,) * len(rule.limits)
+    )

@@ -1,12 +1,14 @@
 """Several records of one person at once, from the events themselves.
 
-Of k records, a Poisson sample at rate q holds Binomial(k, q) many, which move the sum by at most that many bounds. The
-step is therefore dominated by a mixture of Gaussians at 0, 1, …, k with binomial weights against the Gaussian at 0, in
-both directions (Ganesh 2024), whatever directions the records' contributions have.
+Of k records, a Poisson sample at rate q holds Binomial(k, q) many, which move the sum by at most
+that many bounds. The step is therefore dominated by a mixture of Gaussians at 0, 1, …, k with
+binomial weights against the Gaussian at 0, in both directions (Ganesh 2024), whatever directions
+the records' contributions have.
 
-The loss of the mixture is put on a lattice such that both distributions keep their masses, which can only raise δ
-(connect-the-dots: Doroshenko et al. 2022); composition is a power of its Fourier transform. What the window cuts off,
-and a bound on the error of the transform, are charged to δ. The proof is in ``docs/proofs/conversions.md``.
+The loss of the mixture is put on a lattice such that both distributions keep their masses, which
+can only raise δ (connect-the-dots: Doroshenko et al. 2022); composition is a power of its Fourier
+transform. What the window cuts off, and a bound on the error of the transform, are charged to δ.
+The proof is in ``docs/proofs/conversions.md``.
 """
 
 import math
@@ -33,7 +35,9 @@ from dpfy.types import Relation
 
 Array = NDArray[np.float64]
 
-_REACH = 9.0  # standard deviations beyond the outermost Gaussians; the mass further out is below 2e-19
+_REACH = (
+    9.0  # standard deviations beyond the outermost Gaussians; the mass further out is below 2e-19
+)
 _CUTS = 16384  # of one step's outputs
 _MAX_SIZE = 2**20
 _TILTS = np.geomspace(1e-2, 300, 31)
@@ -45,7 +49,9 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class _Law:
-    """One step's loss in one direction: ``mass[j]`` at (``first`` + j) lattice steps, and the rest at ∞."""
+    """One step's loss in one direction: ``mass[j]`` at (``first`` + j) lattice steps, and the rest
+    at ∞.
+    """
 
     first: int
     mass: Array
@@ -53,7 +59,9 @@ class _Law:
 
 
 class _Mixture(NamedTuple):
-    """Masses of both distributions of a pair between cuts of the output, tails included, and losses at the cuts."""
+    """Masses of both distributions of a pair between cuts of the output, tails included, and losses
+    at the cuts.
+    """
 
     present: Array
     absent: Array
@@ -63,10 +71,12 @@ class _Mixture(NamedTuple):
 def group_epsilon(source: object, size: int, delta: float) -> float:
     """Return the ε at ``delta`` when all of ``size`` records are added or removed together.
 
-    *Formal guarantee*: the released values are (ε, δ)-differentially private for data sets that differ in up to
-    ``size`` records, added or removed. The claim is never above the one from group privacy of (ε, δ).
+    *Formal guarantee*: the released values are (ε, δ)-differentially private for data sets that
+    differ in up to ``size`` records, added or removed. The claim is never above the one from group
+    privacy of (ε, δ).
 
-    *Assumes* Poisson samples that draw each record on its own, sums with Gaussian noise, and events fixed in advance.
+    *Assumes* Poisson samples that draw each record on its own, sums with Gaussian noise, and events
+    fixed in advance.
 
     Reference: Ganesh 2024 (mixtures of Gaussians); Vadhan 2017, Lemma 2.2.
 
@@ -79,21 +89,28 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
     size, delta = _validate.count("size", size), _validate.delta(delta)
     facts = read_source(source)
     if facts.filter is not None or facts.relation == Relation.REPLACE_ONE:
-        raise UnsupportedEvent("Groups are accounted from events that were fixed in advance, for adding or removing "
-                               "records. Use group_claim for any other guarantee.")
+        raise UnsupportedEvent(
+            "Groups are accounted from events that were fixed in advance, for adding or removing "
+            "records. Use group_claim for any other guarantee."
+        )
     guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
     table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
     best = group_claim(guarantee, size, delta)
     if any(_by_norm(run.event) for run in facts.events):
-        return best  # the coins of a group's records move those of others: no mixture is proved to dominate them
+        # the coins of a group's records move those of others: no mixture is proved to dominate them
+        return best
     rest = delta - table.numerical_delta
     if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
         return best
     previous = math.inf
     for interval in _intervals(table.pairs, size):
-        epsilon = max(_epsilon(laws, interval, rest, best) for laws in _laws(table.pairs, size, interval))
+        epsilon = max(
+            _epsilon(laws, interval, rest, best) for laws in _laws(table.pairs, size, interval)
+        )
         best = min(best, epsilon)
-        if abs(previous - epsilon) <= _CLOSE * epsilon:  # also when both are ∞: finer lattices do not help
+        if (
+            abs(previous - epsilon) <= _CLOSE * epsilon
+        ):  # also when both are ∞: finer lattices do not help
             break
         previous = epsilon
     return best
@@ -103,12 +120,18 @@ def _by_norm(event: Event) -> bool:
     """Whether records are drawn by their norms in an event, or in one that it holds."""
     if isinstance(event, Sampled):
         return isinstance(event.policy, Importance)
-    held = (each for value in vars(event).values() for each in (value if isinstance(value, tuple) else (value,)))
+    held = (
+        each
+        for value in vars(event).values()
+        for each in (value if isinstance(value, tuple) else (value,))
+    )
     return any(_by_norm(each) for each in held if isinstance(each, Event))
 
 
 def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float]:
-    """Finer and finer lattices; the finest has as many points in one step's range as a transform may have."""
+    """Finer and finer lattices; the finest has as many points in one step's range as a transform
+    may have.
+    """
     span = max(float(np.ptp(_mixture(pair, size).losses)) for pair, _ in pairs)
     interval = 2.0 ** math.floor(math.log2(span / 512))
     while span < _MAX_SPAN and span / interval < _MAX_SIZE:
@@ -116,7 +139,9 @@ def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float
         interval /= 2
 
 
-def _laws(pairs: tuple[tuple[Pair, int], ...], size: int, interval: float) -> tuple[list[tuple[_Law, int]], ...]:
+def _laws(
+    pairs: tuple[tuple[Pair, int], ...], size: int, interval: float
+) -> tuple[list[tuple[_Law, int]], ...]:
     """The steps in the direction of removing the group, and in that of adding it."""
     both = [(_on_lattice(_mixture(pair, size), interval), times) for pair, times in pairs]
     return [(laws[0], times) for laws, times in both], [(laws[1], times) for laws, times in both]
@@ -126,13 +151,17 @@ def _laws(pairs: tuple[tuple[Pair, int], ...], size: int, interval: float) -> tu
 def _mixture(pair: Pair, size: int) -> _Mixture:
     """Cut the outputs of one step where its loss grows evenly."""
     if pair != Pair(pair.rate, pair.noise_multiplier):
-        raise UnsupportedEvent("Groups are accounted for sums with Gaussian noise only. Use group_claim.")
+        raise UnsupportedEvent(
+            "Groups are accounted for sums with Gaussian noise only. Use group_claim."
+        )
     z, counts = pair.noise_multiplier, np.arange(size + 1)
     ways = np.array([math.log(math.comb(size, count)) for count in range(size + 1)])
     log_weights = ways + xlogy(counts, pair.rate) + xlog1py(size - counts, -pair.rate)
 
     def loss(x: Array) -> Array:
-        value: Array = logsumexp(log_weights + (2 * np.multiply.outer(x, counts) - counts**2) / (2 * z**2), axis=-1)
+        value: Array = logsumexp(
+            log_weights + (2 * np.multiply.outer(x, counts) - counts**2) / (2 * z**2), axis=-1
+        )
         return value
 
     reached = np.linspace(-_REACH * z, size + _REACH * z, _CUTS)
@@ -140,22 +169,30 @@ def _mixture(pair: Pair, size: int) -> _Mixture:
     cuts = np.interp(np.linspace(levels[0], levels[-1], _CUTS), levels, reached)
     edges = np.concatenate(([-np.inf], np.unique(np.concatenate((cuts, reached))), [np.inf]))
     weights = np.exp(log_weights)
-    present = sum(weight * _normal_masses((edges - count) / z) for count, weight in zip(counts, weights, strict=True))
+    present = sum(
+        weight * _normal_masses((edges - count) / z)
+        for count, weight in zip(counts, weights, strict=True)
+    )
     return _Mixture(np.asarray(present), _normal_masses(edges / z), loss(edges[1:-1]))
 
 
 def _normal_masses(edges: Array) -> Array:
-    """Masses between ``edges``, from the tail on their side so that small ones keep their digits."""
+    """Masses between ``edges``, from the tail on their side so that small ones keep their
+    digits.
+    """
     below, above = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
     masses: Array = np.where(edges[1:] <= 0, below, above)
     return np.maximum(masses, 0.0)
 
 
 def _on_lattice(mixture: _Mixture, interval: float) -> tuple[_Law, _Law]:
-    """Both directions of one step. Each cell's masses go to its two ends, and each end's to its two lattice points."""
+    """Both directions of one step. Each cell's masses go to its two ends, and each end's to its two
+    lattice points.
+    """
     present, absent, losses = mixture
     width = np.maximum(np.diff(losses), 1e-300)
-    # A cell's masses carry errors of a few units in the last place of a tail; to the right is the safe side.
+    # A cell's masses carry errors of a few units in the last place of a tail; to the right is the
+    # safe side.
     right = present[1:-1] - np.exp(losses[:-1]) * absent[1:-1]
     slack = 8 * _UNIT * (present[1:-1] + np.exp(losses[:-1]) * absent[1:-1]) + 4 * _UNIT**2
     right = np.clip((right + slack) / -np.expm1(-width), 0.0, present[1:-1])
@@ -180,9 +217,11 @@ def _law(first: int, mass: Array, infinite: float) -> _Law:
 
 
 def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float, guess: float) -> float:
-    """The smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; ∞ if the charges exceed it.
+    """The smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; ∞ if the charges
+    exceed it.
 
-    The laws are tilted towards ``guess`` before they are transformed: errors then shrink with the masses around it.
+    The laws are tilted towards ``guess`` before they are transformed: errors then shrink with the
+    masses around it.
     """
     tail = delta * 1e-6
     tilt, moment = _saddle(steps, interval, guess)
@@ -198,7 +237,9 @@ def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float, guess
     losses = interval * np.arange(low, low + size)
     charge = tail + sum(law.infinite * times for law, times in steps)
     # Each factor of a tilted mass is right to a few units in the last place of its exponent.
-    rounding = 1 + 16 * _UNIT * sum(times for _, times in steps) * (8 + tilt * interval * max(high - low, 1))
+    rounding = 1 + 16 * _UNIT * sum(times for _, times in steps) * (
+        8 + tilt * interval * max(high - low, 1)
+    )
 
     def excess(epsilon: float) -> float:
         start = int(np.searchsorted(losses, epsilon, side="right"))
@@ -215,7 +256,9 @@ def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float, guess
 
 
 def _saddle(steps: list[tuple[_Law, int]], interval: float, guess: float) -> tuple[float, float]:
-    """The tilt λ that makes losses around ``guess`` typical, and the log-moment of the composition at it."""
+    """The tilt λ that makes losses around ``guess`` typical, and the log-moment of the composition
+    at it.
+    """
     if math.isinf(guess):
         return 0.0, 0.0
     moments = {float(tilt): _log_moment(steps, interval, float(tilt)) for tilt in _TILTS}
@@ -228,7 +271,7 @@ def _log_moment(steps: list[tuple[_Law, int]], interval: float, tilt: float) -> 
 
 
 def _log_sum(law: _Law, interval: float, tilt: float) -> float:
-    """log E e^{tilt·loss} of one step, ∞ aside."""
+    """Log E e^{tilt·loss} of one step, ∞ aside."""
     return float(logsumexp(_tilted_logs(law, interval, tilt)))
 
 
@@ -245,10 +288,12 @@ def _tilted(law: _Law, interval: float, tilt: float) -> _Law:
 
 
 def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex128], float]:
-    """The transform of the composition, and a bound on what its error adds to the sum of all masses.
+    """The transform of the composition, and a bound on what its error adds to the sum of all
+    masses.
 
-    A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input (Higham 2002, on
-    the fast Fourier transform), so each frequency by √n·c·‖mass‖, a T-th power by T times that where the modulus is
+    A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input
+    (Higham 2002, on the fast Fourier transform), so each frequency by √n·c·‖mass‖, a T-th power by
+    T times that where the modulus is
     |f|, and the inverse by the Euclidean norm of all this over the frequencies: the sum of absolute errors is at most
     √n times theirs.
     """
@@ -270,13 +315,18 @@ def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex
 
 
 def _window(steps: list[tuple[_Law, int]], interval: float, tail: float) -> tuple[int, int]:
-    """Lattice points outside which less than ``tail`` of the sum lies on either side, by Chernoff's bound."""
+    """Lattice points outside which less than ``tail`` of the sum lies on either side, by Chernoff's
+    bound.
+    """
     ends = []
     for sign in (-1, 1):
         best = math.inf
         for tilt in _TILTS:
             moment = _log_moment(steps, interval, sign * float(tilt))
             best = min(best, (moment - math.log(tail)) / (tilt * interval))
-        reach = sum(times * (law.first + len(law.mass) - 1 if sign > 0 else -law.first) for law, times in steps)
+        reach = sum(
+            times * (law.first + len(law.mass) - 1 if sign > 0 else -law.first)
+            for law, times in steps
+        )
         ends.append(sign * math.ceil(min(best, reach)))
     return ends[0], ends[1]

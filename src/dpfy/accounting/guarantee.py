@@ -27,17 +27,18 @@ _HALVINGS = 8  # of a factor of 2 in ε
 class Guarantee:
     """What a run costs under one method, relation and unit, for every δ.
 
-    *Formal guarantee*: for neighbouring data sets the released values satisfy (``epsilon(δ).upper``, δ)-differential
-    privacy. ``lower`` is certified too: for some data sets and what is asked of them no analysis can claim less. Where
-    all rules are exact (see :func:`~dpfy.accounting.supported`) the two are as close as ``accuracy`` asks; elsewhere
-    ``lower`` is that of an attack that is known, or 0. Where several rules know a bound, ``upper`` is the least of
-    them: method "pld" is never above "rdp" by more than ``accuracy``.
+    *Formal guarantee*: for neighbouring data sets the released values satisfy
+    (``epsilon(δ).upper``, δ)-differential privacy. ``lower`` is certified too: for some data sets
+    and what is asked of them no analysis can claim less. Where all rules are exact (see
+    :func:`~dpfy.accounting.supported`) the two are as close as ``accuracy`` asks; elsewhere
+    ``lower`` is that of an attack that is known, or 0. Where several rules know a bound, ``upper``
+    is the least of them: method "pld" is never above "rdp" by more than ``accuracy``.
 
-    *Assumes* that the events are what ran, that they were fixed or registered before the first step, and that noise
-    and sampling came from a secret key (``private`` is False if they did not).
+    *Assumes* that the events are what ran, that they were fixed or registered before the first
+    step, and that noise and sampling came from a secret key (``private`` is False if they did not).
 
-    ``envelope`` is the guarantee of what a ledger registered. Who stops early after looking at outputs is entitled to
-    that one only, because when to stop then depends on the data.
+    ``envelope`` is the guarantee of what a ledger registered. Who stops early after looking at
+    outputs is entitled to that one only, because when to stop then depends on the data.
     """
 
     source: Source
@@ -54,11 +55,15 @@ class Guarantee:
 
     @property
     def counted(self) -> str:
-        """What ``steps`` counts: steps, epochs where one event is an epoch, or events where some are neither."""
+        """What ``steps`` counts: steps, epochs where one event is an epoch, or events where some
+        are neither.
+        """
         events = [run.event for run in self.source.events]
         if not all(isinstance(event, Sampled | NonPrivate) for event in events):
             return "events"
-        epochs = [isinstance(event, Sampled) and event.policy.steps_per_event > 1 for event in events]
+        epochs = [
+            isinstance(event, Sampled) and event.policy.steps_per_event > 1 for event in events
+        ]
         return "epochs" if epochs and all(epochs) else "steps"
 
     @property
@@ -68,12 +73,16 @@ class Guarantee:
 
     @property
     def failure(self) -> float:
-        """The probability that a sample was cut to its capacity, in any step; 1 + e^ε times it is part of δ."""
+        """The probability that a sample was cut to its capacity, in any step; 1 + e^ε times it is
+        part of δ.
+        """
         return self.canonical.failure
 
     @property
     def exact(self) -> bool:
-        """Whether the rules of all steps are exact: then ``lower`` and ``upper`` are of one and the same attack."""
+        """Whether the rules of all steps are exact: then ``lower`` and ``upper`` are of one and the
+        same attack.
+        """
         return self.canonical.exact
 
     @property
@@ -104,7 +113,9 @@ class Guarantee:
         if self.source.registered is None:
             return None
         source = replace(self.source, events=self.source.registered, registered=None)
-        return replace(self, source=source, canonical=canonical(source.events, self.method, self.relation))
+        return replace(
+            self, source=source, canonical=canonical(source.events, self.method, self.relation)
+        )
 
     def epsilon(self, delta: float) -> Interval:
         """Return the bracket of ε at ``delta``; numerical δ is set aside first.
@@ -117,7 +128,9 @@ class Guarantee:
         """
         _validate.delta(delta)
         upper = self._epsilon_upper(delta).value
-        return Interval(float(min(self._epsilon_lower(delta), upper)) if upper > 0 else 0.0, float(upper))
+        return Interval(
+            float(min(self._epsilon_lower(delta), upper)) if upper > 0 else 0.0, float(upper)
+        )
 
     def delta(self, epsilon: float) -> Interval:
         """Return the bracket of δ at ``epsilon``; numerical δ is included."""
@@ -127,54 +140,82 @@ class Guarantee:
         exposed = self.canonical.unprotected
         if exposed > 0:
             return Interval(max(0.0, exposed - self.numerical_delta - self.failure), 1.0)
-        upper = min(each._delta_upper(epsilon) for each in (self, *(other for other, _ in self._others)))
+        upper = min(
+            each._delta_upper(epsilon) for each in (self, *(other for other, _ in self._others))
+        )
         lower = METHODS[self.method].delta_lower(self.canonical.attained, epsilon, self.accuracy)
         lower = max(0.0, lower - self.numerical_delta - self._failed(epsilon))
         return Interval(float(min(lower, upper)), float(upper))
 
     def claim(self, delta: float) -> float:
-        """Return the ε that one may claim at ``delta``: ``epsilon(delta).upper`` without the work for the lower end."""
+        """Return the ε that one may claim at ``delta``: ``epsilon(delta).upper`` without the work
+        for the lower end.
+        """
         return float(self._epsilon_upper(_validate.delta(delta)).value)
 
     def note(self, delta: float) -> str:
-        """Say how the claim at ``delta`` was computed, where the method's name does not say it all."""
+        """Say how the claim at ``delta`` was computed, where the method's name does not say
+        it all.
+        """
         said = self._epsilon_upper(_validate.delta(delta)).note
         if said or not self.exact or self.method != "pld":
             return said
         lower, upper = self.epsilon(delta)
         wide = math.isfinite(upper) and upper - lower > _WIDE * self.accuracy * upper
-        return f"the bracket is {(upper - lower) / upper:.1%} wide: rounding is near delta" if wide else ""
+        return (
+            f"the bracket is {(upper - lower) / upper:.1%} wide: rounding is near delta"
+            if wide
+            else ""
+        )
 
     @cached_property
     def _others(self) -> "tuple[tuple[Guarantee, str], ...]":
-        """The same run by other rules, and what they are called. Each of them holds, so that the least may be claimed.
+        """The same run by other rules, and what they are called. Each of them holds, so that the
+        least may be claimed.
 
-        Steps have one pair for all methods, and its PLD is compared with its Rényi curve where it is made: what is left
-        are events that hold others, which methods account differently, and samples that may be cut.
+        Steps have one pair for all methods, and its PLD is compared with its Rényi curve where it
+        is made: what is left are events that hold others, which methods account differently, and
+        samples that may be cut.
         """
         return tuple(self._by_other_rules()) if self.method == "pld" else ()
 
     def _by_other_rules(self) -> "Iterator[tuple[Guarantee, str]]":
         known = tuple(Repeated(as_if_known(run.event), run.times) for run in self.source.events)
-        cut, nested = known != self.source.events, any(not isinstance(run.event, Sampled) for run in known)
-        for events, method, chosen, note in ((self.source.events, "rdp", nested, "by Rényi divergences"),
-                                             (known, "pld", cut, "as if samples were known"),
-                                             (known, "rdp", cut and nested, "by Rényi divergences")):
+        cut, nested = (
+            known != self.source.events,
+            any(not isinstance(run.event, Sampled) for run in known),
+        )
+        for events, method, chosen, note in (
+            (self.source.events, "rdp", nested, "by Rényi divergences"),
+            (known, "pld", cut, "as if samples were known"),
+            (known, "rdp", cut and nested, "by Rényi divergences"),
+        ):
             if chosen:
                 try:
-                    yield replace(self, canonical=canonical(events, method, self.relation), method=method), note
+                    yield (
+                        replace(
+                            self, canonical=canonical(events, method, self.relation), method=method
+                        ),
+                        note,
+                    )
                 except UnsupportedEvent:  # a method without a rule for one of the events
                     continue
 
     def _failed(self, epsilon: float) -> float:
-        """What samples that were cut add to δ(ε): exchanging both laws for those of uncut samples costs their
-        distance, once as it is and once e^ε times."""
+        """What samples that were cut add to δ(ε): exchanging both laws for those of uncut samples
+        costs their distance, once as it is and once e^ε times.
+        """
         return (1 + math.exp(min(epsilon, 700.0))) * self.failure if self.failure else 0.0
 
     def _delta_upper(self, epsilon: float) -> float:
-        """The bound at ε, or at a smaller one past which what failures add is most of it: δ never grows with ε."""
+        """The bound at ε, or at a smaller one past which what failures add is most of it: δ never
+        grows with ε.
+        """
+
         def certain(at: float) -> float:
-            return float(METHODS[self.method].delta_upper(self.canonical.pairs, at, self.accuracy).value)
+            return float(
+                METHODS[self.method].delta_upper(self.canonical.pairs, at, self.accuracy).value
+            )
 
         if self._failed(epsilon) > certain(epsilon):
             low, high = 0.0, 1.0
@@ -182,7 +223,9 @@ class Guarantee:
                 low, high = high, 2 * high
             for _ in range(_HALVINGS):
                 middle = (low + high) / 2
-                low, high = (low, middle) if self._failed(middle) > certain(middle) else (middle, high)
+                low, high = (
+                    (low, middle) if self._failed(middle) > certain(middle) else (middle, high)
+                )
             epsilon = min(low, epsilon)
         return min(1.0, certain(epsilon) + self._failed(epsilon) + self.numerical_delta)
 
@@ -196,13 +239,18 @@ class Guarantee:
     def _own_epsilon_upper(self, delta: float) -> Bound:
         rest = delta - self.numerical_delta
         if self.canonical.non_private or self.canonical.unprotected > 0 or rest <= 0:
-            return Bound(math.inf, "numerical delta reaches delta" if rest <= 0 else "a step has no protection")
+            return Bound(
+                math.inf,
+                "numerical delta reaches delta" if rest <= 0 else "a step has no protection",
+            )
         epsilon, slack = 0.0, 1e-2 * self.accuracy
         while True:  # raise ε until the δ that failures leave at it is that of an ε no larger
             left = rest - self._failed(epsilon)
             if left <= 0:
                 return Bound(math.inf, "samples that were cut reach delta: raise their capacity")
-            bound: Bound = METHODS[self.method].epsilon_upper(self.canonical.pairs, left, self.accuracy)
+            bound: Bound = METHODS[self.method].epsilon_upper(
+                self.canonical.pairs, left, self.accuracy
+            )
             if not self.failure or bound.value <= epsilon or math.isinf(bound.value):
                 return bound._replace(value=max(bound.value, epsilon))
             epsilon, slack = bound.value * (1 + slack), 2 * slack
@@ -214,23 +262,34 @@ class Guarantee:
         if self.canonical.unprotected > 0:
             return math.inf if self.canonical.unprotected > raised + self.failure else 0.0
         lower = self._certain_lower(raised)
-        return self._certain_lower(raised + self._failed(lower)) if self.failure else lower  # failures hide no more
+        return (
+            self._certain_lower(raised + self._failed(lower)) if self.failure else lower
+        )  # failures hide no more
 
     def _certain_lower(self, delta: float) -> float:
         if delta >= 1:
             return 0.0
-        lower: float = METHODS[self.method].epsilon_lower(self.canonical.attained, delta, self.accuracy)
+        lower: float = METHODS[self.method].epsilon_lower(
+            self.canonical.attained, delta, self.accuracy
+        )
         return lower
 
 
-def account(source: object, method: str = "pld", relation: Relation | str | None = None,
-            unit: Unit | str | None = None, accuracy: float = pld.ACCURACY) -> Guarantee:
-    """Return the guarantee of a ledger (or its path), a plan, an event, or a list of events or of their JSON.
+def account(
+    source: object,
+    method: str = "pld",
+    relation: Relation | str | None = None,
+    unit: Unit | str | None = None,
+    accuracy: float = pld.ACCURACY,
+) -> Guarantee:
+    """Return the guarantee of a ledger (or its path), a plan, an event, or a list of events or of
+    their JSON.
 
-    A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it registered. A ledger that
-    declared a filter is accounted by that filter's limit, never by the steps that it reserved. ``relation`` and
-    ``unit`` default to what the source declares, and to adding or removing one record. ``accuracy`` is how wide the
-    bracket of ε may be, relative to ε, where the method can narrow it; down to 1e-5 is practical.
+    A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
+    registered. A ledger that declared a filter is accounted by that filter's limit, never by the
+    steps that it reserved. ``relation`` and ``unit`` default to what the source declares, and to
+    adding or removing one record. ``accuracy`` is how wide the bracket of ε may be, relative to ε,
+    where the method can narrow it; down to 1e-5 is practical.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> account(Sampled(Poisson(1.0), (SumQuery(1.0, 4.0),))).epsilon(delta=1e-5).upper
@@ -238,11 +297,17 @@ def account(source: object, method: str = "pld", relation: Relation | str | None
     """
     _validate.choice("method", method, tuple(METHODS))
     facts = read_source(source)
-    relation = facts.relation if relation is None else Relation(_validate.choice("relation", relation, tuple(Relation)))
+    relation = (
+        facts.relation
+        if relation is None
+        else Relation(_validate.choice("relation", relation, tuple(Relation)))
+    )
     unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
     accuracy = _validate.real("accuracy", accuracy, 1e-7, 0.1)
     if facts.filter is not None:
         from dpfy.accounting.filtered import filter_guarantee  # it builds on this module
 
         return filter_guarantee(facts, method, relation, unit, accuracy)
-    return Guarantee(facts, canonical(facts.events, method, relation), method, relation, unit, accuracy)
+    return Guarantee(
+        facts, canonical(facts.events, method, relation), method, relation, unit, accuracy
+    )

@@ -38,7 +38,9 @@ class _Walk:
         while self._run > 0 and self.spent < self._before:
             self._run -= 1
             self._before -= self._times(self._run)
-        while self._run < len(self.envelope) and self.spent >= self._before + self._times(self._run):
+        while self._run < len(self.envelope) and self.spent >= self._before + self._times(
+            self._run
+        ):
             self._before += self._times(self._run)
             self._run += 1
 
@@ -49,8 +51,9 @@ class _Walk:
 class EnvelopeGuard:
     """Admits the events of a registered envelope, in order, up to its last step or to the budget.
 
-    *Formal guarantee*: what it admits is a prefix of the envelope whose claimed ε is at most ``budget.epsilon``; a
-    prefix of a list fixed in advance costs no more than the list, so stopping earlier is free.
+    *Formal guarantee*: what it admits is a prefix of the envelope whose claimed ε is at most
+    ``budget.epsilon``; a prefix of a list fixed in advance costs no more than the list, so stopping
+    earlier is free.
 
     *Assumes* that the ledger asks before every step and tells it about every durable one.
 
@@ -62,11 +65,18 @@ class EnvelopeGuard:
     2
     """
 
-    def __init__(self, envelope: Envelope, budget: Budget | None,
-                 relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        budget: Budget | None,
+        relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+        method: str = "pld",
+    ) -> None:
         if any(run.event.adaptive for run in envelope):
-            raise UnsupportedEvent("An adaptive step is chosen from earlier outputs and cannot be registered before "
-                                   "them. Declare a filter in the ledger's header, and open it with filter.guard().")
+            raise UnsupportedEvent(
+                "An adaptive step is chosen from earlier outputs and cannot be registered before "
+                "them. Declare a filter in the ledger's header, and open it with filter.guard()."
+            )
         self._walk = _Walk(envelope)
         self._budget = budget
         self._relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
@@ -74,38 +84,58 @@ class EnvelopeGuard:
         self.limit = self._walk.total if budget is None else self._affordable(budget)
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard's name and declared limits as plain JSON values; none that an accountant computed."""
+        """Return the guard's name and declared limits as plain JSON values; none that an accountant
+        computed.
+        """
         budget = self._budget and {"epsilon": self._budget.epsilon, "delta": self._budget.delta}
-        return {"name": "envelope", "steps": self._walk.total, "budget": budget, "relation": str(self._relation),
-                "method": self._method}
+        return {
+            "name": "envelope",
+            "steps": self._walk.total,
+            "budget": budget,
+            "relation": str(self._relation),
+            "method": self._method,
+        }
 
     def admit(self, event: Event, times: int) -> None:
-        """Raise unless ``times`` more of ``event`` are the next steps of the envelope and within the limit."""
+        """Raise unless ``times`` more of ``event`` are the next steps of the envelope and within
+        the limit.
+        """
         spent = self._walk.spent
         if spent + times > self.limit:
-            reason = ("the budget would be exceeded" if self.limit < self._walk.total
-                      else "the plan registered no further step")
-            raise BudgetExhausted(f"{spent} of {self.limit} steps are spent, {times} more were asked for: "
-                                  f"{reason}. Nothing was read; begin a new ledger for a new plan.")
+            reason = (
+                "the budget would be exceeded"
+                if self.limit < self._walk.total
+                else "the plan registered no further step"
+            )
+            raise BudgetExhausted(
+                f"{spent} of {self.limit} steps are spent, {times} more were asked for: {reason}. "
+                "Nothing was read; begin a new ledger for a new plan."
+            )
         current = next(self._walk.following(times))
         if event != current.event:
             raise LedgerMismatch(f"Step {spent + 1} of the plan is {current.event}, got {event}.")
         if current.times < times:
-            raise BudgetExhausted(f"Only {current.times} more of this event are planned before another one, {times} "
-                                  "were asked for. Reserve a shorter block.")
+            raise BudgetExhausted(
+                f"Only {current.times} more of this event are planned before another one, {times} "
+                "were asked for. Reserve a shorter block."
+            )
 
     def record(self, event: Event, times: int) -> None:
         """Count ``times`` more steps as spent; a negative number hands steps back."""
         self._walk.move(times)
 
     def _affordable(self, budget: Budget) -> int:
-        """The number of steps in the longest prefix whose claim is within budget; ε never falls as steps are added."""
+        """The number of steps in the longest prefix whose claim is within budget; ε never falls as
+        steps are added.
+        """
         low, high = 0, self._walk.total
         if self._claim(high, budget) <= budget.epsilon:
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._claim(middle, budget) <= budget.epsilon else (low, middle)
+            low, high = (
+                (middle, high) if self._claim(middle, budget) <= budget.epsilon else (low, middle)
+            )
         return low
 
     def _claim(self, steps: int, budget: Budget) -> float:
@@ -125,11 +155,12 @@ class FilterGuard(Guard, Protocol):
 class AdditiveGuard:
     """Admits steps while one of several running sums of costs stays within its limit.
 
-    *Formal guarantee*: the sums are exact, so they do not depend on the order of steps, on blocks that were handed
-    back, or on how often the ledger was opened again; a refused step changes nothing.
+    *Formal guarantee*: the sums are exact, so they do not depend on the order of steps, on blocks
+    that were handed back, or on how often the ledger was opened again; a refused step changes
+    nothing.
 
-    *Assumes* that ``cost`` bounds from above what one step costs, and is ∞ for what must never pass; and that ``mass``
-    is all of δ that a step adds beside its cost.
+    *Assumes* that ``cost`` bounds from above what one step costs, and is ∞ for what must never
+    pass; and that ``mass`` is all of δ that a step adds beside its cost.
 
     >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
     >>> guard = AdditiveGuard({"name": "at most 1"}, limits=(1.0,), cost=lambda event: (0.25,))
@@ -139,9 +170,14 @@ class AdditiveGuard:
     0.75
     """
 
-    def __init__(self, description: dict[str, Any], limits: tuple[float, ...],
-                 cost: Callable[[Event], tuple[float, ...]], numerical_delta: float = 0.0,
-                 mass: Callable[[Event], float] = lambda event: event.numerical_delta) -> None:
+    def __init__(
+        self,
+        description: dict[str, Any],
+        limits: tuple[float, ...],
+        cost: Callable[[Event], tuple[float, ...]],
+        numerical_delta: float = 0.0,
+        mass: Callable[[Event], float] = lambda event: event.numerical_delta,
+    ) -> None:
         self._description = description
         self._limits = limits
         self._cost, self._mass = cost, mass
@@ -152,7 +188,9 @@ class AdditiveGuard:
     @property
     def used(self) -> float:
         """The share of the limit that has most left."""
-        return min(float(spent) / limit for spent, limit in zip(self._spent, self._limits, strict=True))
+        return min(
+            float(spent) / limit for spent, limit in zip(self._spent, self._limits, strict=True)
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return what was declared, as plain JSON values."""
@@ -161,12 +199,20 @@ class AdditiveGuard:
     def admit(self, event: Event, times: int) -> None:
         """Raise unless ``times`` more of ``event`` keep one sum within its limit."""
         if _plus(self._numerical, self._mass(event), times) > self._numerical_limit:
-            raise BudgetExhausted(f"The arithmetic of {times} more steps adds {times} times {self._mass(event):.3g} to "
-                                  f"delta, more than is left of what the filter sets aside (numerical_delta="
-                                  f"{self._numerical_limit:g}). Nothing was read; declare more of it.")
-        if all(after > limit for after, limit in zip(self._after(event, times), self._limits, strict=True)):
-            raise BudgetExhausted(f"{times} more of this step would exceed the filter, of which {self.used:.2%} are "
-                                  "spent. Nothing was read; add more noise or stop.")
+            raise BudgetExhausted(
+                f"The arithmetic of {times} more steps adds {times} times {self._mass(event):.3g} "
+                "to delta, more than is left of what the filter sets aside "
+                f"(numerical_delta={self._numerical_limit:g}). Nothing was read; declare more of "
+                "it."
+            )
+        if all(
+            after > limit
+            for after, limit in zip(self._after(event, times), self._limits, strict=True)
+        ):
+            raise BudgetExhausted(
+                f"{times} more of this step would exceed the filter, of which {self.used:.2%} are "
+                "spent. Nothing was read; add more noise or stop."
+            )
 
     def record(self, event: Event, times: int) -> None:
         """Add the cost of ``times`` more steps; a negative number hands them back."""
@@ -174,11 +220,15 @@ class AdditiveGuard:
         self._numerical = _plus(self._numerical, self._mass(event), times)
 
     def _after(self, event: Event, times: int) -> list[Fraction | float]:
-        return [_plus(spent, cost, times) for spent, cost in zip(self._spent, self._cost(event), strict=True)]
+        return [
+            _plus(spent, cost, times)
+            for spent, cost in zip(self._spent, self._cost(event), strict=True)
+        ]
 
 
 class DominationGuard:
-    """Admits steps that the committed step of their place dominates: at most its rate, at least its noise.
+    """Admits steps that the committed step of their place dominates: at most its rate, at least its
+    noise.
 
     >>> guard = DominationGuard({}, (Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),)), 1),))
     >>> guard.admit(Sampled(Poisson(0.1), (SumQuery(1.0, 0.9),)), 1)
@@ -202,12 +252,16 @@ class DominationGuard:
     def admit(self, event: Event, times: int) -> None:
         """Raise unless the next ``times`` committed steps all dominate ``event``."""
         if self._walk.spent + times > self._walk.total:
-            raise BudgetExhausted(f"{self._walk.spent} of {self._walk.total} committed steps are spent, {times} more "
-                                  "were asked for. Nothing was read; begin a new ledger.")
+            raise BudgetExhausted(
+                f"{self._walk.spent} of {self._walk.total} committed steps are spent, {times} more "
+                "were asked for. Nothing was read; begin a new ledger."
+            )
         for run in self._walk.following(times):
             if not dominates(run.event, event):
-                raise BudgetExhausted(f"Step {self._walk.spent + 1} is committed to {run.event}, which does not "
-                                      f"dominate {event}. Nothing was read; use at most its rate, at least its noise.")
+                raise BudgetExhausted(
+                    f"Step {self._walk.spent + 1} is committed to {run.event}, which does not "
+                    f"dominate {event}. Nothing was read; use at most its rate, at least its noise."
+                )
 
     def record(self, event: Event, times: int) -> None:
         """Go on by ``times`` committed steps; a negative number hands them back."""
@@ -215,7 +269,8 @@ class DominationGuard:
 
 
 def dominates(committed: Event, event: Event) -> bool:
-    """Tell whether ``event`` is post-processing of ``committed``: a smaller rate, more noise, no more numerical δ.
+    """Tell whether ``event`` is post-processing of ``committed``: a smaller rate, more noise, no
+    more numerical δ.
 
     Reference: ``docs/proofs/filters.md``, Lemma 4.
     """
@@ -225,9 +280,11 @@ def dominates(committed: Event, event: Event) -> bool:
         return False
     if not all(isinstance(query, SumQuery) for query in (*committed.queries, *event.queries)):
         return event == committed
-    return (event.policy.rate <= committed.policy.rate
-            and noise_multiplier(event.queries) >= noise_multiplier(committed.queries)
-            and event.numerical_delta <= committed.numerical_delta)
+    return (
+        event.policy.rate <= committed.policy.rate
+        and noise_multiplier(event.queries) >= noise_multiplier(committed.queries)
+        and event.numerical_delta <= committed.numerical_delta
+    )
 
 
 def _plus(sum_so_far: Fraction | float, cost: float, times: int) -> Fraction | float:

@@ -1,7 +1,9 @@
-"""One guarantee for each group of records, where groups differ in how often or how far they may move a sum.
+"""One guarantee for each group of records, where groups differ in how often or how far they may
+move a sum.
 
-A step is accounted for a record by that record's own rate and bound; the other records are held fixed, whatever theirs
-are. So a run has one guarantee per group, each of them as exact as if all records were in that group.
+A step is accounted for a record by that record's own rate and bound; the other records are held
+fixed, whatever theirs are. So a run has one guarantee per group, each of them as exact as if all
+records were in that group.
 """
 
 import math
@@ -24,8 +26,8 @@ _CLOSE = 1e-3  # of the logarithm of the noise: calibrated ends may lie that far
 
 @dataclass(frozen=True)
 class Group:
-    """What is special about the records of a group: a ``rate`` of their own, and their ``bound`` as a share of the
-    bound that events declare.
+    """What is special about the records of a group: a ``rate`` of their own, and their ``bound`` as
+    a share of the bound that events declare.
 
     >>> Group(rate=0.01)
     Group(rate=0.01, bound=1.0)
@@ -37,19 +39,26 @@ class Group:
     def __post_init__(self) -> None:
         if self.rate is not None:
             object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1))
-        object.__setattr__(self, "bound", _validate.real("bound", self.bound, 0, math.inf, open_high=True))
+        object.__setattr__(
+            self, "bound", _validate.real("bound", self.bound, 0, math.inf, open_high=True)
+        )
 
 
-def account_groups(source: object, groups: Mapping[str, Group], method: str = "pld",
-                   relation: Relation | str | None = None, unit: Unit | str | None = None) -> dict[str, Guarantee]:
+def account_groups(
+    source: object,
+    groups: Mapping[str, Group],
+    method: str = "pld",
+    relation: Relation | str | None = None,
+    unit: Unit | str | None = None,
+) -> dict[str, Guarantee]:
     """Return the guarantee of each group for the same run.
 
-    *Formal guarantee*: for neighbours that differ in a record of the named group the released values have that group's
-    guarantee.
+    *Formal guarantee*: for neighbours that differ in a record of the named group the released
+    values have that group's guarantee.
 
-    *Assumes* that which group a record is in is public, or independent of the data; Poisson samples that draw the
-    records of a group at its rate, sums that clip them to its bound, and events fixed in advance. Under replace-one
-    both records are of the group.
+    *Assumes* that which group a record is in is public, or independent of the data; Poisson samples
+    that draw the records of a group at its rate, sums that clip them to its bound, and events fixed
+    in advance. Under replace-one both records are of the group.
 
     Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023 (individualised DP-SGD).
 
@@ -60,17 +69,37 @@ def account_groups(source: object, groups: Mapping[str, Group], method: str = "p
     """
     facts = read_source(source)
     if facts.filter is not None:
-        raise UnsupportedEvent("A filter guarantees its limit to every record, and nothing less to a group. Account "
-                               "groups from events that were fixed in advance.")
-    relation, unit = facts.relation if relation is None else relation, facts.unit if unit is None else unit
-    return {name: account([Repeated(_of_group(run.event, group), run.times) for run in facts.events], method, relation,
-                          unit) for name, group in groups.items()}
+        raise UnsupportedEvent(
+            "A filter guarantees its limit to every record, and nothing less to a group. Account "
+            "groups from events that were fixed in advance."
+        )
+    relation, unit = (
+        facts.relation if relation is None else relation,
+        facts.unit if unit is None else unit,
+    )
+    return {
+        name: account(
+            [Repeated(_of_group(run.event, group), run.times) for run in facts.events],
+            method,
+            relation,
+            unit,
+        )
+        for name, group in groups.items()
+    }
 
 
-def calibrate_group_rates(*, epsilons: Sequence[float], shares: Sequence[float], delta: float, rate: float, steps: int,
-                          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-                          method: str = "pld") -> tuple[float, tuple[float, ...]]:
-    """Return the noise multiplier and the groups' rates that give each group its ε, at ``rate`` on average.
+def calibrate_group_rates(
+    *,
+    epsilons: Sequence[float],
+    shares: Sequence[float],
+    delta: float,
+    rate: float,
+    steps: int,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> tuple[float, tuple[float, ...]]:
+    """Return the noise multiplier and the groups' rates that give each group its ε, at ``rate`` on
+    average.
 
     ``shares`` are the groups' parts of all records.
 
@@ -82,50 +111,103 @@ def calibrate_group_rates(*, epsilons: Sequence[float], shares: Sequence[float],
 
     @lru_cache(maxsize=64)
     def rates(log_noise: float) -> tuple[float, ...]:
-        return tuple(calibrate_rate(epsilon=epsilon, delta=delta, noise_multiplier=math.exp(log_noise), steps=steps,
-                                    relation=relation, method=method) for epsilon in epsilons)
+        return tuple(
+            calibrate_rate(
+                epsilon=epsilon,
+                delta=delta,
+                noise_multiplier=math.exp(log_noise),
+                steps=steps,
+                relation=relation,
+                method=method,
+            )
+            for epsilon in epsilons
+        )
 
-    # At the noise for the least cautious alone, the mean rate is too small; at that for the most cautious, too large.
-    low, high = (math.log(calibrate_noise(epsilon=epsilon, delta=delta, rate=rate, steps=steps, relation=relation,
-                                          method=method)) for epsilon in (max(epsilons), min(epsilons)))
-    found = float(brentq(lambda at: math.log(_mean(weights, rates(at)) / rate), low - _CLOSE, high + _CLOSE,
-                         xtol=_CLOSE / 10)) if high > low else high
+    # At the noise for the least cautious alone, the mean rate is too small; at that for the most
+    # cautious, too large.
+    low, high = (
+        math.log(
+            calibrate_noise(
+                epsilon=epsilon,
+                delta=delta,
+                rate=rate,
+                steps=steps,
+                relation=relation,
+                method=method,
+            )
+        )
+        for epsilon in (max(epsilons), min(epsilons))
+    )
+    found = (
+        float(
+            brentq(
+                lambda at: math.log(_mean(weights, rates(at)) / rate),
+                low - _CLOSE,
+                high + _CLOSE,
+                xtol=_CLOSE / 10,
+            )
+        )
+        if high > low
+        else high
+    )
     return math.exp(found), rates(found)
 
 
-def calibrate_group_bounds(*, epsilons: Sequence[float], shares: Sequence[float], delta: float, rate: float, steps: int,
-                           relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-                           method: str = "pld") -> tuple[float, tuple[float, ...]]:
-    """Return the noise, over the mean bound of all records, and the groups' bounds over that mean which give each group
-    its ε at one rate.
+def calibrate_group_bounds(
+    *,
+    epsilons: Sequence[float],
+    shares: Sequence[float],
+    delta: float,
+    rate: float,
+    steps: int,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> tuple[float, tuple[float, ...]]:
+    """Return the noise, over the mean bound of all records, and the groups' bounds over that mean
+    which give each group its ε at one rate.
 
     *Formal guarantee*: the claim of every group at its bound is at most its ε.
 
     Reference: Boenisch et al. 2023, Algorithm 3 (Scale); here the mean bound stays what it was.
     """
     weights = _weights(epsilons, shares)
-    noises = [calibrate_noise(epsilon=epsilon, delta=delta, rate=rate, steps=steps, relation=relation, method=method)
-              for epsilon in epsilons]
+    noises = [
+        calibrate_noise(
+            epsilon=epsilon, delta=delta, rate=rate, steps=steps, relation=relation, method=method
+        )
+        for epsilon in epsilons
+    ]
     noise = 1 / math.fsum(weight / each for weight, each in zip(weights, noises, strict=True))
     return noise, tuple(noise / each for each in noises)
 
 
 def _of_group(event: Event, group: Group) -> Event:
     """What a step is for a record of the group."""
-    if not isinstance(event, Sampled) or not all(isinstance(query, SumQuery) for query in event.queries):
-        raise UnsupportedEvent(f"Groups are accounted for sampled sums with Gaussian noise, not for {event.tag!r}.")
+    if not isinstance(event, Sampled) or not all(
+        isinstance(query, SumQuery) for query in event.queries
+    ):
+        raise UnsupportedEvent(
+            f"Groups are accounted for sampled sums with Gaussian noise, not for {event.tag!r}."
+        )
     if group.rate is not None and not isinstance(event.policy, Poisson):
-        raise UnsupportedEvent(f"Only Poisson samples draw each record at a rate of its own, not {event.policy.tag}. "
-                               "Give the group a bound instead.")
+        raise UnsupportedEvent(
+            f"Only Poisson samples draw each record at a rate of its own, not {event.policy.tag}. "
+            "Give the group a bound instead."
+        )
     policy = event.policy if group.rate is None else Poisson(group.rate)
-    queries = tuple(replace(query, l2_bound=query.l2_bound * group.bound) for query in event.queries
-                    if isinstance(query, SumQuery))
+    queries = tuple(
+        replace(query, l2_bound=query.l2_bound * group.bound)
+        for query in event.queries
+        if isinstance(query, SumQuery)
+    )
     return replace(event, policy=policy, queries=queries)
 
 
 def _weights(epsilons: Sequence[float], shares: Sequence[float]) -> list[float]:
     if len(epsilons) != len(shares) or not epsilons:
-        raise InvalidArgument(f"Expected one share for each epsilon, got {len(epsilons)} and {len(shares)}.")
+        raise InvalidArgument(
+            f"Expected one share for each epsilon, got {len(epsilons)} and {len(shares)}."
+        )
     total = math.fsum(_validate.positive("share", share) for share in shares)
     return [share / total for share in shares]
 

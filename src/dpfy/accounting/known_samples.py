@@ -1,4 +1,6 @@
-"""Events as if the samples were known, which is a bound on each: what is drawn depends on no record's value."""
+"""Events as if the samples were known, which is a bound on each: what is drawn depends on no
+record's value.
+"""
 
 from dataclasses import replace
 
@@ -10,16 +12,20 @@ from dpfy.ledger.selection import Selected
 def as_if_known(event: Event) -> Event:
     """Return the event with all records in place of samples that may be cut to a capacity.
 
-    *Formal guarantee*: it costs at least what the event does, for neighbours with equally many records, and has no
-    chance of a failure: given the samples, a record is in one or is not, whatever was cut
-    (``docs/proofs/accounting-policies.md``, section 2).
+    *Formal guarantee*: it costs at least what the event does, for neighbours with equally many
+    records, and has no chance of a failure: given the samples, a record is in one or is not,
+    whatever was cut (``docs/proofs/accounting-policies.md``, section 2).
 
     >>> from dpfy.ledger.events import SumQuery
     >>> as_if_known(Sampled(TruncatedPoisson(0.1, 20, 100), (SumQuery(1.0, 2.0),))).policy
     Poisson(rate=1.0)
     """
     if isinstance(event, Sampled):
-        return replace(event, policy=Poisson(1.0)) if isinstance(event.policy, TruncatedPoisson) else event
+        return (
+            replace(event, policy=Poisson(1.0))
+            if isinstance(event.policy, TruncatedPoisson)
+            else event
+        )
     if isinstance(event, Composed):
         return replace(event, events=tuple(map(as_if_known, event.events)))
     if isinstance(event, Parallel):

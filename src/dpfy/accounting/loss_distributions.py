@@ -1,9 +1,10 @@
-"""Laws of a privacy loss that no Gaussian and no Laplace noise has: tables, discrete Gaussians, bounded ranges.
+"""Laws of a privacy loss that no Gaussian and no Laplace noise has: tables, discrete Gaussians,
+bounded ranges.
 
-A law stands for two distributions (P, Q) by how their loss log P/Q is spread: (P, Q) dominates a mechanism on the data
-with a record against the data without it, and (Q, P) the reverse, as for every pair. Accountants ask a law for masses
-between losses (PLD) and for Rényi divergences (RDP); sampling and composition are not its business. The proofs are in
-``docs/proofs/one-shot.md``.
+A law stands for two distributions (P, Q) by how their loss log P/Q is spread: (P, Q) dominates a
+mechanism on the data with a record against the data without it, and (Q, P) the reverse, as for
+every pair. Accountants ask a law for masses between losses (PLD) and for Rényi divergences (RDP);
+sampling and composition are not its business. The proofs are in ``docs/proofs/one-shot.md``.
 """
 
 import math
@@ -27,7 +28,9 @@ _SUMMED = 64  # the largest order at which a sampled discrete Gaussian is summed
 
 
 class Masses(NamedTuple):
-    """P and Q of the cells between losses, the two unbounded ones included, and P − Q to relative precision."""
+    """P and Q of the cells between losses, the two unbounded ones included, and P − Q to relative
+    precision.
+    """
 
     p: Array
     q: Array
@@ -35,7 +38,9 @@ class Masses(NamedTuple):
 
 
 class LossDistribution:
-    """Two distributions, by their loss. Subclasses are frozen dataclasses, compared by what they are."""
+    """Two distributions, by their loss. Subclasses are frozen dataclasses, compared by what they
+    are.
+    """
 
     symmetric: bool = True  # whether (Q, P) has the same law as (P, Q)
 
@@ -45,7 +50,9 @@ class LossDistribution:
     @property
     @abstractmethod
     def spread(self) -> float:
-        """About √Var of the loss where losses are small: 0 if there are none, ∞ if there is no protection."""
+        """About √Var of the loss where losses are small: 0 if there are none, ∞ if there is no
+        protection.
+        """
 
     @property
     def largest(self) -> float:
@@ -54,8 +61,9 @@ class LossDistribution:
 
     @property
     def attained(self) -> "LossDistribution | float | None":
-        """A law that some mechanism has which this law dominates, where this one is of no mechanism itself; or the
-        noise multiplier of a Gaussian sum that is one."""
+        """A law that some mechanism has which this law dominates, where this one is of no mechanism
+        itself; or the noise multiplier of a Gaussian sum that is one.
+        """
         return None
 
     @property
@@ -65,8 +73,9 @@ class LossDistribution:
 
     @property
     def zcdp(self) -> float:
-        """A ρ such that the Rényi divergences are at most order·ρ, both ways; pure ε-DP gives ε²/2 (Bun & Steinke
-        2016, Proposition 1.4)."""
+        """A ρ such that the Rényi divergences are at most order·ρ, both ways; pure ε-DP gives ε²/2
+        (Bun & Steinke 2016, Proposition 1.4).
+        """
         return self.largest**2 / 2
 
     def span(self, log_tail: float) -> tuple[float, float]:
@@ -78,11 +87,14 @@ class LossDistribution:
         return np.empty(0)
 
     def masses(self, cuts: Array) -> Masses:
-        """The masses of the cells between rising ``cuts`` of the loss, each to a few units in the last place."""
+        """The masses of the cells between rising ``cuts`` of the loss, each to a few units in the
+        last place.
+        """
         raise NotImplementedError
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
-        """The Rényi divergences on a sample of this rate, or on all records, in the worse direction and rounded up.
+        """The Rényi divergences on a sample of this rate, or on all records, in the worse direction
+        and rounded up.
 
         None: bound them by what ``masses`` says.
         """
@@ -91,8 +103,8 @@ class LossDistribution:
 
 @dataclass(frozen=True)
 class Table(LossDistribution):
-    """Finitely many losses, rising, and the mass that P has at each; Q has mass·e^−loss, and what either lacks is of
-    outputs that the other never gives.
+    """Finitely many losses, rising, and the mass that P has at each; Q has mass·e^−loss, and what
+    either lacks is of outputs that the other never gives.
 
     >>> Table.of([(-1.0, 0.25), (1.0, 0.75)]).largest
     1.0
@@ -105,61 +117,92 @@ class Table(LossDistribution):
     symmetric: bool = True
 
     def __post_init__(self) -> None:
-        # Connect-the-dots and merging need masses that are masses; sums to one are up to whoever knows the law.
-        if any(a >= b for a, b in zip(self.loss, self.loss[1:], strict=False)) or min(self.mass, default=0.0) < 0:
+        # Connect-the-dots and merging need masses that are masses; sums to one are up to whoever
+        # knows the law.
+        if (
+            any(a >= b for a, b in zip(self.loss, self.loss[1:], strict=False))
+            or min(self.mass, default=0.0) < 0
+        ):
             raise InvalidArgument("Expected a table of rising losses with masses of at least 0.")
         if not all(map(math.isfinite, self.loss)):
-            raise InvalidArgument("Expected finite losses in a table; what is infinite goes into its two last fields.")
+            raise InvalidArgument(
+                "Expected finite losses in a table; what is infinite goes into its two last fields."
+            )
 
     @classmethod
-    def of(cls, outputs: Iterable[tuple[float, float]], infinite: float = 0.0, missing: float = 0.0,
-           symmetric: bool = True) -> Self:
+    def of(
+        cls,
+        outputs: Iterable[tuple[float, float]],
+        infinite: float = 0.0,
+        missing: float = 0.0,
+        symmetric: bool = True,
+    ) -> Self:
         """Return the table of (loss, mass) in any order; equal losses are added up."""
         total: dict[float, float] = {}
         for loss, mass in outputs:
             total[loss] = total.get(loss, 0.0) + mass
         rising = sorted(total)
-        return cls(tuple(rising), tuple(total[loss] for loss in rising), infinite, missing, symmetric)
+        return cls(
+            tuple(rising), tuple(total[loss] for loss in rising), infinite, missing, symmetric
+        )
 
     @classmethod
     def mirrored(cls, outputs: Iterable[tuple[float, float]], infinite: float = 0.0) -> Self:
-        """Return the symmetric table with these positive losses: the same again as negative ones with P and Q
-        exchanged, and the rest at 0.
+        """Return the symmetric table with these positive losses: the same again as negative ones
+        with P and Q exchanged, and the rest at 0.
 
-        *Formal guarantee*: if δ(ε) of the outputs is at least that of a mechanism, in both directions and for every
-        ε ≥ 0, the table dominates the mechanism: at negative losses either direction is determined by the other.
+        *Formal guarantee*: if δ(ε) of the outputs is at least that of a mechanism, in both
+        directions and for every ε ≥ 0, the table dominates the mechanism: at negative losses either
+        direction is determined by the other.
         """
         ahead = [(loss, mass) for loss, mass in outputs if mass > 0]
         behind = [(-loss, mass * math.exp(-loss)) for loss, mass in ahead]
-        rest = 1 - math.fsum(mass for _, mass in ahead) - math.fsum(mass for _, mass in behind) - infinite
+        rest = (
+            1
+            - math.fsum(mass for _, mass in ahead)
+            - math.fsum(mass for _, mass in behind)
+            - infinite
+        )
         return cls.of([*behind, (0.0, max(rest, 0.0)), *ahead], infinite, infinite)
 
     @classmethod
     def from_profile(cls, epsilons: Array, deltas: Array) -> Self:
-        """Return a symmetric table whose δ(ε) is at least that of every mechanism with δ(``epsilons``) ≤ ``deltas``.
+        """Return a symmetric table whose δ(ε) is at least that of every mechanism with
+        δ(``epsilons``) ≤ ``deltas``.
 
-        *Formal guarantee*: for ``epsilons`` that rise from 0, and ``deltas`` of both directions. A profile is convex
-        in e^ε, so it lies below the lower hull of points above it; what is beyond the last ε is at ∞.
+        *Formal guarantee*: for ``epsilons`` that rise from 0, and ``deltas`` of both directions. A
+        profile is convex in e^ε, so it lies below the lower hull of points above it; what is beyond
+        the last ε is at ∞.
         """
         place, bound = np.expm1(epsilons), np.minimum.accumulate(np.minimum(deltas, 1.0))
-        bound = np.maximum(bound, bound[0] - (1 - bound[0]) / 2 * place)  # no symmetric profile falls faster from 0
+        bound = np.maximum(
+            bound, bound[0] - (1 - bound[0]) / 2 * place
+        )  # no symmetric profile falls faster from 0
         corners = _lower_hull(place, bound)
         x, y = place[corners], bound[corners]
         beyond = np.append(-np.diff(y) / np.diff(x), 0.0)  # Q of the losses above each corner
         mass = np.exp(epsilons[corners][1:]) * -np.diff(beyond)
-        return cls.mirrored(zip(epsilons[corners][1:].tolist(), mass.tolist(), strict=True), float(y[-1]))
+        return cls.mirrored(
+            zip(epsilons[corners][1:].tolist(), mass.tolist(), strict=True), float(y[-1])
+        )
 
     @property
     def spread(self) -> float:
         if self.infinite > 0.5:
             return math.inf
         near = np.minimum(self._loss, 50.0)
-        apart = float(self._mass @ np.abs(np.expm1(near))) + self.infinite + self.missing  # 0 would say that it is free
+        apart = (
+            float(self._mass @ np.abs(np.expm1(near))) + self.infinite + self.missing
+        )  # 0 would say that it is free
         return math.sqrt(math.log1p(apart))
 
     @property
     def largest(self) -> float:
-        return math.inf if self.infinite > 0 else max(self.loss[-1], 0.0 if self.missing > 0 else -self.loss[0])
+        return (
+            math.inf
+            if self.infinite > 0
+            else max(self.loss[-1], 0.0 if self.missing > 0 else -self.loss[0])
+        )
 
     def span(self, log_tail: float) -> tuple[float, float]:
         if len(self.loss) <= 64:
@@ -174,8 +217,10 @@ class Table(LossDistribution):
 
     def masses(self, cuts: Array) -> Masses:
         cell = np.searchsorted(cuts, self._loss)
-        p, q, gain = (np.bincount(cell, weights=part, minlength=len(cuts) + 1).astype(np.float64)
-                      for part in (self._mass, self._other, self._mass * -np.expm1(-self._loss)))
+        p, q, gain = (
+            np.bincount(cell, weights=part, minlength=len(cuts) + 1).astype(np.float64)
+            for part in (self._mass, self._other, self._mass * -np.expm1(-self._loss))
+        )
         p[-1] += self.infinite
         gain[-1] += self.infinite
         q[0] += self.missing
@@ -213,7 +258,9 @@ def _lower_hull(x: Array, y: Array) -> list[int]:
     for here in range(len(x)):
         while len(corners) > 1:
             before, last = corners[-2:]
-            if (y[last] - y[before]) * (x[here] - x[before]) < (y[here] - y[before]) * (x[last] - x[before]):
+            if (y[last] - y[before]) * (x[here] - x[before]) < (y[here] - y[before]) * (
+                x[last] - x[before]
+            ):
                 break
             corners.pop()
         corners.append(here)
@@ -224,27 +271,34 @@ def _lower_hull(x: Array, y: Array) -> list[int]:
 def response(epsilon: float, unmoved: float = 0.0) -> Table:
     """Return randomised response: losses ±ε, and 0 with probability ``unmoved``.
 
-    Without the latter it dominates every ε-DP mechanism (Kairouz, Oh & Viswanath 2015; Murtagh & Vadhan 2016).
+    Without the latter it dominates every ε-DP mechanism (Kairouz, Oh & Viswanath 2015; Murtagh &
+    Vadhan 2016).
     """
     if epsilon == 0 or unmoved == 1:
         return Table((0.0,), (1.0,))
     low = (1 - unmoved) / (1 + math.exp(min(epsilon, 700.0)))
-    return Table.of([(-epsilon, low), (0.0, unmoved), (epsilon, 1 - unmoved - low)] if unmoved
-                    else [(-epsilon, low), (epsilon, 1 - low)])
+    return Table.of(
+        [(-epsilon, low), (0.0, unmoved), (epsilon, 1 - unmoved - low)]
+        if unmoved
+        else [(-epsilon, low), (epsilon, 1 - low)]
+    )
 
 
 @dataclass(frozen=True)
 class DiscreteGaussian(LossDistribution):
     """The discrete Gaussian N_ℤ(``shift``, σ²) against N_ℤ(0, σ²): the loss of an output x is
-    (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1)."""
+    (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1).
+    """
 
     shift: int
     stddev: float
 
     def __post_init__(self) -> None:
         if 2 * self._reach > _MAX_ATOMS:
-            raise InvalidArgument(f"Expected stddev={self.stddev!r} and a bound of {self.shift!r} to be at most a few "
-                                  "thousand lattice steps. Use a coarser lattice, or continuous Gaussian noise.")
+            raise InvalidArgument(
+                f"Expected stddev={self.stddev!r} and a bound of {self.shift!r} to be at most a "
+                "few thousand lattice steps. Use a coarser lattice, or continuous Gaussian noise."
+            )
 
     @property
     def spread(self) -> float:
@@ -274,10 +328,19 @@ class DiscreteGaussian(LossDistribution):
         other = -((x / self.stddev) ** 2) / 2
         other -= logsumexp(other)
         loss = self._loss(x)
-        ratio = np.where(loss > 30, loss + math.log(rate), np.log1p(rate * np.expm1(np.minimum(loss, 30.0))))
-        ratio += np.where(loss > 30, np.log1p((1 - rate) / rate * np.exp(-np.maximum(loss, 30.0))), 0.0)
-        moments = [max(float(logsumexp(other + order * ratio)), float(logsumexp(other + (1 - order) * ratio)))
-                   for order in orders]
+        ratio = np.where(
+            loss > 30, loss + math.log(rate), np.log1p(rate * np.expm1(np.minimum(loss, 30.0)))
+        )
+        ratio += np.where(
+            loss > 30, np.log1p((1 - rate) / rate * np.exp(-np.maximum(loss, 30.0))), 0.0
+        )
+        moments = [
+            max(
+                float(logsumexp(other + order * ratio)),
+                float(logsumexp(other + (1 - order) * ratio)),
+            )
+            for order in orders
+        ]
         return (np.array(moments) * (1 + 1e-10) + 1e-14) / (orders - 1)
 
     @property
@@ -290,20 +353,25 @@ class DiscreteGaussian(LossDistribution):
 
     @cached_property
     def _table(self) -> Table:
-        """What is below 1e-300 under P is left out, and 1e-280 of either is said to give a record away instead."""
+        """What is below 1e-300 under P is left out, and 1e-280 of either is said to give a record
+        away instead.
+        """
         x = np.arange(-self._reach, self._reach + self.shift + 1, dtype=np.float64)
         logs = -(((x - self.shift) / self.stddev) ** 2) / 2
         mass = np.exp(logs - logsumexp(logs))
         kept = mass > 1e-300
-        return Table(tuple(self._loss(x)[kept].tolist()), tuple(mass[kept].tolist()), 1e-280, 1e-280)
+        return Table(
+            tuple(self._loss(x)[kept].tolist()), tuple(mass[kept].tolist()), 1e-280, 1e-280
+        )
 
 
 @dataclass(frozen=True)
 class Range(LossDistribution):
-    """The pair that dominates every mechanism whose losses, for any two neighbours, lie within some interval of length
-    ε: δ(x) = (e^{ε/2} − e^{x/2})²/(e^ε − 1) for x between −ε and ε.
+    """The pair that dominates every mechanism whose losses, for any two neighbours, lie within some
+    interval of length ε: δ(x) = (e^{ε/2} − e^{x/2})²/(e^ε − 1) for x between −ε and ε.
 
-    In s = e^{loss/2}, P is uniform on [e^−ε/2, e^ε/2], and Q is uniform in 1/s. ``docs/proofs/one-shot.md``, Lemma 2.
+    In s = e^{loss/2}, P is uniform on [e^−ε/2, e^ε/2], and Q is uniform in 1/s.
+    ``docs/proofs/one-shot.md``, Lemma 2.
     """
 
     epsilon: float
@@ -330,24 +398,37 @@ class Range(LossDistribution):
         return -self.epsilon, self.epsilon
 
     def masses(self, cuts: Array) -> Masses:
-        edges = np.concatenate(([-self.epsilon], np.clip(cuts, -self.epsilon, self.epsilon), [self.epsilon]))
+        edges = np.concatenate(
+            ([-self.epsilon], np.clip(cuts, -self.epsilon, self.epsilon), [self.epsilon])
+        )
         left, right = edges[:-1], edges[1:]
         width = np.expm1((right - left) / 2) / (2 * np.sinh(self.epsilon / 2))
         p, q = width * np.exp(left / 2), width * np.exp(-right / 2)
         return Masses(p, q, p * -np.expm1(-(left + right) / 2))
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
-        """The largest over two losses t and t − ε: E_Q e^{order·loss} has one maximum, at a t in closed form.
+        """The largest over two losses t and t − ε: E_Q e^{order·loss} has one maximum, at a t in
+        closed form.
 
-        Lemma 3 of the proofs; at most order·ε²/8, which also stands where the exponents leave float64.
+        Lemma 3 of the proofs; at most order·ε²/8, which also stands where the exponents leave
+        float64.
         """
         exponent = np.minimum(orders * self.epsilon, 600.0)
-        few = -np.expm1(-exponent) / math.expm1(min(self.epsilon, 600.0))  # of which Q gives to t, at t = 0, the rest
+        few = -np.expm1(-exponent) / math.expm1(
+            min(self.epsilon, 600.0)
+        )  # of which Q gives to t, at t = 0, the rest
         low = np.maximum(few - np.exp(-exponent), 1e-300)
         with np.errstate(over="ignore"):
-            t = np.clip(np.log((1 - 1 / orders) * (few + -np.expm1(-exponent)) / low), 0.0, self.epsilon)
-            excess = np.exp(-t) * -np.expm1(t - self.epsilon) / -np.expm1(-self.epsilon)  # Q of the loss t
+            t = np.clip(
+                np.log((1 - 1 / orders) * (few + -np.expm1(-exponent)) / low), 0.0, self.epsilon
+            )
+            excess = (
+                np.exp(-t) * -np.expm1(t - self.epsilon) / -np.expm1(-self.epsilon)
+            )  # Q of the loss t
             logs = orders * t + np.log(excess + (1 - excess) * np.exp(-exponent))
-        exact = np.where(orders * self.epsilon < 600, (logs * (1 + 1e-12) + 4e-15 * (1 + self.epsilon)) / (orders - 1),
-                         math.inf)
+        exact = np.where(
+            orders * self.epsilon < 600,
+            (logs * (1 + 1e-12) + 4e-15 * (1 + self.epsilon)) / (orders - 1),
+            math.inf,
+        )
         return np.minimum(np.minimum(exact, orders * self.zcdp), self.epsilon)

@@ -1,7 +1,8 @@
 """Rényi curves of pairs without a closed form, from the atoms that bound their losses from above.
 
-A moment E e^{λ·loss} with λ > 0 is a mixture of hockey-stick divergences with positive weights, so atoms whose profile
-is at least that of a pair have at least its moments, in either direction (``docs/proofs/one-shot.md``, Lemma 5).
+A moment E e^{λ·loss} with λ > 0 is a mixture of hockey-stick divergences with positive weights, so
+atoms whose profile is at least that of a pair have at least its moments, in either direction
+(``docs/proofs/one-shot.md``, Lemma 5).
 """
 
 import math
@@ -23,7 +24,8 @@ _DIRECTIONS: tuple[Direction, Direction] = (1, -1)
 
 @lru_cache(maxsize=1024)
 def bounded(pair: Pair, orders: tuple[float, ...]) -> Array:
-    """Return upper bounds on the Rényi divergences of ``pair`` at ``orders``, in the worse of both directions.
+    """Return upper bounds on the Rényi divergences of ``pair`` at ``orders``, in the worse of both
+    directions.
 
     A law may know its own curve, or a ρ of zCDP, and sampling is post-processing.
     """
@@ -33,12 +35,16 @@ def bounded(pair: Pair, orders: tuple[float, ...]) -> Array:
     known, plain = law.divergence(alpha, pair.rate), alpha * law.zcdp * (1 + _ROUNDING)
     if known is not None and (pair.rate == 1 or isinstance(law, Table)):
         return np.minimum(known, plain)
-    return np.minimum(_from_atoms(pair, alpha), plain if known is None else np.minimum(plain, known))
+    return np.minimum(
+        _from_atoms(pair, alpha), plain if known is None else np.minimum(plain, known)
+    )
 
 
 def mirrored(curve: Array, orders: Array) -> Array:
-    """Return the Rényi curve of a pair whose negative losses mirror its positive ones, from the ``curve`` of a pair
-    with the same positive losses: the moment exceeds 1 by at most twice as much (``docs/proofs/accounting-rdp.md``)."""
+    """Return the Rényi curve of a pair whose negative losses mirror its positive ones, from the
+    ``curve`` of a pair with the same positive losses: the moment exceeds 1 by at most twice as much
+    (``docs/proofs/accounting-rdp.md``).
+    """
     logs = (orders - 1) * curve
     doubled: Array = (logs + np.log1p(-np.expm1(-logs))) / (orders - 1) * (1 + _ROUNDING)
     return doubled
@@ -47,7 +53,9 @@ def mirrored(curve: Array, orders: Array) -> Array:
 def _from_atoms(pair: Pair, orders: Array) -> Array:
     steps = discretize.rows(((pair, 1),))[0]
     places = np.linspace(*discretize.place_range(pair, -_DEEPEST), _CUTS)
-    cuts = np.concatenate((np.clip(discretize.losses(pair, places), -_DEEPEST, _DEEPEST), discretize.ends(pair)))
+    cuts = np.concatenate(
+        (np.clip(discretize.losses(pair, places), -_DEEPEST, _DEEPEST), discretize.ends(pair))
+    )
     cuts = np.unique(cuts)
     largest = one_step.pure_epsilon(pair)
     if _DEEPEST < largest < math.inf:
@@ -61,6 +69,8 @@ def _from_atoms(pair: Pair, orders: Array) -> Array:
         with np.errstate(divide="ignore"):
             logs = np.log(mass)
         tilt = orders - 1
-        moment = logsumexp(logs + np.multiply.outer(tilt, np.append(block.loss, min(largest, _DEEPEST))), axis=1)
+        moment = logsumexp(
+            logs + np.multiply.outer(tilt, np.append(block.loss, min(largest, _DEEPEST))), axis=1
+        )
         worst = np.maximum(worst, (moment * (1 + _ROUNDING) + _ROUNDING * 1e-4) / tilt)
     return np.minimum(worst, largest)

@@ -1,7 +1,8 @@
 """The rule tables: which method may account which event under which relation, and by what theorem.
 
-A rule is pure: it turns one step into its dominating pair, or an event of another kind into several, and knows nothing
-about composition. What is not in the tables is refused, so the tables are also the support matrix.
+A rule is pure: it turns one step into its dominating pair, or an event of another kind into
+several, and knows nothing about composition. What is not in the tables is refused, so the tables
+are also the support matrix.
 """
 
 import math
@@ -32,20 +33,25 @@ from dpfy.ledger.events import (
 from dpfy.ledger.one_shot import DiscreteGaussianSum
 from dpfy.types import Relation
 
-NOISES: dict[type[RecordedQuery], str] = {SumQuery: "gaussian", LaplaceSum: "laplace",
-                                  **{query: query.tag for query in one_shot.QUERIES}}
+NOISES: dict[type[RecordedQuery], str] = {
+    SumQuery: "gaussian",
+    LaplaceSum: "laplace",
+    **{query: query.tag for query in one_shot.QUERIES},
+}
 """The noise of each kind of query, or what it is called."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a policy with noise multiplier z, or with a query that is no sum, becomes a pair, and why that is sound.
+    """How a policy with noise multiplier z, or with a query that is no sum, becomes a pair, and why
+    that is sound.
 
-    z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a sample collapse.
-    ``failure`` bounds the probability that a step is none to which the pair applies. ``exact`` says that some
-    neighbouring data sets have just this profile, failures aside, however often the step is repeated. Where a rule is
-    not, ``attained`` are pairs that some neighbouring data sets have, on which lower bounds rest; none if not given.
-    ``beside`` are pairs that are composed with the pair, if anything is asked.
+    z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a
+    sample collapse. ``failure`` bounds the probability that a step is none to which the pair
+    applies. ``exact`` says that some neighbouring data sets have just this profile, failures aside,
+    however often the step is repeated. Where a rule is not, ``attained`` are pairs that some
+    neighbouring data sets have, on which lower bounds rest; none if not given. ``beside`` are pairs
+    that are composed with the pair, if anything is asked.
     """
 
     pair: Callable[[Policy, Any], Pair]
@@ -60,8 +66,9 @@ class Rule:
 class EventRule:
     """How an event that is no sampled step becomes pairs, and why that is sound.
 
-    The composition of the pairs dominates the event, unless there is a ``failure``; some neighbouring data sets have
-    that of the pairs that are ``attained``. For RDP, a pair may hold a law that knows its divergences only.
+    The composition of the pairs dominates the event, unless there is a ``failure``; some
+    neighbouring data sets have that of the pairs that are ``attained``. For RDP, a pair may hold a
+    law that knows its divergences only.
     """
 
     pairs: Callable[[Any], Pairs]
@@ -85,7 +92,11 @@ def _laplace_absent(policy: Policy, noise_multiplier: float) -> Pair:
 
 def _exchanged(policy: Policy, noise_multiplier: float) -> Pair:
     assert isinstance(policy, FixedSize)
-    rate = policy.rate if policy.rate >= Fraction(policy.size, policy.records) else math.nextafter(policy.rate, 1.0)
+    rate = (
+        policy.rate
+        if policy.rate >= Fraction(policy.size, policy.records)
+        else math.nextafter(policy.rate, 1.0)
+    )
     return Pair(rate, noise_multiplier, "exchanged")
 
 
@@ -113,7 +124,9 @@ def _alone(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pairs
 
 
 def _in_place(policy: Policy, noise_multiplier: float) -> Pairs:
-    """All other records are opposed to the first of the two that replace each other, and like the second."""
+    """All other records are opposed to the first of the two that replace each other, and like the
+    second.
+    """
     return ((Pair(_share(policy), noise_multiplier / 2), 1),)
 
 
@@ -125,8 +138,17 @@ def _among_zeros(policy: Policy, noise_multiplier: float) -> Pairs:
 def _sum_among_zeros(policy: Policy, query: Any) -> Pairs:
     """All other records are zero; of queries that are no sums, nothing is known."""
     if isinstance(query, DiscreteGaussianSum):
-        return ((one_shot.ONE_SHOT[DiscreteGaussianSum, Relation.ZERO_OUT].pair(Poisson(_share(policy)), query), 1),)
-    return ((Pair(_share(policy), query, "absent", "laplace"), 1),) if isinstance(query, float) else ()
+        return (
+            (
+                one_shot.ONE_SHOT[DiscreteGaussianSum, Relation.ZERO_OUT].pair(
+                    Poisson(_share(policy)), query
+                ),
+                1,
+            ),
+        )
+    return (
+        ((Pair(_share(policy), query, "absent", "laplace"), 1),) if isinstance(query, float) else ()
+    )
 
 
 def _share(policy: Policy) -> float:
@@ -137,9 +159,22 @@ def _share(policy: Policy) -> float:
 
 
 def _all_batches(neighbours: Neighbours) -> Callable[[Policy, Any], Pairs]:
-    """The sum of all batches of an epoch, in which a record is for certain, with the noise of all."""
+    """The sum of all batches of an epoch, in which a record is for certain, with the noise of
+    all.
+    """
+
     def pairs(policy: Policy, noise_multiplier: float) -> Pairs:
-        return ((Pair(1.0, noise_multiplier * math.sqrt(policy.steps_per_event) * (1 + 1e-15), neighbours), 1),)
+        return (
+            (
+                Pair(
+                    1.0,
+                    noise_multiplier * math.sqrt(policy.steps_per_event) * (1 + 1e-15),
+                    neighbours,
+                ),
+                1,
+            ),
+        )
+
     return pairs
 
 
@@ -155,7 +190,9 @@ def _among_all(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], P
 
 def _exchanged_query(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pair]:
     """The pair of a query on a sample of a fixed size, from that on all records."""
-    return lambda policy, query: one_shot.exchanged(pair(Poisson(1.0), query), _exchanged(policy, 1.0).rate)
+    return lambda policy, query: one_shot.exchanged(
+        pair(Poisson(1.0), query), _exchanged(policy, 1.0).rate
+    )
 
 
 def _truncation(policy: Policy) -> float:
@@ -169,30 +206,44 @@ def _truncation(policy: Policy) -> float:
 _REMOVED = "the record is in the sample with probability q, or is not there: the pair of Zhu, Dong & Wang 2022"
 _MOMENTS = "Mironov, Talwar & Zhang 2019: removing a record has the larger Rényi divergence"
 _ZEROED = "a record set to zero contributes what an absent one does, and Poisson sampling ignores the others; then "
-_OPPOSED = ("opposed points of the ball are the best for every test that tells two records apart, by the lemma of "
-            "Neyman and Pearson; pair: Lebeda, Regehr, Kamath & Steinke 2024")
-_EXCHANGED = ("a sample with the record and one with another in its place are neighbours by replacement: Balle, Barthe "
-              "& Gaboardi 2018, as a pair Dong, Roth & Su 2022, Theorem 4.2, and Zhu, Dong & Wang 2022")
+_OPPOSED = (
+    "opposed points of the ball are the best for every test that tells two records apart, by the "
+    "lemma of Neyman and Pearson; pair: Lebeda, Regehr, Kamath & Steinke 2024"
+)
+_EXCHANGED = (
+    "a sample with the record and one with another in its place are neighbours by replacement: "
+    "Balle, Barthe & Gaboardi 2018, as a pair Dong, Roth & Su 2022, Theorem 4.2, and Zhu, Dong & "
+    "Wang 2022"
+)
 _REPLACED_BY_ZERO = "a record set to zero is replaced; then "
-_TRUNCATED = ("with the probability that any sample was cut, times 1 + e^ε, as a part of δ, samples are as if they "
-              "were not: Chua et al. 2024 (Scalable DP-SGD); then ")
+_TRUNCATED = (
+    "with the probability that any sample was cut, times 1 + e^ε, as a part of δ, samples are as "
+    "if they were not: Chua et al. 2024 (Scalable DP-SGD); then "
+)
 _ONCE = "every record takes part once in an epoch, in batches that do not depend on the records: one Gaussian sum"
 
 _ONE_ANSWER = "every record takes part once in an epoch, in batches that do not depend on the records: one answer; "
 
-_BALLS = ("one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or one Gaussian sum "
-          "where that is less")
+_BALLS = (
+    "one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or "
+    "one Gaussian sum where that is less"
+)
 
 _SET_TO_ZERO = "one record is set to zero, and that to the other, which is a group of two; then "
 
-_ACCEPTED = ("acceptance is in proportion to a norm, and every divergence grows with its probability; one Gaussian sum "
-             "for the coins of others: docs/proofs/dpis.md; then ")
+_ACCEPTED = (
+    "acceptance is in proportion to a norm, and every divergence grows with its probability; one "
+    "Gaussian sum for the coins of others: docs/proofs/dpis.md; then "
+)
 
 _LAPLACE: dict[tuple[type[RecordedQuery], str], one_shot.OneShot] = {
-    (LaplaceSum, Relation.ZERO_OUT): one_shot.OneShot(_laplace_absent, _REMOVED, exact=True)}
+    (LaplaceSum, Relation.ZERO_OUT): one_shot.OneShot(_laplace_absent, _REMOVED, exact=True)
+}
 _EPOCHS: tuple[type[Policy], ...] = (Shuffled, Cyclic, BallsInBins)
 _EPOCH_PAIRS: tuple[tuple[Relation, Callable[[Policy, Any], Pair], Neighbours], ...] = (
-    (Relation.ZERO_OUT, _once_absent, "absent"), (Relation.REPLACE_ONE, _once_opposed, "opposed"))
+    (Relation.ZERO_OUT, _once_absent, "absent"),
+    (Relation.REPLACE_ONE, _once_opposed, "opposed"),
+)
 
 RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
     ("pld", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _REMOVED),
@@ -202,45 +253,94 @@ RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
     ("pld", Poisson, LaplaceSum, Relation.ZERO_OUT): Rule(_laplace_absent, _ZEROED + _REMOVED),
     ("rdp", Poisson, SumQuery, Relation.ADD_OR_REMOVE_ONE): Rule(_absent, _MOMENTS),
     ("rdp", Poisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _ZEROED + _MOMENTS),
-    ("pld", FixedSize, SumQuery, Relation.REPLACE_ONE): Rule(_exchanged, _EXCHANGED, exact=False,
-                                                             attained=_in_place),
-    ("pld", FixedSize, SumQuery, Relation.ZERO_OUT): Rule(_exchanged, _REPLACED_BY_ZERO + _EXCHANGED, exact=False,
-                                                          attained=_among_zeros),
-    ("pld", TruncatedPoisson, SumQuery, Relation.ZERO_OUT): Rule(_absent, _TRUNCATED + _REMOVED, _truncation),
-    ("pld", TruncatedPoisson, SumQuery, Relation.REPLACE_ONE): Rule(_opposed, _TRUNCATED + _OPPOSED, _truncation),
-    **{(method, policy, SumQuery, relation): Rule(pair, _ONCE, exact=policy is Cyclic,
-                                                  attained=_all_batches(neighbours))
-       for method in ("pld", "rdp") for policy in _EPOCHS for relation, pair, neighbours in _EPOCH_PAIRS},
-    ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(_balls_in_bins, _BALLS, exact=False,
-                                                            attained=_all_batches("absent")),
-    ("pld", BallsInBins, SumQuery, Relation.REPLACE_ONE): Rule(_balls_in_bins_opposed, _SET_TO_ZERO + _BALLS,
-                                                               exact=False, attained=_all_batches("opposed")),
-    **{(method, Importance, SumQuery, relation): Rule(_absent, _ACCEPTED + words, exact=False, beside=_jitter,
-                                                      attained=_alone(_absent))
-       for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
-       for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    **{("rdp", Poisson, LaplaceSum, relation): Rule(_laplace_absent, words + _REMOVED)
-       for relation, words in ((Relation.ADD_OR_REMOVE_ONE, ""), (Relation.ZERO_OUT, _ZEROED))},
-    **{(method, Poisson, query, relation): Rule(shot.pair, words + shot.reference, exact=shot.exact,
-                                                   attained=shot.attained or _alone(shot.pair))
-       for (query, relation), shot in one_shot.ONE_SHOT.items() for method in ("pld", "rdp")
-       for words in (_ZEROED if relation == Relation.ZERO_OUT else "",)},
-    **{(method, policy, query, relation): Rule(_among_all(shot.pair), _ONE_ANSWER + shot.reference,
-                                               exact=policy is Cyclic and shot.exact)
-       for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items() if relation != Relation.ADD_OR_REMOVE_ONE
-       for method in ("pld", "rdp") for policy in _EPOCHS},
-    **{("pld", TruncatedPoisson, query, relation): Rule(
-        shot.pair, _TRUNCATED + shot.reference, _truncation, shot.exact, attained=shot.attained or _alone(shot.pair))
-       for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items() if relation != Relation.ADD_OR_REMOVE_ONE},
-    **{("pld", FixedSize, query, relation): Rule(_exchanged_query(shot.pair), words + _EXCHANGED + "; on all records, "
-                                                 + shot.reference, exact=False, attained=_sum_among_zeros)
-       for (query, of), shot in one_shot.ONE_SHOT.items() if of == Relation.REPLACE_ONE
-       for relation, words in ((Relation.REPLACE_ONE, ""), (Relation.ZERO_OUT, _REPLACED_BY_ZERO))},
+    ("pld", FixedSize, SumQuery, Relation.REPLACE_ONE): Rule(
+        _exchanged, _EXCHANGED, exact=False, attained=_in_place
+    ),
+    ("pld", FixedSize, SumQuery, Relation.ZERO_OUT): Rule(
+        _exchanged, _REPLACED_BY_ZERO + _EXCHANGED, exact=False, attained=_among_zeros
+    ),
+    ("pld", TruncatedPoisson, SumQuery, Relation.ZERO_OUT): Rule(
+        _absent, _TRUNCATED + _REMOVED, _truncation
+    ),
+    ("pld", TruncatedPoisson, SumQuery, Relation.REPLACE_ONE): Rule(
+        _opposed, _TRUNCATED + _OPPOSED, _truncation
+    ),
+    **{
+        (method, policy, SumQuery, relation): Rule(
+            pair, _ONCE, exact=policy is Cyclic, attained=_all_batches(neighbours)
+        )
+        for method in ("pld", "rdp")
+        for policy in _EPOCHS
+        for relation, pair, neighbours in _EPOCH_PAIRS
+    },
+    ("pld", BallsInBins, SumQuery, Relation.ZERO_OUT): Rule(
+        _balls_in_bins, _BALLS, exact=False, attained=_all_batches("absent")
+    ),
+    ("pld", BallsInBins, SumQuery, Relation.REPLACE_ONE): Rule(
+        _balls_in_bins_opposed, _SET_TO_ZERO + _BALLS, exact=False, attained=_all_batches("opposed")
+    ),
+    **{
+        (method, Importance, SumQuery, relation): Rule(
+            _absent, _ACCEPTED + words, exact=False, beside=_jitter, attained=_alone(_absent)
+        )
+        for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    **{
+        ("rdp", Poisson, LaplaceSum, relation): Rule(_laplace_absent, words + _REMOVED)
+        for relation, words in ((Relation.ADD_OR_REMOVE_ONE, ""), (Relation.ZERO_OUT, _ZEROED))
+    },
+    **{
+        (method, Poisson, query, relation): Rule(
+            shot.pair,
+            words + shot.reference,
+            exact=shot.exact,
+            attained=shot.attained or _alone(shot.pair),
+        )
+        for (query, relation), shot in one_shot.ONE_SHOT.items()
+        for method in ("pld", "rdp")
+        for words in (_ZEROED if relation == Relation.ZERO_OUT else "",)
+    },
+    **{
+        (method, policy, query, relation): Rule(
+            _among_all(shot.pair),
+            _ONE_ANSWER + shot.reference,
+            exact=policy is Cyclic and shot.exact,
+        )
+        for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items()
+        if relation != Relation.ADD_OR_REMOVE_ONE
+        for method in ("pld", "rdp")
+        for policy in _EPOCHS
+    },
+    **{
+        ("pld", TruncatedPoisson, query, relation): Rule(
+            shot.pair,
+            _TRUNCATED + shot.reference,
+            _truncation,
+            shot.exact,
+            attained=shot.attained or _alone(shot.pair),
+        )
+        for (query, relation), shot in (_LAPLACE | one_shot.ONE_SHOT).items()
+        if relation != Relation.ADD_OR_REMOVE_ONE
+    },
+    **{
+        ("pld", FixedSize, query, relation): Rule(
+            _exchanged_query(shot.pair),
+            words + _EXCHANGED + "; on all records, " + shot.reference,
+            exact=False,
+            attained=_sum_among_zeros,
+        )
+        for (query, of), shot in one_shot.ONE_SHOT.items()
+        if of == Relation.REPLACE_ONE
+        for relation, words in ((Relation.REPLACE_ONE, ""), (Relation.ZERO_OUT, _REPLACED_BY_ZERO))
+    },
 }
 """(method, sampler, kind of query, relation) → rule."""
 
 EVENT_RULES: dict[tuple[str, type[Event], str], EventRule] = {}
-"""(method, kind of event, relation) → rule, for events other than sampled steps; their modules fill it."""
+"""(method, kind of event, relation) → rule, for events other than sampled steps; their modules fill
+it.
+"""
 
 _OF_SIZE: dict[type[Policy], str] = {
     FixedSize: "which other records are drawn depends on how many there are",
@@ -252,19 +352,31 @@ _OF_SIZE: dict[type[Policy], str] = {
 _BY_NORM: tuple[type[Policy], ...] = (Importance, ImportanceSchedule)
 
 REASONS: dict[tuple[type[Policy], str], str] = {
-    **{(policy, Relation.ADD_OR_REMOVE_ONE):
-       f"{why}, so the number of records must be public, and neighbours must have equally many. Declare "
-       "relation='zero_out' or 'replace_one', or sample by Poisson" for policy, why in _OF_SIZE.items()},
-    **{(policy, Relation.REPLACE_ONE):
-       "the coins of two records that replace each other differ as well as their gradients. Declare "
-       "relation='add_or_remove_one' or 'zero_out'" for policy in _BY_NORM},
+    **{
+        (
+            policy,
+            Relation.ADD_OR_REMOVE_ONE,
+        ): f"{why}, so the number of records must be public, and neighbours must have equally "
+        "many. Declare relation='zero_out' or 'replace_one', or sample by Poisson"
+        for policy, why in _OF_SIZE.items()
+    },
+    **{
+        (
+            policy,
+            Relation.REPLACE_ONE,
+        ): "the coins of two records that replace each other differ as well as their gradients. "
+        "Declare relation='add_or_remove_one' or 'zero_out'"
+        for policy in _BY_NORM
+    },
 }
 """(sampler, relation) → why no method has a rule for it, and what to do."""
 
 
 @dataclass(frozen=True)
 class Supported:
-    """One cell of the support matrix; an event that is no sampled step has no policy, and its tag for a noise."""
+    """One cell of the support matrix; an event that is no sampled step has no policy, and its tag
+    for a noise.
+    """
 
     method: str
     policy: str
@@ -280,7 +392,11 @@ def supported() -> tuple[Supported, ...]:
     >>> sorted({row.method for row in supported() if row.noise == "laplace"})
     ['pld', 'rdp']
     """
-    steps = tuple(Supported(method, policy.tag, NOISES[query], str(relation), rule.reference, rule.exact)
-                  for (method, policy, query, relation), rule in RULES.items())
-    return steps + tuple(Supported(method, "", event.tag, str(relation), rule.reference, rule.exact)
-                         for (method, event, relation), rule in EVENT_RULES.items())
+    steps = tuple(
+        Supported(method, policy.tag, NOISES[query], str(relation), rule.reference, rule.exact)
+        for (method, policy, query, relation), rule in RULES.items()
+    )
+    return steps + tuple(
+        Supported(method, "", event.tag, str(relation), rule.reference, rule.exact)
+        for (method, event, relation), rule in EVENT_RULES.items()
+    )

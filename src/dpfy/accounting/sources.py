@@ -1,4 +1,6 @@
-"""What can be accounted: a ledger, a plan, events or their JSON, all read as one envelope with its context."""
+"""What can be accounted: a ledger, a plan, events or their JSON, all read as one envelope with its
+context.
+"""
 
 import json
 import os
@@ -17,7 +19,9 @@ _SECRET_KEYS = ("os", "operating system")
 
 @runtime_checkable
 class PlanLike(Protocol):
-    """Anything that declares its events, its unit of privacy, its neighbouring relation and perhaps a filter."""
+    """Anything that declares its events, its unit of privacy, its neighbouring relation and perhaps
+    a filter.
+    """
 
     @property
     def envelope(self) -> Envelope: ...
@@ -36,8 +40,8 @@ class PlanLike(Protocol):
 class Source:
     """What was, or will be, spent; and, from a ledger, what was registered before the first step.
 
-    ``filter`` and ``guard`` are what a plan or a ledger's header declares; without a filter the events themselves are
-    composed.
+    ``filter`` and ``guard`` are what a plan or a ledger's header declares; without a filter the
+    events themselves are composed.
     """
 
     events: Envelope
@@ -51,20 +55,28 @@ class Source:
 
 
 def read_source(source: object) -> Source:
-    """Return ``source`` as events with their context; text is JSON if it opens with a bracket, and a path if not."""
+    """Return ``source`` as events with their context; text is JSON if it opens with a bracket, and
+    a path if not.
+    """
     if isinstance(source, Ledger):
         return _from_ledger(source)
     if isinstance(source, os.PathLike):
         return _from_path(Path(source))
     if isinstance(source, str):
-        return Source(_from_json(source)) if source.lstrip().startswith(("[", "{")) else _from_path(Path(source))
+        return (
+            Source(_from_json(source))
+            if source.lstrip().startswith(("[", "{"))
+            else _from_path(Path(source))
+        )
     if isinstance(source, PlanLike):
         return _from_plan(source)
     if isinstance(source, Event | Repeated | dict):
         source = [source]
     if not isinstance(source, Iterable):
-        raise InvalidArgument(f"Expected a ledger, a plan, a path, an event or a list of events, got "
-                              f"{type(source).__name__}.")
+        raise InvalidArgument(
+            "Expected a ledger, a plan, a path, an event or a list of events, got "
+            f"{type(source).__name__}."
+        )
     return Source(run_lengths(_as_run(item) for item in source))
 
 
@@ -78,10 +90,21 @@ def _from_plan(plan: PlanLike) -> Source:
 def _from_ledger(ledger: Ledger) -> Source:
     header = ledger.header
     if header is None:
-        raise LedgerError("The ledger has no header yet: it names neither unit nor relation. Register a plan first.")
+        raise LedgerError(
+            "The ledger has no header yet: it names neither unit nor relation. Register a plan "
+            "first."
+        )
     registered = (*header.envelope, *ledger.interruptions) if header.envelope else None
-    return Source(ledger.uses, Relation(header.relation), Unit(header.unit), registered,
-                  header.key_source in _SECRET_KEYS, ledger.durable, header.filter, header.guard)
+    return Source(
+        ledger.uses,
+        Relation(header.relation),
+        Unit(header.unit),
+        registered,
+        header.key_source in _SECRET_KEYS,
+        ledger.durable,
+        header.filter,
+        header.guard,
+    )
 
 
 def _from_path(path: Path) -> Source:

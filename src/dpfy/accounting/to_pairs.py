@@ -1,7 +1,9 @@
-"""From the facts of a ledger to what an accountant composes: dominating pairs and how often each occurs.
+"""From the facts of a ledger to what an accountant composes: dominating pairs and how often each
+occurs.
 
-Every step becomes one pair of distributions whose privacy loss bounds that of the step for all neighbours. Steps with
-equal pairs are interchangeable under composition, so a run of any length is a short table.
+Every step becomes one pair of distributions whose privacy loss bounds that of the step for all
+neighbours. Steps with equal pairs are interchangeable under composition, so a run of any length is
+a short table.
 """
 
 import math
@@ -13,17 +15,27 @@ from typing import NamedTuple
 from dpfy.accounting.dominating_pairs import Pair, Pairs
 from dpfy.accounting.rules import EVENT_RULES, NOISES, REASONS, RULES, Rule
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.events import Event, LaplaceSum, NonPrivate, RecordedQuery, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import (
+    Event,
+    LaplaceSum,
+    NonPrivate,
+    RecordedQuery,
+    Repeated,
+    Sampled,
+    SumQuery,
+)
 
-_ROUNDED = 1e-8  # relative: by how much a noise may differ from one that is attained, and count as attained
+# relative: by how much a noise may differ from one that is attained, and count as attained
+_ROUNDED = 1e-8
 
 
 @dataclass(frozen=True)
 class Canonical:
     """A run as accountants see it.
 
-    ``failure`` bounds the probability that a sample was cut to its capacity, in any step. ``exact`` says that the rules
-    of all steps are; lower bounds rest on ``attained``, which are pairs that some neighbouring data sets have.
+    ``failure`` bounds the probability that a sample was cut to its capacity, in any step. ``exact``
+    says that the rules of all steps are; lower bounds rest on ``attained``, which are pairs that
+    some neighbouring data sets have.
     """
 
     pairs: Pairs
@@ -37,15 +49,21 @@ class Canonical:
     @property
     def unprotected(self) -> float:
         """The chance that one record takes part in a step without any noise."""
-        return -math.expm1(sum(times * _log_absent(pair.rate) for pair, times in self.pairs
-                               if pair.noise_multiplier == 0))
+        return -math.expm1(
+            sum(
+                times * _log_absent(pair.rate)
+                for pair, times in self.pairs
+                if pair.noise_multiplier == 0
+            )
+        )
 
 
 def noise_multiplier(queries: Iterable[RecordedQuery]) -> float:
-    """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½, never rounded up.
+    """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½, never
+    rounded up.
 
-    The queries are one Gaussian sum of a concatenated vector after each is scaled by its noise (McMahan et al. 2018,
-    §3). No noise on a positive bound gives 0; no positive bound gives ∞.
+    The queries are one Gaussian sum of a concatenated vector after each is scaled by its noise
+    (McMahan et al. 2018, §3). No noise on a positive bound gives 0; no positive bound gives ∞.
 
     >>> noise_multiplier([SumQuery(3.0, 5.0), SumQuery(4.0, 5.0)]) <= 1.0
     True
@@ -53,7 +71,9 @@ def noise_multiplier(queries: Iterable[RecordedQuery]) -> float:
     active = []
     for query in queries:
         if not isinstance(query, SumQuery):
-            raise UnsupportedEvent(f"No rule for the query {query.tag!r}; expected sums with Gaussian noise.")
+            raise UnsupportedEvent(
+                f"No rule for the query {query.tag!r}; expected sums with Gaussian noise."
+            )
         if query.l2_bound > 0:
             active.append(query)
     if not active:
@@ -69,14 +89,16 @@ def noise_multiplier(queries: Iterable[RecordedQuery]) -> float:
 def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canonical:
     """Return the pairs of a run, by the rules of ``method`` for ``relation``.
 
-    *Formal guarantee*: the composition of the pairs dominates the composition of the events, up to the total
-    ``numerical_delta`` and unless there is a ``failure``. *Assumes* that the list was fixed, or registered, before the
-    first step.
+    *Formal guarantee*: the composition of the pairs dominates the composition of the events, up to
+    the total ``numerical_delta`` and unless there is a ``failure``. *Assumes* that the list was
+    fixed, or registered, before the first step.
     """
     table: Counter[Pair] = Counter()
     attained: Counter[Pair] = Counter()
     numerical, failure, non_private, exact = 0.0, 0.0, False, True
-    counts: dict[int, tuple[Event, int]] = {}  # a ledger repeats the same objects: each is looked at once
+    counts: dict[
+        int, tuple[Event, int]
+    ] = {}  # a ledger repeats the same objects: each is looked at once
     for run in envelope:
         event, times = counts.get(id(run.event), (run.event, 0))
         counts[id(event)] = event, times + run.times
@@ -92,13 +114,22 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
         _add(attained, found.attained, times)
         failure += times * found.failure if _add(table, found.pairs, times) else 0.0
     steps = sum(times for _, times in counts.values())
-    return Canonical(tuple(sorted(table.items())), steps, numerical * (1 + 1e-9), non_private,
-                     min(1.0, failure * (1 + 1e-9)), exact, tuple(sorted(attained.items())))
+    return Canonical(
+        tuple(sorted(table.items())),
+        steps,
+        numerical * (1 + 1e-9),
+        non_private,
+        min(1.0, failure * (1 + 1e-9)),
+        exact,
+        tuple(sorted(attained.items())),
+    )
 
 
 def _add(table: Counter[Pair], pairs: Pairs, times: int) -> bool:
     """Add pairs to a table; False if none of them costs anything."""
-    found = [(pair, often) for pair, often in pairs if pair.rate > 0 and pair.noise_multiplier < math.inf]
+    found = [
+        (pair, often) for pair, often in pairs if pair.rate > 0 and pair.noise_multiplier < math.inf
+    ]
     for pair, often in found:
         table[pair] += often * times
     return bool(found)
@@ -116,18 +147,24 @@ class _Found(NamedTuple):
 def _of_event(event: Event, method: str, relation: str) -> _Found:
     """Return the pairs of one event, or refuse it by name."""
     if event.adaptive:
-        raise UnsupportedEvent("An adaptive step was chosen from earlier outputs: only a filter may account it, "
-                               f"not {method} over the realised list.")
+        raise UnsupportedEvent(
+            "An adaptive step was chosen from earlier outputs: only a filter may account it, not "
+            f"{method} over the realised list."
+        )
     if isinstance(event, Sampled):
         rule, noise = _rule(event, method, relation)
         pair, beside = rule.pair(event.policy, noise), rule.beside(event.policy)
         pairs = ((pair, 1), *(beside if pair.noise_multiplier < math.inf else ()))
         attained = pairs if rule.exact else rule.attained(event.policy, noise)
-        return _Found(pairs, rule.failure(event.policy), rule.exact or _alike(pairs, attained), attained)
+        return _Found(
+            pairs, rule.failure(event.policy), rule.exact or _alike(pairs, attained), attained
+        )
     other = EVENT_RULES.get((method, type(event), relation))
     if other is None:
         known = sorted({key[0] for key in EVENT_RULES if key[1:] == (type(event), relation)})
-        raise UnsupportedEvent(f"No {method} rule for the event {event.tag!r} under {relation}.{_instead(known)}")
+        raise UnsupportedEvent(
+            f"No {method} rule for the event {event.tag!r} under {relation}.{_instead(known)}"
+        )
     pairs = other.pairs(event)
     attained = pairs if other.exact else other.attained(event)
     return _Found(pairs, other.failure(event), other.exact or _alike(pairs, attained), attained)
@@ -136,21 +173,27 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
 def _alike(pairs: Pairs, others: Pairs) -> bool:
     """Whether pairs are those of a mechanism, but for rounding of their noise."""
     return len(pairs) == len(others) and all(
-        times == often and (pair.law is None or pair.law.attained is None)
+        times == often
+        and (pair.law is None or pair.law.attained is None)
         and replace(pair, noise_multiplier=other.noise_multiplier) == other
         and math.isclose(pair.noise_multiplier, other.noise_multiplier, rel_tol=_ROUNDED)
-        for (pair, times), (other, often) in zip(pairs, others, strict=True))
+        for (pair, times), (other, often) in zip(pairs, others, strict=True)
+    )
 
 
 def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | RecordedQuery]:
-    """Return the rule of one step, and the noise multiplier or the query to which its queries collapse."""
+    """Return the rule of one step, and the noise multiplier or the query to which its queries
+    collapse.
+    """
     kind, noise = _collapsed(event.queries)
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
         known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
         reason = REASONS.get((type(event.policy), relation))
-        raise UnsupportedEvent(f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
-                               f"{relation}{f': {reason}' if reason else ''}.{_instead(known)}")
+        raise UnsupportedEvent(
+            f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
+            f"{relation}{f': {reason}' if reason else ''}.{_instead(known)}"
+        )
     return rule, noise
 
 
@@ -158,18 +201,27 @@ def _instead(known: list[str]) -> str:
     return f" Use method {' or '.join(map(repr, known))}." if known else ""
 
 
-def _collapsed(queries: tuple[RecordedQuery, ...]) -> tuple[type[RecordedQuery], float | RecordedQuery]:
-    """The kind of the one query to which those on a sample collapse, and its noise over its bound, never rounded up; or
-    the query itself, if it is no sum."""
-    other = [query for query in queries if not isinstance(query, SumQuery) and type(query) in NOISES]
+def _collapsed(
+    queries: tuple[RecordedQuery, ...],
+) -> tuple[type[RecordedQuery], float | RecordedQuery]:
+    """The kind of the one query to which those on a sample collapse, and its noise over its bound,
+    never rounded up; or the query itself, if it is no sum.
+    """
+    other = [
+        query for query in queries if not isinstance(query, SumQuery) and type(query) in NOISES
+    ]
     if not other:
         return SumQuery, noise_multiplier(queries)
     query = other[0]
     if len(queries) > 1:
-        raise UnsupportedEvent(f"No rule for {NOISES[type(query)]} noise with {len(queries)} queries on one sample. "
-                               "Give each query with it a sample of its own.")
+        raise UnsupportedEvent(
+            f"No rule for {NOISES[type(query)]} noise with {len(queries)} queries on one sample. "
+            "Give each query with it a sample of its own."
+        )
     if isinstance(query, LaplaceSum):
-        return LaplaceSum, query.scale / query.l1_bound * (1 - 1e-15) if query.l1_bound > 0 else math.inf
+        return LaplaceSum, query.scale / query.l1_bound * (
+            1 - 1e-15
+        ) if query.l1_bound > 0 else math.inf
     return type(query), query
 
 

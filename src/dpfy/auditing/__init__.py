@@ -1,4 +1,6 @@
-"""Auditing: attacks on a private run whose success bounds its ε from below, and checks of what every run promises."""
+"""Auditing: attacks on a private run whose success bounds its ε from below, and checks of what
+every run promises.
+"""
 
 from dpfy.auditing.audit import Audit, audit_run
 from dpfy.auditing.bounds import (
@@ -21,7 +23,25 @@ from dpfy.auditing.membership import (
 )
 from dpfy.auditing.self_test import Verdict, self_test
 
-__all__ = ["Audit", "Guesses", "MadeUp", "Membership", "Trials", "Verdict", "audit_run", "crafted",
-           "epsilon_from_trials", "guesses_refute", "likelihood_ratio_scores", "loss_scores", "membership",
-           "mislabelled", "mu_from_trials", "one_run_epsilon", "one_run_mu", "owner_diagnostic", "self_test",
-           "trials_refute"]
+__all__ = [
+    "Audit",
+    "Guesses",
+    "MadeUp",
+    "Membership",
+    "Trials",
+    "Verdict",
+    "audit_run",
+    "crafted",
+    "epsilon_from_trials",
+    "guesses_refute",
+    "likelihood_ratio_scores",
+    "loss_scores",
+    "membership",
+    "mislabelled",
+    "mu_from_trials",
+    "one_run_epsilon",
+    "one_run_mu",
+    "owner_diagnostic",
+    "self_test",
+    "trials_refute",
+]

@@ -1,7 +1,9 @@
-"""What an attacker's successes say about a mechanism: lower bounds on its ε and μ, and doubts about a claim.
+"""What an attacker's successes say about a mechanism: lower bounds on its ε and μ, and doubts about
+a claim.
 
-A lower bound here is a statistical statement: with probability at least ``confidence`` over the attack it does not
-exceed what the mechanism really has. The proofs are in ``docs/proofs/auditing.md``.
+A lower bound here is a statistical statement: with probability at least ``confidence`` over the
+attack it does not exceed what the mechanism really has. The proofs are in
+``docs/proofs/auditing.md``.
 """
 
 import math
@@ -27,7 +29,9 @@ _TURNS = 50  # of a bisection
 
 @dataclass(frozen=True)
 class Trials:
-    """How often a test was wrong: it said "in" of ``false_positives`` of ``absent`` trials, and so on."""
+    """How often a test was wrong: it said "in" of ``false_positives`` of ``absent`` trials, and so
+    on.
+    """
 
     absent: int
     false_positives: int
@@ -38,8 +42,10 @@ class Trials:
         for errors, total in (("false_positives", "absent"), ("false_negatives", "present")):
             _validate.count(total, getattr(self, total))
             if not 0 <= getattr(self, errors) <= getattr(self, total):
-                raise InvalidArgument(f"Expected {errors}={getattr(self, errors)!r} between 0 and {total}="
-                                      f"{getattr(self, total)!r}.")
+                raise InvalidArgument(
+                    f"Expected {errors}={getattr(self, errors)!r} between 0 and "
+                    f"{total}={getattr(self, total)!r}."
+                )
 
     def rates(self, confidence: float) -> tuple[float, float]:
         """Return upper bounds on the false positive and the false negative rate that hold together.
@@ -47,14 +53,19 @@ class Trials:
         Each is exact (Clopper & Pearson 1934), with half of the probability to fail.
         """
         level = 1 - (1 - _confidence(confidence)) / 2
-        return (_at_most(self.false_positives, self.absent, level), _at_most(self.false_negatives, self.present, level))
+        return (
+            _at_most(self.false_positives, self.absent, level),
+            _at_most(self.false_negatives, self.present, level),
+        )
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """Of ``canaries`` that were each in with probability ½, ``made`` were guessed, ``correct`` of them rightly.
+    """Of ``canaries`` that were each in with probability ½, ``made`` were guessed, ``correct`` of
+    them rightly.
 
-    How many are guessed is decided before the attack; which ones may depend on all that was released.
+    How many are guessed is decided before the attack; which ones may depend on all that was
+    released.
     """
 
     canaries: int
@@ -64,18 +75,22 @@ class Guesses:
     def __post_init__(self) -> None:
         _validate.count("canaries", self.canaries)
         if not 0 < self.made <= self.canaries or not 0 <= self.correct <= self.made:
-            raise InvalidArgument(f"Expected correct={self.correct!r} of made={self.made!r} guesses about canaries="
-                                  f"{self.canaries!r}: no more of the one than of the next.")
+            raise InvalidArgument(
+                f"Expected correct={self.correct!r} of made={self.made!r} guesses about "
+                f"canaries={self.canaries!r}: no more of the one than of the next."
+            )
 
 
 def epsilon_from_trials(trials: Trials, delta: float, confidence: float = 0.95) -> float:
     """Return an ε below which the mechanism cannot be (ε, ``delta``)-DP, by the errors of a test.
 
-    *Formal guarantee*: with probability at least ``confidence`` no (ε, δ) with a smaller ε holds for the two data sets.
+    *Formal guarantee*: with probability at least ``confidence`` no (ε, δ) with a smaller ε holds
+    for the two data sets.
 
     *Assumes*: independent runs, and a test that was fixed before the trials.
 
-    Reference: Kairouz, Oh & Viswanath 2015, Theorem 2.1: FPR + e^ε·FNR ≥ 1 − δ, and the same exchanged.
+    Reference: Kairouz, Oh & Viswanath 2015, Theorem 2.1: FPR + e^ε·FNR ≥ 1 − δ, and the same
+    exchanged.
 
     >>> round(epsilon_from_trials(Trials(1000, 0, 1000, 0), delta=0.0), 2)
     5.6
@@ -91,8 +106,8 @@ def epsilon_from_trials(trials: Trials, delta: float, confidence: float = 0.95) 
 def mu_from_trials(trials: Trials, confidence: float = 0.95) -> float:
     """Return a μ below which the mechanism cannot be μ-GDP, by the errors of a test.
 
-    *Formal guarantee*: with probability at least ``confidence`` no smaller μ holds for the two data sets: a μ-GDP
-    mechanism has Φ⁻¹(1 − FPR) − Φ⁻¹(FNR) ≤ μ for every test (Dong, Roth & Su 2022).
+    *Formal guarantee*: with probability at least ``confidence`` no smaller μ holds for the two data
+    sets: a μ-GDP mechanism has Φ⁻¹(1 − FPR) − Φ⁻¹(FNR) ≤ μ for every test (Dong, Roth & Su 2022).
 
     >>> 0.8 < mu_from_trials(Trials(10_000, 1587, 10_000, 5000)) < 1.0
     True
@@ -104,7 +119,8 @@ def mu_from_trials(trials: Trials, confidence: float = 0.95) -> float:
 def trials_refute(trials: Trials, guarantee: Guarantee, confidence: float = 1 - 1e-6) -> bool:
     """Tell whether a test made fewer errors than ``guarantee`` allows any test.
 
-    *Formal guarantee*: the guarantee is refuted wrongly with probability at most 1 − ``confidence``.
+    *Formal guarantee*: the guarantee is refuted wrongly with probability at most 1 −
+    ``confidence``.
     """
     false_positive, false_negative = trials.rates(confidence)
     return false_negative < tradeoff_curve(guarantee, [false_positive]).fnr[0]
@@ -113,7 +129,8 @@ def trials_refute(trials: Trials, guarantee: Guarantee, confidence: float = 1 - 
 def one_run_epsilon(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
     """Return an ε below which the mechanism cannot be (ε, ``delta``)-DP, by guesses about one run.
 
-    *Formal guarantee*: with probability at least ``confidence`` no smaller ε holds for adding or removing a record.
+    *Formal guarantee*: with probability at least ``confidence`` no smaller ε holds for adding or
+    removing a record.
 
     *Assumes*: each canary was in or out by its own fair coin.
 
@@ -124,7 +141,9 @@ def one_run_epsilon(guesses: Guesses, delta: float, confidence: float = 0.95) ->
     """
     delta = _validate.real("delta", delta, 0, 1, open_high=True)
     fails = 1 - _confidence(confidence)
-    return _largest(lambda epsilon: steinke_p_value(guesses, epsilon, delta) < fails, _LARGEST_EPSILON)
+    return _largest(
+        lambda epsilon: steinke_p_value(guesses, epsilon, delta) < fails, _LARGEST_EPSILON
+    )
 
 
 def steinke_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
@@ -144,11 +163,13 @@ def steinke_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 def one_run_mu(guesses: Guesses, confidence: float = 0.95) -> float:
     """Return a μ below which the mechanism cannot be μ-GDP, by guesses about one run.
 
-    *Formal guarantee*: with probability at least ``confidence`` no smaller μ holds for adding or removing a record.
+    *Formal guarantee*: with probability at least ``confidence`` no smaller μ holds for adding or
+    removing a record.
 
     *Assumes*: as :func:`one_run_epsilon`.
 
-    Reference: Mahloujifar, Melis & Chaudhuri 2024; proof for any number of guesses: docs/proofs/auditing.md.
+    Reference: Mahloujifar, Melis & Chaudhuri 2024; proof for any number of guesses:
+    docs/proofs/auditing.md.
 
     >>> round(one_run_mu(Guesses(1000, 200, 185)), 2)
     0.79
@@ -158,14 +179,18 @@ def one_run_mu(guesses: Guesses, confidence: float = 0.95) -> float:
 
 
 def guesses_refute(guesses: Guesses, inverse: Inverse, false_alarm: float) -> bool:
-    """Tell whether so many right guesses have a probability below ``false_alarm`` under a trade-off curve.
+    """Tell whether so many right guesses have a probability below ``false_alarm`` under a trade-off
+    curve.
 
-    ``inverse`` maps the probability that an event has on one data set to the least that the curve leaves it on a
-    neighbour. If at least v right guesses had the probability ``false_alarm``, then fewer right guesses must have had
-    some as well: the recursion adds up the least of it, and finds more than one in total.
+    ``inverse`` maps the probability that an event has on one data set to the least that the curve
+    leaves it on a neighbour. If at least v right guesses had the probability ``false_alarm``, then
+    fewer right guesses must have had some as well: the recursion adds up the least of it, and finds
+    more than one in total.
     """
     made, fewest = guesses.made, guesses.correct
-    right = false_alarm * fewest / guesses.canaries  # of E[right guesses; at least i are right] / canaries
+    right = (
+        false_alarm * fewest / guesses.canaries
+    )  # of E[right guesses; at least i are right] / canaries
     wrong = false_alarm * (made - fewest) / guesses.canaries
     whole = made / guesses.canaries
     for count in range(fewest - 1, -1, -1):
@@ -184,17 +209,23 @@ def gaussian_inverse(mu: float) -> Inverse:
 
 def approximate_inverse(epsilon: float, delta: float) -> Inverse:
     """Return the inverse of (ε, δ)-DP for :func:`guesses_refute`."""
-    return lambda probability: max(0.0, math.exp(-epsilon) * (probability - delta),
-                                   1 - delta - math.exp(epsilon) * (1 - probability))
+    return lambda probability: max(
+        0.0,
+        math.exp(-epsilon) * (probability - delta),
+        1 - delta - math.exp(epsilon) * (1 - probability),
+    )
 
 
 def inverse_of(guarantee: Guarantee) -> Inverse:
     """Return the inverse of what a ledger guarantees, for :func:`guesses_refute`.
 
-    Of points at which the curve is certified, the next one below is taken: never more than the curve demands.
+    Of points at which the curve is certified, the next one below is taken: never more than the
+    curve demands.
     """
     grid = np.concatenate([[0.0], np.geomspace(1e-9, 1, 1500)])
-    reach = 1 - np.asarray(tradeoff_curve(guarantee, grid.tolist()).fnr)  # the most on the neighbour
+    reach = 1 - np.asarray(
+        tradeoff_curve(guarantee, grid.tolist()).fnr
+    )  # the most on the neighbour
     reach = np.maximum.accumulate(reach)
 
     def inverse(probability: float) -> float:

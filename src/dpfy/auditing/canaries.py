@@ -1,4 +1,6 @@
-"""Canaries: records that are in or out by fair coins, and what a run that is watched betrays of the coins."""
+"""Canaries: records that are in or out by fair coins, and what a run that is watched betrays of the
+coins.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +28,13 @@ _ORDINARY = -1
 
 def coins(count: int, key: int | None = None) -> torch.Tensor:
     """Return who is in, by fair coins from a generator that the audited run does not see."""
-    words = SecureStream(None if key is None else key + 1, purpose="sampling").words(8)  # not the run's own
+    words = SecureStream(None if key is None else key + 1, purpose="sampling").words(
+        8
+    )  # not the run's own
     generator = np.random.Generator(np.random.PCG64(words.tolist()))
-    return torch.from_numpy(generator.integers(0, 2, _validate.count("canaries", count)).astype(bool))
+    return torch.from_numpy(
+        generator.integers(0, 2, _validate.count("canaries", count)).astype(bool)
+    )
 
 
 def following(plan: Plan) -> list[str]:
@@ -37,7 +43,9 @@ def following(plan: Plan) -> list[str]:
 
 
 class Canaries(ABC):
-    """Canaries of which ``present`` says who is in; watched step by step, each gets a score, higher if it seems in."""
+    """Canaries of which ``present`` says who is in; watched step by step, each gets a score, higher
+    if it seems in.
+    """
 
     setting: str  # what is planted and what the attacker sees, in words
     optimizers: tuple[torch.optim.Optimizer, ...] = ()  # of parameters that exist for canaries only
@@ -47,7 +55,9 @@ class Canaries(ABC):
 
     @abstractmethod
     def among(self, data: Any, example_input: Any) -> tuple[Any, Any]:
-        """Return the records and the canaries that are in, and an example of both; one of records may be declared."""
+        """Return the records and the canaries that are in, and an example of both; one of records
+        may be declared.
+        """
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the loss of records and canaries."""
@@ -66,15 +76,18 @@ class Canaries(ABC):
         """Return the scores, after the last step."""
 
     def threshold(self, plan: Plan) -> float | None:
-        """Return a score, fixed beforehand, above which a canary is taken for present; None if they are no trials."""
+        """Return a score, fixed beforehand, above which a canary is taken for present; None if they
+        are no trials.
+        """
         return None
 
 
 class GradientCanaries(Canaries):
     """Canaries that pull at one known coordinate each, as hard as the clip bound lets them.
 
-    A canary's gradient is zero but for one coordinate (Nasr et al. 2023 call it Dirac) of a parameter that exists for
-    canaries only: they do not disturb each other, and no record of the data disturbs them.
+    A canary's gradient is zero but for one coordinate (Nasr et al. 2023 call it Dirac) of a
+    parameter that exists for canaries only: they do not disturb each other, and no record of the
+    data disturbs them.
     """
 
     setting = "gradient canaries, white box"
@@ -97,10 +110,16 @@ class GradientCanaries(Canaries):
     def among(self, data: Any, example_input: Any) -> tuple["WatchedData", tuple[Any, ...]]:
         """Return the records and the canaries that are in, and an example of both."""
         fields = declared_example(data, None, example_input).chunk.record(0).arguments
-        return WatchedData(data, self.present, tuple(map(_blank, fields))), (*fields, torch.zeros(1, dtype=torch.long))
+        return WatchedData(data, self.present, tuple(map(_blank, fields))), (
+            *fields,
+            torch.zeros(1, dtype=torch.long),
+        )
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """Return a loss that is ``loss_fn`` for ordinary records and pulls at its coordinate for a canary."""
+        """Return a loss that is ``loss_fn`` for ordinary records and pulls at its coordinate for a
+        canary.
+        """
+
         def loss(*fields: Any) -> torch.Tensor:
             *ordinary, which = fields
             returned = loss_fn(*ordinary)
@@ -119,12 +138,16 @@ class GradientCanaries(Canaries):
         return self._scores
 
     def threshold(self, plan: Plan) -> float | None:
-        """Return half of what a canary adds in expectation; bounds that follow all canaries make them dependent."""
+        """Return half of what a canary adds in expectation; bounds that follow all canaries make
+        them dependent.
+        """
         return None if following(plan) else plan.steps * plan.rate * plan.clip / plan.divisor / 2
 
 
 class WatchedData:
-    """Records and, after them, the canaries that are in; a field more says which one it is, or that it is none."""
+    """Records and, after them, the canaries that are in; a field more says which one it is, or that
+    it is none.
+    """
 
     def __init__(self, data: Any, present: torch.Tensor, blank: tuple[Any, ...]) -> None:
         self._data = data

@@ -1,7 +1,7 @@
 """Input canaries: made-up records that go through the model and the loss like any other.
 
-They share parameters with the records beside them, so what an attack on them shows depends on these records too: those
-must be public, or made up.
+They share parameters with the records beside them, so what an attack on them shows depends on these
+records too: those must be public, or made up.
 """
 
 import warnings
@@ -53,11 +53,18 @@ class MadeUp(Dataset[tuple[torch.Tensor, int]]):
         if not 0 <= index < self.count:
             raise IndexError(index)
         generator = torch.Generator().manual_seed(self.seed * 2**32 + index)
-        return torch.randn(self.shape, generator=generator), int(torch.randint(self.classes, (), generator=generator))
+        return torch.randn(self.shape, generator=generator), int(
+            torch.randint(self.classes, (), generator=generator)
+        )
 
 
-def mislabelled(loss_fn: LossFn, shape: Sequence[int], classes: int, count: int, seed: int = 1,
-                ) -> list[tuple[torch.Tensor, int]]:
+def mislabelled(
+    loss_fn: LossFn,
+    shape: Sequence[int],
+    classes: int,
+    count: int,
+    seed: int = 1,
+) -> list[tuple[torch.Tensor, int]]:
     """Return random patterns, each with the label that the public initial model finds least likely.
 
     ``loss_fn`` takes inputs and labels and returns one loss for each, as in training.
@@ -71,27 +78,43 @@ def mislabelled(loss_fn: LossFn, shape: Sequence[int], classes: int, count: int,
     made = MadeUp(shape, classes, count, seed)
     patterns = torch.stack([made[place][0] for place in range(count)])
     with torch.no_grad():
-        losses = torch.stack([per_example(loss_fn(patterns, torch.full((count,), label)), count)
-                              for label in range(classes)])
+        losses = torch.stack(
+            [
+                per_example(loss_fn(patterns, torch.full((count,), label)), count)
+                for label in range(classes)
+            ]
+        )
     return list(zip(patterns, losses.argmax(0).tolist(), strict=True))
 
 
-def crafted(model: nn.Module, loss_fn: LossFn, records: Sequence[tuple[torch.Tensor, int]], clip: float,
-            ) -> list[tuple[torch.Tensor, int]]:
+def crafted(
+    model: nn.Module,
+    loss_fn: LossFn,
+    records: Sequence[tuple[torch.Tensor, int]],
+    clip: float,
+) -> list[tuple[torch.Tensor, int]]:
     """Return the records with inputs that were changed until their gradients are alone.
 
-    On the public initial model, gradients of different canaries are made orthogonal to each other (they are then told
-    apart by what was released), and longer than the clip bound (they are then as strong as a record can be). Canaries
-    that do not fit into memory together are crafted in turn.
+    On the public initial model, gradients of different canaries are made orthogonal to each other
+    (they are then told apart by what was released), and longer than the clip bound (they are then
+    as strong as a record can be). Canaries that do not fit into memory together are crafted in
+    turn.
     """
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     at_once = max(2, _NUMBERS_AT_ONCE // 4 // trained)
-    return [each for start in range(0, len(records), at_once)
-            for each in _crafted(model, loss_fn, records[start:start + at_once], clip)]
+    return [
+        each
+        for start in range(0, len(records), at_once)
+        for each in _crafted(model, loss_fn, records[start : start + at_once], clip)
+    ]
 
 
-def _crafted(model: nn.Module, loss_fn: LossFn, records: Sequence[tuple[torch.Tensor, int]], clip: float,
-             ) -> list[tuple[torch.Tensor, int]]:
+def _crafted(
+    model: nn.Module,
+    loss_fn: LossFn,
+    records: Sequence[tuple[torch.Tensor, int]],
+    clip: float,
+) -> list[tuple[torch.Tensor, int]]:
     start, labels = default_collate(list(records))
     inputs = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([inputs], lr=_STEP)
@@ -100,7 +123,9 @@ def _crafted(model: nn.Module, loss_fn: LossFn, records: Sequence[tuple[torch.Te
         norms = found.norm(dim=1, keepdim=True)
         alike = (found / norms.clamp(min=1e-12)) @ (found / norms.clamp(min=1e-12)).T
         # Each canary disturbs every other: the sum of squares is what the attack has against it.
-        cost = (alike.square().sum() - len(found)) / len(found) + (1 - norms / (_LONGER * clip)).relu().square().mean()
+        cost = (alike.square().sum() - len(found)) / len(found) + (
+            1 - norms / (_LONGER * clip)
+        ).relu().square().mean()
         (direction,) = torch.autograd.grad(cost, inputs)
         inputs.grad = direction.nan_to_num(0.0, 0.0, 0.0)
         optimizer.step()
@@ -108,23 +133,36 @@ def _crafted(model: nn.Module, loss_fn: LossFn, records: Sequence[tuple[torch.Te
 
 
 class InputCanaries(Canaries):
-    """Records of the user's kind, of which the attacker sees each step's gradient, or the last model's losses.
+    """Records of the user's kind, of which the attacker sees each step's gradient, or the last
+    model's losses.
 
-    *White box*: the score adds up, step by step, the product of what was released with the canary's own clipped
-    gradient at that moment; tensors count by how quiet they were, so that one without noise is heard. *Black box*: by
-    how much the canary's loss has fallen since the public initial model.
+    *White box*: the score adds up, step by step, the product of what was released with the canary's
+    own clipped gradient at that moment; tensors count by how quiet they were, so that one without
+    noise is heard. *Black box*: by how much the canary's loss has fallen since the public initial
+    model.
     """
 
-    def __init__(self, present: torch.Tensor, records: Sequence[Any], model: nn.Module, loss_fn: LossFn, clip: float,
-                 attack: str) -> None:
+    def __init__(
+        self,
+        present: torch.Tensor,
+        records: Sequence[Any],
+        model: nn.Module,
+        loss_fn: LossFn,
+        clip: float,
+        attack: str,
+    ) -> None:
         super().__init__(present)
         self._records = records
         self._model, self._loss_fn, self._clip = model, loss_fn, clip
         self._white = _validate.choice("attack", attack, ATTACKS) == "white-box"
         self.setting = f"input canaries, {attack.replace('-', ' ')}"
-        self._chunk = Chunk.of(default_collate([tuple(fields_of(record)) for record in records]), len(records))
+        self._chunk = Chunk.of(
+            default_collate([tuple(fields_of(record)) for record in records]), len(records)
+        )
         self._sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-        self._products = torch.zeros(len(records), len(self._sizes), dtype=torch.float64)  # of records and tensors
+        self._products = torch.zeros(
+            len(records), len(self._sizes), dtype=torch.float64
+        )  # of records and tensors
         self._squares = torch.zeros(len(self._sizes), dtype=torch.float64)
         self._losses = torch.zeros(()) if self._white else self._losses_now()
 
@@ -134,18 +172,23 @@ class InputCanaries(Canaries):
         return ConcatDataset([data, chosen]), self._chunk.arguments
 
     def see(self, released: Released) -> None:
-        """Multiply what was released with what each canary would have contributed, tensor by tensor."""
+        """Multiply what was released with what each canary would have contributed, tensor by
+        tensor.
+        """
         if not self._white:
             return
         seen = [released.gradients[name].flatten().double() for name in self._sizes]
         self._squares += torch.stack([tensor.square().mean() for tensor in seen])
         at_once = max(1, _NUMBERS_AT_ONCE // sum(self._sizes.values()))
         for start in range(0, self._chunk.size, at_once):
-            found = gradients_of(self._model, self._loss_fn, self._chunk.part(start, start + at_once)).double()
+            found = gradients_of(
+                self._model, self._loss_fn, self._chunk.part(start, start + at_once)
+            ).double()
             found *= (self._clip / found.norm(dim=1, keepdim=True)).clamp(max=1.0)
             parts = found.nan_to_num(0.0, 0.0, 0.0).split(list(self._sizes.values()), 1)
-            self._products[start:start + at_once] += torch.stack(
-                [part @ tensor for part, tensor in zip(parts, seen, strict=True)], 1)
+            self._products[start : start + at_once] += torch.stack(
+                [part @ tensor for part, tensor in zip(parts, seen, strict=True)], 1
+            )
 
     def scores(self) -> torch.Tensor:
         """Return the weighed sums, or by how much losses have fallen."""
@@ -159,16 +202,31 @@ class InputCanaries(Canaries):
 
 
 def gradients_of(model: nn.Module, loss_fn: LossFn, chunk: Chunk) -> torch.Tensor:
-    """Return the gradients [records, numbers] of records: all at once where torch can do that, else one by one."""
+    """Return the gradients [records, numbers] of records: all at once where torch can do that, else
+    one by one.
+    """
     try:
         with torch.no_grad():
             return vectorised_gradients(model, loss_fn, *chunk.arguments)
     except Exception:  # of torch's, about a layer that it cannot vectorise
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        loop, call, state = LoopEngine(model, parameters), LossCall(model, loss_fn), Substitutes(model, parameters)
+        loop, call, state = (
+            LoopEngine(model, parameters),
+            LossCall(model, loss_fn),
+            Substitutes(model, parameters),
+        )
         rows = [loop.gradients(call, state, chunk.record(place))[0] for place in range(chunk.size)]
-        return torch.stack([torch.cat([(torch.zeros_like(p) if g is None else g.to_dense()).flatten()
-                                       for g, p in zip(row, parameters.values(), strict=True)]) for row in rows])
+        return torch.stack(
+            [
+                torch.cat(
+                    [
+                        (torch.zeros_like(p) if g is None else g.to_dense()).flatten()
+                        for g, p in zip(row, parameters.values(), strict=True)
+                    ]
+                )
+                for row in rows
+            ]
+        )
 
 
 def vectorised_gradients(model: nn.Module, loss_fn: LossFn, *fields: torch.Tensor) -> torch.Tensor:
@@ -177,25 +235,48 @@ def vectorised_gradients(model: nn.Module, loss_fn: LossFn, *fields: torch.Tenso
     call, state = LossCall(model, loss_fn), Substitutes(model, parameters)
 
     def loss(trained: dict[str, torch.Tensor], *one: torch.Tensor) -> torch.Tensor:
-        return loss_of_one(call, trained, state.others, Chunk(tuple(field.unsqueeze(0) for field in one), 1))[0]
+        return loss_of_one(
+            call, trained, state.others, Chunk(tuple(field.unsqueeze(0) for field in one), 1)
+        )[0]
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        found = vmap(grad(loss), in_dims=(None, *(0 for _ in fields)), randomness="different")(state.trained, *fields)
+        warnings.filterwarnings(
+            "ignore", message="There is a performance drop", category=UserWarning
+        )
+        found = vmap(grad(loss), in_dims=(None, *(0 for _ in fields)), randomness="different")(
+            state.trained, *fields
+        )
     return torch.cat([each.flatten(1) for each in found.values()], 1)
 
 
 def shape_of(record: Any) -> tuple[int, ...]:
     """Return the shape of a record's input, or refuse a record for which none can be made up."""
     fields = fields_of(record)
-    if len(fields) != 2 or not isinstance(fields[0], torch.Tensor) or not fields[0].is_floating_point():
-        raise InvalidArgument("Expected records of an input of floating-point numbers and a label: for others, "
-                              "canaries cannot be made up. Give audit_run your own, as a list of records.")
+    if (
+        len(fields) != 2
+        or not isinstance(fields[0], torch.Tensor)
+        or not fields[0].is_floating_point()
+    ):
+        raise InvalidArgument(
+            "Expected records of an input of floating-point numbers and a label: for others, "
+            "canaries cannot be made up. Give audit_run your own, as a list of records."
+        )
     return tuple(fields[0].shape)
 
 
-def make(kind: str, model: nn.Module, loss_fn: Callable[..., Any], shape: Sequence[int], classes: int, count: int,
-         clip: float) -> list[tuple[torch.Tensor, int]]:
+def make(
+    kind: str,
+    model: nn.Module,
+    loss_fn: Callable[..., Any],
+    shape: Sequence[int],
+    classes: int,
+    count: int,
+    clip: float,
+) -> list[tuple[torch.Tensor, int]]:
     """Return canaries of a kind by its name."""
     records = mislabelled(loss_fn, shape, classes, count)
-    return records if _validate.choice("kind", kind, KINDS) == "mislabelled" else crafted(model, loss_fn, records, clip)
+    return (
+        records
+        if _validate.choice("kind", kind, KINDS) == "mislabelled"
+        else crafted(model, loss_fn, records, clip)
+    )

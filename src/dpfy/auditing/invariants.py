@@ -1,10 +1,12 @@
-"""What every private run promises, each put to the test on runs of the real thing whose answer is known.
+"""What every private run promises, each put to the test on runs of the real thing whose answer is
+known.
 
-A check sees what an outsider with chosen data would see: released values and the ledger. It compares what was measured
-with what was *recorded*, so that it holds whoever wrote the mechanism. Nothing here knows which mistakes exist.
+A check sees what an outsider with chosen data would see: released values and the ledger. It
+compares what was measured with what was *recorded*, so that it holds whoever wrote the mechanism.
+Nothing here knows which mistakes exist.
 
-*Formal guarantee*: a correct pipeline exceeds one threshold with probability at most ``FALSE_ALARM``, and any of them
-with at most the sum over all readings.
+*Formal guarantee*: a correct pipeline exceeds one threshold with probability at most
+``FALSE_ALARM``, and any of them with at most the sum over all readings.
 """
 
 import math
@@ -56,10 +58,22 @@ class _Outcomes:
         model = _Tensors()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         self.ledger = Ledger.in_memory()
-        with privatize(model, optimizer, [(row,) for row in rows], plan, self.ledger, insecure_test_key=key,
-                       example_input=(torch.zeros(2, rows.shape[1]),)) as run:
-            self.sums = [torch.cat([g.flatten() for g in run.release(model, batch).gradients.values()]).double()
-                         * plan.divisor for batch in run]
+        with privatize(
+            model,
+            optimizer,
+            [(row,) for row in rows],
+            plan,
+            self.ledger,
+            insecure_test_key=key,
+            example_input=(torch.zeros(2, rows.shape[1]),),
+        ) as run:
+            self.sums = [
+                torch.cat(
+                    [g.flatten() for g in run.release(model, batch).gradients.values()]
+                ).double()
+                * plan.divisor
+                for batch in run
+            ]
 
     @property
     def recorded(self) -> Sampled:
@@ -77,7 +91,9 @@ class _Tensors(nn.Module):
         self.weights = nn.ParameterList(torch.zeros(_SIZE) for _ in range(_TENSORS))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return sum(part @ weight for part, weight in zip(x.split(_SIZE, 1), self.weights, strict=True))
+        return sum(
+            part @ weight for part, weight in zip(x.split(_SIZE, 1), self.weights, strict=True)
+        )
 
 
 Keys = Iterator[int | None]
@@ -90,7 +106,9 @@ def readings(keys: Keys) -> list[Reading]:
 
 
 def _noise(keys: Keys) -> Iterator[Reading]:
-    """Noise of at least the recorded scale is on every tensor, also if the sample is empty, and fresh every time."""
+    """Noise of at least the recorded scale is on every tensor, also if the sample is empty, and
+    fresh every time.
+    """
     seen = []
     for what, rate in (("on records without a gradient", 0.5), ("on empty samples", 1e-12)):
         plan = dpsgd(rate=rate, divisor=10, steps=4, clip=_CLIP, noise_multiplier=1.0)
@@ -100,8 +118,12 @@ def _noise(keys: Keys) -> Iterator[Reading]:
             scale = noise_multiplier(found.recorded.queries) * _CLIP
             measured = float(part.square().mean()) / scale**2
             least = chi2.ppf(FALSE_ALARM, part.numel()) / part.numel()
-            yield Reading(f"variance of the noise of tensor {number} {what}, over the recorded", measured, least,
-                          not measured >= least)
+            yield Reading(
+                f"variance of the noise of tensor {number} {what}, over the recorded",
+                measured,
+                least,
+                not measured >= least,
+            )
     yield _most_alike(seen)
 
 
@@ -116,12 +138,18 @@ def _most_alike(noises: list[torch.Tensor]) -> Reading:
 
 
 def _effects(keys: Keys) -> Iterator[Reading]:
-    """One record moves what is released by no more than was recorded, in units of the noise that was measured."""
+    """One record moves what is released by no more than was recorded, in units of the noise that
+    was measured.
+    """
     along = torch.zeros(_TENSORS * _SIZE)
     along[::_SIZE] = 1.0  # in all tensors
     flat = dpsgd(rate=1.0, divisor=50, steps=2, clip=_CLIP, noise_multiplier=_FAINT)
-    grouped = replace(flat, query=dpsgd(rate=1.0, divisor=1, steps=1, clip=clip_groups(
-        _Tensors(), "tensor", clip=_CLIP)).query)
+    grouped = replace(
+        flat,
+        query=dpsgd(
+            rate=1.0, divisor=1, steps=1, clip=clip_groups(_Tensors(), "tensor", clip=_CLIP)
+        ).query,
+    )
     slots = dpsgd(rate=1.0, divisor=1, steps=2, clip=_CLIP, noise_multiplier=_FAINT, microbatches=1)
     cases = {
         "of a huge record against aligned ones": (flat, along.repeat(5, 1), -1e4 * along),
@@ -138,21 +166,29 @@ def _effects(keys: Keys) -> Iterator[Reading]:
 
 
 def _effect(name: str, without: _Outcomes, including: _Outcomes) -> Reading:
-    """The first step says in which direction the record pulls, the second how far; where nothing moved is the noise."""
+    """The first step says in which direction the record pulls, the second how far; where nothing
+    moved is the noise.
+    """
     moved = [after - before for before, after in zip(without.sums, including.sums, strict=True)]
-    noise = torch.cat([found.sums[0] - found.sums[1] for found in (without, including)]) / math.sqrt(2)
+    noise = torch.cat(
+        [found.sums[0] - found.sums[1] for found in (without, including)]
+    ) / math.sqrt(2)
     scale = float(noise.square().mean().sqrt())
     direction = moved[0] / moved[0].norm().clamp(min=1e-300)
     value = float(moved[1] @ direction) / max(scale, 1e-300)
     too_small = math.sqrt(noise.numel() / chi2.ppf(FALSE_ALARM / 2, noise.numel()))
-    most = too_small / noise_multiplier(without.recorded.queries) + math.sqrt(2) * norm.isf(FALSE_ALARM / 2)
+    most = too_small / noise_multiplier(without.recorded.queries) + math.sqrt(2) * norm.isf(
+        FALSE_ALARM / 2
+    )
     return Reading(name, value, most, not value <= most)
 
 
 def _samples(keys: Keys) -> Iterator[Reading]:
     """Records take part as often as was recorded, independently of each other."""
     rate, records, steps = 0.3, _TENSORS * _SIZE, 30
-    plan = dpsgd(rate=rate, divisor=rate * records, steps=steps, clip=_CLIP, noise_multiplier=_FAINT)
+    plan = dpsgd(
+        rate=rate, divisor=rate * records, steps=steps, clip=_CLIP, noise_multiplier=_FAINT
+    )
     found = _Outcomes(10 * _CLIP * torch.eye(records), plan, next(keys))
     took_part = torch.stack(found.sums) > _CLIP / 2
     recorded = found.recorded.policy.rate
@@ -160,12 +196,20 @@ def _samples(keys: Keys) -> Iterator[Reading]:
     most = binom.isf(FALSE_ALARM, took_part.numel(), recorded) / took_part.numel()
     yield Reading("share of records that took part", share, most, not share <= most)
     variance = recorded * (1 - recorded)
-    for what, counts, of in (("sample sizes", took_part.sum(1), records),
-                             ("numbers of participations", took_part.sum(0), steps)):
-        value = float(((counts - of * recorded) ** 2).sum()) / (of * variance)  # about χ² with as many degrees
+    for what, counts, of in (
+        ("sample sizes", took_part.sum(1), records),
+        ("numbers of participations", took_part.sum(0), steps),
+    ):
+        value = float(((counts - of * recorded) ** 2).sum()) / (
+            of * variance
+        )  # about χ² with as many degrees
         least = _law_of_dispersion(len(counts), of, recorded)
-        yield Reading(f"dispersion of {what}, over that of independent draws", value / len(counts), least,
-                      not value / len(counts) >= least)
+        yield Reading(
+            f"dispersion of {what}, over that of independent draws",
+            value / len(counts),
+            least,
+            not value / len(counts) >= least,
+        )
 
 
 def _law_of_dispersion(counts: int, of: int, rate: float) -> float:
@@ -185,7 +229,9 @@ def _ledger(keys: Keys) -> Iterator[Reading]:
     """Every release is in the ledger."""
     plan = dpsgd(rate=0.5, divisor=1, steps=6, noise_multiplier=1.0)
     found = _Outcomes(torch.zeros(2, _TENSORS * _SIZE), plan, next(keys))
-    yield Reading("recorded steps", found.ledger.count, len(found.sums), found.ledger.count < len(found.sums))
+    yield Reading(
+        "recorded steps", found.ledger.count, len(found.sums), found.ledger.count < len(found.sums)
+    )
 
 
 _CHECKS: tuple[Callable[[Keys], Iterator[Reading]], ...] = (_noise, _effects, _samples, _ledger)

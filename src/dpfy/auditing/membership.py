@@ -1,7 +1,8 @@
 """Membership inference: from a model's losses, who was in its training data?
 
-Scores are higher for records that look like members. On canaries and on public twins of the data the answer may be
-shown to anybody. On real members it is a release of private data that nothing protects: see :func:`owner_diagnostic`.
+Scores are higher for records that look like members. On canaries and on public twins of the data
+the answer may be shown to anybody. On real members it is a release of private data that nothing
+protects: see :func:`owner_diagnostic`.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,11 @@ class Membership:
 
     def tpr_at(self, fpr: float) -> float:
         """Return the true positive rate at a false positive rate."""
-        rates = [1 - miss for alarm, miss in zip(self.curve.fpr, self.curve.fnr, strict=True) if alarm <= fpr]
+        rates = [
+            1 - miss
+            for alarm, miss in zip(self.curve.fpr, self.curve.fnr, strict=True)
+            if alarm <= fpr
+        ]
         return max(rates, default=0.0)
 
 
@@ -43,20 +48,27 @@ def loss_scores(losses: torch.Tensor) -> torch.Tensor:
     return -losses.double()
 
 
-def likelihood_ratio_scores(confidence: torch.Tensor, shadows: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+def likelihood_ratio_scores(
+    confidence: torch.Tensor, shadows: torch.Tensor, present: torch.Tensor
+) -> torch.Tensor:
     """Return the scores of the likelihood-ratio attack, LiRA (Carlini et al. 2022).
 
-    ``confidence`` [records] is the logit log(p/(1 − p)) of the true class under the audited model; ``shadows``
-    [models, records] the same under models trained on random halves, and ``present`` [models, records] says which
-    records they had seen. Both sides are taken for Gaussian, record by record.
+    ``confidence`` [records] is the logit log(p/(1 − p)) of the true class under the audited model;
+    ``shadows`` [models, records] the same under models trained on random halves, and ``present``
+    [models, records] says which records they had seen. Both sides are taken for Gaussian, record by
+    record.
     """
     if shadows.shape != present.shape or shadows.shape[1:] != confidence.shape:
-        raise InvalidArgument(f"Expected shadows and present to be [models, records] for {len(confidence)} records, "
-                              f"got {tuple(shadows.shape)} and {tuple(present.shape)}.")
+        raise InvalidArgument(
+            f"Expected shadows and present to be [models, records] for {len(confidence)} records, "
+            f"got {tuple(shadows.shape)} and {tuple(present.shape)}."
+        )
     fewest = min(int(present.sum(0).min()), int((~present).sum(0).min()))
     if fewest < _FEWEST_SHADOWS:
-        raise InvalidArgument(f"Some record was in or out of only {fewest} shadow models; at least {_FEWEST_SHADOWS} "
-                              "on each side are needed to know how its confidence spreads. Train more of them.")
+        raise InvalidArgument(
+            f"Some record was in or out of only {fewest} shadow models; at least {_FEWEST_SHADOWS} "
+            "on each side are needed to know how its confidence spreads. Train more of them."
+        )
     inside, outside = _law(shadows, present), _law(shadows, ~present)
     value = confidence.double()
     return torch.from_numpy(norm.logpdf(value, *inside) - norm.logpdf(value, *outside))
@@ -78,8 +90,12 @@ def membership(scores: torch.Tensor, present: torch.Tensor) -> Membership:
     """
     inside, outside = scores[present].double(), scores[~present].double()
     if not len(inside) or not len(outside):
-        raise InvalidArgument("Expected records of both kinds: some that were in and some that were not.")
-    above = (inside[:, None] > outside[None]).double() + 0.5 * (inside[:, None] == outside[None]).double()
+        raise InvalidArgument(
+            "Expected records of both kinds: some that were in and some that were not."
+        )
+    above = (inside[:, None] > outside[None]).double() + 0.5 * (
+        inside[:, None] == outside[None]
+    ).double()
     thresholds = torch.cat([torch.tensor([torch.inf]), scores.double().unique().flip(0)])
     fpr = [float((outside >= threshold).double().mean()) for threshold in thresholds]
     fnr = [float((inside < threshold).double().mean()) for threshold in thresholds]
@@ -89,16 +105,24 @@ def membership(scores: torch.Tensor, present: torch.Tensor) -> Membership:
 def as_trials(scores: torch.Tensor, present: torch.Tensor, threshold: float) -> Trials:
     """Return the errors of the test that says "in" above a threshold that was chosen beforehand."""
     says_in = scores > threshold
-    return Trials(int((~present).sum()), int((says_in & ~present).sum()),
-                  int(present.sum()), int((~says_in & present).sum()))
+    return Trials(
+        int((~present).sum()),
+        int((says_in & ~present).sum()),
+        int(present.sum()),
+        int((~says_in & present).sum()),
+    )
 
 
-def owner_diagnostic(ledger: Ledger, attack: Callable[[], Any], reason: str = "membership inference on real members",
-                     ) -> Any:
-    """Run an attack on real members, for the eyes of the data's owner, and record that nothing protects its result.
+def owner_diagnostic(
+    ledger: Ledger,
+    attack: Callable[[], Any],
+    reason: str = "membership inference on real members",
+) -> Any:
+    """Run an attack on real members, for the eyes of the data's owner, and record that nothing
+    protects its result.
 
-    The ledger is charged with a non-private event first, so that whatever is reported from it says so from then on. Use
-    canaries or a twin run on public data for anything that is to be shown.
+    The ledger is charged with a non-private event first, so that whatever is reported from it says
+    so from then on. Use canaries or a twin run on public data for anything that is to be shown.
     """
     ledger.reserve(NonPrivate(reason))
     return attack()

@@ -1,7 +1,9 @@
-"""Mistakes that implementations of private training have been found to make, to be planted in the real pipeline.
+"""Mistakes that implementations of private training have been found to make, to be planted in the
+real pipeline.
 
-Each is a change of a line or two inside of what runs, undone when its block ends. They exist to show that the checks of
-:mod:`dpfy.auditing.invariants` notice such mistakes; nothing that is trained under one is private.
+Each is a change of a line or two inside of what runs, undone when its block ends. They exist to
+show that the checks of :mod:`dpfy.auditing.invariants` notice such mistakes; nothing that is
+trained under one is private.
 """
 
 import math
@@ -39,12 +41,22 @@ def _replaced(*changes: tuple[type, str, Any]) -> Iterator[None]:
 
 
 def releasing(release: Callable[[GaussianSum, torch.Tensor, Any], object]) -> tuple[type, str, Any]:
-    """Return the change by which the sums of a step are released as one vector, in place, by another function."""
-    def release_pieces(self: GaussianSum, sums: Sequence[torch.Tensor], factors: Sequence[float],
-                       outs: Sequence[torch.Tensor], noise: Any) -> None:
+    """Return the change by which the sums of a step are released as one vector, in place, by
+    another function.
+    """
+
+    def release_pieces(
+        self: GaussianSum,
+        sums: Sequence[torch.Tensor],
+        factors: Sequence[float],
+        outs: Sequence[torch.Tensor],
+        noise: Any,
+    ) -> None:
         total = torch.cat([each.double().flatten() for each in sums])
         release(self, total, noise)
-        for part, factor, out in zip(total.split([each.numel() for each in outs]), factors, outs, strict=True):
+        for part, factor, out in zip(
+            total.split([each.numel() for each in outs]), factors, outs, strict=True
+        ):
             out.copy_((part * factor).view_as(out))
 
     return GaussianSum, "release_pieces", release_pieces
@@ -52,18 +64,26 @@ def releasing(release: Callable[[GaussianSum, torch.Tensor, Any], object]) -> tu
 
 def _counting(counted: list[int]) -> tuple[tuple[type, str, Any], ...]:
     """Return the changes by which the size of every sample becomes known."""
+
     def complete(self: ReleaseLayout, vector: torch.Tensor, records: int, divisor: float) -> None:
         counted.append(records)
 
-    return (ReleaseLayout, "completes", property(lambda self: True)), (ReleaseLayout, "complete", complete)
+    return (ReleaseLayout, "completes", property(lambda self: True)), (
+        ReleaseLayout,
+        "complete",
+        complete,
+    )
 
 
 def _half_noise() -> AbstractContextManager[None]:
-    return _replaced((GaussianSum, "stddev", property(lambda self: self.noise_multiplier * self.sensitivity / 2)))
+    return _replaced(
+        (GaussianSum, "stddev", property(lambda self: self.noise_multiplier * self.sensitivity / 2))
+    )
 
 
 def _noise_without_the_clip() -> AbstractContextManager[None]:
     """Noise for records of norm 1, whatever the bound is."""
+
     def factors(self: ReleaseLayout, divisor: float) -> list[float]:
         found, gradients = _factors(self, divisor), len(self.parameters)
         return [factor / clip for factor in found[:gradients]] + found[gradients:]
@@ -97,8 +117,10 @@ def _silent_when_empty() -> AbstractContextManager[None]:
 
 def _realised_batch_size() -> AbstractContextManager[None]:
     counted: list[int] = []
-    return _replaced(*_counting(counted),
-                     (ReleaseLayout, "factors", lambda self, divisor: _factors(self, max(1, counted[-1]))))
+    return _replaced(
+        *_counting(counted),
+        (ReleaseLayout, "factors", lambda self, divisor: _factors(self, max(1, counted[-1]))),
+    )
 
 
 def _replayed_noise() -> AbstractContextManager[None]:
@@ -115,8 +137,8 @@ def _replayed_noise() -> AbstractContextManager[None]:
 
 def _noise_missing_on_one_tensor() -> AbstractContextManager[None]:
     def release(self: GaussianSum, total: torch.Tensor, noise: Any) -> torch.Tensor:
-        last = total[len(total) // 2:].clone()
-        _release(self, total, noise)[len(total) // 2:] = last
+        last = total[len(total) // 2 :].clone()
+        _release(self, total, noise)[len(total) // 2 :] = last
         return total
 
     return _replaced(releasing(release))

@@ -24,11 +24,16 @@ class Verdict:
         return asdict(self)
 
 
-def self_test(repeats: int = 1, keys: Iterator[int | None] | None = None,
-              tell: Callable[[str], None] = lambda name: None) -> list[Verdict]:
-    """Check the correct pipeline ``repeats`` times and every mutant once; return a verdict for each.
+def self_test(
+    repeats: int = 1,
+    keys: Iterator[int | None] | None = None,
+    tell: Callable[[str], None] = lambda name: None,
+) -> list[Verdict]:
+    """Check the correct pipeline ``repeats`` times and every mutant once; return a verdict for
+    each.
 
-    ``keys`` make it repeatable; by default every run draws a fresh one. ``tell`` is called before each.
+    ``keys`` make it repeatable; by default every run draws a fresh one. ``tell`` is called before
+    each.
     """
     keys = itertools.repeat(None) if keys is None else keys
     verdicts, threads = [], torch.get_num_threads()
@@ -41,12 +46,17 @@ def self_test(repeats: int = 1, keys: Iterator[int | None] | None = None,
     return verdicts
 
 
-def _verdict(name: str, mutant: Mutant, repeats: int, keys: Iterator[int | None],
-             tell: Callable[[str], None]) -> Verdict:
+def _verdict(
+    name: str, mutant: Mutant, repeats: int, keys: Iterator[int | None], tell: Callable[[str], None]
+) -> Verdict:
     found = []
     for _ in range(repeats):
         tell(name)
         with mutant():
             found += [reading for reading in readings(keys) if reading.broken]
-    evidence = str(max(found, key=lambda reading: reading.excess)) if found else "every reading is within its limit"
+    evidence = (
+        str(max(found, key=lambda reading: reading.excess))
+        if found
+        else "every reading is within its limit"
+    )
     return Verdict(name, bool(found), evidence)

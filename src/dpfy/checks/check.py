@@ -19,8 +19,10 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import synthetic
 
 _RECORDS = 4
-_OWN_EXAMPLE = ("Here records are made up from types and shapes alone; dpfy.explain(model, batch, loss_fn) judges the "
-                "same on a batch of your own.")
+_OWN_EXAMPLE = (
+    "Here records are made up from types and shapes alone; dpfy.explain(model, batch, loss_fn) "
+    "judges the same on a batch of your own."
+)
 
 Fields = Sequence[tuple[str, tuple[int, ...]]]
 """The type and shape of each field of one record."""
@@ -28,10 +30,11 @@ Fields = Sequence[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Probed:
-    """Whether a model keeps made-up records apart, how that is known or why not, and what a step would cost.
+    """Whether a model keeps made-up records apart, how that is known or why not, and what a step
+    would cost.
 
-    ``parity`` says how far engines are from one record at a time, ``buffers`` what the model has beside parameters: the
-    probe has seen that no step writes to them.
+    ``parity`` says how far engines are from one record at a time, ``buffers`` what the model has
+    beside parameters: the probe has seen that no step writes to them.
     """
 
     passed: bool
@@ -43,7 +46,9 @@ class Probed:
 
 @dataclass(frozen=True)
 class Checked:
-    """The components that were met, and what the probe says if it was asked and nothing has to be changed before."""
+    """The components that were met, and what the probe says if it was asked and nothing has to be
+    changed before.
+    """
 
     findings: tuple[Finding, ...]
     probed: Probed | None
@@ -51,22 +56,38 @@ class Checked:
     @property
     def trainable(self) -> bool:
         """Whether nothing has to be changed."""
-        return (all(finding.component.verdict.allows_training for finding in self.findings)
-                and (self.probed is None or self.probed.passed))
+        return all(finding.component.verdict.allows_training for finding in self.findings) and (
+            self.probed is None or self.probed.passed
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        rows = [{"component": row.name, "places": list(finding.places), "verdict": str(row.verdict), "why": row.why,
-                 "remedy": row.remedy} for finding in self.findings for row in (finding.component,)]
-        return {"trainable": self.trainable, "components": rows, "probe": self.probed and asdict(self.probed)}
+        rows = [
+            {
+                "component": row.name,
+                "places": list(finding.places),
+                "verdict": str(row.verdict),
+                "why": row.why,
+                "remedy": row.remedy,
+            }
+            for finding in self.findings
+            for row in (finding.component,)
+        ]
+        return {
+            "trainable": self.trainable,
+            "components": rows,
+            "probe": self.probed and asdict(self.probed),
+        }
 
 
 def check(made: Any, fields: Fields | None = None) -> Checked:
-    """Look up every part of a model, or of a tuple of a model and its optimizers, loss and tokenizer; probe it.
+    """Look up every part of a model, or of a tuple of a model and its optimizers, loss and
+    tokenizer; probe it.
 
     With ``fields`` the probe runs on made-up records. The loss is a function of the fields, as for
-    :meth:`dpfy.Run.backward`; one of torch's is given the model's output and the last field. Without a loss the sum of
-    the outputs stands in for it, and a last field that the model does not take is left out, as labels are.
+    :meth:`dpfy.Run.backward`; one of torch's is given the model's output and the last field.
+    Without a loss the sum of the outputs stands in for it, and a last field that the model does not
+    take is left out, as labels are.
 
     >>> found = check(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), [("float32", (4,))])
     >>> found.trainable, found.probed.explanation.engine
@@ -74,7 +95,11 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
     """
     parts = Parts.of(made)
     found = Checked(tuple(examine(parts.model, *parts.others)), None)
-    return found if fields is None or not found.trainable else Checked(found.findings, _probed(parts, fields))
+    return (
+        found
+        if fields is None or not found.trainable
+        else Checked(found.findings, _probed(parts, fields))
+    )
 
 
 @dataclass(frozen=True)
@@ -89,9 +114,18 @@ class Parts:
         """Return the parts of a model, or of a tuple that begins with one."""
         model, *rest = made if isinstance(made, tuple) and made else (made,)
         if not isinstance(model, nn.Module):
-            raise InvalidArgument(f"Expected a torch.nn.Module, or a tuple that begins with one; got a "
-                                  f"{type(model).__name__}.")
-        return cls(model, tuple(part for each in rest for part in (each if isinstance(each, list | tuple) else [each])))
+            raise InvalidArgument(
+                "Expected a torch.nn.Module, or a tuple that begins with one; got a "
+                f"{type(model).__name__}."
+            )
+        return cls(
+            model,
+            tuple(
+                part
+                for each in rest
+                for part in (each if isinstance(each, list | tuple) else [each])
+            ),
+        )
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -100,11 +134,17 @@ class Parts:
 
     def loss(self, fields: int) -> LossFn:
         """Return the loss among them as a function of so many fields, or what stands in for one."""
-        given = next((part for part in self.others if callable(part) and part not in self.optimizers), None)
+        given = next(
+            (part for part in self.others if callable(part) and part not in self.optimizers), None
+        )
         if given is not None:
             return of_fields(self.model, given)
         outputs = sum_of_outputs(self.model)
-        return outputs if fields == 1 or _takes(self.model, fields) else lambda *values: outputs(*values[:-1])
+        return (
+            outputs
+            if fields == 1 or _takes(self.model, fields)
+            else lambda *values: outputs(*values[:-1])
+        )
 
 
 def _probed(parts: Parts, fields: Fields) -> Probed:
@@ -114,10 +154,14 @@ def _probed(parts: Parts, fields: Fields) -> Probed:
             trainable(model, parts.optimizers)
         found = explain(model, batch, loss)
         compared = parity(model, batch, loss)
-    except Exception as error:  # of the user's own code, on made-up input: the text quotes no record
+    except (
+        Exception
+    ) as error:  # of the user's own code, on made-up input: the text quotes no record
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Probed(False, f"{reason} {_OWN_EXAMPLE}" if "example_input" in reason else reason)
-    return Probed(True, ENGINES[found.engine].isolation, found, compared, tuple(dict(model.named_buffers())))
+    return Probed(
+        True, ENGINES[found.engine].isolation, found, compared, tuple(dict(model.named_buffers()))
+    )
 
 
 def _takes(model: nn.Module, count: int) -> bool:
@@ -131,13 +175,19 @@ def _takes(model: nn.Module, count: int) -> bool:
 
 def made_up(fields: Fields) -> tuple[Any, ...]:
     """Return a small collated batch of made-up records of these types and shapes."""
-    shaped = Chunk(tuple(torch.zeros(1, *shape, dtype=getattr(torch, kind)) for kind, shape in fields), 1)
+    shaped = Chunk(
+        tuple(torch.zeros(1, *shape, dtype=getattr(torch, kind)) for kind, shape in fields), 1
+    )
     return synthetic(shaped, _RECORDS, seed=0, scale=1.0, declared=False).arguments
 
 
 def of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
-    """Return a loss as a function of the fields: a criterion compares the model's output with the last one."""
-    if isinstance(loss, nn.CTCLoss):  # the last fields are targets, input lengths and target lengths
+    """Return a loss as a function of the fields: a criterion compares the model's output with the
+    last one.
+    """
+    if isinstance(
+        loss, nn.CTCLoss
+    ):  # the last fields are targets, input lengths and target lengths
         return lambda *fields: loss(model(*fields[:-3]), *fields[-3:])
     if isinstance(loss, nn.Module):
         return lambda *fields: loss(model(*fields[:-1]), fields[-1])

@@ -24,9 +24,10 @@ _GRID = 2.0**-40
 class Parity:
     """How one engine compares with the oracle; printed, a sentence.
 
-    ``error`` is the distance of a record's gradient from the oracle's over its length, the largest of a few records;
-    None if there is nothing to compare for the ``reason``. ``parameter`` is where they differ most. Whether an engine
-    ``agrees`` is decided by clipped sums, as in the probe of a run.
+    ``error`` is the distance of a record's gradient from the oracle's over its length, the largest
+    of a few records; None if there is nothing to compare for the ``reason``. ``parameter`` is where
+    they differ most. Whether an engine ``agrees`` is decided by clipped sums, as in the probe of a
+    run.
     """
 
     engine: str
@@ -39,14 +40,19 @@ class Parity:
         if self.error is None:
             return f"{self.engine} {self.reason}"
         if self.agrees:
-            return f"{self.engine} agrees to {self.error:.0e}" if self.error else f"{self.engine} agrees exactly"
+            return (
+                f"{self.engine} agrees to {self.error:.0e}"
+                if self.error
+                else f"{self.engine} agrees exactly"
+            )
         return f"{self.engine} differs by {self.error:.0e}, most of all in {self.parameter!r}, and is not used"
 
 
 def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     """Compare every engine with the oracle, ``loop``, which differentiates one record at a time.
 
-    ``batch`` is a collated batch of *made-up* examples. Dropout is off: it would draw other numbers for each engine.
+    ``batch`` is a collated batch of *made-up* examples. Dropout is off: it would draw other numbers
+    for each engine.
 
     >>> model = nn.Linear(3, 2)
     >>> found = parity(model, torch.rand(4, 3), lambda x: model(x).sum(1))
@@ -57,16 +63,28 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
     with certified(), _undisturbed(model), _without_dropout(model):
         if judge._is_random():
-            return tuple(Parity(name, False, None, reason="cannot be compared: the loss draws random numbers")
-                         for name in ENGINES if name != LoopEngine.name)
+            return tuple(
+                Parity(
+                    name, False, None, reason="cannot be compared: the loss draws random numbers"
+                )
+                for name in ENGINES
+                if name != LoopEngine.name
+            )
         doubts = judge.doubts()
         oracle = LoopEngine(model, trained)
         expected = judge._oracle_sums(), _gradients(judge, oracle)
-        return tuple(_compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name)
+        return tuple(
+            _compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name
+        )
 
 
-def _compared(judge: Probe, name: str, doubts: Callable[[Engine], str], sums: list[torch.Tensor],
-              gradients: list[list[torch.Tensor]]) -> Parity:
+def _compared(
+    judge: Probe,
+    name: str,
+    doubts: Callable[[Engine], str],
+    sums: list[torch.Tensor],
+    gradients: list[list[torch.Tensor]],
+) -> Parity:
     engine = ENGINES[name](judge.model, judge.parameters)
     if doubt := doubts(engine):
         return Parity(name, False, None, reason=f"is not used: {doubt}")
@@ -76,24 +94,33 @@ def _compared(judge: Probe, name: str, doubts: Callable[[Engine], str], sums: li
     except Exception as error:  # of torch's or the engine's, on made-up records
         said = " ".join(str(error).split()) or type(error).__name__
         return Parity(name, False, None, reason=f"cannot serve this model: {said.rstrip('.')}")
-    errors = [[float((f - e).norm()) for f, e in zip(ours, theirs, strict=True)]
-              for ours, theirs in zip(found, gradients, strict=True)]
+    errors = [
+        [float((f - e).norm()) for f, e in zip(ours, theirs, strict=True)]
+        for ours, theirs in zip(found, gradients, strict=True)
+    ]
     lengths = [math.hypot(*(float(e.norm()) for e in theirs)) or 1.0 for theirs in gradients]
-    largest, worst = max((math.hypot(*each) / length, each) for each, length in zip(errors, lengths, strict=True))
+    largest, worst = max(
+        (math.hypot(*each) / length, each) for each, length in zip(errors, lengths, strict=True)
+    )
     return Parity(name, agrees, largest, max(zip(worst, judge.parameters, strict=True))[1])
 
 
 def _gradients(judge: Probe, engine: Engine) -> list[list[torch.Tensor]]:
     """The gradient of each of a few records: the sum in which it has weight 1 and the others 0.
 
-    Clipping is left out: an engine that bounds norms from above clips a little more than the oracle.
+    Clipping is left out: an engine that bounds norms from above clips a little more than the
+    oracle.
     """
     chunk, found = judge._input(_RECORDS), []
     for place, weights in enumerate(torch.eye(_RECORDS, dtype=torch.float64).unsqueeze(2)):
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in judge.parameters.values()]
         alone = isinstance(engine, LoopEngine)  # it weighs one at a time
-        part, given = (chunk.record(place), weights[place:place + 1]) if alone else (chunk, weights)
-        clipping = Clipping(partial(torch.Tensor.to, given), _GRID, (0,) * len(totals))  # whatever the norms are
+        part, given = (
+            (chunk.record(place), weights[place : place + 1]) if alone else (chunk, weights)
+        )
+        clipping = Clipping(
+            partial(torch.Tensor.to, given), _GRID, (0,) * len(totals)
+        )  # whatever the norms are
         engine.bounded_sums(judge.loss_fn, part, clipping).add_to(totals)
         found.append(totals)
     return found

@@ -1,8 +1,9 @@
-"""What private training means for each component of a model: layers, optimizers, losses and what is around them.
+"""What private training means for each component of a model: layers, optimizers, losses and what is
+around them.
 
-One row for each component, after N. Ponomareva et al., How to DP-fy ML, 2023, Table 5, and what torch has beside it.
-The table speaks of what can be told from an object alone: whether a model isolates its examples is for the probe to
-find.
+One row for each component, after N. Ponomareva et al., How to DP-fy ML, 2023, Table 5, and what
+torch has beside it. The table speaks of what can be told from an object alone: whether a model
+isolates its examples is for the probe to find.
 """
 
 from collections import defaultdict
@@ -23,7 +24,9 @@ Predicate = Callable[[Any], bool]
 
 
 class Verdict(StrEnum):
-    """What has to be done about a component; ``DEPENDS`` is on something that no program can see."""
+    """What has to be done about a component; ``DEPENDS`` is on something that no program can
+    see.
+    """
 
     FINE = "fine"
     DEPENDS = "depends"
@@ -38,7 +41,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Component:
-    """One row: whom it ``applies`` to, whether it can be trained privately, why, and what to do, if anything."""
+    """One row: whom it ``applies`` to, whether it can be trained privately, why, and what to do, if
+    anything.
+    """
 
     name: str
     verdict: Verdict
@@ -57,7 +62,8 @@ class Finding:
 
 
 def examine(model: nn.Module, *others: Any) -> list[Finding]:
-    """Return every component of the table that a model and its optimizers, losses and tokenizers contain.
+    """Return every component of the table that a model and its optimizers, losses and tokenizers
+    contain.
 
     >>> [(found.component.name, found.places) for found in examine(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))]
     [('batch normalization', ('1',))]
@@ -67,14 +73,22 @@ def examine(model: nn.Module, *others: Any) -> list[Finding]:
         for component in COMPONENTS:
             if (part is model or not component.whole) and component.applies(part):
                 found[component].append(place)
-    return [Finding(component, tuple(found[component])) for component in COMPONENTS if component in found]
+    return [
+        Finding(component, tuple(found[component]))
+        for component in COMPONENTS
+        if component in found
+    ]
 
 
 def _parts(model: nn.Module, others: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Every module, what modules hold as plain attributes, and what else training needs, with their names."""
+    """Every module, what modules hold as plain attributes, and what else training needs, with their
+    names.
+    """
     for name, module in model.named_modules():
         yield name or "model", module
-        yield from ((f"{name}.{attribute}".lstrip("."), value) for attribute, value in vars(module).items())
+        yield from (
+            (f"{name}.{attribute}".lstrip("."), value) for attribute, value in vars(module).items()
+        )
     yield from ((_name(other), other) for other in others)
 
 
@@ -92,8 +106,11 @@ def _derives_from(*names: str) -> Predicate:
 
 
 def _comes_from(*packages: str) -> Predicate:
-    return lambda part: any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(part).__mro__
-                            for package in packages)
+    return lambda part: any(
+        f"{kind.__module__}.".startswith(f"{package}.")
+        for kind in type(part).__mro__
+        for package in packages
+    )
 
 
 def _is_called(*words: str) -> Predicate:
@@ -103,8 +120,10 @@ def _is_called(*words: str) -> Predicate:
 
 def _has_hook(name: str) -> Predicate:
     """By the class of a hook, which is how torch used to reparametrise layers."""
-    return lambda part: isinstance(part, nn.Module) and any(
-        type(hook).__name__ == name for hook in part._forward_pre_hooks.values())
+    return lambda part: (
+        isinstance(part, nn.Module)
+        and any(type(hook).__name__ == name for hook in part._forward_pre_hooks.values())
+    )
 
 
 def _any(*predicates: Predicate) -> Predicate:
@@ -132,160 +151,377 @@ def _uses_the_batch(part: Any) -> bool:
 
 
 def _own_parameters(test: Predicate) -> Predicate:
-    return lambda part: isinstance(part, nn.Module) and any(test(p) for p in part.parameters(recurse=False))
+    return lambda part: (
+        isinstance(part, nn.Module) and any(test(p) for p in part.parameters(recurse=False))
+    )
 
 
 def _is_pruned(part: Any) -> bool:
     return isinstance(part, nn.Module) and any(
         hasattr(part, f"{name.removesuffix('_orig')}_mask")
-        for name, _ in part.named_parameters(recurse=False) if name.endswith("_orig"))
+        for name, _ in part.named_parameters(recurse=False)
+        if name.endswith("_orig")
+    )
 
 
 def _is_compiled(part: Any) -> bool:
-    return isinstance(part, nn.Module) and (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None)
+    return isinstance(part, nn.Module) and (
+        hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
+    )
 
 
 def _is_compiled_function(part: Any) -> bool:
-    return not isinstance(part, nn.Module) and "_torchdynamo_orig_callable" in getattr(part, "__dict__", {})
+    return not isinstance(part, nn.Module) and "_torchdynamo_orig_callable" in getattr(
+        part, "__dict__", {}
+    )
 
 
 def _ties_weights(part: Any) -> bool:
-    return len(list(part.named_parameters(remove_duplicate=False))) > len(list(part.named_parameters()))
+    return len(list(part.named_parameters(remove_duplicate=False))) > len(
+        list(part.named_parameters())
+    )
 
 
 _OPTIMIZER = _is(torch.optim.Optimizer)
-_SECOND_ORDER = _all(_OPTIMIZER, _any(_is(torch.optim.LBFGS), _is_called("newton", "kfac", "hessian", "sophia")))
+_SECOND_ORDER = _all(
+    _OPTIMIZER, _any(_is(torch.optim.LBFGS), _is_called("newton", "kfac", "hessian", "sophia"))
+)
 _SPARSE = _is(torch.optim.SparseAdam)
 _TORCH_LOSS = _is(_Loss)
-_PAIRS = _is(nn.CosineEmbeddingLoss, nn.MarginRankingLoss, nn.TripletMarginLoss, nn.TripletMarginWithDistanceLoss)
+_PAIRS = _is(
+    nn.CosineEmbeddingLoss,
+    nn.MarginRankingLoss,
+    nn.TripletMarginLoss,
+    nn.TripletMarginWithDistanceLoss,
+)
 _REDUCED = _all(_TORCH_LOSS, lambda part: part.reduction != "none")
-_ENERGY = _any(_derives_from("RBM"), _is_called("energybased", "contrastivedivergence", "boltzmann"))
-_CONTRASTIVE = _all(_except(_ENERGY), _any(_comes_from("pytorch_metric_learning"), _is_called(
-    "contrastive", "infonce", "ntxent", "simclr", "cliploss", "supcon", "npairloss", "npairsloss", "barlow", "vicreg")))
-_SPECTRAL = _any(_all(_derives_from("_SpectralNorm"), _in_training), _all(_has_hook("SpectralNorm"), _in_training))
+_ENERGY = _any(
+    _derives_from("RBM"), _is_called("energybased", "contrastivedivergence", "boltzmann")
+)
+_CONTRASTIVE = _all(
+    _except(_ENERGY),
+    _any(
+        _comes_from("pytorch_metric_learning"),
+        _is_called(
+            "contrastive",
+            "infonce",
+            "ntxent",
+            "simclr",
+            "cliploss",
+            "supcon",
+            "npairloss",
+            "npairsloss",
+            "barlow",
+            "vicreg",
+        ),
+    ),
+)
+_SPECTRAL = _any(
+    _all(_derives_from("_SpectralNorm"), _in_training),
+    _all(_has_hook("SpectralNorm"), _in_training),
+)
 _OBSERVERS = _derives_from("ObserverBase", "FakeQuantizeBase")
 
 FINE, DEPENDS, CHANGE, IMPOSSIBLE = Verdict
 COMPONENTS = (
     # Normalisation
-    Component("batch normalization", CHANGE,
-              "It normalises each record by its neighbours and keeps their mean and variance.",
-              "dpfy.fix(model) puts GroupNorm there; batchnorm='private' releases the statistics with noise, 'public' "
-              "takes those of public rows.", _uses_the_batch),
-    Component("batch normalization in eval mode", DEPENDS,
-              "Its statistics are constants, and private if they were computed from private records.",
-              "Keep it in eval mode, and make sure that the statistics come from public data.",
-              _all(_is(_BatchNorm), _except(_uses_the_batch))),
-    Component("private batch normalization", FINE, "It normalises by what earlier steps released.",
-              "Give the plan statistics=dpfy.batchnorm_statistics(model).", _is(PrivateBatchNorm)),
-    Component("frozen batch normalization", DEPENDS, "Its statistics are constants.",
-              "Make sure that they come from public rows; dpfy.models.fit_statistics(model, rows) renews them.",
-              _all(_is(FrozenBatchNorm), _except(_is(PrivateBatchNorm)))),
-    Component("instance normalization with running statistics", CHANGE,
-              "It keeps a mean and variance of the records.", "dpfy.fix(model), or track_running_stats=False.",
-              _tracks),
-    Component("layer, group, instance or RMS normalization", FINE, "Each record is normalised by itself.", "",
-              _any(_is(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm),
-                   _all(_is(_InstanceNorm), _except(_tracks)))),
-    Component("weight normalization", FINE, "It is a function of the weights alone.", "",
-              _any(_derives_from("_WeightNorm"), _has_hook("WeightNorm"))),
-    Component("spectral normalization", CHANGE,
-              "It rewrites its buffers whenever it is called, so that records change what later ones meet.",
-              "Call .eval() on the layer for the releases. Between steps, .train() and a call on a made-up row renew "
-              "the norm, which costs no privacy.", _SPECTRAL),
+    Component(
+        "batch normalization",
+        CHANGE,
+        "It normalises each record by its neighbours and keeps their mean and variance.",
+        "dpfy.fix(model) puts GroupNorm there; batchnorm='private' releases the statistics with "
+        "noise, 'public' takes those of public rows.",
+        _uses_the_batch,
+    ),
+    Component(
+        "batch normalization in eval mode",
+        DEPENDS,
+        "Its statistics are constants, and private if they were computed from private records.",
+        "Keep it in eval mode, and make sure that the statistics come from public data.",
+        _all(_is(_BatchNorm), _except(_uses_the_batch)),
+    ),
+    Component(
+        "private batch normalization",
+        FINE,
+        "It normalises by what earlier steps released.",
+        "Give the plan statistics=dpfy.batchnorm_statistics(model).",
+        _is(PrivateBatchNorm),
+    ),
+    Component(
+        "frozen batch normalization",
+        DEPENDS,
+        "Its statistics are constants.",
+        "Make sure that they come from public rows; dpfy.models.fit_statistics(model, rows) renews "
+        "them.",
+        _all(_is(FrozenBatchNorm), _except(_is(PrivateBatchNorm))),
+    ),
+    Component(
+        "instance normalization with running statistics",
+        CHANGE,
+        "It keeps a mean and variance of the records.",
+        "dpfy.fix(model), or track_running_stats=False.",
+        _tracks,
+    ),
+    Component(
+        "layer, group, instance or RMS normalization",
+        FINE,
+        "Each record is normalised by itself.",
+        "",
+        _any(
+            _is(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm),
+            _all(_is(_InstanceNorm), _except(_tracks)),
+        ),
+    ),
+    Component(
+        "weight normalization",
+        FINE,
+        "It is a function of the weights alone.",
+        "",
+        _any(_derives_from("_WeightNorm"), _has_hook("WeightNorm")),
+    ),
+    Component(
+        "spectral normalization",
+        CHANGE,
+        "It rewrites its buffers whenever it is called, so that records change what later ones "
+        "meet.",
+        "Call .eval() on the layer for the releases. Between steps, .train() and a call on a "
+        "made-up row renew the norm, which costs no privacy.",
+        _SPECTRAL,
+    ),
     # Layers
-    Component("message passing on graphs", DEPENDS,
-              "A node takes up the features of its neighbours, and a graph that is used again for predictions is "
-              "private itself.", "Let a record be a whole graph of public size. Nodes or edges of one graph cannot be "
-              "protected one by one.", _any(_derives_from("MessagePassing"), _comes_from("dgl"))),
-    Component("embedding with max_norm", CHANGE, "It rewrites the rows that the records use.",
-              "Make it with max_norm=None.",
-              _all(_is(nn.Embedding, nn.EmbeddingBag), lambda part: part.max_norm is not None)),
-    Component("sparse embedding", FINE,
-              "The released gradient is dense: rows that no record used get noise too, as they must.",
-              "sparse=True saves no memory here, and the optimizer must take dense gradients.",
-              _all(_is(nn.Embedding, nn.EmbeddingBag), lambda part: part.sparse)),
-    Component("recurrent layer", FINE, "Its state starts anew with every record.",
-              "Do not carry the state from one batch to the next. If you pack sequences, do it in the model, from "
-              "padded tensors and a field of lengths: these are read as numbers, so records are computed one by one.",
-              _is(nn.RNNBase, nn.RNNCellBase)),
-    Component("dropout", FINE, "Every record draws a mask of its own.", "", _is(nn.modules.dropout._DropoutNd)),
-    Component("tied weights", FINE, "The norm of a record's gradient is taken over all uses of a weight together.",
-              "", _ties_weights, whole=True),
+    Component(
+        "message passing on graphs",
+        DEPENDS,
+        "A node takes up the features of its neighbours, and a graph that is used again for "
+        "predictions is private itself.",
+        "Let a record be a whole graph of public size. Nodes or edges of one graph cannot be "
+        "protected one by one.",
+        _any(_derives_from("MessagePassing"), _comes_from("dgl")),
+    ),
+    Component(
+        "embedding with max_norm",
+        CHANGE,
+        "It rewrites the rows that the records use.",
+        "Make it with max_norm=None.",
+        _all(_is(nn.Embedding, nn.EmbeddingBag), lambda part: part.max_norm is not None),
+    ),
+    Component(
+        "sparse embedding",
+        FINE,
+        "The released gradient is dense: rows that no record used get noise too, as they must.",
+        "sparse=True saves no memory here, and the optimizer must take dense gradients.",
+        _all(_is(nn.Embedding, nn.EmbeddingBag), lambda part: part.sparse),
+    ),
+    Component(
+        "recurrent layer",
+        FINE,
+        "Its state starts anew with every record.",
+        "Do not carry the state from one batch to the next. If you pack sequences, do it in the "
+        "model, from padded tensors and a field of lengths: these are read as numbers, so records "
+        "are computed one by one.",
+        _is(nn.RNNBase, nn.RNNCellBase),
+    ),
+    Component(
+        "dropout",
+        FINE,
+        "Every record draws a mask of its own.",
+        "",
+        _is(nn.modules.dropout._DropoutNd),
+    ),
+    Component(
+        "tied weights",
+        FINE,
+        "The norm of a record's gradient is taken over all uses of a weight together.",
+        "",
+        _ties_weights,
+        whole=True,
+    ),
     # Around the model
-    Component("compiled module", CHANGE, "Compiled code drops the parameters that are put in for each record.",
-              "Pass the module that was compiled.", _is_compiled),
-    Component("compiled function", FINE,
-              "It is run as the Python function that was compiled: gradients of single records need hooks, which "
-              "compiled code is made anew for at every size of a batch.", "Leave torch.compile out.",
-              _is_compiled_function),
-    Component("TorchScript", CHANGE, "Neither hooks nor the parameters of single records reach into it.",
-              "Pass the Python module that was scripted or traced; scripting the trained model costs no privacy.",
-              _is(torch.jit.ScriptModule)),
-    Component("wrapper for several devices", CHANGE, "It averages raw gradients over the processes.",
-              "Pass the module inside (.module); in a process group the run divides the work itself.",
-              _derives_from("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")),
-    Component("backward hooks", CHANGE, "They see the gradients of all records, before clipping and noise.",
-              "Remove them.", lambda part: isinstance(part, nn.Module) and bool(
-                  part._backward_hooks or part._backward_pre_hooks)),
-    Component("lazy layer", CHANGE, "Its parameters have no shape yet.",
-              "Run one made-up batch through the model first: model(example).",
-              _own_parameters(nn.parameter.is_lazy)),
-    Component("complex parameters", CHANGE, "Norms and noise are those of real numbers.",
-              "Hold real and imaginary parts as two real parameters.", _own_parameters(lambda p: p.dtype.is_complex)),
-    Component("frozen model", IMPOSSIBLE, "No parameter requires a gradient, so there is nothing to train.",
-              "Call .requires_grad_() on what you want to train.",
-              lambda part: not any(p.requires_grad for p in part.parameters()), whole=True),
+    Component(
+        "compiled module",
+        CHANGE,
+        "Compiled code drops the parameters that are put in for each record.",
+        "Pass the module that was compiled.",
+        _is_compiled,
+    ),
+    Component(
+        "compiled function",
+        FINE,
+        "It is run as the Python function that was compiled: gradients of single records need "
+        "hooks, which compiled code is made anew for at every size of a batch.",
+        "Leave torch.compile out.",
+        _is_compiled_function,
+    ),
+    Component(
+        "TorchScript",
+        CHANGE,
+        "Neither hooks nor the parameters of single records reach into it.",
+        "Pass the Python module that was scripted or traced; scripting the trained model costs no "
+        "privacy.",
+        _is(torch.jit.ScriptModule),
+    ),
+    Component(
+        "wrapper for several devices",
+        CHANGE,
+        "It averages raw gradients over the processes.",
+        "Pass the module inside (.module); in a process group the run divides the work itself.",
+        _derives_from("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"),
+    ),
+    Component(
+        "backward hooks",
+        CHANGE,
+        "They see the gradients of all records, before clipping and noise.",
+        "Remove them.",
+        lambda part: (
+            isinstance(part, nn.Module) and bool(part._backward_hooks or part._backward_pre_hooks)
+        ),
+    ),
+    Component(
+        "lazy layer",
+        CHANGE,
+        "Its parameters have no shape yet.",
+        "Run one made-up batch through the model first: model(example).",
+        _own_parameters(nn.parameter.is_lazy),
+    ),
+    Component(
+        "complex parameters",
+        CHANGE,
+        "Norms and noise are those of real numbers.",
+        "Hold real and imaginary parts as two real parameters.",
+        _own_parameters(lambda p: p.dtype.is_complex),
+    ),
+    Component(
+        "frozen model",
+        IMPOSSIBLE,
+        "No parameter requires a gradient, so there is nothing to train.",
+        "Call .requires_grad_() on what you want to train.",
+        lambda part: not any(p.requires_grad for p in part.parameters()),
+        whole=True,
+    ),
     # Compression
-    Component("pruned layer", DEPENDS, "A mask that was made from released or public weights says nothing new.",
-              "Make sure that no private record decided about the mask.", _is_pruned),
-    Component("quantized layer", IMPOSSIBLE, "It has no weights that could be trained.",
-              "Train in floating point and quantize the released model: that costs no privacy.",
-              _comes_from("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")),
-    Component("quantization observer", CHANGE, "It keeps the range of the activations of all records.",
-              "Train without, and quantize the released model with ranges of public rows.", _OBSERVERS),
+    Component(
+        "pruned layer",
+        DEPENDS,
+        "A mask that was made from released or public weights says nothing new.",
+        "Make sure that no private record decided about the mask.",
+        _is_pruned,
+    ),
+    Component(
+        "quantized layer",
+        IMPOSSIBLE,
+        "It has no weights that could be trained.",
+        "Train in floating point and quantize the released model: that costs no privacy.",
+        _comes_from("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"),
+    ),
+    Component(
+        "quantization observer",
+        CHANGE,
+        "It keeps the range of the activations of all records.",
+        "Train without, and quantize the released model with ranges of public rows.",
+        _OBSERVERS,
+    ),
     # Optimizers
-    Component("first-order optimizer", FINE, "Its state is a function of released gradients.", "",
-              _all(_OPTIMIZER, _except(_any(_SECOND_ORDER, _SPARSE)))),
-    Component("second-order optimizer", IMPOSSIBLE,
-              "It asks for curvature, or for several gradients, of the same records, which nothing releases.",
-              "Use SGD, Adam or another first-order optimizer.", _SECOND_ORDER),
-    Component("optimizer for sparse gradients", CHANGE,
-              "Rows that no record used need noise as well, so released gradients are dense.",
-              "Use torch.optim.Adam.", _SPARSE),
-    Component("optimizer that has taken steps", CHANGE,
-              "Its state is a function of gradients that no release produced.",
-              "Make a new one for the private run, unless those steps were on public data.",
-              _all(_OPTIMIZER, lambda part: bool(part.state))),
-    Component("gradient scaler", CHANGE,
-              "It skips a step if any gradient overflows, which a single record can bring about.",
-              "Leave it out: a record that overflows counts as zero here.", _derives_from("GradScaler")),
+    Component(
+        "first-order optimizer",
+        FINE,
+        "Its state is a function of released gradients.",
+        "",
+        _all(_OPTIMIZER, _except(_any(_SECOND_ORDER, _SPARSE))),
+    ),
+    Component(
+        "second-order optimizer",
+        IMPOSSIBLE,
+        "It asks for curvature, or for several gradients, of the same records, which nothing "
+        "releases.",
+        "Use SGD, Adam or another first-order optimizer.",
+        _SECOND_ORDER,
+    ),
+    Component(
+        "optimizer for sparse gradients",
+        CHANGE,
+        "Rows that no record used need noise as well, so released gradients are dense.",
+        "Use torch.optim.Adam.",
+        _SPARSE,
+    ),
+    Component(
+        "optimizer that has taken steps",
+        CHANGE,
+        "Its state is a function of gradients that no release produced.",
+        "Make a new one for the private run, unless those steps were on public data.",
+        _all(_OPTIMIZER, lambda part: bool(part.state)),
+    ),
+    Component(
+        "gradient scaler",
+        CHANGE,
+        "It skips a step if any gradient overflows, which a single record can bring about.",
+        "Leave it out: a record that overflows counts as zero here.",
+        _derives_from("GradScaler"),
+    ),
     # Losses
-    Component("averaged loss", CHANGE, "An average has no gradient of one record to clip.",
-              "Make it with reduction='none', so that it returns one loss for each record.", _REDUCED),
-    Component("loss of one record", FINE, "Each record has a loss of its own.", "",
-              _all(_TORCH_LOSS, _except(_any(_REDUCED, _PAIRS, _is(nn.CTCLoss))))),
-    Component("connectionist temporal classification", FINE, "Each sequence has a loss of its own.",
-              "Pad sequences and targets to a public length, and let their lengths be fields of the record: "
-              "loss_fn(x, targets, input_lengths, target_lengths). Pass example_input= with lengths that leave room "
-              "for the targets. A record whose target does not fit has an infinite loss and is left out.",
-              _is(nn.CTCLoss)),
-    Component("loss of pairs or triplets", DEPENDS, "The gradient of a pair depends on all of its members.",
-              "Let one record of the data set be a whole pair or triplet, assigned beforehand: the guarantee is then "
-              "for pairs, and weaker for what is in several of them.", _PAIRS),
-    Component("contrastive loss over the batch", IMPOSSIBLE,
-              "The loss of each record is computed from all others in the batch.",
-              "Use a loss of one record, or of fixed pairs.", _CONTRASTIVE),
-    Component("energy-based loss", IMPOSSIBLE,
-              "Its gradient is a difference of expectations that does not belong to single records.",
-              "Use a loss of one record.", _ENERGY),
-    Component("distillation", DEPENDS, "The teacher's records are protected only if the teacher was trained privately.",
-              "Use a public or a private teacher; the student's private records need private training as well.",
-              _is_called("distill")),
+    Component(
+        "averaged loss",
+        CHANGE,
+        "An average has no gradient of one record to clip.",
+        "Make it with reduction='none', so that it returns one loss for each record.",
+        _REDUCED,
+    ),
+    Component(
+        "loss of one record",
+        FINE,
+        "Each record has a loss of its own.",
+        "",
+        _all(_TORCH_LOSS, _except(_any(_REDUCED, _PAIRS, _is(nn.CTCLoss)))),
+    ),
+    Component(
+        "connectionist temporal classification",
+        FINE,
+        "Each sequence has a loss of its own.",
+        "Pad sequences and targets to a public length, and let their lengths be fields of the "
+        "record: loss_fn(x, targets, input_lengths, target_lengths). Pass example_input= with "
+        "lengths that leave room for the targets. A record whose target does not fit has an "
+        "infinite loss and is left out.",
+        _is(nn.CTCLoss),
+    ),
+    Component(
+        "loss of pairs or triplets",
+        DEPENDS,
+        "The gradient of a pair depends on all of its members.",
+        "Let one record of the data set be a whole pair or triplet, assigned beforehand: the "
+        "guarantee is then for pairs, and weaker for what is in several of them.",
+        _PAIRS,
+    ),
+    Component(
+        "contrastive loss over the batch",
+        IMPOSSIBLE,
+        "The loss of each record is computed from all others in the batch.",
+        "Use a loss of one record, or of fixed pairs.",
+        _CONTRASTIVE,
+    ),
+    Component(
+        "energy-based loss",
+        IMPOSSIBLE,
+        "Its gradient is a difference of expectations that does not belong to single records.",
+        "Use a loss of one record.",
+        _ENERGY,
+    ),
+    Component(
+        "distillation",
+        DEPENDS,
+        "The teacher's records are protected only if the teacher was trained privately.",
+        "Use a public or a private teacher; the student's private records need private training as "
+        "well.",
+        _is_called("distill"),
+    ),
     # Tokenizers
-    Component("tokenizer", DEPENDS, "A vocabulary that was built from private text is not covered by the run.",
-              "Take one that was trained on public text.",
-              _any(_is_called("tokenizer", "sentencepiece", "wordpiece"),
-                   _comes_from("tokenizers", "sentencepiece"))),
+    Component(
+        "tokenizer",
+        DEPENDS,
+        "A vocabulary that was built from private text is not covered by the run.",
+        "Take one that was trained on public text.",
+        _any(
+            _is_called("tokenizer", "sentencepiece", "wordpiece"),
+            _comes_from("tokenizers", "sentencepiece"),
+        ),
+    ),
 )
 """The rows, in the order in which they are reported."""

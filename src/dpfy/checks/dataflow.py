@@ -1,9 +1,10 @@
 """Whether any number that is computed on the way from a chunk to its losses depends on two records.
 
-Losses alone do not show it: a batch whose mean loss is too high may be skipped by a comparison that synthetic records
-never trigger. So every operation of torch is looked at, in passes with two numbers of records and with one record
-changed. A value that records have a part in and that there is not one of for each record, or that moves with two of
-them, is mixed; if anything is computed from it, the loss is not safe to call on a whole chunk.
+Losses alone do not show it: a batch whose mean loss is too high may be skipped by a comparison that
+synthetic records never trigger. So every operation of torch is looked at, in passes with two
+numbers of records and with one record changed. A value that records have a part in and that there
+is not one of for each record, or that moves with two of them, is mixed; if anything is computed
+from it, the loss is not safe to call on a whole chunk.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import with_row_from
 
 _SIZES = (3, 5)
-_SEEDS = range(2, 12)  # of the records that take another one's place: small whole numbers may be equal by chance
+_SEEDS = range(
+    2, 12
+)  # of the records that take another one's place: small whole numbers may be equal by chance
 _FRESH = ("aten.empty", "aten.new_empty")  # memory that holds anything
 _MASKS = ("aten.bernoulli", "aten.native_dropout")
 _READ = "aten._local_scalar_dense.default"
@@ -30,18 +33,24 @@ class Mixed(Exception):
     """Says which operation mixes records."""
 
 
-def check_dataflow(losses: Callable[[Chunk], torch.Tensor], examples: Callable[[int, int], Chunk]) -> None:
-    """Raise :class:`Mixed` if an operation on the way to the losses uses what two records have a part in.
+def check_dataflow(
+    losses: Callable[[Chunk], torch.Tensor], examples: Callable[[int, int], Chunk]
+) -> None:
+    """Raise :class:`Mixed` if an operation on the way to the losses uses what two records have a
+    part in.
 
-    So it does if code of the user's is given gradients, which are those of all records, or if a value of the records
-    reaches Python. ``examples`` makes synthetic records from their number and a seed.
+    So it does if code of the user's is given gradients, which are those of all records, or if a
+    value of the records reaches Python. ``examples`` makes synthetic records from their number and
+    a seed.
     """
     base = examples(_SIZES[0], 1)
     few, many = _observed(losses, base), _observed(losses, examples(_SIZES[1], 1))
     mixed = _without_rows(few, many)
     touched: dict[tuple[int, int], torch.Tensor] = {}
     for position in range(_SIZES[0]):
-        for place, now in _moved(few, _observed(losses, _with_another(base, examples, position))).items():
+        for place, now in _moved(
+            few, _observed(losses, _with_another(base, examples, position))
+        ).items():
             before = touched.get(place)
             if before is not None and bool((before & now).any()):
                 mixed.add(place)
@@ -51,7 +60,9 @@ def check_dataflow(losses: Callable[[Chunk], torch.Tensor], examples: Callable[[
 
 @dataclass
 class _Operation:
-    """One call: the storages of the tensors that it was given, and what it gave if records have a part in it."""
+    """One call: the storages of the tensors that it was given, and what it gave if records have a
+    part in it.
+    """
 
     name: str
     given: set[int]
@@ -65,12 +76,18 @@ class _Operations(TorchDispatchMode):
     def __init__(self, chunk: Chunk) -> None:
         super().__init__()
         self.calls: list[_Operation] = []
-        self._of_records = {_storage(leaf) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor)}
+        self._of_records = {
+            _storage(leaf) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor)
+        }
         self._alive: list[torch.Tensor] = []  # so that no storage takes the place of another
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        if str(func) == _READ and given & self._of_records:  # where tracing does not come: if y.requires_grad
+        given = {
+            _storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        }
+        if (
+            str(func) == _READ and given & self._of_records
+        ):  # where tracing does not come: if y.requires_grad
             raise Mixed("values of the input may decide what is computed")
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -86,7 +103,9 @@ class _Operations(TorchDispatchMode):
 
 
 class Draws(TorchDispatchMode):
-    """Notices draws of masks, and those from a generator that is not torch's own: it goes on with every number."""
+    """Notices draws of masks, and those from a generator that is not torch's own: it goes on with
+    every number.
+    """
 
     own = masks = False
 
@@ -98,7 +117,9 @@ class Draws(TorchDispatchMode):
 
 def _observed(losses: Callable[[Chunk], torch.Tensor], chunk: Chunk) -> _Operations:
     # Copies: a leaf may be a view of memory that other things share.
-    own = chunk.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, chunk.size)
+    own = chunk.map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, chunk.size
+    )
     with _without_hooks(), _readable_targets(), _Operations(own) as seen:
         returned = losses(own)
     _check_backward(returned)
@@ -107,7 +128,9 @@ def _observed(losses: Callable[[Chunk], torch.Tensor], chunk: Chunk) -> _Operati
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Refuse hooks on tensors inside the block: they are given the gradients of all records at once."""
+    """Refuse hooks on tensors inside the block: they are given the gradients of all records at
+    once.
+    """
     original = torch.Tensor.register_hook
 
     def refuse(*_: Any) -> Any:
@@ -122,7 +145,9 @@ def _without_hooks() -> Iterator[None]:
 
 @contextmanager
 def _readable_targets() -> Iterator[None]:
-    """Let ``one_hot`` read no value: torch looks at the least and the largest label to complain about them."""
+    """Let ``one_hot`` read no value: torch looks at the least and the largest label to complain
+    about them.
+    """
     original = F.one_hot
 
     def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -153,13 +178,17 @@ def _check_backward(losses: torch.Tensor) -> None:
 
 
 def _with_another(base: Chunk, examples: Callable[[int, int], Chunk], position: int) -> Chunk:
-    """Return the records with one of them replaced by another that differs in every field, if there is one."""
+    """Return the records with one of them replaced by another that differs in every field, if there
+    is one.
+    """
     others = [examples(base.size, seed).record(position) for seed in _SEEDS]
     own = base.record(position).leaves()
 
     def differing(other: Chunk) -> int:
-        return sum(not torch.equal(a, b) if isinstance(a, torch.Tensor) else a != b
-                   for a, b in zip(own, other.leaves(), strict=True))
+        return sum(
+            not torch.equal(a, b) if isinstance(a, torch.Tensor) else a != b
+            for a, b in zip(own, other.leaves(), strict=True)
+        )
 
     chosen = max(others, key=differing)
     return with_row_from(base, Chunk.joined([chosen] * base.size), position)
@@ -169,9 +198,12 @@ def _without_rows(few: _Operations, many: _Operations) -> set[tuple[int, int]]:
     """Return the values of records that there is not one of for each of them."""
     if [call.name for call in few.calls] != [call.name for call in many.calls]:
         raise Mixed("the number of records decides what is computed")
-    return {(number, place) for number, (call, other) in enumerate(zip(few.calls, many.calls, strict=True))
-            for place, (one, more) in enumerate(zip(call.made, other.made, strict=True))
-            if one.numel() * _SIZES[1] != more.numel() * _SIZES[0]}
+    return {
+        (number, place)
+        for number, (call, other) in enumerate(zip(few.calls, many.calls, strict=True))
+        for place, (one, more) in enumerate(zip(call.made, other.made, strict=True))
+        if one.numel() * _SIZES[1] != more.numel() * _SIZES[0]
+    }
 
 
 def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], torch.Tensor]:
@@ -183,17 +215,23 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
         for place, (one, now) in enumerate(zip(call.made, other.made, strict=True)):
             if one.shape != now.shape:
                 raise Mixed(f"values of records decide about the shape of what {call.name} returns")
-            found[number, place] = (one != now) & ~((one != one) & (now != now))  # two NaNs are alike
+            found[number, place] = (one != now) & ~(
+                (one != one) & (now != now)
+            )  # two NaNs are alike
     return found
 
 
 def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
-    """Refuse whatever is computed from a mixed value; one that nothing is computed from does no harm."""
+    """Refuse whatever is computed from a mixed value; one that nothing is computed from does no
+    harm.
+    """
     storages: set[int] = set()
     for number, call in enumerate(seen.calls):
         if storages & call.given:
             raise Mixed(f"{call.name} uses what several records have a part in")
-        storages.update(call.storages[place] for place in range(len(call.made)) if (number, place) in mixed)
+        storages.update(
+            call.storages[place] for place in range(len(call.made)) if (number, place) in mixed
+        )
 
 
 def _storage(tensor: torch.Tensor) -> int:

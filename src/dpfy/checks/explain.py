@@ -1,4 +1,6 @@
-"""What private steps cost, layer by layer, and what to do about it. It looks at made-up input only."""
+"""What private steps cost, layer by layer, and what to do about it. It looks at made-up input
+only.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +47,9 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The engine that would be chosen, the records it takes at once, its layers, and advice; printed, a table."""
+    """The engine that would be chosen, the records it takes at once, its layers, and advice;
+    printed, a table.
+    """
 
     engine: str
     records_at_once: int | None
@@ -53,26 +57,55 @@ class Explanation:
     advice: tuple[str, ...]
 
     def __str__(self) -> str:
-        rows = [(row.layer, row.kind, "×".join(map(str, row.inputs)), row.way, f"{row.extra_multiplications:,.0f}",
-                 f"{row.numbers_kept:,}") for row in self.layers]
-        rows.append(("total", "", "", "", f"{sum(row.extra_multiplications for row in self.layers):,.0f}",
-                     f"{sum(row.numbers_kept for row in self.layers):,}"))
+        rows = [
+            (
+                row.layer,
+                row.kind,
+                "×".join(map(str, row.inputs)),
+                row.way,
+                f"{row.extra_multiplications:,.0f}",
+                f"{row.numbers_kept:,}",
+            )
+            for row in self.layers
+        ]
+        rows.append(
+            (
+                "total",
+                "",
+                "",
+                "",
+                f"{sum(row.extra_multiplications for row in self.layers):,.0f}",
+                f"{sum(row.numbers_kept for row in self.layers):,}",
+            )
+        )
         widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) if place < 4 else cell.rjust(width)
-                           for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-                 for row in (_HEADINGS, *rows)]
-        at_once = "any number of records" if self.records_at_once is None else f"{self.records_at_once:,} records"
+        lines = [
+            "  ".join(
+                cell.ljust(width) if place < 4 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in (_HEADINGS, *rows)
+        ]
+        at_once = (
+            "any number of records"
+            if self.records_at_once is None
+            else f"{self.records_at_once:,} records"
+        )
         head = f"engine {self.engine!r}, {at_once} at once"
-        return "\n".join([head, *(lines if self.layers else []), *(f"* {advice}" for advice in self.advice)])
+        return "\n".join(
+            [head, *(lines if self.layers else []), *(f"* {advice}" for advice in self.advice)]
+        )
 
 
 def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Explanation:
-    """Say how the per-record gradients of a model would be computed, at what cost, and what makes it slow.
+    """Say how the per-record gradients of a model would be computed, at what cost, and what makes
+    it slow.
 
-    ``batch`` is a collated batch of *made-up* examples, as ``example_input`` of :func:`dpfy.privatize`: what is shown
-    depends on it, so it must not be private. ``loss_fn`` takes its fields and returns one loss per example, as in
-    training; without it the sum of the model's outputs stands in for the loss. Work is counted in multiplications per
-    record beyond those of ordinary training, memory in numbers per record that wait for the weights.
+    ``batch`` is a collated batch of *made-up* examples, as ``example_input`` of
+    :func:`dpfy.privatize`: what is shown depends on it, so it must not be private. ``loss_fn``
+    takes its fields and returns one loss per example, as in training; without it the sum of the
+    model's outputs stands in for the loss. Work is counted in multiplications per record beyond
+    those of ordinary training, memory in numbers per record that wait for the weights.
 
     >>> found = explain(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), torch.rand(4, 784))
     >>> found.engine, [layer.way for layer in found.layers]
@@ -84,11 +117,15 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
     chunk = as_chunk(batch)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
-        raise InvalidArgument("Expected a model with parameters that require gradients; all of them are frozen.")
+        raise InvalidArgument(
+            "Expected a model with parameters that require gradients; all of them are frozen."
+        )
     loss_fn = loss_fn or sum_of_outputs(model)
     engine = Probe(model, trained, loss_fn, chunk, declared=True).choose("auto")
     if not isinstance(engine, BookkeepingEngine | GhostEngine):
-        return Explanation(engine.name, engine.records_at_once, (), (_why_not(model, trained, loss_fn, chunk),))
+        return Explanation(
+            engine.name, engine.records_at_once, (), (_why_not(model, trained, loss_fn, chunk),)
+        )
     layers = _layers(engine, loss_fn, chunk)
     return Explanation(engine.name, engine.records_at_once, tuple(layers), tuple(_advice(engine)))
 
@@ -97,15 +134,20 @@ def as_chunk(batch: Any) -> Chunk:
     """Return a collated batch of made-up examples as a chunk."""
     fields = batch if isinstance(batch, list | tuple) else (batch,)
     if not fields or not isinstance(fields[0], torch.Tensor) or not fields[0].ndim:
-        raise InvalidArgument("Expected batch to be a tensor with one row per example, or a tuple of them.")
+        raise InvalidArgument(
+            "Expected batch to be a tensor with one row per example, or a tuple of them."
+        )
     try:
         return Chunk.of(tuple(fields), len(fields[0]))
     except UnsupportedField as error:
-        raise InvalidArgument(f"Expected batch to hold one row per example in every field; it has {error}.") from None
+        raise InvalidArgument(
+            f"Expected batch to hold one row per example in every field; it has {error}."
+        ) from None
 
 
 def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
     """Return what stands in for a loss: the sum of a record's outputs."""
+
     def loss(*fields: Any) -> torch.Tensor:
         outputs = model(*fields)
         if not isinstance(outputs, torch.Tensor):
@@ -123,7 +165,9 @@ class _Noting(Consumer):
         self._form, self._records = form, records
 
     def take(self, position: int, parts: Parts) -> None:
-        self.found[position] = [(*_cost(part), _numbers(part) // self._records) for _, part in parts]
+        self.found[position] = [
+            (*_cost(part), _numbers(part) // self._records) for _, part in parts
+        ]
 
     def form(self, outer: OuterProduct) -> Contribution:
         return self._form(outer)
@@ -164,12 +208,18 @@ def _numbers(part: Contribution) -> int:
     return sum(tensor.numel() for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
 
 
-def _layers(engine: BookkeepingEngine | GhostEngine, loss_fn: LossFn, chunk: Chunk) -> list[LayerCost]:
+def _layers(
+    engine: BookkeepingEngine | GhostEngine, loss_fn: LossFn, chunk: Chunk
+) -> list[LayerCost]:
     """Return a row for every layer, and one for every parameter that is used outside of them."""
     layers = engine.layers or []
     with torch.no_grad(), uncompiled():
-        seen = observe({layer.name: layer.module for layer in layers}, lambda: loss_fn(*chunk.arguments))
-    noting = _Noting(cheapest_measured if isinstance(engine, GhostEngine) else cheapest_kept, chunk.size)
+        seen = observe(
+            {layer.name: layer.module for layer in layers}, lambda: loss_fn(*chunk.arguments)
+        )
+    noting = _Noting(
+        cheapest_measured if isinstance(engine, GhostEngine) else cheapest_kept, chunk.size
+    )
     engine._pass(loss_fn, chunk, noting)
     positions = {id(parameter): place for place, parameter in enumerate(engine.parameters.values())}
     rows = []
@@ -177,11 +227,24 @@ def _layers(engine: BookkeepingEngine | GhostEngine, loss_fn: LossFn, chunk: Chu
         largest_first = sorted(layer.module.parameters(), key=torch.numel, reverse=True)
         own = [place for p in largest_first if (place := positions.pop(id(p), None)) is not None]
         found = [part for place in own for part in noting.found[place]]
-        inputs = next((tuple(leaf.shape) for leaf in seen.inputs[layer.name][0] if leaf is not None), ())
-        rows.append(_row(layer.name or "model", type(layer.module).__name__, inputs, _way(layer, found), found))
+        inputs = next(
+            (tuple(leaf.shape) for leaf in seen.inputs[layer.name][0] if leaf is not None), ()
+        )
+        rows.append(
+            _row(
+                layer.name or "model",
+                type(layer.module).__name__,
+                inputs,
+                _way(layer, found),
+                found,
+            )
+        )
     names = list(engine.parameters)
-    return rows + [_row(names[place], "parameter", (), "copies", noting.found[place])
-                   for place in positions.values() if noting.found[place]]
+    return rows + [
+        _row(names[place], "parameter", (), "copies", noting.found[place])
+        for place in positions.values()
+        if noting.found[place]
+    ]
 
 
 def _way(layer: CapturedLayer, found: Sequence[tuple[str, float, int]]) -> str:
@@ -191,26 +254,45 @@ def _way(layer: CapturedLayer, found: Sequence[tuple[str, float, int]]) -> str:
     return found[0][0] if found else "shared"
 
 
-def _row(name: str, kind: str, inputs: tuple[int, ...], way: str, found: Sequence[tuple[str, float, int]]) -> LayerCost:
-    return LayerCost(name, kind, inputs, way, sum(cost for _, cost, _ in found), sum(kept for _, _, kept in found))
+def _row(
+    name: str, kind: str, inputs: tuple[int, ...], way: str, found: Sequence[tuple[str, float, int]]
+) -> LayerCost:
+    return LayerCost(
+        name,
+        kind,
+        inputs,
+        way,
+        sum(cost for _, cost, _ in found),
+        sum(kept for _, _, kept in found),
+    )
 
 
 def _advice(engine: BookkeepingEngine | GhostEngine) -> list[str]:
-    advice = [f"{layer.name!r} ({type(layer.module).__name__}) has no rule of its own and is vectorised. Built from "
-              "layers of torch.nn it would be faster; the other layers are not affected."
-              for layer in engine.layers or [] if layer.rule is None]
+    advice = [
+        f"{layer.name!r} ({type(layer.module).__name__}) has no rule of its own and is vectorised. "
+        "Built from layers of torch.nn it would be faster; the other layers are not affected."
+        for layer in engine.layers or []
+        if layer.rule is None
+    ]
     if (engine.records_at_once or _FEW_RECORDS) < _FEW_RECORDS:
-        advice.append(f"Only {engine.records_at_once} records fit into memory at once. Shorter sequences or smaller "
-                      "images help, and so does freezing layers.")
+        advice.append(
+            f"Only {engine.records_at_once} records fit into memory at once. Shorter sequences or "
+            "smaller images help, and so does freezing layers."
+        )
     return advice
 
 
-def _why_not(model: nn.Module, trained: dict[str, nn.Parameter], loss_fn: LossFn, chunk: Chunk) -> str:
+def _why_not(
+    model: nn.Module, trained: dict[str, nn.Parameter], loss_fn: LossFn, chunk: Chunk
+) -> str:
     """Why the fast engines are not used."""
     engine: Engine = BookkeepingEngine(model, trained)
     if doubt := Probe(model, trained, loss_fn, chunk, declared=True).doubts()(engine):
-        return (f"Records are computed apart: {doubt}. Write the model and the loss without if, .item() or indexing by "
-                "values, and without anything that several records have a part in.")
+        return (
+            f"Records are computed apart: {doubt}. Write the model and the loss without if, "
+            ".item() or indexing by values, and without anything that several records have a part "
+            "in."
+        )
     try:
         engine.prepare(loss_fn, lambda size, seed: _repeated(chunk, size))
     except Unsupported as error:

@@ -18,21 +18,24 @@ _MOST_GROUPS = 32
 _MOMENTUM = 0.1  # torch's own
 
 
-def fix(model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretrained: bool = False) -> nn.Module:
-    """Put layers that treat every example alone in the place of BatchNorm, in place, and return the model.
+def fix(
+    model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretrained: bool = False
+) -> nn.Module:
+    """Put layers that treat every example alone in the place of BatchNorm, in place, and return the
+    model.
 
-    Call it before you make the optimizer: the new layers have new parameters. Scale and shift carry over. What was
-    changed is said on standard output. ``batchnorm`` is what to put there:
+    Call it before you make the optimizer: the new layers have new parameters. Scale and shift carry
+    over. What was changed is said on standard output. ``batchnorm`` is what to put there:
 
     * ``"group"``: GroupNorm, which needs no statistics of other examples;
     * ``"private"``: :class:`dpfy.models.PrivateBatchNorm`, whose statistics are released beside the gradient: give the
       plan ``statistics=dpfy.batchnorm_statistics(model)``;
     * ``"public"``: :class:`dpfy.models.FrozenBatchNorm`, whose statistics are those of public rows, for good.
 
-    ``public`` are such rows: the input of the model, a tuple of its arguments, or a loader, of whose batches the first
-    field is the input; all of them go through the model at once. ``pretrained=True`` is your word that the running
-    statistics in the model come from public data: they are kept. Otherwise mean 0 and variance 1 is where private
-    statistics start.
+    ``public`` are such rows: the input of the model, a tuple of its arguments, or a loader, of
+    whose batches the first field is the input; all of them go through the model at once.
+    ``pretrained=True`` is your word that the running statistics in the model come from public data:
+    they are kept. Otherwise mean 0 and variance 1 is where private statistics start.
 
     >>> _ = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     dpfy.fix: '1': BatchNorm2d(8) became GroupNorm(4, 8)
@@ -41,10 +44,15 @@ def fix(model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretr
     """
     _validate.choice("batchnorm", batchnorm, ("group", "private", "public"))
     if batchnorm == "public" and public is None and not pretrained:
-        raise InvalidArgument("batchnorm='public' needs statistics of public rows: give them as public=, or "
-                              "pretrained=True if the model's own running statistics come from public data.")
-    replacements = [(name, module, new) for name, module in model.named_modules()
-                    if (new := _replacement(module, batchnorm, pretrained))]
+        raise InvalidArgument(
+            "batchnorm='public' needs statistics of public rows: give them as public=, or "
+            "pretrained=True if the model's own running statistics come from public data."
+        )
+    replacements = [
+        (name, module, new)
+        for name, module in model.named_modules()
+        if (new := _replacement(module, batchnorm, pretrained))
+    ]
     for name, module, new in replacements:
         sys.stdout.write(f"dpfy.fix: {name!r}: {_short(module)} became {_short(new)}\n")
         if isinstance(new, PrivateBatchNorm):
@@ -61,17 +69,23 @@ def fix(model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretr
     return model
 
 
-def batchnorm_statistics(model: nn.Module, *, bound: float = 2.0, share: float = 0.05, every: int = 1,
-                         ) -> list[Statistic]:
+def batchnorm_statistics(
+    model: nn.Module,
+    *,
+    bound: float = 2.0,
+    share: float = 0.05,
+    every: int = 1,
+) -> list[Statistic]:
     """Declare what the private BatchNorm layers of a model release, for ``dpsgd(…, statistics=…)``.
 
-    ``bound`` is for each channel: the mean of s and of s² − 1 over a record's positions, s in standard deviations, is a
-    vector of 2·channels numbers, clipped to bound·√channels. Without positions its length is about √3 a channel. All
-    layers together take ``share`` of the noise budget, in proportion to their channels, so that each channel has the
-    same noise. ``every`` releases them at every so many steps.
+    ``bound`` is for each channel: the mean of s and of s² − 1 over a record's positions, s in
+    standard deviations, is a vector of 2·channels numbers, clipped to bound·√channels. Without
+    positions its length is about √3 a channel. All layers together take ``share`` of the noise
+    budget, in proportion to their channels, so that each channel has the same noise. ``every``
+    releases them at every so many steps.
 
-    A layer learns the name of its statistic here, if :func:`fix` did not make it: call it again where the model is
-    built again, as for a resume.
+    A layer learns the name of its statistic here, if :func:`fix` did not make it: call it again
+    where the model is built again, as for a resume.
 
     >>> model = nn.Sequential(nn.Linear(3, 16), PrivateBatchNorm(16), nn.Linear(16, 48), PrivateBatchNorm(48))
     >>> [(each.name, each.bound, each.shape, each.share) for each in batchnorm_statistics(model, share=0.08)]
@@ -79,16 +93,29 @@ def batchnorm_statistics(model: nn.Module, *, bound: float = 2.0, share: float =
     """
     _validate.positive("bound", bound)
     _validate.real("share", share, 0, 1, open_low=True, open_high=True)
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, PrivateBatchNorm)}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, PrivateBatchNorm)
+    }
     if not layers:
-        raise InvalidArgument("The model has no private BatchNorm layer. Call dpfy.fix(model, batchnorm='private') "
-                              "first, and pass what it returns.")
+        raise InvalidArgument(
+            "The model has no private BatchNorm layer. Call dpfy.fix(model, batchnorm='private') "
+            "first, and pass what it returns."
+        )
     channels = sum(layer.num_features for layer in layers.values())
     statistics = []
     for name, layer in layers.items():
         layer.statistic = _statistic_name(name)
-        statistics.append(Statistic(layer.statistic, bound * math.sqrt(layer.num_features), (2, layer.num_features),
-                                    every, share * layer.num_features / channels))
+        statistics.append(
+            Statistic(
+                layer.statistic,
+                bound * math.sqrt(layer.num_features),
+                (2, layer.num_features),
+                every,
+                share * layer.num_features / channels,
+            )
+        )
     return statistics
 
 
@@ -103,7 +130,11 @@ def _replacement(module: nn.Module, batchnorm: str, pretrained: bool) -> nn.Modu
         new: nn.Module = type(module)(module.num_features, eps=module.eps, affine=module.affine)
         new.load_state_dict(_parameters(module))
     elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-        new = _group_norm(module) if batchnorm == "group" else _fixed_norm(module, batchnorm, pretrained)
+        new = (
+            _group_norm(module)
+            if batchnorm == "group"
+            else _fixed_norm(module, batchnorm, pretrained)
+        )
     else:
         return None
     new.train(module.training)
@@ -113,7 +144,8 @@ def _replacement(module: nn.Module, batchnorm: str, pretrained: bool) -> nn.Modu
 
 def _group_norm(module: Any) -> nn.Module:
     channels = module.num_features
-    # Groups of at least two channels: one channel alone would forget the bias of the layer before it.
+    # Groups of at least two channels: one channel alone would forget the bias of the layer before
+    # it.
     most = min(_MOST_GROUPS, max(1, channels // 2))
     groups = next(number for number in range(most, 0, -1) if channels % number == 0)
     new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
@@ -123,13 +155,21 @@ def _group_norm(module: Any) -> nn.Module:
 
 def _fixed_norm(module: Any, batchnorm: str, pretrained: bool) -> nn.Module:
     if pretrained and module.running_mean is None:
-        raise InvalidArgument(f"pretrained=True, but {_short(module)} has no running statistics "
-                              "(track_running_stats=False). Give public rows as public= instead.")
+        raise InvalidArgument(
+            f"pretrained=True, but {_short(module)} has no running statistics "
+            "(track_running_stats=False). Give public rows as public= instead."
+        )
     if batchnorm == "public":
         new = FrozenBatchNorm(module.num_features, module.eps, module.affine)
     else:
-        new = PrivateBatchNorm(module.num_features, module.eps, module.momentum or _MOMENTUM, module.affine)
-    kept = {name: module.state_dict()[name] for name in ("running_mean", "running_var")} if pretrained else {}
+        new = PrivateBatchNorm(
+            module.num_features, module.eps, module.momentum or _MOMENTUM, module.affine
+        )
+    kept = (
+        {name: module.state_dict()[name] for name in ("running_mean", "running_var")}
+        if pretrained
+        else {}
+    )
     new.load_state_dict({**new.state_dict(), **_parameters(module), **kept})
     return new
 
@@ -145,12 +185,16 @@ def _arguments(public: Any) -> tuple[Any, ...]:
     if isinstance(public, tuple):
         return public
     if not isinstance(public, Iterable):
-        raise InvalidArgument(f"Expected public= a tensor of inputs, a tuple of the model's arguments or a loader, got "
-                              f"{type(public).__name__}.")
+        raise InvalidArgument(
+            "Expected public= a tensor of inputs, a tuple of the model's arguments or a loader, "
+            f"got {type(public).__name__}."
+        )
     batches = [batch[0] if isinstance(batch, list | tuple) else batch for batch in public]
     if not batches or not all(isinstance(batch, torch.Tensor) for batch in batches):
-        raise InvalidArgument("Expected the loader given as public= to yield tensors of inputs, or lists that begin "
-                              "with them. Give a tuple of the model's arguments instead.")
+        raise InvalidArgument(
+            "Expected the loader given as public= to yield tensors of inputs, or lists that begin "
+            "with them. Give a tuple of the model's arguments instead."
+        )
     return (torch.cat(batches),)
 
 

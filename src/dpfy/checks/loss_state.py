@@ -1,8 +1,10 @@
-"""What a loss function can read besides the records: the values of its variables, globals and attributes.
+"""What a loss function can read besides the records: the values of its variables, globals and
+attributes.
 
-The probe judges a loss as it is at that moment. A number that it closes over, a global flag or an attribute of its
-owner may make it another function at the next step, so all of these are compared before every step. They are followed
-from the code: of a large object only the attributes whose names occur in some function that can be reached.
+The probe judges a loss as it is at that moment. A number that it closes over, a global flag or an
+attribute of its owner may make it another function at the next step, so all of these are compared
+before every step. They are followed from the code: of a large object only the attributes whose
+names occur in some function that can be reached.
 """
 
 import array
@@ -27,18 +29,43 @@ from torch import nn
 Readings = dict[str, Any]
 """A fingerprint of every value that was found, by the way that leads to it."""
 
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "scipy", "dpfy", "functorch", "builtins"}
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {
+    "torch",
+    "numpy",
+    "scipy",
+    "dpfy",
+    "functorch",
+    "builtins",
+}
 _DEPTH = 24
-_LARGEST = 2**16  # numbers of a tensor that are compared one by one; of a larger one, whether it was written to
+_LARGEST = (
+    2**16
+)  # numbers of a tensor that are compared one by one; of a larger one, whether it was written to
 _MOST = 100_000  # values; a loss that reaches more is taken for one that changes
 _MOST_ITEMS = 1024  # of a container; of a longer one its length and its ends
-_PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size, type(None),
-          type(Ellipsis), range, slice)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    type(None),
+    type(Ellipsis),
+    range,
+    slice,
+)
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 
 
 class Opaque:
-    """Stands for what cannot be compared, such as an iterator: unequal to everything, itself included."""
+    """Stands for what cannot be compared, such as an iterator: unequal to everything, itself
+    included.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -47,16 +74,20 @@ class Opaque:
 
 
 class Reader:
-    """Reads all that a loss function and a model depend on, besides parameters, buffers and records."""
+    """Reads all that a loss function and a model depend on, besides parameters, buffers and
+    records.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._names: set[str] = set()
 
     def read(self, loss_fn: Any, everything: bool = False) -> Readings:
-        """Return a fingerprint of all that is found; the code that is found on the way says where to look.
+        """Return a fingerprint of all that is found; the code that is found on the way says where
+        to look.
 
-        With ``everything``, all attributes of an object are looked at, whether or not some code names them.
+        With ``everything``, all attributes of an object are looked at, whether or not some code
+        names them.
         """
         while True:
             known = len(self._names)
@@ -70,7 +101,9 @@ def changed(before: Readings, after: Readings) -> str | None:
     for way in {**before, **after}:
         one, other = before.get(way), after.get(way)
         if one != other and not (isinstance(one, Opaque) and isinstance(other, Opaque)):
-            inside = changed(one, other) if isinstance(one, dict) and isinstance(other, dict) else ""
+            inside = (
+                changed(one, other) if isinstance(one, dict) and isinstance(other, dict) else ""
+            )
             return f"{way}{inside}"
     return None
 
@@ -83,7 +116,9 @@ class _Walk:
         self._model = model
         self._everything = everything
         self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._entered: dict[int, Any] = {}  # the objects themselves, so that no other takes their identity
+        self._entered: dict[
+            int, Any
+        ] = {}  # the objects themselves, so that no other takes their identity
         self._found: Readings = {}
 
     def through(self, loss_fn: Any) -> Readings:
@@ -150,20 +185,28 @@ class _Walk:
 
     def _function(self, way: str, value: types.FunctionType, depth: int) -> None:
         self._found[way] = value.__code__
-        if _is_library(value.__globals__.get("__name__")):  # not what it says itself: functools.wraps copies that
+        if _is_library(
+            value.__globals__.get("__name__")
+        ):  # not what it says itself: functools.wraps copies that
             return
         self._mapping(f"{way}.__dict__", dict(vars(value)), depth)
         names = _names_of(value.__code__)
         self._names |= names
         if names & {"environ", "getenv"}:
             self._found["environment"] = tuple(os.environ.items())
-        for place, item in enumerate((*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())):
+        for place, item in enumerate(
+            (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        ):
             self._enter(f"{way}.default[{place}]", item, depth)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if (content := _content(cell)) is not cell:
                 self._enter(f"{way}: variable {name!r}", content, depth)
         for name in sorted(names & value.__globals__.keys()):
-            self._enter(f"global {name!r} of {value.__globals__.get('__name__')}", value.__globals__[name], depth)
+            self._enter(
+                f"global {name!r} of {value.__globals__.get('__name__')}",
+                value.__globals__[name],
+                depth,
+            )
         for name in names & sys.modules.keys():  # imported inside of a function
             self._enter(f"module {name}", sys.modules[name], depth)
 
@@ -176,7 +219,11 @@ class _Walk:
         self._found[way] = (value.__module__, value.__qualname__, id(value))
         for base in value.__mro__:
             if not _is_library(base.__module__):
-                special = {name for name in vars(base) if name.startswith("__") and callable(vars(base)[name])}
+                special = {
+                    name
+                    for name in vars(base)
+                    if name.startswith("__") and callable(vars(base)[name])
+                }
                 for name in sorted((self._names & vars(base).keys()) | special - _UNCALLED):
                     self._enter(f"{way}:{base.__name__}.{name}", vars(base)[name], depth)
 
@@ -186,9 +233,13 @@ class _Walk:
                 self._enter(way, function, depth)
 
     def _module(self, way: str, value: nn.Module, depth: int) -> None:
-        """A layer, of the model or beside it: its switches, what it keeps, its own code and its hooks."""
+        """A layer, of the model or beside it: its switches, what it keeps, its own code and its
+        hooks.
+        """
         kind = type(value)
-        plain, others = _divided(value, self._names if not self._everything and _is_followed(kind) else None)
+        plain, others = _divided(
+            value, self._names if not self._everything and _is_followed(kind) else None
+        )
         self._found[way], self._found[f"{way}."] = kind.__qualname__, plain
         for place, hook in enumerate(_hooks(value)):
             self._enter(f"{way}.hook[{place}]", hook, depth)
@@ -197,7 +248,9 @@ class _Walk:
                 self._found[f"{way}.{name}"] = _of_tensor(tensor)
         for name, child in value._modules.items():
             if child is not None:
-                self._enter(f"{way}.{name}", child, depth - 1)  # however deep a model is, all of it is looked at
+                self._enter(
+                    f"{way}.{name}", child, depth - 1
+                )  # however deep a model is, all of it is looked at
         for name, item in others:
             self._enter(f"{way}.{name}", item, depth)
         if not _is_library(kind.__module__):
@@ -209,7 +262,9 @@ class _Walk:
         if isinstance(value, np.generic):
             self._found[way] = (str(value.dtype), repr(value))
             return
-        foreign = _is_library(kind.__module__)  # its code is not followed, so nothing says which attributes it reads
+        foreign = _is_library(
+            kind.__module__
+        )  # its code is not followed, so nothing says which attributes it reads
         attributes = set() if _is_ours(kind) else _attributes(value)
         identity = (kind.__qualname__, 0 if attributes else id(value))
         self._found[way] = Opaque() if isinstance(value, _HIDDEN) else identity
@@ -225,7 +280,9 @@ class _Walk:
             self._class(f"{way}.__class__", kind, depth)
 
     def _reference(self, way: str, value: Any, depth: int) -> None:
-        self._enter(way, value(), depth)  # what it refers to: torch makes those of recurrent layers anew
+        self._enter(
+            way, value(), depth
+        )  # what it refers to: torch makes those of recurrent layers anew
 
     def _builtin(self, way: str, value: Any, depth: int) -> None:
         self._found[way] = value.__qualname__
@@ -236,35 +293,83 @@ class _Walk:
         self._found[way] = Opaque()  # what comes next cannot be seen without taking it
 
 
-_HIDDEN = (array.array, contextvars.ContextVar, ctypes._SimpleCData, ctypes.Array, ctypes.Structure, memoryview, mmap)
-_UNCALLED = {"__init__", "__new__", "__del__", "__repr__", "__str__", "__class__", "__weakref__", "__init_subclass__",
-             "__class_getitem__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__post_init__"}
+_HIDDEN = (
+    array.array,
+    contextvars.ContextVar,
+    ctypes._SimpleCData,
+    ctypes.Array,
+    ctypes.Structure,
+    memoryview,
+    mmap,
+)
+_UNCALLED = {
+    "__init__",
+    "__new__",
+    "__del__",
+    "__repr__",
+    "__str__",
+    "__class__",
+    "__weakref__",
+    "__init_subclass__",
+    "__class_getitem__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__post_init__",
+}
 _ABSTRACT = (object, nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _OF_TORCH = set(vars(nn.Module())) - {"training"}
 _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
-    (torch.Tensor, _Walk._tensor), (nn.Module, _Walk._module), (types.FunctionType, _Walk._function),
-    (types.MethodType, _Walk._method), (partial, _Walk._partial), (types.ModuleType, _Walk._namespace),
-    (type, _Walk._class), (property | staticmethod | classmethod, _Walk._property),
-    ((torch.Generator, random.Random, np.random.RandomState, np.random.Generator), _Walk._generator),
-    (np.ndarray, _Walk._array), (Mapping, _Walk._mapping), (_CONTAINERS, _Walk._container),
-    (weakref.ref, _Walk._reference), (types.BuiltinMethodType, _Walk._builtin), (Iterator, _Walk._iterator))
+    (torch.Tensor, _Walk._tensor),
+    (nn.Module, _Walk._module),
+    (types.FunctionType, _Walk._function),
+    (types.MethodType, _Walk._method),
+    (partial, _Walk._partial),
+    (types.ModuleType, _Walk._namespace),
+    (type, _Walk._class),
+    (property | staticmethod | classmethod, _Walk._property),
+    (
+        (torch.Generator, random.Random, np.random.RandomState, np.random.Generator),
+        _Walk._generator,
+    ),
+    (np.ndarray, _Walk._array),
+    (Mapping, _Walk._mapping),
+    (_CONTAINERS, _Walk._container),
+    (weakref.ref, _Walk._reference),
+    (types.BuiltinMethodType, _Walk._builtin),
+    (Iterator, _Walk._iterator),
+)
 
 
 def _is_followed(kind: type) -> bool:
-    """Whether all code of a module is the user's, so that the names in it say which attributes are read."""
+    """Whether all code of a module is the user's, so that the names in it say which attributes are
+    read.
+    """
     return all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
 
 
-def _divided(module: nn.Module, names: set[str] | None) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """The attributes of a module, of those with the given names if any: plain values in one, and all others."""
-    chosen = [(name, item) for name, item in vars(module).items()
-              if name not in _OF_TORCH and (names is None or name in names or name == "training")]
-    return ({name: (type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)},
-            [(name, item) for name, item in chosen if not isinstance(item, _PLAIN)])
+def _divided(
+    module: nn.Module, names: set[str] | None
+) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """The attributes of a module, of those with the given names if any: plain values in one, and
+    all others.
+    """
+    chosen = [
+        (name, item)
+        for name, item in vars(module).items()
+        if name not in _OF_TORCH and (names is None or name in names or name == "training")
+    ]
+    return (
+        {name: (type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)},
+        [(name, item) for name, item in chosen if not isinstance(item, _PLAIN)],
+    )
 
 
 def _attributes(value: Any) -> set[str]:
-    slots = {name for base in type(value).__mro__ for name in _as_tuple(vars(base).get("__slots__", ()))}
+    slots = {
+        name for base in type(value).__mro__ for name in _as_tuple(vars(base).get("__slots__", ()))
+    }
     return slots | set(getattr(value, "__dict__", ()))
 
 
@@ -273,8 +378,12 @@ def _as_tuple(names: Any) -> tuple[str, ...]:
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
-                  module._backward_pre_hooks):
+    for hooks in (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    ):
         yield from hooks.values()
 
 
@@ -294,7 +403,11 @@ def _digest(array: np.ndarray) -> str:
 
 
 def _ends(items: list[Any]) -> list[Any]:
-    return items if len(items) <= _MOST_ITEMS else [*items[:_MOST_ITEMS // 2], *items[-_MOST_ITEMS // 2:]]
+    return (
+        items
+        if len(items) <= _MOST_ITEMS
+        else [*items[: _MOST_ITEMS // 2], *items[-_MOST_ITEMS // 2 :]]
+    )
 
 
 def _content(cell: Any) -> Any:
@@ -312,14 +425,20 @@ def _is_ours(kind: type) -> bool:
 @lru_cache(maxsize=4096)
 def _names_of(code: types.CodeType) -> frozenset[str]:
     """All names that a piece of code, and the functions written inside of it, look up."""
-    inner = [_names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    words = {constant for constant in code.co_consts if isinstance(constant, str)}  # getattr(settings, "part")
+    inner = [
+        _names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
+    ]
+    words = {
+        constant for constant in code.co_consts if isinstance(constant, str)
+    }  # getattr(settings, "part")
     return frozenset(code.co_names).union(words, *inner)
 
 
 @lru_cache(maxsize=4096)
 def _is_library(module: str | None) -> bool:
-    """Whether code is Python's, torch's, numpy's or ours: it does as it is told by what is given to it."""
+    """Whether code is Python's, torch's, numpy's or ours: it does as it is told by what is given to
+    it.
+    """
     if not module:
         return True
     if module.partition(".")[0] in _LIBRARIES:

@@ -1,7 +1,7 @@
 """Whether ``data[i]`` depends on record i alone: what can be seen of that by loading a few records.
 
-A data set that mixes two images in ``__getitem__``, draws from a generator of its own or keeps a running state lets one
-record change what others contribute, and no noise is scaled for that.
+A data set that mixes two images in ``__getitem__``, draws from a generator of its own or keeps a
+running state lets one record change what others contribute, and no noise is scaled for that.
 """
 
 import hashlib
@@ -27,36 +27,67 @@ _KEY = bytes(KEY_BYTES)  # known: what is loaded here is compared and thrown awa
 _DEPTH = 3  # of data sets and containers inside of each other
 _LARGEST = 10**6  # items of a list that is copied to be watched
 _ENTRIES = 64  # of a container that are looked into
-_REDUCTIONS = frozenset((
-    "amax", "amin", "aminmax", "argmax", "argmin", "argsort", "cumsum", "logsumexp", "max", "mean", "median", "min",
-    "norm", "quantile", "softmax", "sort", "std", "std_mean", "sum", "topk", "var", "var_mean"))
+_REDUCTIONS = frozenset(
+    (
+        "amax",
+        "amin",
+        "aminmax",
+        "argmax",
+        "argmin",
+        "argsort",
+        "cumsum",
+        "logsumexp",
+        "max",
+        "mean",
+        "median",
+        "min",
+        "norm",
+        "quantile",
+        "softmax",
+        "sort",
+        "std",
+        "std_mean",
+        "sum",
+        "topk",
+        "var",
+        "var_mean",
+    )
+)
 
-_CHANGES = ("gives another record when it is asked again, with torch's, numpy's and Python's generators in the same "
-            "state. Keep nothing between calls, and draw from these generators (torch.rand, numpy.random, random) and "
-            "not from one of its own: a run sets them to a secret state for every record")
+_CHANGES = (
+    "gives another record when it is asked again, with torch's, numpy's and Python's generators in "
+    "the same state. Keep nothing between calls, and draw from these generators (torch.rand, "
+    "numpy.random, random) and not from one of its own: a run sets them to a secret state for "
+    "every record"
+)
 _ELSEWHERE = "gives another record in a fresh process. Let it depend on the stored record alone"
-_READS = ("reads other records than the one it is asked for, as mixup inside of __getitem__ does. Let data[i] depend "
-          "on record i alone; what is combined with others has to be public")
+_READS = (
+    "reads other records than the one it is asked for, as mixup inside of __getitem__ does. Let "
+    "data[i] depend on record i alone; what is combined with others has to be public"
+)
 
 
 def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
     """Refuse a data set of which ``data[i]`` is seen to depend on more than record i.
 
-    A few records are loaded with the generators in a known state: twice, in another order with others in between, and
-    in a fresh process. What they read of other records is watched.
+    A few records are loaded with the generators in a known state: twice, in another order with
+    others in between, and in a fresh process. What they read of other records is watched.
 
-    For the owner of the data: whether it raises may depend on a single record, and nothing is recorded. A run makes the
-    same check before its first release, in a form that one record cannot trigger.
+    For the owner of the data: whether it raises may depend on a single record, and nothing is
+    recorded. A run makes the same check before its first release, in a form that one record cannot
+    trigger.
 
     Args:
         data: A map-style data set.
         collate_fn: The collate function of the run, or None for torch's default.
 
     Raises:
-        DataError: If data[i] changes from one call to the next or reads other records; it says what to do.
+        DataError: If data[i] changes from one call to the next or reads other records; it says what
+        to do.
 
-    *Assumes*: this is a check of code on a few records and no proof. A data set that was standardised by its own mean
-    before, or that reads other records by numpy or from files, is not noticed.
+    *Assumes*: this is a check of code on a few records and no proof. A data set that was
+    standardised by its own mean before, or that reads other records by numpy or from files, is not
+    noticed.
 
     >>> check_data_set(torch.utils.data.TensorDataset(torch.ones(4, 2)))
     """
@@ -73,7 +104,8 @@ def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = No
 
 
 def refuse_mixing(records: Records) -> None:
-    """Refuse a data set if at least three, and at least half, of up to 16 records that load show that it mixes.
+    """Refuse a data set if at least three, and at least half, of up to 16 records that load show
+    that it mixes.
 
     Where there are loading workers, one of them looks: a record may end the process that loads it.
     """
@@ -88,7 +120,8 @@ def refuse_mixing(records: Records) -> None:
 
 
 def _followed(looking: "_Looking", problems: dict[int, str | None]) -> dict[int, str | None]:
-    """Drop changes that follow from no state: two copies of this process, which has all of it, differ in them too.
+    """Drop changes that follow from no state: two copies of this process, which has all of it,
+    differ in them too.
 
     Randomness that the operating system gave for this very call is as secret as ours.
     """
@@ -96,8 +129,10 @@ def _followed(looking: "_Looking", problems: dict[int, str | None]) -> dict[int,
     if not changed:
         return problems
     one, other = (_in_a_worker(looking.fingerprints, changed) for _ in range(2))
-    return {row: None if problem == _CHANGES and one.get(row) != other.get(row) else problem
-            for row, problem in problems.items()}
+    return {
+        row: None if problem == _CHANGES and one.get(row) != other.get(row) else problem
+        for row, problem in problems.items()
+    }
 
 
 def _runs_code(records: Records) -> bool:
@@ -105,13 +140,17 @@ def _runs_code(records: Records) -> bool:
 
 
 def _refusal(data: Any, problem: str) -> DataError:
-    return DataError(f"The data set ({type(data).__name__}) {problem}. Otherwise one record changes what others "
-                     "contribute, and no noise covers that.")
+    return DataError(
+        f"The data set ({type(data).__name__}) {problem}. Otherwise one record changes what others "
+        "contribute, and no noise covers that."
+    )
 
 
 def _in_a_worker(look: Callable[[bytes, RowIndices], Any], rows: RowIndices) -> dict[int, Any]:
     """What is found about rows in a fresh process; those that end it are left out."""
-    workers = Workers(1, look, lambda parts: {row: found for part in parts for row, found in part.items()}, None)
+    workers = Workers(
+        1, look, lambda parts: {row: found for part in parts for row, found in part.items()}, None
+    )
     try:
         return next(iter(workers.found(_KEY, [rows])))
     finally:
@@ -143,7 +182,12 @@ class _Looking:
 
     def _looked(self, key: bytes, rows: RowIndices) -> tuple[dict[int, str], dict[int, str | None]]:
         first = self.fingerprints(key, rows)
-        changed = {row for row in reversed(first) for _ in range(2) if self._fingerprint(key, row) != first[row]}
+        changed = {
+            row
+            for row in reversed(first)
+            for _ in range(2)
+            if self._fingerprint(key, row) != first[row]
+        }
         problems: dict[int, str | None] = {}
         for row in first:
             with _watching(self.loading.data) as reads:
@@ -163,13 +207,17 @@ class _Looking:
 
 
 class _Reads(TorchFunctionMode):
-    """Notes which rows of a data set, of those inside of it and of its tensors are read; all as long as it is."""
+    """Notes which rows of a data set, of those inside of it and of its tensors are read; all as
+    long as it is.
+    """
 
     def __init__(self, data: Any) -> None:
         super().__init__()
         self._size = len(data)
         self.sets: dict[int, Any] = {}
-        self.stored: list[tuple[Any, str, Any]] = []  # lists and arrays of as many items, and where they are kept
+        self.stored: list[
+            tuple[Any, str, Any]
+        ] = []  # lists and arrays of as many items, and where they are kept
         self._tensors: dict[int, torch.Tensor] = {}
         self._collect(data, _DEPTH)
         self._rows: dict[int, set[int]] = {}
@@ -191,7 +239,9 @@ class _Reads(TorchFunctionMode):
             if name in ("__getitem__", "take"):
                 self.note(*args[:2])
             elif name in ("select", "index_select", "narrow") and args[1:2] == (0,):
-                self.note(args[0], args[2] if name != "narrow" else slice(args[2], args[2] + args[3]))
+                self.note(
+                    args[0], args[2] if name != "narrow" else slice(args[2], args[2] + args[3])
+                )
             self._reduced |= name in _REDUCTIONS
         return func(*args, **(kwargs or {}))
 

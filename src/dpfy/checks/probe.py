@@ -1,6 +1,7 @@
 """The isolation probe: one example must not influence another one's loss, now or at a later step.
 
-It runs on synthetic input of the public shape, so whatever it says is about the model and never about a record.
+It runs on synthetic input of the public shape, so whatever it says is about the model and never
+about a record.
 """
 
 import math
@@ -35,9 +36,13 @@ _SCALES = (1.0, 1.0 / 16)
 _SEED = 20181216
 _GRID = 2.0**-40
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
-_COARSE = 2.0**-12  # the precision to which records in chunks of very different sizes agree, statistics included
+_COARSE = (
+    2.0**-12
+)  # the precision to which records in chunks of very different sizes agree, statistics included
 _MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
-_REMEDY = "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
+_REMEDY = (
+    "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
+)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -54,7 +59,9 @@ class Probe:
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
 
     def choose(self, engine: str, isolating: bool = False) -> Engine:
-        """Return the engine to use, after every check has passed; with ``isolating``, one that needs no check."""
+        """Return the engine to use, after every check has passed; with ``isolating``, one that
+        needs no check.
+        """
         self._check_layers()
         with certified(), _undisturbed(self.model) as written:
             with silence() as heard:
@@ -62,22 +69,34 @@ class Probe:
                 self._check_neighbours()
                 self._check_memory()
             if heard.broken:
-                raise IsolationError(f"loss_fn or the model writes to stdout, stderr or a log, where it would speak of "
-                                     f"private records. Leave that out. {_REMEDY}")
+                raise IsolationError(
+                    "loss_fn or the model writes to stdout, stderr or a log, where it would speak "
+                    f"of private records. Leave that out. {_REMEDY}"
+                )
             if (name := written()) is not None:
-                raise self._refusal(name.rpartition(".")[0], f"writes to {name!r} whenever it is called")
+                raise self._refusal(
+                    name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
+                )
             self._check_side_doors()
             return self._agreeing_engine(engine, isolating)
 
     def check_size(self, largest: int) -> None:
-        """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of them."""
+        """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of
+        them.
+        """
         with certified(), _undisturbed(self.model), _without_dropout(self.model):
             many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
-            if not self._is_random() and not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), coarse):
-                raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
+            if not self._is_random() and not self._same(
+                self._losses(many)[:3], self._losses(many.part(0, 3)), coarse
+            ):
+                raise self._refusal(
+                    None, "gives an example another loss in a large batch than in a small one"
+                )
 
     def is_safe_for(self, chunk: Chunk) -> bool:
-        """Whether records of another shape than the declared one, such as shorter ones, do not mix either."""
+        """Whether records of another shape than the declared one, such as shorter ones, do not mix
+        either.
+        """
         try:
             other = replace(self, example=self.example.cut_to(chunk))
             with certified(), _undisturbed(self.model):
@@ -91,18 +110,30 @@ class Probe:
         return self._input(_SIZES[-1])
 
     def _equal(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
-        """Equal up to the rounding of kernels in the model's precision, or in that of what was computed on the way."""
+        """Equal up to the rounding of kernels in the model's precision, or in that of what was
+        computed on the way.
+        """
         if a.shape != b.shape:
             return False
         scale, precision = max(_largest(a), _largest(b)), precision or self._precision
-        return torch.allclose(a.double(), b.double(), rtol=max(1e-4, 16 * precision),
-                              atol=max(1e-5, 8 * precision) * scale + 1e-12, equal_nan=True)
+        return torch.allclose(
+            a.double(),
+            b.double(),
+            rtol=max(1e-4, 16 * precision),
+            atol=max(1e-5, 8 * precision) * scale + 1e-12,
+            equal_nan=True,
+        )
 
     def _equal_sums(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-        """Equal as vectors: where a unit of a network is at its kink, rounding may change single numbers by more."""
+        """Equal as vectors: where a unit of a network is at its kink, rounding may change single
+        numbers by more.
+        """
         whole, shortest = math.hypot(*(float(e.norm()) for e in expected)), self._shortest
-        return all(float((f - e).norm()) <= max(1e-3, 16 * shortest) * float(e.norm()) + max(1e-5, shortest) * whole
-                   for f, e in zip(found, expected, strict=True))
+        return all(
+            float((f - e).norm())
+            <= max(1e-3, 16 * shortest) * float(e.norm()) + max(1e-5, shortest) * whole
+            for f, e in zip(found, expected, strict=True)
+        )
 
     @property
     def _precision(self) -> float:
@@ -110,28 +141,42 @@ class Probe:
 
     @property
     def _shortest(self) -> float:
-        """The precision of the shortest floats between layers, which autocast makes shorter than the parameters."""
-        found = {output.dtype for output in self._outputs(self._input(2)).values() if output.is_floating_point()}
+        """The precision of the shortest floats between layers, which autocast makes shorter than
+        the parameters.
+        """
+        found = {
+            output.dtype
+            for output in self._outputs(self._input(2)).values()
+            if output.is_floating_point()
+        }
         return max(self._precision, *(torch.finfo(dtype).eps for dtype in found), 0.0)
 
     def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
-        """What leaves the examples of a chunk, with the randomness of dropout held fixed: losses, then statistics."""
+        """What leaves the examples of a chunk, with the randomness of dropout held fixed: losses,
+        then statistics.
+        """
         fix_seed(_SEED + seed)
         try:
-            with torch.enable_grad():  # as in a step: a module may observe only what is differentiated
+            with (
+                torch.enable_grad()
+            ):  # as in a step: a module may observe only what is differentiated
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
         except Exception as error:
-            raise LossError(f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: {error}). "
-                            "If valid input has to look otherwise (labels, token ids, lengths of sequences), pass "
-                            "example_input= a collated batch of made-up but valid examples.") from None
+            raise LossError(
+                f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: "
+                f"{error}). If valid input has to look otherwise (labels, token ids, lengths of "
+                "sequences), pass example_input= a collated batch of made-up but valid examples."
+            ) from None
         shown = shown_of_each(returned, chunk.size)
         if not bool(shown[:, 0].isfinite().all()):
-            raise LossError("The loss is not finite on synthetic input, so the model cannot be judged. If valid input "
-                            "has to look otherwise (for CTC, lengths that leave room for the targets), pass "
-                            "example_input= a collated batch of made-up but valid examples.")
+            raise LossError(
+                "The loss is not finite on synthetic input, so the model cannot be judged. If "
+                "valid input has to look otherwise (for CTC, lengths that leave room for the "
+                "targets), pass example_input= a collated batch of made-up but valid examples."
+            )
         self._check_statistics(statistics_of(returned))
         return shown
 
@@ -142,30 +187,42 @@ class Probe:
                 continue
             if statistic.name not in stats:
                 given = ", ".join(map(repr, stats)) or "none"
-                raise LossError(f"The plan releases the statistic {statistic.name!r}, and loss_fn returns {given}. "
-                                "Return dpfy.Losses(loss, stats={name: one row per example}).")
+                raise LossError(
+                    f"The plan releases the statistic {statistic.name!r}, and loss_fn returns "
+                    f"{given}. Return dpfy.Losses(loss, stats={{name: one row per example}})."
+                )
             if (shape := tuple(stats[statistic.name].shape[1:])) != statistic.shape:
-                raise LossError(f"The plan declares the statistic {statistic.name!r} with the shape {statistic.shape} "
-                                f"per example; loss_fn returns {shape}.")
+                raise LossError(
+                    f"The plan declares the statistic {statistic.name!r} with the shape "
+                    f"{statistic.shape} per example; loss_fn returns {shape}."
+                )
 
     def _same(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
         """Whether losses and statistics are equal, each by its own scale."""
-        return a.shape == b.shape and all(self._equal(one, other, precision)
-                                          for one, other in zip(a.unbind(1), b.unbind(1), strict=True))
+        return a.shape == b.shape and all(
+            self._equal(one, other, precision)
+            for one, other in zip(a.unbind(1), b.unbind(1), strict=True)
+        )
 
     def _check_layers(self) -> None:
-        """Refuse what synthetic input need not bring to light: rows are only rescaled once they have grown."""
+        """Refuse what synthetic input need not bring to light: rows are only rescaled once they
+        have grown.
+        """
         for name, module in self.model.named_modules():
             if getattr(module, "max_norm", None) is not None:
-                raise IsolationError(f"The module {name!r} ({type(module).__name__}) has max_norm, which rewrites the "
-                                     "rows that the records use. Make it with max_norm=None.")
+                raise IsolationError(
+                    f"The module {name!r} ({type(module).__name__}) has max_norm, which rewrites "
+                    "the rows that the records use. Make it with max_norm=None."
+                )
 
     def _check_losses(self) -> None:
         for size in _SIZES:
             self._losses(self._input(size))
 
     def _check_neighbours(self) -> None:
-        """Change one example: nothing that is said of the others may move, at any size, scale and position."""
+        """Change one example: nothing that is said of the others may move, at any size, scale and
+        position.
+        """
         for size, scale in product(_SIZES, _SCALES):
             base, other = self._input(size, 1, scale), self._input(size, 2, scale)
             losses = self._losses(base)
@@ -177,9 +234,11 @@ class Probe:
                     raise self._refusal(culprit, "lets one example change another one's loss")
 
     def _check_alone(self) -> None:
-        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing may be random.
+        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing
+        may be random.
 
-        Kernels for another number of examples round otherwise, in half precision by as much as that has.
+        Kernels for another number of examples round otherwise, in half precision by as much as that
+        has.
         """
         shortest = self._shortest
         for size, scale in product(_SIZES, _SCALES):
@@ -190,7 +249,9 @@ class Probe:
                 raise self._refusal(culprit, "gives an example another loss alone than in a batch")
         many = self._input(_MANY, 1)
         if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), shortest):
-            raise self._refusal(None, "gives an example another loss in a large batch than in a small one")
+            raise self._refusal(
+                None, "gives an example another loss in a large batch than in a small one"
+            )
 
     def _check_memory(self) -> None:
         """See something else in between: the losses must be what they were."""
@@ -201,12 +262,16 @@ class Probe:
             raise self._refusal(None, "keeps state between steps that changes later losses")
 
     def _check_side_doors(self) -> None:
-        """Nothing that the model or the loss can reach may keep what it saw, even where no loss shows it."""
+        """Nothing that the model or the loss can reach may keep what it saw, even where no loss
+        shows it.
+        """
         self._losses(self._input(3, 4))
         reader = Reader(self.model)
         before = reader.read(self.loss_fn, everything=True)
         ordinary = [self._input(3, 5), self._input(3, 6, 1.0 / 16)]
-        for number, chunk in enumerate((*ordinary, self._input(3, 7, 4.0), *extremes(self._input(3, 8)))):
+        for number, chunk in enumerate(
+            (*ordinary, self._input(3, 7, 4.0), *extremes(self._input(3, 8)))
+        ):
             try:
                 self._losses(chunk)
             except BaseException as error:
@@ -214,15 +279,22 @@ class Probe:
                     raise
                 continue  # numbers above 1 need not be valid
             if (way := changed(before, reader.read(self.loss_fn, everything=True))) is not None:
-                raise IsolationError(f"A call of loss_fn changes {way}: it keeps something of its input, which would "
-                                     f"leave without noise. Keep nothing between calls. {_REMEDY}")
+                raise IsolationError(
+                    f"A call of loss_fn changes {way}: it keeps something of its input, which "
+                    f"would leave without noise. Keep nothing between calls. {_REMEDY}"
+                )
 
     def _randomness(self) -> Randomness:
         """What the loss does to generators, once everything is imported: that may seed one, too."""
         chunk = self._input(3)
         for _ in range(2):
             fix_seed(_SEED)
-            with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
+            with (
+                watched_generators() as found,
+                Draws() as draws,
+                covered_masks(),
+                torch.enable_grad(),
+            ):
                 LossCall(self.model, self.loss_fn)(*chunk.arguments)
         return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
 
@@ -231,7 +303,9 @@ class Probe:
         return not self._same(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
     def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
-        """The wanted engine, or the first of the preferred ones, that is safe and agrees with the oracle."""
+        """The wanted engine, or the first of the preferred ones, that is safe and agrees with the
+        oracle.
+        """
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
         with _without_dropout(self.model):
@@ -256,20 +330,33 @@ class Probe:
                     continue
                 if (random and engine.isolates) or self._equal_sums(found, expected):
                     return engine
-                reason = ("cannot be compared with one example at a time: the loss draws random numbers" if random
-                          else "does not give the gradients that one example at a time gives")
+                reason = (
+                    "cannot be compared with one example at a time: the loss draws random numbers"
+                    if random
+                    else "does not give the gradients that one example at a time gives"
+                )
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
 
     def doubts(self, isolating: bool = False) -> Callable[[Engine], str]:
-        """Return what says of an engine why this loss must not be given to it; nothing if it may."""
+        """Return what says of an engine why this loss must not be given to it; nothing if it
+        may.
+        """
         randomness = self._randomness()
         if randomness.masks and not are_covered():
-            raise IsolationError("The model draws masks inside of attention, between recurrent layers or by "
-                                 "torch.bernoulli, which on this processor come from a generator of 31 bits. "
-                                 "Set dropout=0 there, and put nn.Dropout layers or torch.rand in their place.")
-        of_chunks = ("the loss has become another one too often to be judged each time" if isolating else
-                     "the loss draws from Python's or numpy's generators and may decide by them" if randomness.in_python
-                     else "" if all(engine.isolates for engine in self.engines.values()) else self._mixing())
+            raise IsolationError(
+                "The model draws masks inside of attention, between recurrent layers or by "
+                "torch.bernoulli, which on this processor come from a generator of 31 bits. Set "
+                "dropout=0 there, and put nn.Dropout layers or torch.rand in their place."
+            )
+        of_chunks = (
+            "the loss has become another one too often to be judged each time"
+            if isolating
+            else "the loss draws from Python's or numpy's generators and may decide by them"
+            if randomness.in_python
+            else ""
+            if all(engine.isolates for engine in self.engines.values())
+            else self._mixing()
+        )
 
         def doubt(engine: Engine) -> str:
             if randomness.seeded and not engine.one_by_one:
@@ -296,26 +383,37 @@ class Probe:
         return ""
 
     def _refuses_tracing(self) -> bool:
-        """Whether values of records may decide what is computed: then they are only safe one at a time."""
+        """Whether values of records may decide what is computed: then they are only safe one at a
+        time.
+        """
         return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> list[torch.Tensor]:
-        """What one example at a time gives, once it is clear that the parameters have anything to do with it."""
+        """What one example at a time gives, once it is clear that the parameters have anything to
+        do with it.
+        """
         oracle, call = LoopEngine(self.model, self.parameters), LossCall(self.model, self.loss_fn)
         try:
             state = Substitutes(self.model, self.parameters)
-            if all(gradient is None for gradient in oracle.gradients(call, state, self._input(1))[0]):
-                raise LossError("No trainable parameter takes part in the loss. loss_fn must call the very model that "
-                                "was given to privatize, not a copy, a compiled or a wrapped one.")
+            if all(
+                gradient is None for gradient in oracle.gradients(call, state, self._input(1))[0]
+            ):
+                raise LossError(
+                    "No trainable parameter takes part in the loss. loss_fn must call the very "
+                    "model that was given to privatize, not a copy, a compiled or a wrapped one."
+                )
             return self._sums(oracle)
         except RuntimeError as error:
-            raise LossError(f"The loss of one synthetic example cannot be differentiated ({error}).") from None
+            raise LossError(
+                f"The loss of one synthetic example cannot be differentiated ({error})."
+            ) from None
 
     def _sums(self, engine: Engine) -> list[torch.Tensor]:
-        """The clipped sums, in the model's precision: large models should not be held many times over.
+        """The clipped sums, in the model's precision: large models should not be held many times
+        over.
 
-        Losses are scaled up, each by its own factor, so that every record is clipped: a sum without clipping would be
-        the same if gradients were counted for the wrong record.
+        Losses are scaled up, each by its own factor, so that every record is clipped: a sum without
+        clipping would be the same if gradients were counted for the wrong record.
         """
         fix_seed(_SEED)
         clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(self.parameters))
@@ -325,19 +423,29 @@ class Probe:
             losses = per_example(self.loss_fn(*fields[:-1]), len(fields[-1]))
             return losses * fields[-1].to(losses.device)
 
-        sums = engine.bounded_sums(scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping)
+        sums = engine.bounded_sums(
+            scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping
+        )
         if isinstance(sums, Summed):
             totals = sums.gradients
         else:
             totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
             sums.add_to(totals)
-        return [total.to(p.dtype) for total, p in zip(totals, self.parameters.values(), strict=True)]
+        return [
+            total.to(p.dtype) for total, p in zip(totals, self.parameters.values(), strict=True)
+        ]
 
     def _culprit(self, base: Chunk, changed: Chunk, rest: list[int]) -> str | None:
-        """The first module, in the order of execution, whose output moves for untouched examples."""
+        """The first module, in the order of execution, whose output moves for untouched
+        examples.
+        """
         before, after = self._outputs(base), self._outputs(changed)
         for name, output in before.items():
-            if name in after and len(output) > max(rest) and not self._equal(output[rest], after[name][rest]):
+            if (
+                name in after
+                and len(output) > max(rest)
+                and not self._equal(output[rest], after[name][rest])
+            ):
                 return name
         return None
 
@@ -357,9 +465,13 @@ class Probe:
                 first = output[0] if isinstance(output, tuple) and output else output
                 if isinstance(first, torch.Tensor) and first.ndim and name not in found:
                     found[name] = first.detach().clone()
+
             return hook
 
-        handles = [module.register_forward_hook(remember(name)) for name, module in self.model.named_modules()]
+        handles = [
+            module.register_forward_hook(remember(name))
+            for name, module in self.model.named_modules()
+        ]
         try:
             self._losses(chunk)
         finally:
@@ -370,16 +482,22 @@ class Probe:
     def _refusal(self, name: str | None, what: str) -> IsolationError:
         modules = dict(self.model.named_modules())
         if name not in modules:
-            return IsolationError(f"The model or loss_fn {what}. Every example must be treated alone: let loss_fn "
-                                  "return per-example losses and keep nothing between calls.")
+            return IsolationError(
+                f"The model or loss_fn {what}. Every example must be treated alone: let loss_fn "
+                "return per-example losses and keep nothing between calls."
+            )
         module = modules[name]
         remedy = "Replace it by a layer that treats every example alone, or put it in eval mode before training."
         if isinstance(module, _BATCH_NORMS):
-            remedy = ("Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its place, or with "
-                      "batchnorm='private' a BatchNorm that follows released statistics.")
+            remedy = (
+                "Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its "
+                "place, or with batchnorm='private' a BatchNorm that follows released statistics."
+            )
         elif getattr(module, "track_running_stats", False):
             remedy = "Give it track_running_stats=False (dpfy.fix(model) does)."
-        return IsolationError(f"The module {name or 'model'!r} ({type(module).__name__}) {what}. {remedy}")
+        return IsolationError(
+            f"The module {name or 'model'!r} ({type(module).__name__}) {what}. {remedy}"
+        )
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -388,9 +506,11 @@ def _largest(values: torch.Tensor) -> float:
 
 
 def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
-    """Refuse a collate function that pads a record to the length of its neighbours; judged on made-up records.
+    """Refuse a collate function that pads a record to the length of its neighbours; judged on
+    made-up records.
 
-    It is only ever given one record, so padding to the longest would do no harm, and no good either: better say so.
+    It is only ever given one record, so padding to the longest would do no harm, and no good
+    either: better say so.
     """
     for long, short in ((1.0, 0.5), (2.0, 1.0)):
         try:
@@ -400,15 +520,22 @@ def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None
         except Exception:
             continue  # it takes one length only, or not these made-up records: nothing is padded
         if together.signature != alone.signature:
-            raise IsolationError("collate_fn pads an example to the longest of its neighbours, so that one record "
-                                 "changes the input of others. Pad to a public fixed length, or to declared buckets.")
+            raise IsolationError(
+                "collate_fn pads an example to the longest of its neighbours, so that one record "
+                "changes the input of others. Pad to a public fixed length, or to declared buckets."
+            )
 
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Leave the model's state and torch's generators as they were; yields a function that names changed state."""
+    """Leave the model's state and torch's generators as they were; yields a function that names
+    changed state.
+    """
+
     def state() -> dict[str, torch.Tensor]:
-        return dict(model.named_buffers()) | {name: p.detach() for name, p in model.named_parameters()}
+        return dict(model.named_buffers()) | {
+            name: p.detach() for name, p in model.named_parameters()
+        }
 
     before = {name: tensor.clone() for name, tensor in state().items()}
 
@@ -425,17 +552,26 @@ def _undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
     finally:
         back()
         for name, tensor in state().items():
-            if name in before and tensor.shape == before[name].shape and not torch.equal(tensor, before[name]):
+            if (
+                name in before
+                and tensor.shape == before[name].shape
+                and not torch.equal(tensor, before[name])
+            ):
                 tensor.copy_(before[name])
 
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, so that engines can be compared number by number: in layers, and where it is a function."""
+    """Switch dropout off, so that engines can be compared number by number: in layers, and where it
+    is a function.
+    """
     kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
     active = [m for m in model.modules() if isinstance(m, kinds) and m.training]
-    functions = {name: getattr(F, name) for name in vars(F) if name.endswith(("dropout", "dropout1d", "dropout2d",
-                                                                              "dropout3d"))}
+    functions = {
+        name: getattr(F, name)
+        for name in vars(F)
+        if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
+    }
     try:
         for module in active:
             module.training = False

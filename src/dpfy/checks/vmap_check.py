@@ -1,4 +1,6 @@
-"""Whether a loss can be vectorised over the records: then no value of a record decides what is computed."""
+"""Whether a loss can be vectorised over the records: then no value of a record decides what is
+computed.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ from dpfy.gradients.losses import per_example
 def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
     """Return why the loss of a record cannot be traced; None if it can.
 
-    A loss function that is given a whole chunk could branch on a value that all records share in making, and no
-    synthetic input need ever take the other branch. Tracing stops at every value that would reach Python.
+    A loss function that is given a whole chunk could branch on a value that all records share in
+    making, and no synthetic input need ever take the other branch. Tracing stops at every value
+    that would reach Python.
     """
     try:
         tensors, rebuild = chunk.flatten()
@@ -28,7 +31,9 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
             return per_example(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
 
         with traceable_recurrence(model), torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message="There is a performance drop", category=UserWarning
+            )
             vmap(loss, randomness="different")(*tensors)
     except Exception as error:
         return type(error).__name__
@@ -37,13 +42,16 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
 
 @contextmanager
 def traceable_recurrence(model: nn.Module) -> Iterator[None]:
-    """Put something that has the right shapes in the place of recurrent layers, which torch cannot vectorise.
+    """Put something that has the right shapes in the place of recurrent layers, which torch cannot
+    vectorise.
 
-    They treat every record alone: that they can be traced is not what is asked. Packed sequences stay out: packing
-    needs the records' lengths as numbers, so that a loss that packs is done one record at a time unless an engine is
-    asked for by name.
+    They treat every record alone: that they can be traced is not what is asked. Packed sequences
+    stay out: packing needs the records' lengths as numbers, so that a loss that packs is done one
+    record at a time unless an engine is asked for by name.
     """
-    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase) and "forward" not in vars(m)]
+    recurrent = [
+        m for m in model.modules() if isinstance(m, nn.RNNBase) and "forward" not in vars(m)
+    ]
     try:
         for module in recurrent:
             vars(module)["forward"] = _StandIn(module)
@@ -69,4 +77,7 @@ class _StandIn:
         def final(features: int) -> torch.Tensor:
             return last.expand(directions * self.module.num_layers, len(last), features)
 
-        return outputs, (final(width), final(self.module.hidden_size)) if self.module.mode == "LSTM" else final(width)
+        return outputs, (
+            final(width),
+            final(self.module.hidden_size),
+        ) if self.module.mode == "LSTM" else final(width)

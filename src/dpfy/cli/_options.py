@@ -16,13 +16,27 @@ class Method(StrEnum):
     RDP = "rdp"
 
 
-DeltaOption = Annotated[float, typer.Option("--delta", help="The δ of the claim, in (0, 1).", show_default=False)]
-RateOption = Annotated[float, typer.Option("--rate", help="The probability with which a record enters a step, in "
-                                                          "[0, 1].", show_default=False)]
+DeltaOption = Annotated[
+    float, typer.Option("--delta", help="The δ of the claim, in (0, 1).", show_default=False)
+]
+RateOption = Annotated[
+    float,
+    typer.Option(
+        "--rate",
+        help="The probability with which a record enters a step, in [0, 1].",
+        show_default=False,
+    ),
+]
 StepsOption = Annotated[int, typer.Option("--steps", help="How many steps.", show_default=False)]
-MethodOption = Annotated[Method, typer.Option("--method", help="Privacy loss distributions, or Rényi divergences.")]
-RelationOption = Annotated[Relation, typer.Option("--relation", help="When two data sets are neighbours.")]
-JsonOption = Annotated[bool, typer.Option("--json", help='Print one JSON object; infinity is the string "inf".')]
+MethodOption = Annotated[
+    Method, typer.Option("--method", help="Privacy loss distributions, or Rényi divergences.")
+]
+RelationOption = Annotated[
+    Relation, typer.Option("--relation", help="When two data sets are neighbours.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help='Print one JSON object; infinity is the string "inf".')
+]
 
 
 def ledger_file(path: Path) -> Path:

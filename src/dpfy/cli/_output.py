@@ -17,18 +17,34 @@ _RELATIONS = {
 
 
 def print_json(values: dict[str, Any]) -> None:
-    """Print one strict JSON object; an infinite number becomes the string "inf", which every float parser reads."""
-    typer.echo(json.dumps({name: _strict(value) for name, value in values.items()}, indent=2, allow_nan=False))
+    """Print one strict JSON object; an infinite number becomes the string "inf", which every float
+    parser reads.
+    """
+    typer.echo(
+        json.dumps(
+            {name: _strict(value) for name, value in values.items()}, indent=2, allow_nan=False
+        )
+    )
 
 
 def claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
     """Return what every command reports about a guarantee."""
     bracket = guarantee.epsilon(delta)
-    return {"epsilon": bracket.upper, "epsilon_lower": bracket.lower, "delta": delta, "method": guarantee.method,
-            "noise_multiplier": guarantee.noise_multiplier, "rate": guarantee.rate, "steps": guarantee.steps,
-            "relation": str(guarantee.relation), "unit": str(guarantee.unit),
-            "numerical_delta": guarantee.numerical_delta, "note": guarantee.note(delta) or None,
-            "exact": guarantee.exact, "counted": guarantee.counted}
+    return {
+        "epsilon": bracket.upper,
+        "epsilon_lower": bracket.lower,
+        "delta": delta,
+        "method": guarantee.method,
+        "noise_multiplier": guarantee.noise_multiplier,
+        "rate": guarantee.rate,
+        "steps": guarantee.steps,
+        "relation": str(guarantee.relation),
+        "unit": str(guarantee.unit),
+        "numerical_delta": guarantee.numerical_delta,
+        "note": guarantee.note(delta) or None,
+        "exact": guarantee.exact,
+        "counted": guarantee.counted,
+    }
 
 
 def sentence(values: dict[str, Any]) -> str:
@@ -38,13 +54,18 @@ def sentence(values: dict[str, Any]) -> str:
     if math.isinf(values["epsilon"]):
         return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
     floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000
-    # Where rules are not exact, the lower end is that of an attack on some data sets, which need not be the best one.
+    # Where rules are not exact, the lower end is that of an attack on some data sets, which need
+    # not be the best one.
     why = "no analysis can claim" if values["exact"] else "a known attack rules out"
     low = f", and {why} less than {floor:.4f}" if floor else ""
     note = f" ({values['note']})" if values["note"] else ""
-    how = f"{values['method'].upper()}{note}" if values["method"] in tuple(Method) else values["note"]
-    return (f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy for {relation}, "
-            f"by {how}{low}.")
+    how = (
+        f"{values['method'].upper()}{note}" if values["method"] in tuple(Method) else values["note"]
+    )
+    return (
+        f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy "
+        f"for {relation}, by {how}{low}."
+    )
 
 
 def round_up(value: float) -> float:

@@ -1,4 +1,6 @@
-"""The progress bar of ``dpfy train``: step, ε so far, accuracy on public data, released metrics, time left."""
+"""The progress bar of ``dpfy train``: step, ε so far, accuracy on public data, released metrics,
+time left.
+"""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,15 +14,23 @@ class ProgressBar(Callback):
     """Shows what a trainer tells."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
-                                  TextColumn("ε {task.fields[epsilon]}"), TextColumn("{task.fields[accuracy]}"),
-                                  TextColumn("{task.fields[released]}"), TimeRemainingColumn(), console=console)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("ε {task.fields[epsilon]}"),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[released]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
         self._averages: dict[str, float] = {}
 
     def on_start(self, steps: int, step: int) -> None:
         """Show the bar."""
-        self._task = self._progress.add_task("training", total=steps, completed=step, epsilon="0.00", accuracy="",
-                                            released="")
+        self._task = self._progress.add_task(
+            "training", total=steps, completed=step, epsilon="0.00", accuracy="", released=""
+        )
         self._progress.start()
 
     def on_step(self, step: Step) -> None:
@@ -28,7 +38,9 @@ class ProgressBar(Callback):
         for name, value in step.metrics.items():
             self._averages[name] = _DECAY * self._averages.get(name, value) + (1 - _DECAY) * value
         released = "  ".join(f"{name} ≈ {value:.2f}" for name, value in self._averages.items())
-        self._progress.update(self._task, completed=step.step, epsilon=f"{step.epsilon:.2f}", released=released)
+        self._progress.update(
+            self._task, completed=step.step, epsilon=f"{step.epsilon:.2f}", released=released
+        )
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Show the accuracy on public data."""

@@ -10,22 +10,33 @@ from dpfy.types import Relation
 
 
 def account(
-    path: Annotated[Path, typer.Argument(help="A ledger, the folder of a run, or a file with a JSON list of events.",
-                                         show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A ledger, the folder of a run, or a file with a JSON list of events.",
+            show_default=False,
+        ),
+    ],
     delta: DeltaOption,
     method: MethodOption = Method.PLD,
-    relation: Annotated[Relation | None, typer.Option("--relation", show_default=False,
-                                                      help="Another relation than the ledger declares.")] = None,
+    relation: Annotated[
+        Relation | None,
+        typer.Option(
+            "--relation", show_default=False, help="Another relation than the ledger declares."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the guarantee of what a ledger reserved, and of what it registered before the first step.
+    """Compute the guarantee of what a ledger reserved, and of what it registered before the first
+    step.
 
-    A list may hold events of any kind: sampled steps, choices and other queries that are answered once, streams.
+    A list may hold events of any kind: sampled steps, choices and other queries that are answered
+    once, streams.
 
-    A ledger with a filter guarantees the filter's limit; how much of it is spent is printed as a reading.
+    A ledger with a filter guarantees the filter's limit; how much of it is spent is printed as a
+    reading.
 
     Examples:
-
     dpfy account run.dpl --delta 1e-5
 
     dpfy account events.json --delta 1e-5 --method rdp --json
@@ -34,9 +45,15 @@ def account(
     from dpfy.cli._output import claims, print_json
 
     guarantee = account_source(ledger_file(path), str(method), relation)
-    values: dict[str, Any] = claims(guarantee, delta) | {"private": guarantee.private, "durable": guarantee.durable}
+    values: dict[str, Any] = claims(guarantee, delta) | {
+        "private": guarantee.private,
+        "durable": guarantee.durable,
+    }
     registered = guarantee.envelope
-    values["envelope"] = registered and {"epsilon": registered.claim(delta), "steps": registered.steps}
+    values["envelope"] = registered and {
+        "epsilon": registered.claim(delta),
+        "steps": registered.steps,
+    }
     reading = odometer(ledger_file(path), delta) if isinstance(guarantee, FilterGuarantee) else None
     values["odometer"] = reading and reading.to_json()
     if as_json:
@@ -51,9 +68,14 @@ def _describe(values: dict[str, Any]) -> None:
     from dpfy.cli._output import round_up, sentence
 
     if not values["private"]:
-        typer.echo("NOT PRIVATE: insecure test key. The numbers are what a secret key would have given.")
+        typer.echo(
+            "NOT PRIVATE: insecure test key. The numbers are what a secret key would have given."
+        )
     typer.echo(sentence(values))
     envelope = values["envelope"]
     if envelope and envelope["steps"] != values["steps"]:
-        typer.echo(f"Registered: {envelope['steps']:,} steps, epsilon {round_up(envelope['epsilon']):.4f}. Claim this "
-                   "one if the run was stopped after looking at its outputs: when it stopped then depends on the data.")
+        typer.echo(
+            f"Registered: {envelope['steps']:,} steps, epsilon "
+            f"{round_up(envelope['epsilon']):.4f}. Claim this one if the run was stopped after "
+            "looking at its outputs: when it stopped then depends on the data."
+        )

@@ -13,8 +13,12 @@ def _answer(help: str) -> typer.models.OptionInfo:
 
 
 def advise(
-    sees: Annotated[str | None, _answer("Who sees what: model, predictions, data or updates.")] = None,
-    sampling: Annotated[str | None, _answer("Can you sample: poisson, fixed, shuffle or stream.")] = None,
+    sees: Annotated[
+        str | None, _answer("Who sees what: model, predictions, data or updates.")
+    ] = None,
+    sampling: Annotated[
+        str | None, _answer("Can you sample: poisson, fixed, shuffle or stream.")
+    ] = None,
     one_each: Annotated[str | None, _answer("One example per person: yes or no.")] = None,
     labels_only: Annotated[str | None, _answer("Only labels are private: yes or no.")] = None,
     as_json: JsonOption = False,
@@ -22,7 +26,6 @@ def advise(
     """Ask what is not answered by an option, then recommend a plan with its reasons.
 
     Examples:
-
     dpfy plan advise
 
     dpfy plan advise --sees model --sampling poisson --one-each yes --labels-only no
@@ -36,6 +39,8 @@ def advise(
             typer.echo(question.text, err=as_json)
             for answer, meaning in question.answers.items():
                 typer.echo(f"  {answer}: {meaning}", err=as_json)
-            answers[question.name] = typer.prompt("answer", default=next(iter(question.answers)), err=as_json)
+            answers[question.name] = typer.prompt(
+                "answer", default=next(iter(question.answers)), err=as_json
+            )
     found = advice_for(**{name: value for name, value in answers.items() if value is not None})
     print_json(asdict(found)) if as_json else typer.echo(str(found))

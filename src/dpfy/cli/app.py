@@ -21,13 +21,20 @@ from dpfy.cli.train import init, train
 from dpfy.cli.tune import tune
 from dpfy.errors import DpfyError, InvalidArgument
 
-# Typer ships its own click or needs one, depending on the version; its base class of everything that it rejects is
-# the only name that both have.
-_Rejected: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+# Typer ships its own click or needs one, depending on the version; its base class of everything
+# that it rejects is the only name that both have.
+_Rejected: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 _INTERRUPTED = 130
 
-app = typer.Typer(name="dpfy", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Train with differential privacy, and know exactly what was spent.")
+app = typer.Typer(
+    name="dpfy",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train with differential privacy, and know exactly what was spent.",
+)
 app.command()(epsilon)
 app.command()(calibrate)
 app.command()(account)
@@ -51,8 +58,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                          help="Print the version and stop.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options that come before any command."""
@@ -83,11 +94,15 @@ def _sentence(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}. Check the path, its permissions and the free space."
-    return (f"An unexpected {type(error).__name__}. Its text may quote records and is not shown; `dpfy --debug` shows "
-            "it, for the owner of the data.")
+    return (
+        f"An unexpected {type(error).__name__}. Its text may quote records and is not shown; `dpfy "
+        "--debug` shows it, for the owner of the data."
+    )
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
     if sentence:  # empty when the help text was the answer
-        typer.echo(f"Error: {' '.join(sentence.split())}", err=True)  # torch's own reasons have several lines
+        typer.echo(
+            f"Error: {' '.join(sentence.split())}", err=True
+        )  # torch's own reasons have several lines
     sys.exit(code)

@@ -1,4 +1,6 @@
-"""``dpfy audit``: what canaries betray of a private run, and whether the pipeline keeps its promises."""
+"""``dpfy audit``: what canaries betray of a private run, and whether the pipeline keeps its
+promises.
+"""
 
 import json
 from collections.abc import Callable
@@ -19,36 +21,76 @@ _REPEATS = 100
 
 
 def audit(
-    config: Annotated[Path | None, typer.Argument(help="A file of settings, as for dpfy train.",
-                                                  show_default=False)] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)] = None,
-    data_dir: Annotated[str | None, typer.Option(help="The folder of the data sets.", show_default=False)] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The ε of the audited plan.", show_default=False)] = None,
-    epochs: Annotated[float | None, typer.Option(help="The epochs of the audited plan.", show_default=False)] = None,
-    canaries: Annotated[int, typer.Option(help="How many records are planted, each with probability ½.")] = 1000,
-    kind: Annotated[str, typer.Option(help="What is planted: gradient (directions of their own), or records, "
-                                           "mislabelled (random patterns) or crafted.")] = "gradient",
-    attack: Annotated[str, typer.Option(help="By what records are guessed: white-box (every released gradient) or "
-                                             "black-box (losses of the last model).")] = "white-box",
-    public: Annotated[bool, typer.Option("--public", help="The data are public: plant records among them; else these "
-                                                          "run alone.")] = False,
-    guesses: Annotated[int | None, typer.Option(help="About how many of them is guessed; an eighth if left out.",
-                                                show_default=False)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A file of settings, as for dpfy train.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="The folder of the data sets.", show_default=False)
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The ε of the audited plan.", show_default=False)
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="The epochs of the audited plan.", show_default=False)
+    ] = None,
+    canaries: Annotated[
+        int, typer.Option(help="How many records are planted, each with probability ½.")
+    ] = 1000,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="What is planted: gradient (directions of their own), or records, mislabelled "
+            "(random patterns) or crafted."
+        ),
+    ] = "gradient",
+    attack: Annotated[
+        str,
+        typer.Option(
+            help="By what records are guessed: white-box (every released gradient) or black-box "
+            "(losses of the last model)."
+        ),
+    ] = "white-box",
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public", help="The data are public: plant records among them; else these run alone."
+        ),
+    ] = False,
+    guesses: Annotated[
+        int | None,
+        typer.Option(
+            help="About how many of them is guessed; an eighth if left out.", show_default=False
+        ),
+    ] = None,
     confidence: Annotated[float, typer.Option(help="With which the lower bounds hold.")] = 0.95,
     out: Annotated[Path, typer.Option(help="Where audit.html and audit.json go.")] = Path("audit"),
-    self_test: Annotated[bool, typer.Option("--self-test", help="Plant known mistakes in the pipeline, and see whether "
-                                                                "the checks notice them.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help=f"Check the correct pipeline once instead of {_REPEATS} "
-                                                        "times.")] = False,
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test",
+            help="Plant known mistakes in the pipeline, and see whether the checks notice them.",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help=f"Check the correct pipeline once instead of {_REPEATS} times."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Attack a private run of your settings with canaries; exit with 1 if they betray more than its ledger allows.
+    """Attack a private run of your settings with canaries; exit with 1 if they betray more than its
+    ledger allows.
 
-    The audited run is one of its own. Canaries that are records run alone, because what they show would depend on the
-    records beside them. With --self-test: exit with 1 unless every planted mistake, and nothing else, is flagged.
+    The audited run is one of its own. Canaries that are records run alone, because what they show
+    would depend on the records beside them. With --self-test: exit with 1 unless every planted
+    mistake, and nothing else, is flagged.
 
     Examples:
-
     dpfy audit
 
     dpfy audit --data mnist --data-dir ~/data --epsilon 8 --canaries 2000
@@ -64,25 +106,44 @@ def audit(
         _self_test(console, 1 if quick else _REPEATS, as_json)
         return
     if quick:
-        raise InvalidArgument("--quick belongs to --self-test. Give fewer --epochs for a shorter audit.")
+        raise InvalidArgument(
+            "--quick belongs to --self-test. Give fewer --epochs for a shorter audit."
+        )
     given = {"data": data, "data_dir": data_dir, "epsilon": epsilon, "epochs": epochs}
-    found = _audited(console, config, {name: value for name, value in given.items() if value is not None},
-                     {"canaries": canaries, "kind": kind, "attack": attack, "public": public, "guesses": guesses,
-                      "confidence": confidence})
+    found = _audited(
+        console,
+        config,
+        {name: value for name, value in given.items() if value is not None},
+        {
+            "canaries": canaries,
+            "kind": kind,
+            "attack": attack,
+            "public": public,
+            "guesses": guesses,
+            "confidence": confidence,
+        },
+    )
     _show(found, out, as_json, console)
     if found.refuted:
         raise typer.Exit(1)
 
 
-def _audited(console: "Console", config: Path | None, given: dict[str, Any], options: dict[str, Any]) -> "Audit":
+def _audited(
+    console: "Console", config: Path | None, given: dict[str, Any], options: dict[str, Any]
+) -> "Audit":
     from dpfy.auditing.audit import audit_settings  # torch is loaded only when it is needed
     from dpfy.trainer.config import TrainConfig
 
-    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
+    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(
+        given
+    )
     with _progress(console) as progress:
         task = progress.add_task("auditing", total=None)
-        return audit_settings(settings, tell=lambda step, steps: progress.update(task, completed=step, total=steps),
-                              **options)
+        return audit_settings(
+            settings,
+            tell=lambda step, steps: progress.update(task, completed=step, total=steps),
+            **options,
+        )
 
 
 def _show(found: "Audit", out: Path, as_json: bool, console: "Console") -> None:
@@ -123,10 +184,21 @@ def _teller(progress: Any, task: Any) -> Callable[[str], None]:
 
 
 def _progress(console: "Console") -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                    console=console)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
 
 
 def _table(verdicts: "list[Verdict]") -> Any:
@@ -138,6 +210,9 @@ def _table(verdicts: "list[Verdict]") -> Any:
         table.add_column(heading, overflow="fold")
     for verdict in verdicts:
         right = verdict.flagged != (verdict.mutant == "none")
-        table.add_row(verdict.mutant, f"[{'green' if right else 'red'}]{'yes' if verdict.flagged else 'no'}[/]",
-                      escape(verdict.evidence))
+        table.add_row(
+            verdict.mutant,
+            f"[{'green' if right else 'red'}]{'yes' if verdict.flagged else 'no'}[/]",
+            escape(verdict.evidence),
+        )
     return table

@@ -4,12 +4,22 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli._options import DeltaOption, JsonOption, Method, MethodOption, RateOption, RelationOption, StepsOption
+from dpfy.cli._options import (
+    DeltaOption,
+    JsonOption,
+    Method,
+    MethodOption,
+    RateOption,
+    RelationOption,
+    StepsOption,
+)
 from dpfy.types import Relation
 
 
 def calibrate(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The ε not to exceed.", show_default=False)],
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", help="The ε not to exceed.", show_default=False)
+    ],
     delta: DeltaOption,
     rate: RateOption,
     steps: StepsOption,
@@ -20,7 +30,6 @@ def calibrate(
     """Find the least noise multiplier that keeps DP-SGD within a budget.
 
     Examples:
-
     dpfy calibrate --epsilon 3 --delta 1e-5 --rate 0.02 --steps 3000
 
     dpfy calibrate --epsilon 3 --delta 1e-5 --rate 0.02 --steps 3000 --relation replace_one --json
@@ -29,9 +38,12 @@ def calibrate(
     from dpfy.cli._output import claims, print_json, sentence
     from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
-    noise = calibrate_noise(epsilon=epsilon, delta=delta, rate=rate, steps=steps, relation=relation,
-                            method=str(method))
+    noise = calibrate_noise(
+        epsilon=epsilon, delta=delta, rate=rate, steps=steps, relation=relation, method=str(method)
+    )
     step = Sampled(Poisson(rate), (SumQuery(1.0, noise),))
-    values = claims(account(Repeated(step, steps), str(method), relation), delta) | {"noise_multiplier": noise,
-                                                                                    "rate": rate}
+    values = claims(account(Repeated(step, steps), str(method), relation), delta) | {
+        "noise_multiplier": noise,
+        "rate": rate,
+    }
     print_json(values) if as_json else typer.echo(f"Noise multiplier {noise!r}. {sentence(values)}")

@@ -1,4 +1,6 @@
-"""``dpfy check``: what private training means for the parts of a model, before there is any record."""
+"""``dpfy check``: what private training means for the parts of a model, before there is any
+record.
+"""
 
 import re
 from collections.abc import Iterator
@@ -18,40 +20,79 @@ if TYPE_CHECKING:
 
 _PLACES = 3  # that are named before the rest is counted
 _FIELD = re.compile(r"(\w+)\[([\d,\s]*)\]\s*(?:,\s*|$)")
-_TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-_COLOURS = {"impossible": "red", "needs a change": "red", "depends": "yellow", "fine": "green"}  # the worst first
+_TYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
+_COLOURS = {
+    "impossible": "red",
+    "needs a change": "red",
+    "depends": "yellow",
+    "fine": "green",
+}  # the worst first
 
 
 def check(
-    factory: Annotated[str, typer.Argument(help="A function that returns a model, or a tuple of a model and its "
-                                                "optimizers, loss and tokenizer: package.module:name.",
-                                           show_default=False)],
-    example: Annotated[str | None, typer.Option(help="Type and shape of each field of one record, such as "
-                                                     "'float32[3,32,32],int64[]': runs the probe.",
-                                                show_default=False)] = None,
-    data: Annotated[str | None, typer.Option(help="A data set, or a function that returns one, as "
-                                                  "package.module:name: looks whether data[i] depends on record i "
-                                                  "alone. For the owner of the data.", show_default=False)] = None,
-    collate: Annotated[str | None, typer.Option(help="The collate function of the run: package.module:name.",
-                                                show_default=False)] = None,
-    batch_size: Annotated[int, typer.Option(help="Of the steps that are timed, on made-up records.")] = 256,
+    factory: Annotated[
+        str,
+        typer.Argument(
+            help="A function that returns a model, or a tuple of a model and its optimizers, loss "
+            "and tokenizer: package.module:name.",
+            show_default=False,
+        ),
+    ],
+    example: Annotated[
+        str | None,
+        typer.Option(
+            help="Type and shape of each field of one record, such as 'float32[3,32,32],int64[]': "
+            "runs the probe.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A data set, or a function that returns one, as package.module:name: looks "
+            "whether data[i] depends on record i alone. For the owner of the data.",
+            show_default=False,
+        ),
+    ] = None,
+    collate: Annotated[
+        str | None,
+        typer.Option(
+            help="The collate function of the run: package.module:name.", show_default=False
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Of the steps that are timed, on made-up records.")
+    ] = 256,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain every part of a model that private training is about, and what to do; exit with 1 if it must be changed.
+    """Explain every part of a model that private training is about, and what to do; exit with 1 if
+    it must be changed.
 
-    With --example the model is probed on made-up records: whether it keeps them apart, by which engine,
-    how far that is from one record at a time, and what a step takes, in memory and beside one without privacy.
+    With --example the model is probed on made-up records: whether it keeps them apart, by which
+    engine, how far that is from one record at a time, and what a step takes, in memory and beside
+    one without privacy.
 
-    A loss is a function of the fields, as for run.backward; one of torch's is given the model's output and the last.
-    Without one the sum of the outputs stands in for it; a last field that the model does not take, a label, is left
-    out.
+    A loss is a function of the fields, as for run.backward; one of torch's is given the model's
+    output and the last. Without one the sum of the outputs stands in for it; a last field that the
+    model does not take, a label, is left out.
 
-    With --data a few records are loaded, several times and in a fresh process: a data set that mixes records in
-    __getitem__, draws from a generator of its own or keeps state is an error. What is not seen: data that were
-    standardised by their own mean, encoded by what their rows say, or are read beside torch (numpy, files).
+    With --data a few records are loaded, several times and in a fresh process: a data set that
+    mixes records in __getitem__, draws from a generator of its own or keeps state is an error. What
+    is not seen: data that were standardised by their own mean, encoded by what their rows say, or
+    are read beside torch (numpy, files).
 
     Examples:
-
     dpfy check mymodel:make
 
     dpfy check mymodel:make --example 'float32[3,32,32],int64[]'
@@ -76,7 +117,10 @@ def check(
     else:
         _describe(found, measured, asked=fields is not None)
         if data is not None:
-            typer.echo("A few records of the data set were loaded: nothing shows that one depends on another.")
+            typer.echo(
+                "A few records of the data set were loaded: nothing shows that one depends on "
+                "another."
+            )
     if not found.trainable:
         raise typer.Exit(1)
 
@@ -85,16 +129,27 @@ def _check_data(data: str, collate: str | None) -> None:
     from dpfy.checks.mixing import check_data_set
 
     loaded = make_object(data)
-    check_data_set(loaded[0] if isinstance(loaded, tuple) else loaded, load_object(collate) if collate else None)
+    check_data_set(
+        loaded[0] if isinstance(loaded, tuple) else loaded,
+        load_object(collate) if collate else None,
+    )
 
 
 def parse_fields(example: str) -> list[tuple[str, tuple[int, ...]]]:
     """Parse ``float32[3,32,32],int64[]``."""
-    fields = [(match[1], tuple(int(size) for size in match[2].replace(",", " ").split()))
-              for match in _FIELD.finditer(example)]
-    if not fields or _FIELD.sub("", example).strip() or any(kind not in _TYPES for kind, _ in fields):
-        raise InvalidArgument(f"Expected --example {example!r} to be types with shapes, such as "
-                              f"'float32[3,32,32],int64[]'; types are {', '.join(_TYPES)}.")
+    fields = [
+        (match[1], tuple(int(size) for size in match[2].replace(",", " ").split()))
+        for match in _FIELD.finditer(example)
+    ]
+    if (
+        not fields
+        or _FIELD.sub("", example).strip()
+        or any(kind not in _TYPES for kind, _ in fields)
+    ):
+        raise InvalidArgument(
+            f"Expected --example {example!r} to be types with shapes, such as "
+            f"'float32[3,32,32],int64[]'; types are {', '.join(_TYPES)}."
+        )
     return fields
 
 
@@ -103,11 +158,17 @@ def _describe(found: "Checked", measured: "Expected | None", asked: bool) -> Non
     from rich.markup import escape
 
     console = Console(highlight=False)
-    console.print(_table(found) if found.findings else "No part that private training would have to treat in its own "
-                                                       "way.")
+    console.print(
+        _table(found)
+        if found.findings
+        else "No part that private training would have to treat in its own way."
+    )
     if found.probed is not None:
-        console.print(f"The probe {'passed' if found.probed.passed else 'failed'}: "
-                      f"{escape(found.probed.reason.rstrip('.'))}.", soft_wrap=True)
+        console.print(
+            f"The probe {'passed' if found.probed.passed else 'failed'}: "
+            f"{escape(found.probed.reason.rstrip('.'))}.",
+            soft_wrap=True,
+        )
         for line in _probe_lines(found.probed):
             console.print(escape(line), soft_wrap=True)
     elif asked:
@@ -116,8 +177,11 @@ def _describe(found: "Checked", measured: "Expected | None", asked: bool) -> Non
         console.print("Give --example to probe the model on made-up records.")
     if measured is not None:
         console.print(f"{measured}.", soft_wrap=True)
-    console.print("[green]It can be trained as it is.[/green]" if found.trainable
-                  else "[red]It cannot be trained as it is.[/red]")
+    console.print(
+        "[green]It can be trained as it is.[/green]"
+        if found.trainable
+        else "[red]It cannot be trained as it is.[/red]"
+    )
 
 
 def _probe_lines(probed: "Probed") -> Iterator[str]:
@@ -125,8 +189,12 @@ def _probe_lines(probed: "Probed") -> Iterator[str]:
     if probed.explanation is None:
         return
     names, rest = ", ".join(probed.buffers[:_PLACES]), len(probed.buffers) - _PLACES
-    yield (f"Buffers ({names}{f' and {rest} more' if rest > 0 else ''}) are not written to; what they hold counts as "
-           "public." if probed.buffers else "It has no buffers.")
+    yield (
+        f"Buffers ({names}{f' and {rest} more' if rest > 0 else ''}) are not written to; what they "
+        "hold counts as public."
+        if probed.buffers
+        else "It has no buffers."
+    )
     yield "Engines, beside one record at a time: " + "; ".join(map(str, probed.parity)) + "."
     yield str(probed.explanation)
 
@@ -138,10 +206,15 @@ def _table(found: "Checked") -> "Table":
     table = Table(show_lines=True)
     for heading in ("component", "verdict", "why, and what to do"):
         table.add_column(heading, overflow="fold")
-    for finding in sorted(found.findings, key=lambda finding: list(_COLOURS).index(finding.component.verdict)):
+    for finding in sorted(
+        found.findings, key=lambda finding: list(_COLOURS).index(finding.component.verdict)
+    ):
         row, rest = finding.component, len(finding.places) - _PLACES
         where = ", ".join(finding.places[:_PLACES]) + (f" and {rest} more" if rest > 0 else "")
         colour = _COLOURS[row.verdict]
-        table.add_row(f"[bold]{row.name}[/bold]\n{escape(where)}", f"[{colour}]{row.verdict}[/{colour}]",
-                      escape("\n".join(filter(None, (row.why, row.remedy)))))
+        table.add_row(
+            f"[bold]{row.name}[/bold]\n{escape(where)}",
+            f"[{colour}]{row.verdict}[/{colour}]",
+            escape("\n".join(filter(None, (row.why, row.remedy)))),
+        )
     return table

@@ -1,4 +1,6 @@
-"""``dpfy convert``: what a guarantee means for membership tests, as Gaussian DP, and for groups of records."""
+"""``dpfy convert``: what a guarantee means for membership tests, as Gaussian DP, and for groups of
+records.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,24 +12,38 @@ from dpfy.types import Relation
 
 
 def convert(
-    path: Annotated[Path, typer.Argument(help="A ledger, the folder of a run, or a file with a JSON list of events.",
-                                         show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A ledger, the folder of a run, or a file with a JSON list of events.",
+            show_default=False,
+        ),
+    ],
     delta: DeltaOption,
-    fpr: Annotated[float, typer.Option("--fpr", help="A false positive rate of a membership test, in [0, 1].")] = 0.001,
-    group: Annotated[int, typer.Option("--group", help="How many records one person may have, up to 1000.")] = 1,
+    fpr: Annotated[
+        float, typer.Option("--fpr", help="A false positive rate of a membership test, in [0, 1].")
+    ] = 0.001,
+    group: Annotated[
+        int, typer.Option("--group", help="How many records one person may have, up to 1000.")
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what the guarantee of a ledger means in other words; each number is a bound that may be claimed.
+    """Say what the guarantee of a ledger means in other words; each number is a bound that may be
+    claimed.
 
     Examples:
-
     dpfy convert run.dpl --delta 1e-5
 
     dpfy convert run.dpl --delta 1e-5 --fpr 0.01 --group 5 --json
     """
     from dpfy import _validate
     from dpfy.accounting import account
-    from dpfy.accounting.conversions import dominating_mu, group_claim, membership_advantage, tpr_at_fpr
+    from dpfy.accounting.conversions import (
+        dominating_mu,
+        group_claim,
+        membership_advantage,
+        tpr_at_fpr,
+    )
     from dpfy.accounting.group import group_epsilon
     from dpfy.cli._output import print_json
 
@@ -36,14 +52,27 @@ def convert(
     guarantee = account(ledger_file(path))
     guarantee = guarantee.envelope or guarantee  # what may be claimed whenever the run stopped
     gaussian = dominating_mu(guarantee, floor=delta)
-    fixed = guarantee.source.filter is None and guarantee.relation != Relation.REPLACE_ONE  # else the curve is all
-    together = (group_epsilon(guarantee.source.events, group, delta) if fixed
-                else group_claim(guarantee, group, delta))
+    fixed = (
+        guarantee.source.filter is None and guarantee.relation != Relation.REPLACE_ONE
+    )  # else the curve is all
+    together = (
+        group_epsilon(guarantee.source.events, group, delta)
+        if fixed
+        else group_claim(guarantee, group, delta)
+    )
     values: dict[str, Any] = {
-        "epsilon": guarantee.claim(delta), "delta": delta, "relation": str(guarantee.relation),
-        "unit": str(guarantee.unit), "steps": guarantee.steps, "private": guarantee.private, "mu": gaussian.mu,
-        "membership_advantage": membership_advantage(guarantee), "fpr": fpr, "tpr": tpr_at_fpr(guarantee, fpr),
-        "group": group, "group_epsilon": together,
+        "epsilon": guarantee.claim(delta),
+        "delta": delta,
+        "relation": str(guarantee.relation),
+        "unit": str(guarantee.unit),
+        "steps": guarantee.steps,
+        "private": guarantee.private,
+        "mu": gaussian.mu,
+        "membership_advantage": membership_advantage(guarantee),
+        "fpr": fpr,
+        "tpr": tpr_at_fpr(guarantee, fpr),
+        "group": group,
+        "group_epsilon": together,
     }
     print_json(values) if as_json else _describe(values)
 
@@ -52,13 +81,24 @@ def _describe(values: dict[str, Any]) -> None:
     from dpfy.cli._output import round_up
 
     if not values["private"]:
-        typer.echo("NOT PRIVATE: insecure test key. The numbers are what a secret key would have given.")
-    typer.echo(f"{values['steps']:,} steps: epsilon {round_up(values['epsilon']):.4f} at delta = {values['delta']:g}, "
-               f"for {values['relation']} of one {values['unit']}.")
-    typer.echo(f"Gaussian DP: mu = {round_up(values['mu']):.4f}, wherever delta is above {values['delta']:g}.")
-    typer.echo(f"Membership tests: the true positive rate exceeds the false positive rate by at most "
-               f"{round_up(values['membership_advantage']):.4f}, and is at most {round_up(values['tpr']):.4f} where "
-               f"that one is {values['fpr']:g}.")
+        typer.echo(
+            "NOT PRIVATE: insecure test key. The numbers are what a secret key would have given."
+        )
+    typer.echo(
+        f"{values['steps']:,} steps: epsilon {round_up(values['epsilon']):.4f} at delta = "
+        f"{values['delta']:g}, for {values['relation']} of one {values['unit']}."
+    )
+    typer.echo(
+        f"Gaussian DP: mu = {round_up(values['mu']):.4f}, wherever delta is above "
+        f"{values['delta']:g}."
+    )
+    typer.echo(
+        "Membership tests: the true positive rate exceeds the false positive rate by at most "
+        f"{round_up(values['membership_advantage']):.4f}, and is at most "
+        f"{round_up(values['tpr']):.4f} where that one is {values['fpr']:g}."
+    )
     if values["group"] > 1:
-        typer.echo(f"Groups of {values['group']} records: epsilon {round_up(values['group_epsilon']):.4f} at delta = "
-                   f"{values['delta']:g}.")
+        typer.echo(
+            f"Groups of {values['group']} records: epsilon {round_up(values['group_epsilon']):.4f} "
+            f"at delta = {values['delta']:g}."
+        )

@@ -4,14 +4,28 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli._options import DeltaOption, JsonOption, Method, MethodOption, RateOption, RelationOption, StepsOption
+from dpfy.cli._options import (
+    DeltaOption,
+    JsonOption,
+    Method,
+    MethodOption,
+    RateOption,
+    RelationOption,
+    StepsOption,
+)
 from dpfy.types import Relation
 
 
 def epsilon(
     rate: RateOption,
-    noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", show_default=False,
-                                                    help="The noise's standard deviation over the clip bound.")],
+    noise_multiplier: Annotated[
+        float,
+        typer.Option(
+            "--noise-multiplier",
+            show_default=False,
+            help="The noise's standard deviation over the clip bound.",
+        ),
+    ],
     steps: StepsOption,
     delta: DeltaOption,
     method: MethodOption = Method.PLD,
@@ -21,7 +35,6 @@ def epsilon(
     """Compute ε of DP-SGD: Poisson samples, Gaussian noise.
 
     Examples:
-
     dpfy epsilon --rate 0.01 --noise-multiplier 1.0 --steps 10000 --delta 1e-5
 
     dpfy epsilon --rate 0.01 --noise-multiplier 1.0 --steps 10000 --delta 1e-5 --method rdp --json
@@ -33,6 +46,11 @@ def epsilon(
 
     _validate.real("noise_multiplier", noise_multiplier, 0, float("inf"), open_high=True)
     step = Sampled(Poisson(rate), (SumQuery(1.0, noise_multiplier),))
-    guarantee = account(Repeated(step, _validate.count("steps", steps, minimum=0)), str(method), relation)
-    values = claims(guarantee, _validate.delta(delta)) | {"noise_multiplier": noise_multiplier, "rate": rate}
+    guarantee = account(
+        Repeated(step, _validate.count("steps", steps, minimum=0)), str(method), relation
+    )
+    values = claims(guarantee, _validate.delta(delta)) | {
+        "noise_multiplier": noise_multiplier,
+        "rate": rate,
+    }
     print_json(values) if as_json else typer.echo(sentence(values))

@@ -16,35 +16,46 @@ from dpfy.ledger.events import canonical_json
 
 ledger_app = typer.Typer(help="Verify and show ledgers.", no_args_is_help=True)
 
-_Path = Annotated[Path, typer.Argument(help="The ledger, such as run.dpl, or the folder of a run.", show_default=False)]
-_Anchor = Annotated[Path | None, typer.Option(help="The second place in which the run kept the head.",
-                                              show_default=False)]
+_Path = Annotated[
+    Path,
+    typer.Argument(help="The ledger, such as run.dpl, or the folder of a run.", show_default=False),
+]
+_Anchor = Annotated[
+    Path | None,
+    typer.Option(help="The second place in which the run kept the head.", show_default=False),
+]
 
 
 @ledger_app.command()
 def verify(path: _Path, anchor: _Anchor = None) -> None:
-    """Check every line against the hash chain, the head and the anchor; exit with 1 and the reason if one fails.
+    """Check every line against the hash chain, the head and the anchor; exit with 1 and the reason
+    if one fails.
 
     Without --anchor, restoring an older ledger together with its head cannot be noticed.
 
     Examples:
-
     dpfy ledger verify run.dpl
 
     dpfy ledger verify run.dpl --anchor /backup/run.head
     """
     ledger = _read(path, anchor)
-    torn = f", and a torn tail of {ledger.torn_bytes} bytes that counts as spent" if ledger.torn_bytes else ""
+    torn = (
+        f", and a torn tail of {ledger.torn_bytes} bytes that counts as spent"
+        if ledger.torn_bytes
+        else ""
+    )
     typer.echo(f"{path}: {ledger.lines} lines, {ledger.count} steps{torn}; head {ledger.head_hash}")
 
 
 @ledger_app.command()
-def show(path: _Path, anchor: _Anchor = None,
-         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def show(
+    path: _Path,
+    anchor: _Anchor = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Show the header and the run-length list of what was spent.
 
     Examples:
-
     dpfy ledger show run.dpl
 
     dpfy ledger show run.dpl --json
@@ -65,17 +76,28 @@ def _read(path: Path, anchor: Path | None) -> Ledger:
 
 
 def _summary(ledger: Ledger) -> dict[str, Any]:
-    return {"path": str(ledger.path), "lines": ledger.lines, "head_hash": ledger.head_hash, "steps": ledger.count,
-            "torn_bytes": ledger.torn_bytes, "filter_used": _filter_used(ledger),
-            "header": ledger.header.to_json() if ledger.header else None, "basis": list(ledger.basis),
-            "uses": [run.to_json() for run in ledger.uses]}
+    return {
+        "path": str(ledger.path),
+        "lines": ledger.lines,
+        "head_hash": ledger.head_hash,
+        "steps": ledger.count,
+        "torn_bytes": ledger.torn_bytes,
+        "filter_used": _filter_used(ledger),
+        "header": ledger.header.to_json() if ledger.header else None,
+        "basis": list(ledger.basis),
+        "uses": [run.to_json() for run in ledger.uses],
+    }
 
 
 def _filter_used(ledger: Ledger) -> float | None:
-    """The share of the filter that is spent; None without a filter, and for one that this version does not know."""
+    """The share of the filter that is spent; None without a filter, and for one that this version
+    does not know.
+    """
     if ledger.header is None or ledger.header.filter is None:
         return None
-    from dpfy.accounting.filtered import share_used  # numpy and scipy, which other ledgers do not need
+    from dpfy.accounting.filtered import (
+        share_used,
+    )  # numpy and scipy, which other ledgers do not need
 
     try:
         return share_used(ledger)
@@ -85,19 +107,30 @@ def _filter_used(ledger: Ledger) -> float | None:
 
 def _header_table(ledger: Ledger) -> Table:
     table = Table(show_header=False, box=None)
-    rows = {"ledger": str(ledger.path), "lines": str(ledger.lines), "steps": str(ledger.count),
-            "head hash": ledger.head_hash}
+    rows = {
+        "ledger": str(ledger.path),
+        "lines": str(ledger.lines),
+        "steps": str(ledger.count),
+        "head hash": ledger.head_hash,
+    }
     if ledger.torn_bytes:
         rows["torn tail"] = f"{ledger.torn_bytes} bytes, counted as one step"
     if ledger.header is not None:
         header = ledger.header.to_json()
         planned = sum(run.times for run in ledger.header.envelope)
-        rows |= {name: str(header[name]) for name in ("unit", "relation", "key_source", "library", "created")}
-        rows |= {"registered steps": str(planned) if planned else "none",
-                 **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")},
-                 "strict": "yes" if ledger.header.strict else "no"}
+        rows |= {
+            name: str(header[name])
+            for name in ("unit", "relation", "key_source", "library", "created")
+        }
+        rows |= {
+            "registered steps": str(planned) if planned else "none",
+            **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")},
+            "strict": "yes" if ledger.header.strict else "no",
+        }
     if (used := _filter_used(ledger)) is not None:
-        rows["filter used"] = f"{used:.1%}: a reading; the guarantee is the filter's limit, however little is used"
+        rows["filter used"] = (
+            f"{used:.1%}: a reading; the guarantee is the filter's limit, however little is used"
+        )
     for name, value in rows.items():
         table.add_row(name, escape(value), style=None)
     return table

@@ -30,34 +30,53 @@ def _number(name: str, help: str) -> Any:
 @plan_app.callback(invoke_without_command=True)
 def plan(
     context: typer.Context,
-    records: Annotated[int | None, _number("records", "The declared public number of records.")] = None,
-    epsilon: Annotated[list[float] | None, _number("epsilon", "The ε not to exceed; several give several curves.")
-                       ] = None,
+    records: Annotated[
+        int | None, _number("records", "The declared public number of records.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, _number("epsilon", "The ε not to exceed; several give several curves.")
+    ] = None,
     delta: Annotated[float | None, _number("delta", "The δ of the claim, in (0, 1).")] = None,
-    noise_multiplier: Annotated[float | None, _number("noise-multiplier", "The noise over the clip bound, σ.")] = None,
+    noise_multiplier: Annotated[
+        float | None, _number("noise-multiplier", "The noise over the clip bound, σ.")
+    ] = None,
     rate: Annotated[float | None, _number("rate", "The sampling rate q, in (0, 1].")] = None,
-    batch_size: Annotated[float | None, _number("batch-size", "The expected batch size, in place of --rate.")] = None,
+    batch_size: Annotated[
+        float | None, _number("batch-size", "The expected batch size, in place of --rate.")
+    ] = None,
     steps: Annotated[int | None, _number("steps", "How many steps.")] = None,
-    epochs: Annotated[float | None, _number("epochs", "How many passes, in the place of --steps.")] = None,
-    clip: Annotated[float, typer.Option("--clip", help="The clip bound C: noise grows with it, ε does not.")] = 1.0,
-    rates: Annotated[str | None, _number("rates", "A range such as 0.001:1: σ over these rates.")] = None,
-    batch_sizes: Annotated[str | None, _number("batch-sizes", "A range such as 100:60000: σC/B over it.")] = None,
-    plot: Annotated[Path | None, _number("plot", "A .png, .svg or .pdf file, or a page with sliders: .html.")] = None,
+    epochs: Annotated[
+        float | None, _number("epochs", "How many passes, in the place of --steps.")
+    ] = None,
+    clip: Annotated[
+        float, typer.Option("--clip", help="The clip bound C: noise grows with it, ε does not.")
+    ] = 1.0,
+    rates: Annotated[
+        str | None, _number("rates", "A range such as 0.001:1: σ over these rates.")
+    ] = None,
+    batch_sizes: Annotated[
+        str | None, _number("batch-sizes", "A range such as 100:60000: σC/B over it.")
+    ] = None,
+    plot: Annotated[
+        Path | None, _number("plot", "A .png, .svg or .pdf file, or a page with sliders: .html.")
+    ] = None,
     method: MethodOption = Method.PLD,
     relation: RelationOption = Relation.ADD_OR_REMOVE_ONE,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what is left open of ε, δ, noise, rate and steps; or draw noise over rates or batch sizes.
+    """Find what is left open of ε, δ, noise, rate and steps; or draw noise over rates or batch
+    sizes.
 
     Examples:
-
     dpfy plan --records 60000 --batch-size 6000 --epochs 60 --epsilon 3 --delta 1e-5
 
     dpfy plan --records 60000 --noise-multiplier 4 --epochs 60 --epsilon 3 --delta 1e-5
 
-    dpfy plan --records 60000 --epsilon 3 --delta 1e-5 --epochs 60 --rates 0.001:1 --plot contours.png
+    dpfy plan --records 60000 --epsilon 3 --delta 1e-5 --epochs 60 --rates 0.001:1 --plot
+    contours.png
 
-    dpfy plan --records 60000 --epsilon 3 --delta 1e-5 --steps 600 --batch-sizes 60:60000 --plot batches.svg
+    dpfy plan --records 60000 --epsilon 3 --delta 1e-5 --steps 600 --batch-sizes 60:60000 --plot
+    batches.svg
 
     dpfy plan --records 60000 --plot plan.html
     """
@@ -71,23 +90,63 @@ def plan(
 
         check_ending(plot)
         if rates is None and batch_sizes is None:
-            raise InvalidArgument(f"Drawing {plot} needs --rates or --batch-sizes, such as --rates 0.001:1.")
+            raise InvalidArgument(
+                f"Drawing {plot} needs --rates or --batch-sizes, such as --rates 0.001:1."
+            )
     if page:
         assert plot is not None
-        _write_page(plot, {"epsilon": _single(epsilon), "delta": delta, "epochs": epochs, "records": records,
-                           "batch_size": batch_size})
+        _write_page(
+            plot,
+            {
+                "epsilon": _single(epsilon),
+                "delta": delta,
+                "epochs": epochs,
+                "records": records,
+                "batch_size": batch_size,
+            },
+        )
     elif rates is not None:
-        _contours(_all("epsilon", epsilon), _needed("delta", delta), _needed("epochs", epochs), records,
-                  _range("rates", rates), plot, str(method), as_json)
+        _contours(
+            _all("epsilon", epsilon),
+            _needed("delta", delta),
+            _needed("epochs", epochs),
+            records,
+            _range("rates", rates),
+            plot,
+            str(method),
+            as_json,
+        )
     elif batch_sizes is not None:
-        _batches(_all("epsilon", epsilon), _needed("delta", delta), _needed("records", records),
-                 _needed("steps", steps), clip, _range("batch-sizes", batch_sizes), plot, str(method), as_json)
+        _batches(
+            _all("epsilon", epsilon),
+            _needed("delta", delta),
+            _needed("records", records),
+            _needed("steps", steps),
+            clip,
+            _range("batch-sizes", batch_sizes),
+            plot,
+            str(method),
+            as_json,
+        )
     else:
         from dpfy.planning import solve
 
-        _tell(solve(records=records, epsilon=_single(epsilon), delta=delta, noise_multiplier=noise_multiplier,
-                    rate=rate, batch_size=batch_size, steps=steps, epochs=epochs, relation=relation,
-                    method=str(method)), clip, as_json)
+        _tell(
+            solve(
+                records=records,
+                epsilon=_single(epsilon),
+                delta=delta,
+                noise_multiplier=noise_multiplier,
+                rate=rate,
+                batch_size=batch_size,
+                steps=steps,
+                epochs=epochs,
+                relation=relation,
+                method=str(method),
+            ),
+            clip,
+            as_json,
+        )
 
 
 def _needed(name: str, value: Any) -> Any:
@@ -102,7 +161,10 @@ def _all(name: str, values: list[float] | None) -> list[float]:
 
 def _single(epsilon: list[float] | None) -> float | None:
     if epsilon and len(epsilon) > 1:
-        raise InvalidArgument(f"Expected one --epsilon, got {len(epsilon)}; several are for --rates and --batch-sizes.")
+        raise InvalidArgument(
+            f"Expected one --epsilon, got {len(epsilon)}; several are for --rates and "
+            "--batch-sizes."
+        )
     return epsilon[0] if epsilon else None
 
 
@@ -115,7 +177,9 @@ def _range(name: str, text: str) -> list[float]:
     except ValueError:
         low = high = 0.0
     if not 0 < low < high:
-        raise InvalidArgument(f"Expected --{name} {text!r} to be a range LOW:HIGH above zero, such as 0.001:1.")
+        raise InvalidArgument(
+            f"Expected --{name} {text!r} to be a range LOW:HIGH above zero, such as 0.001:1."
+        )
     middle = np.geomspace(low, high, _POINTS)[1:-1].tolist()
     return [low, *middle, high]
 
@@ -125,69 +189,184 @@ def _tell(found: "Sketch", clip: float, as_json: bool) -> None:
     from dpfy.planning import diminishing_batch
 
     mean = found.noise_in_mean(clip)
-    turn = None if found.records is None else diminishing_batch(found.records, found.epsilon, found.steps)
+    turn = (
+        None
+        if found.records is None
+        else diminishing_batch(found.records, found.epsilon, found.steps)
+    )
     if as_json:
-        print_json({"solved": found.solved, "epsilon": found.epsilon, "delta": found.delta,
-                    "noise_multiplier": found.noise_multiplier, "rate": found.rate, "steps": found.steps,
-                    "epochs": found.epochs, "records": found.records, "batch_size": found.batch_size, "clip": clip,
-                    "noise_in_mean": mean, "diminishing_batch": turn, "relation": str(found.relation),
-                    "method": found.method})
+        print_json(
+            {
+                "solved": found.solved,
+                "epsilon": found.epsilon,
+                "delta": found.delta,
+                "noise_multiplier": found.noise_multiplier,
+                "rate": found.rate,
+                "steps": found.steps,
+                "epochs": found.epochs,
+                "records": found.records,
+                "batch_size": found.batch_size,
+                "clip": clip,
+                "noise_in_mean": mean,
+                "diminishing_batch": turn,
+                "relation": str(found.relation),
+                "method": found.method,
+            }
+        )
         return
-    batch = "" if found.batch_size is None else f", batches of {found.batch_size:,.6g} of {found.records:,} records"
-    typer.echo(f"{found.solved.replace('_', ' ')}: {getattr(found, found.solved)!r}\n"
-               f"{found.steps:,} steps at rate {found.rate:.6g} ({found.epochs:.4g} epochs{batch}), noise multiplier "
-               f"{found.noise_multiplier:.6g}: ({round_up(found.epsilon):.4f}, {found.delta:.3g})-differential "
-               "privacy.")
+    batch = (
+        ""
+        if found.batch_size is None
+        else f", batches of {found.batch_size:,.6g} of {found.records:,} records"
+    )
+    typer.echo(
+        f"{found.solved.replace('_', ' ')}: {getattr(found, found.solved)!r}\n"
+        f"{found.steps:,} steps at rate {found.rate:.6g} ({found.epochs:.4g} epochs{batch}), noise "
+        "multiplier "
+        f"{found.noise_multiplier:.6g}: ({round_up(found.epsilon):.4f}, "
+        f"{found.delta:.3g})-differential "
+        "privacy."
+    )
     if mean is not None and turn is not None:
-        typer.echo(f"Noise in each coordinate of the mean gradient: {mean:.4g} for clip {clip:g}. Batches beyond "
-                   f"{turn:,.0f} bring less and less at this number of steps.")
+        typer.echo(
+            f"Noise in each coordinate of the mean gradient: {mean:.4g} for clip {clip:g}. Batches "
+            f"beyond {turn:,.0f} bring less and less at this number of steps."
+        )
 
 
-def _contours(epsilons: list[float], delta: float, epochs: float, records: int | None, rates: list[float],
-              plot: Path | None, method: str, as_json: bool) -> None:
+def _contours(
+    epsilons: list[float],
+    delta: float,
+    epochs: float,
+    records: int | None,
+    rates: list[float],
+    plot: Path | None,
+    method: str,
+    as_json: bool,
+) -> None:
     from dpfy.planning import noise_over_rate
     from dpfy.planning.plots import draw_contours
     from dpfy.planning.solve import steps_of
 
-    lines = [noise_over_rate(epsilon, delta=delta, epochs=epochs, rates=rates, method=method) for epsilon in epsilons]
-    columns = ["rate", *(["batch"] if records else []), "steps", *(f"noise at ε = {line.epsilon:g}" for line in lines)]
-    rows = [[f"{rate:.4g}", *([f"{rate * records:,.6g}"] if records else []), f"{steps_of(epochs, rate):,}",
-             *(f"{line.noise[place]:.4f}" for line in lines)] for place, rate in enumerate(rates)]
-    _show(as_json, {"epochs": epochs, "delta": delta, "method": method,
-                    "contours": [_contour_json(line) for line in lines]},
-          columns, rows, [f"ε = {line.epsilon:g}: σ ≈ {line.root_law:.4g}·√q over these rates; σ/√q itself goes from "
-                          f"{line.root_laws[0]:.3g} to {line.root_laws[-1]:.3g}." for line in lines])
+    lines = [
+        noise_over_rate(epsilon, delta=delta, epochs=epochs, rates=rates, method=method)
+        for epsilon in epsilons
+    ]
+    columns = [
+        "rate",
+        *(["batch"] if records else []),
+        "steps",
+        *(f"noise at ε = {line.epsilon:g}" for line in lines),
+    ]
+    rows = [
+        [
+            f"{rate:.4g}",
+            *([f"{rate * records:,.6g}"] if records else []),
+            f"{steps_of(epochs, rate):,}",
+            *(f"{line.noise[place]:.4f}" for line in lines),
+        ]
+        for place, rate in enumerate(rates)
+    ]
+    _show(
+        as_json,
+        {
+            "epochs": epochs,
+            "delta": delta,
+            "method": method,
+            "contours": [_contour_json(line) for line in lines],
+        },
+        columns,
+        rows,
+        [
+            f"ε = {line.epsilon:g}: σ ≈ {line.root_law:.4g}·√q over these rates; σ/√q itself goes "
+            f"from {line.root_laws[0]:.3g} to {line.root_laws[-1]:.3g}."
+            for line in lines
+        ],
+    )
     if plot is not None:
         _wrote(draw_contours(plot, lines, delta=delta, epochs=epochs), as_json)
 
 
 def _contour_json(line: "Contour") -> dict[str, Any]:
-    return {"epsilon": line.epsilon, "rates": line.rates, "noise_multipliers": line.noise, "c": line.root_law}
+    return {
+        "epsilon": line.epsilon,
+        "rates": line.rates,
+        "noise_multipliers": line.noise,
+        "c": line.root_law,
+    }
 
 
-def _batches(epsilons: list[float], delta: float, records: int, steps: int, clip: float, sizes: list[float],
-             plot: Path | None, method: str, as_json: bool) -> None:
+def _batches(
+    epsilons: list[float],
+    delta: float,
+    records: int,
+    steps: int,
+    clip: float,
+    sizes: list[float],
+    plot: Path | None,
+    method: str,
+    as_json: bool,
+) -> None:
     from dpfy.planning import noise_over_batch
     from dpfy.planning.plots import draw_batch_curves
 
-    curves = [noise_over_batch(epsilon, delta=delta, records=records, steps=steps, batch_sizes=sizes, clip=clip,
-                               method=method) for epsilon in epsilons]
-    rows = [[f"{size:,.6g}", f"{size * steps / records:,.4g}",
-             *(f"{curve.noise_in_mean[place]:.4g}" for curve in curves)] for place, size in enumerate(sizes)]
-    _show(as_json, {"records": records, "steps": steps, "delta": delta, "clip": clip, "method": method,
-                    "curves": [_curve_json(curve) for curve in curves]},
-          ["batch", "epochs", *(f"σC/B at ε = {curve.epsilon:g}" for curve in curves)], rows,
-          [f"ε = {curve.epsilon:g}: beyond batches of {curve.diminishing:,.0f} returns diminish." for curve in curves])
+    curves = [
+        noise_over_batch(
+            epsilon,
+            delta=delta,
+            records=records,
+            steps=steps,
+            batch_sizes=sizes,
+            clip=clip,
+            method=method,
+        )
+        for epsilon in epsilons
+    ]
+    rows = [
+        [
+            f"{size:,.6g}",
+            f"{size * steps / records:,.4g}",
+            *(f"{curve.noise_in_mean[place]:.4g}" for curve in curves),
+        ]
+        for place, size in enumerate(sizes)
+    ]
+    _show(
+        as_json,
+        {
+            "records": records,
+            "steps": steps,
+            "delta": delta,
+            "clip": clip,
+            "method": method,
+            "curves": [_curve_json(curve) for curve in curves],
+        },
+        ["batch", "epochs", *(f"σC/B at ε = {curve.epsilon:g}" for curve in curves)],
+        rows,
+        [
+            f"ε = {curve.epsilon:g}: beyond batches of {curve.diminishing:,.0f} returns diminish."
+            for curve in curves
+        ],
+    )
     if plot is not None:
         _wrote(draw_batch_curves(plot, curves, delta=delta, records=records, steps=steps), as_json)
 
 
 def _curve_json(curve: "BatchCurve") -> dict[str, Any]:
-    return {"epsilon": curve.epsilon, "batch_sizes": curve.batch_sizes, "noise_in_mean": curve.noise_in_mean,
-            "diminishing_batch": curve.diminishing}
+    return {
+        "epsilon": curve.epsilon,
+        "batch_sizes": curve.batch_sizes,
+        "noise_in_mean": curve.noise_in_mean,
+        "diminishing_batch": curve.diminishing,
+    }
 
 
-def _show(as_json: bool, values: dict[str, Any], columns: list[str], rows: list[list[str]], notes: list[str]) -> None:
+def _show(
+    as_json: bool,
+    values: dict[str, Any],
+    columns: list[str],
+    rows: list[list[str]],
+    notes: list[str],
+) -> None:
     from dpfy.cli._output import print_json
 
     if as_json:

@@ -15,27 +15,54 @@ if TYPE_CHECKING:
 
 
 def report(
-    path: Annotated[Path, typer.Argument(help="A ledger, such as run.dpl, or the folder of a run.",
-                                         show_default=False)],
-    delta: Annotated[float | None, typer.Option(help="δ of the guarantee; that of the budget or filter if left out.",
-                                                show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write report.md, report.json and report.html into this folder.",
-                                             show_default=False)] = None,
-    facts: Annotated[Path | None, typer.Option(help="A JSON file of declared facts, or an earlier report.json.",
-                                               show_default=False)] = None,
-    anchor: Annotated[Path | None, typer.Option(help="The second place in which the run kept the head.",
-                                                show_default=False)] = None,
-    model_card: Annotated[bool, typer.Option("--model-card", help="Print the section on privacy of a model card "
-                                                                  "instead.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Compute the report.json beside the ledger, or the one that "
-                                                          "--facts names, again; exit with 1 if it differs.")] = False,
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A ledger, such as run.dpl, or the folder of a run.", show_default=False
+        ),
+    ],
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="δ of the guarantee; that of the budget or filter if left out.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write report.md, report.json and report.html into this folder.",
+            show_default=False,
+        ),
+    ] = None,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            help="A JSON file of declared facts, or an earlier report.json.", show_default=False
+        ),
+    ] = None,
+    anchor: Annotated[
+        Path | None,
+        typer.Option(help="The second place in which the run kept the head.", show_default=False),
+    ] = None,
+    model_card: Annotated[
+        bool,
+        typer.Option("--model-card", help="Print the section on privacy of a model card instead."),
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compute the report.json beside the ledger, or the one that --facts names, again; "
+            "exit with 1 if it differs.",
+        ),
+    ] = False,
 ) -> None:
     """State what a run guarantees, to whom, on which assumptions, and what is not covered.
 
-    Without --out the report is printed as Markdown. The facts of a run's own report.json are used again.
+    Without --out the report is printed as Markdown. The facts of a run's own report.json are used
+    again.
 
     Examples:
-
     dpfy report run.dpl --delta 1e-5
 
     dpfy report runs/digits --out reports/digits
@@ -71,7 +98,10 @@ def _verify(ledger: "Ledger", file: Path) -> None:
         typer.echo(difference)
     if found:
         raise typer.Exit(1)
-    typer.echo(f"{file} says what the ledger with head {ledger.head_hash} says: every number was computed again.")
+    typer.echo(
+        f"{file} says what the ledger with head {ledger.head_hash} says: every number was computed "
+        "again."
+    )
 
 
 def _planned_delta(ledger: "Ledger") -> float:
@@ -79,7 +109,9 @@ def _planned_delta(ledger: "Ledger") -> float:
     for declared in () if header is None else ((header.plan or {}).get("budget"), header.filter):
         if isinstance(declared, dict) and isinstance(declared.get("delta"), float):
             return declared["delta"]
-    raise InvalidArgument("The ledger declares no budget, nor a filter with a δ. Give --delta, such as --delta 1e-5.")
+    raise InvalidArgument(
+        "The ledger declares no budget, nor a filter with a δ. Give --delta, such as --delta 1e-5."
+    )
 
 
 def _declared(file: Path | None) -> "RunFacts | None":
@@ -90,6 +122,8 @@ def _declared(file: Path | None) -> "RunFacts | None":
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        raise InvalidArgument(f"Expected {str(file)!r} to hold declared facts as JSON; it is not JSON.") from None
+        raise InvalidArgument(
+            f"Expected {str(file)!r} to hold declared facts as JSON; it is not JSON."
+        ) from None
     is_report = isinstance(value, dict) and "schema_version" in value
     return RunFacts.from_json(value.get("facts") if is_report else value)

@@ -13,24 +13,42 @@ if TYPE_CHECKING:
 
 
 def resources(
-    factory: Annotated[str, typer.Argument(help="A function that returns a model, or a tuple of a model and its loss: "
-                                                "package.module:name.", show_default=False)],
-    example: Annotated[str, typer.Option(help="Type and shape of each field of one record, such as "
-                                              "'float32[3,32,32],int64[]'.", show_default=False)],
+    factory: Annotated[
+        str,
+        typer.Argument(
+            help="A function that returns a model, or a tuple of a model and its loss: "
+            "package.module:name.",
+            show_default=False,
+        ),
+    ],
+    example: Annotated[
+        str,
+        typer.Option(
+            help="Type and shape of each field of one record, such as 'float32[3,32,32],int64[]'.",
+            show_default=False,
+        ),
+    ],
     batch_size: Annotated[int, typer.Option(help="The expected batch size.")] = 1024,
-    records: Annotated[int | None, typer.Option(help="The declared number of records.", show_default=False)] = None,
-    steps: Annotated[int, typer.Option(help="The steps of the largest batch that fits into --hours.")] = 300,
+    records: Annotated[
+        int | None, typer.Option(help="The declared number of records.", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(help="The steps of the largest batch that fits into --hours.")
+    ] = 300,
     hours: Annotated[float, typer.Option(help="The time that there is.")] = 1.0,
-    memory: Annotated[float | None, typer.Option(help="The memory that there is, in GB.", show_default=False)] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="The memory that there is, in GB.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a few private steps on made-up records; say what they take, and what fits. No record is read.
+    """Take a few private steps on made-up records; say what they take, and what fits. No record is
+    read.
 
     Examples:
-
     dpfy plan resources mymodel:make --example 'float32[3,32,32],int64[]'
 
-    dpfy plan resources mymodel:make --example 'float32[3,32,32],int64[]' --records 50000 --hours 2 --memory 8
+    dpfy plan resources mymodel:make --example 'float32[3,32,32],int64[]' --records 50000 --hours 2
+    --memory 8
     """
     fields = parse_fields(example)
     made = make_object(factory)
@@ -50,10 +68,16 @@ def resources(
 
 def _tell(found: "Resources", fits: dict[str, float], hours: float, steps: int) -> None:
     typer.echo(str(found))
-    typer.echo(f"largest batch of which {steps:,} steps fit into {hours:g} h: {fits['largest_batch']:,}")
+    typer.echo(
+        f"largest batch of which {steps:,} steps fit into {hours:g} h: {fits['largest_batch']:,}"
+    )
     if "epochs" in fits:
-        typer.echo(f"an epoch takes {fits['seconds_per_epoch']:,.1f} s: {fits['epochs']:,.1f} epochs fit into "
-                   f"{hours:g} h")
+        typer.echo(
+            f"an epoch takes {fits['seconds_per_epoch']:,.1f} s: {fits['epochs']:,.1f} epochs fit "
+            f"into {hours:g} h"
+        )
     if "max_physical_batch" in fits:
-        typer.echo(f"records at once that fit into memory (max_physical_batch): {fits['max_physical_batch']:,}; a "
-                   "batch of any size is computed in such chunks")
+        typer.echo(
+            "records at once that fit into memory (max_physical_batch): "
+            f"{fits['max_physical_batch']:,}; a batch of any size is computed in such chunks"
+        )

@@ -18,19 +18,25 @@ from dpfy.trainer.config import TrainConfig, template
 if TYPE_CHECKING:
     from dpfy.trainer.trainer import TrainingResult
 
-ConfigArgument = Annotated[Path | None, typer.Argument(help="A TOML or YAML file of settings; `dpfy init` writes one.",
-                                                       show_default=False)]
-ResumeOption = Annotated[Path | None, typer.Option(help="The folder of an interrupted run to go on with.",
-                                                   show_default=False)]
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A TOML or YAML file of settings; `dpfy init` writes one.", show_default=False
+    ),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(help="The folder of an interrupted run to go on with.", show_default=False),
+]
 
 
 def train(config: ConfigArgument = None, resume: ResumeOption = None, **flags: Any) -> None:
     """Train with differential privacy; without arguments, on the embedded digits at ε = 3.
 
-    Flags go over the settings in the file. The run's folder holds the model, the ledger and the report.
+    Flags go over the settings in the file. The run's folder holds the model, the ledger and the
+    report.
 
     Examples:
-
     dpfy train
 
     dpfy train --data mnist --data-dir ~/data --epsilon 1 --epochs 20
@@ -53,16 +59,24 @@ def train(config: ConfigArgument = None, resume: ResumeOption = None, **flags: A
 def _trained(config: Path | None, resume: Path | None, flags: dict[str, Any]) -> "TrainingResult":
     given = {name: value for name, value in flags.items() if value is not None}
     if resume is not None and (config is not None or given):
-        raise InvalidArgument("--resume goes on with the settings of the run; leave the other settings out.")
+        raise InvalidArgument(
+            "--resume goes on with the settings of the run; leave the other settings out."
+        )
     if "delta" in given and given["delta"] != "auto":
         given["delta"] = _number("delta", given["delta"])
-    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
+    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(
+        given
+    )
 
     from dpfy.cli._progress import ProgressBar  # these load torch, and the help does not need it
     from dpfy.trainer.trainer import Trainer, resume_training
 
     bar = ProgressBar(Console())
-    return resume_training(resume, [bar]) if resume is not None else Trainer(settings, callbacks=[bar]).fit()
+    return (
+        resume_training(resume, [bar])
+        if resume is not None
+        else Trainer(settings, callbacks=[bar]).fit()
+    )
 
 
 def init(
@@ -72,7 +86,6 @@ def init(
     """Write a commented template of all settings.
 
     Examples:
-
     dpfy init
 
     dpfy init experiments/mnist.toml
@@ -86,17 +99,31 @@ def init(
 def _conclude(result: "TrainingResult", console: Console) -> None:
     from dpfy.cli._output import round_up
 
-    early = " (stopped early on public data: the claim is the whole plan's)" if result.stopped_early else ""
+    early = (
+        " (stopped early on public data: the claim is the whole plan's)"
+        if result.stopped_early
+        else ""
+    )
     if result.evaluations:
-        console.print(f"accuracy on public data: [bold]{result.evaluations[-1].accuracy:.1%}[/bold]")
-    console.print(f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-differential privacy[/bold]{early}")
+        console.print(
+            f"accuracy on public data: [bold]{result.evaluations[-1].accuracy:.1%}[/bold]"
+        )
+    console.print(
+        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-differential privacy[/bold]{early}"
+    )
     folder = escape(str(result.folder))
-    console.print(f"report: {folder}/report.html\nnext:   {escape(_program())} account {folder}/ledger.dpl "
-                  f"--delta {result.delta:g}", highlight=False, soft_wrap=True)
+    console.print(
+        f"report: {folder}/report.html\nnext:   {escape(_program())} account {folder}/ledger.dpl "
+        f"--delta {result.delta:g}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _program() -> str:
-    """How to call this program again: as it was called, where the shell would not find it by its name."""
+    """How to call this program again: as it was called, where the shell would not find it by its
+    name.
+    """
     called = sys.argv[0]
     return called if Path(called).name == "dpfy" and shutil.which("dpfy") is None else "dpfy"
 
@@ -116,13 +143,19 @@ def _flag(name: str, annotation: Any, help: str) -> inspect.Parameter:
     declaration = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     option = typer.Option(declaration, help=help, show_default=False)
     described: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described
+    )
 
 
 def _add_flags() -> None:
     """Give :func:`train` one flag per setting, so that there is one schema for files and flags."""
     flags = [_flag(item.name, item.type, item.metadata["help"]) for item in fields(TrainConfig)]
-    own = [p for p in inspect.signature(train).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    own = [
+        p
+        for p in inspect.signature(train).parameters.values()
+        if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     train.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
     train.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
 

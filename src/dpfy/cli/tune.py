@@ -20,57 +20,124 @@ if TYPE_CHECKING:
 
 def tune(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(help="A file of settings, as for dpfy train.",
-                                                  show_default=False)] = None,
-    search: Annotated[list[str] | None, typer.Option(
-        help="A setting and its values: learning_rate=log:0.05:5, momentum=0:0.95 or clip=0.5,1,2. Once for each.",
-        show_default=False)] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The ε of the whole search, trials that lose included.",
-                                                  show_default=False)] = None,
-    delta: Annotated[float | None, typer.Option(help="Its δ; that of the settings if left out.",
-                                                show_default=False)] = None,
-    trials: Annotated[float, typer.Option(help="How many trials: in expectation, or exactly under composition.")] = 10,
-    accounting: Annotated[str, typer.Option(help="select (a secret number of trials, of which only the best is "
-                                                 "released), compose (all of them are paid for) or public (all data "
-                                                 "are public: nothing is charged).")] = "select",
-    law: Annotated[str, typer.Option(help="Of the secret number: geometric, logarithmic or poisson.")] = "geometric",
-    score: Annotated[str, typer.Option(help="What makes a trial the best: public (accuracy on public data) or private "
-                                            "(noisy accuracy that the trial releases).")] = "public",
-    proposals: Annotated[str, typer.Option(help="random, or bayesian (by Optuna, under composition).")] = "random",
-    storage: Annotated[str | None, typer.Option(help="Where Optuna keeps its study, such as sqlite:///study.db.",
-                                                show_default=False)] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)] = None,
-    data_dir: Annotated[str | None, typer.Option(help="The folder of the data sets.", show_default=False)] = None,
-    epochs: Annotated[float | None, typer.Option(help="The epochs of each trial.", show_default=False)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="The expected number of records per step.",
-                                                   show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(help="Of the search; default: the data set and the time.",
-                                             show_default=False)] = None,
-    out: Annotated[str | None, typer.Option(help="The folder of all runs.", show_default=False)] = None,
-    resume: Annotated[Path | None, typer.Option(help="The folder of an interrupted search to go on with; under "
-                                                     "composition only.", show_default=False)] = None,
-    share: Annotated[bool, typer.Option("--share", help="Declare the search and pay for all of its trials, for workers "
-                                                        "to take; under composition, or on public data.")] = False,
-    work: Annotated[Path | None, typer.Option(help="The folder of a shared search: take trials until none is left, "
-                                                   "beside any number of other workers.", show_default=False)] = None,
-    finish: Annotated[Path | None, typer.Option(help="The folder of a shared search whose workers are done: release "
-                                                     "the best trial.", show_default=False)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A file of settings, as for dpfy train.", show_default=False),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting and its values: learning_rate=log:0.05:5, momentum=0:0.95 or "
+            "clip=0.5,1,2. Once for each.",
+            show_default=False,
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="The ε of the whole search, trials that lose included.", show_default=False
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Its δ; that of the settings if left out.", show_default=False),
+    ] = None,
+    trials: Annotated[
+        float, typer.Option(help="How many trials: in expectation, or exactly under composition.")
+    ] = 10,
+    accounting: Annotated[
+        str,
+        typer.Option(
+            help="select (a secret number of trials, of which only the best is released), compose "
+            "(all of them are paid for) or public (all data are public: nothing is charged)."
+        ),
+    ] = "select",
+    law: Annotated[
+        str, typer.Option(help="Of the secret number: geometric, logarithmic or poisson.")
+    ] = "geometric",
+    score: Annotated[
+        str,
+        typer.Option(
+            help="What makes a trial the best: public (accuracy on public data) or private (noisy "
+            "accuracy that the trial releases)."
+        ),
+    ] = "public",
+    proposals: Annotated[
+        str, typer.Option(help="random, or bayesian (by Optuna, under composition).")
+    ] = "random",
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Where Optuna keeps its study, such as sqlite:///study.db.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="The folder of the data sets.", show_default=False)
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="The epochs of each trial.", show_default=False)
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="The expected number of records per step.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the search; default: the data set and the time.", show_default=False),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder of all runs.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of an interrupted search to go on with; under composition only.",
+            show_default=False,
+        ),
+    ] = None,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share",
+            help="Declare the search and pay for all of its trials, for workers to take; under "
+            "composition, or on public data.",
+        ),
+    ] = False,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of a shared search: take trials until none is left, beside any number "
+            "of other workers.",
+            show_default=False,
+        ),
+    ] = None,
+    finish: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of a shared search whose workers are done: release the best trial.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for settings within one budget, and release the best trial's model.
 
-    Settings that are not searched come from the file, or are those of dpfy train. How many trials there were and what
-    became of the others stays secret, unless all are paid for by composition.
+    Settings that are not searched come from the file, or are those of dpfy train. How many trials
+    there were and what became of the others stays secret, unless all are paid for by composition.
 
     Examples:
-
     dpfy tune --search learning_rate=log:0.05:5 --epsilon 3 --trials 20
 
-    dpfy tune config.toml --search clip=0.1,0.5,1 --search momentum=0:0.95 --epsilon 8 --accounting compose
+    dpfy tune config.toml --search clip=0.1,0.5,1 --search momentum=0:0.95 --epsilon 8 --accounting
+    compose
 
     dpfy tune --resume runs/tune-digits-20260101-120000
 
-    dpfy tune --search clip=0.1,0.5,1 --epsilon 8 --trials 12 --accounting compose --name wide --share
+    dpfy tune --search clip=0.1,0.5,1 --epsilon 8 --trials 12 --accounting compose --name wide
+    --share
 
     dpfy tune --work runs/wide
 
@@ -79,18 +146,37 @@ def tune(
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
-    given = {"data": data, "data_dir": data_dir, "delta": delta, "epochs": epochs, "batch_size": batch_size,
-             "name": name, "out": out}
-    options: dict[str, Any] = {"epsilon": epsilon, "trials": trials, "accounting": accounting, "law": law,
-                               "score": score, "proposals": proposals, "storage": storage}
+    given = {
+        "data": data,
+        "data_dir": data_dir,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "name": name,
+        "out": out,
+    }
+    options: dict[str, Any] = {
+        "epsilon": epsilon,
+        "trials": trials,
+        "accounting": accounting,
+        "law": law,
+        "score": score,
+        "proposals": proposals,
+        "storage": storage,
+    }
     _check_alone(context)
     from dpfy import tuning  # torch is loaded only when it is needed
 
     if work is not None:
         with _progress(console, counted=True) as tell:
             done = tuning.work_on_tuning(work, data_dir=data_dir, tell=tell)
-        _say({"folder": str(work), "trials_done": done}, as_json, console,
-             f"{done} trials were done here, and none is left. When all workers are done: dpfy tune --finish {work}")
+        _say(
+            {"folder": str(work), "trials_done": done},
+            as_json,
+            console,
+            f"{done} trials were done here, and none is left. When all workers are done: dpfy tune "
+            f"--finish {work}",
+        )
     elif finish is not None:
         _conclude(tuning.finish_tuning(finish, data_dir=data_dir), as_json, console)
     elif resume is not None:
@@ -98,17 +184,36 @@ def tune(
             found = tuning.resume_tuning(resume, tell=tell)
         _conclude(found, as_json, console)
     else:
-        base = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(given)
-        _begin(tuning.TuneConfig(base, tuning.Space.parse(search or []), **options), share, as_json, console)
+        base = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(
+            given
+        )
+        _begin(
+            tuning.TuneConfig(base, tuning.Space.parse(search or []), **options),
+            share,
+            as_json,
+            console,
+        )
 
 
 def _check_alone(context: typer.Context) -> None:
-    """Refuse options that would change a search which was declared; where data are is each worker's business."""
-    given = [name for name in context.params
-             if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"]
+    """Refuse options that would change a search which was declared; where data are is each worker's
+    business.
+    """
+    given = [
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
     chosen = next((name for name in ("resume", "work", "finish") if name in given), None)
-    if chosen is not None and set(given) - {chosen, "as_json", *(["data_dir"] if chosen != "resume" else [])}:
-        raise InvalidArgument(f"--{chosen} goes on with the search as it was declared; leave the other options out.")
+    if chosen is not None and set(given) - {
+        chosen,
+        "as_json",
+        *(["data_dir"] if chosen != "resume" else []),
+    }:
+        raise InvalidArgument(
+            f"--{chosen} goes on with the search as it was declared; leave the other options out."
+        )
 
 
 def _begin(declared: "TuneConfig", share: bool, as_json: bool, console: "Console") -> None:
@@ -116,9 +221,13 @@ def _begin(declared: "TuneConfig", share: bool, as_json: bool, console: "Console
 
     if share:
         folder = tuning.share_tuning(declared)
-        _say({"folder": str(folder)}, as_json, console,
-             f"The search is declared in {folder}. On every machine: dpfy tune --work {folder}; after that: dpfy tune "
-             f"--finish {folder}")
+        _say(
+            {"folder": str(folder)},
+            as_json,
+            console,
+            f"The search is declared in {folder}. On every machine: dpfy tune --work {folder}; "
+            f"after that: dpfy tune --finish {folder}",
+        )
         return
     with _progress(console, counted=declared.accounting != "select") as tell:
         found = tuning.tune(declared, tell=tell)
@@ -133,15 +242,21 @@ def _say(values: dict[str, Any], as_json: bool, console: "Console", words: str) 
 
 @contextmanager
 def _progress(console: "Console", counted: bool) -> "Iterator[Tell]":
-    """A bar of trials where all are paid for; of a selection one line, since a bar that moves would tell the time."""
+    """A bar of trials where all are paid for; of a selection one line, since a bar that moves would
+    tell the time.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not counted:
         console.print("tuning: a secret number of trials, of which nothing is said")
         yield lambda done, trials: None
         return
-    columns = (TextColumn("tuning"), BarColumn(), TextColumn("{task.completed} of {task.total} trials"),
-               TimeRemainingColumn())
+    columns = (
+        TextColumn("tuning"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total} trials"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=None, visible=False)
         yield lambda done, trials: progress.update(task, completed=done, total=trials, visible=True)
@@ -156,20 +271,32 @@ def _conclude(found: "TuningResult", as_json: bool, console: "Console") -> None:
     if found.settings is None:
         console.print("There was no trial, as a Poisson law allows: nothing was trained.")
     else:
-        console.print("best settings: " + ", ".join(f"{name} = {value}" for name, value in found.settings.items()),
-                      markup=False)
+        console.print(
+            "best settings: "
+            + ", ".join(f"{name} = {value}" for name, value in found.settings.items()),
+            markup=False,
+        )
     if found.failure is not None:
-        console.print(f"The best trial failed ({found.failure}), so there is no model. That is what the search found; "
-                      "it is not repeated.", markup=False)
+        console.print(
+            f"The best trial failed ({found.failure}), so there is no model. That is what the "
+            "search found; it is not repeated.",
+            markup=False,
+        )
     if found.accuracy is not None:
         console.print(f"accuracy on public data: [bold]{found.accuracy:.1%}[/bold]")
     if found.with_tuning == 0:
-        console.print("[bold]Nothing was charged[/bold]: the search looked at public data only. A run on private "
-                      f"records with these settings: ({round_up(found.final_run):.4f}, {found.delta:g})",
-                      soft_wrap=True)
+        console.print(
+            "[bold]Nothing was charged[/bold]: the search looked at public data only. A run on "
+            f"private records with these settings: ({round_up(found.final_run):.4f}, "
+            f"{found.delta:g})",
+            soft_wrap=True,
+        )
     else:
-        console.print(f"[bold]({round_up(found.with_tuning):.4f}, {found.delta:g})-differential privacy[/bold], the "
-                      "search included; the final run only, had its settings been fixed in advance: "
-                      f"({round_up(found.final_run):.4f}, {found.delta:g})", soft_wrap=True)
+        console.print(
+            f"[bold]({round_up(found.with_tuning):.4f}, {found.delta:g})-differential "
+            "privacy[/bold], the search included; the final run only, had its settings been fixed "
+            f"in advance: ({round_up(found.final_run):.4f}, {found.delta:g})",
+            soft_wrap=True,
+        )
     page = "report.md" if found.with_tuning == 0 else "report.html"
     console.print(f"report: {found.folder}/{page}", markup=False, soft_wrap=True)

@@ -1,4 +1,6 @@
-"""UCI Adult: the census-income table, encoded with what its documentation says and nothing that its rows say."""
+"""UCI Adult: the census-income table, encoded with what its documentation says and nothing that its
+rows say.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,33 +15,57 @@ from dpfy.data import files
 from dpfy.data.files import malformed
 from dpfy.data.source import DataSource
 
-COLUMNS = ("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship",
-           "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income")
+COLUMNS = (
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+)
 
-# The categories that the documentation (adult.names) lists. Reading them off the rows would let one person who is the
-# only one of a category change the width of everybody's input.
-CATEGORIES: dict[str, tuple[str, ...]] = {column: tuple(listed.split()) for column, listed in {
-    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
-    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
-                 "1st-4th 10th Doctorate 5th-6th Preschool",
-    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
-                      "Married-AF-spouse",
-    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
-                  "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv "
-                  "Armed-Forces",
-    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
-    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
-    "sex": "Female Male",
-    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
-                      "Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico "
-                      "Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala "
-                      "Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong "
-                      "Holand-Netherlands",
-}.items()}
+# The categories that the documentation (adult.names) lists. Reading them off the rows would let one
+# person who is the only one of a category change the width of everybody's input.
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    column: tuple(listed.split())
+    for column, listed in {
+        "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov "
+        "Without-pay Never-worked",
+        "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th "
+        "7th-8th 12th Masters 1st-4th 10th Doctorate 5th-6th Preschool",
+        "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed "
+        "Married-spouse-absent Married-AF-spouse",
+        "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial "
+        "Prof-specialty Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing "
+        "Transport-moving Priv-house-serv Protective-serv Armed-Forces",
+        "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+        "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+        "sex": "Female Male",
+        "native-country": "United-States Cambodia England Puerto-Rico Canada Germany "
+        "Outlying-US(Guam-USVI-etc) India Japan Greece South China Cuba Iran Honduras Philippines "
+        "Italy Poland Jamaica Vietnam Mexico Portugal Ireland France Dominican-Republic Laos "
+        "Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia "
+        "El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
+    }.items()
+}
 
-# Low and high end of each number, mapped to 0 and 1. Incomes span orders of magnitude, hence their logarithm. The
-# survey weight (fnlwgt) says how the sample was drawn and nothing about the person: it is left out.
-RANGES: dict[str, tuple[float, float]] = {"age": (0, 100), "education-num": (1, 16), "hours-per-week": (0, 100)}
+# Low and high end of each number, mapped to 0 and 1. Incomes span orders of magnitude, hence their
+# logarithm. The survey weight (fnlwgt) says how the sample was drawn and nothing about the person:
+# it is left out.
+RANGES: dict[str, tuple[float, float]] = {
+    "age": (0, 100),
+    "education-num": (1, 16),
+    "hours-per-week": (0, 100),
+}
 LOGARITHMIC: dict[str, float] = {"capital-gain": 100_000, "capital-loss": 10_000}
 
 _LABELS = {"<=50K": 0, ">50K": 1}
@@ -49,23 +75,34 @@ FEATURES = len(RANGES) + len(LOGARITHMIC) + sum(len(listed) + 1 for listed in CA
 def adult(data_dir: str | Path | None = None) -> DataSource:
     """Load UCI Adult from ``adult.data`` and ``adult.test``, plain or .gz (Becker and Kohavi 1996).
 
-    Numbers are scaled by public constants and clipped to [0, 1]; each category has a column, and a missing or unknown
-    one sets the last column of its attribute. A number that cannot be read becomes NaN: a bad record, which contributes
-    zero to training.
+    Numbers are scaled by public constants and clipped to [0, 1]; each category has a column, and a
+    missing or unknown one sets the last column of its attribute. A number that cannot be read
+    becomes NaN: a bad record, which contributes zero to training.
     """
     folder = files.locate("adult", data_dir, ["adult.data", "adult.test"])
     return DataSource(
-        name="adult", train=_table(folder, "adult.data"), test=_table(folder, "adult.test"), records=32_561, classes=2,
-        input_shape=(FEATURES,), unit="one person",
-        description="Does a person earn more than 50 000 dollars? Census of 1994 (Becker and Kohavi 1996).")
+        name="adult",
+        train=_table(folder, "adult.data"),
+        test=_table(folder, "adult.test"),
+        records=32_561,
+        classes=2,
+        input_shape=(FEATURES,),
+        unit="one person",
+        description="Does a person earn more than 50 000 dollars? Census of 1994 (Becker and "
+        "Kohavi 1996).",
+    )
 
 
 def _table(folder: Path, file: str) -> TensorDataset:
     rows = _rows(folder, file)
-    columns = dict(zip(COLUMNS, zip(*rows, strict=True) if rows else [()] * len(COLUMNS), strict=True))
+    columns = dict(
+        zip(COLUMNS, zip(*rows, strict=True) if rows else [()] * len(COLUMNS), strict=True)
+    )
     labels = [_LABELS.get(value.removesuffix("."), -1) for value in columns["income"]]
     if -1 in labels:
-        raise malformed(folder / file, "a label outside the classes", "<=50K or >50K in the last column")
+        raise malformed(
+            folder / file, "a label outside the classes", "<=50K or >50K in the last column"
+        )
     parts = [_linear(columns[name], *ends) for name, ends in RANGES.items()]
     parts += [_logarithmic(columns[name], top) for name, top in LOGARITHMIC.items()]
     parts += [_one_hot(columns[name], listed) for name, listed in CATEGORIES.items()]
@@ -78,13 +115,17 @@ def _rows(folder: Path, file: str) -> list[list[str]]:
     try:
         lines = files.read_bytes(folder, file).decode("ascii").splitlines()
     except UnicodeDecodeError:
-        raise malformed(folder / file, "bytes that are not ASCII", "a table of comma-separated text") from None
+        raise malformed(
+            folder / file, "bytes that are not ASCII", "a table of comma-separated text"
+        ) from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.startswith("|"):
             fields = [field.strip() for field in line.split(",")]
             if len(fields) != len(COLUMNS):
-                raise malformed(folder / file, f"{len(fields)} fields in line {number}", f"{len(COLUMNS)}")
+                raise malformed(
+                    folder / file, f"{len(fields)} fields in line {number}", f"{len(COLUMNS)}"
+                )
             rows.append(fields)
     return rows
 

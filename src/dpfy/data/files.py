@@ -1,7 +1,8 @@
-"""Finding and opening the files of a data set; whatever is wrong with one is a DataError that names it.
+"""Finding and opening the files of a data set; whatever is wrong with one is a DataError that names
+it.
 
-Messages hold facts about files (names, sizes, magic numbers, line numbers) and never a value of a record. Nothing here
-unpickles: a pickle runs the code that it contains.
+Messages hold facts about files (names, sizes, magic numbers, line numbers) and never a value of a
+record. Nothing here unpickles: a pickle runs the code that it contains.
 """
 
 import gzip
@@ -18,21 +19,36 @@ from numpy.typing import NDArray
 from dpfy.errors import DataError
 
 VARIABLE = "DPFY_DATA"
-_DAMAGE = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,
+)
 
 
 def missing(path: Path) -> DataError:
     """The error for a file that should stand beside the others."""
-    return DataError(f"{path}: found no such file, expected it beside the others. Complete the folder.")
+    return DataError(
+        f"{path}: found no such file, expected it beside the others. Complete the folder."
+    )
 
 
-def malformed(path: Path, found: str, expected: str, remedy: str = "Fetch the file again.") -> DataError:
+def malformed(
+    path: Path, found: str, expected: str, remedy: str = "Fetch the file again."
+) -> DataError:
     """The error for a file that is not what its name promises."""
     return DataError(f"{path}: found {found}, expected {expected}. {remedy}")
 
 
-def locate(name: str, data_dir: str | Path | None, needed: Sequence[str], subfolders: Sequence[str] = ()) -> Path:
-    """Return the folder that holds any of the ``needed`` files: ``data_dir`` itself, its ``name`` or a subfolder.
+def locate(
+    name: str, data_dir: str | Path | None, needed: Sequence[str], subfolders: Sequence[str] = ()
+) -> Path:
+    """Return the folder that holds any of the ``needed`` files: ``data_dir`` itself, its ``name``
+    or a subfolder.
 
     >>> locate("mnist", "/nowhere", ["train-images-idx3-ubyte"])
     Traceback (most recent call last):
@@ -41,15 +57,24 @@ def locate(name: str, data_dir: str | Path | None, needed: Sequence[str], subfol
     """
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
     if not given:
-        raise DataError(f"The data set {name!r} is read from files and no folder was given. Pass data_dir=…, or set "
-                        f"the environment variable {VARIABLE}; only 'digits' needs no files.")
+        raise DataError(
+            f"The data set {name!r} is read from files and no folder was given. Pass data_dir=…, "
+            f"or set the environment variable {VARIABLE}; only 'digits' needs no files."
+        )
     root = Path(given).expanduser()
-    folders = [root / name, *(root / name / sub for sub in subfolders), *(root / sub for sub in subfolders), root]
+    folders = [
+        root / name,
+        *(root / name / sub for sub in subfolders),
+        *(root / sub for sub in subfolders),
+        root,
+    ]
     for folder in folders:
         if any(holds(folder, file) for file in needed):
             return folder
-    raise DataError(f"None of {', '.join(needed)} is in {' or '.join(map(str, folders))}. Put the files of {name!r} "
-                    "there, or name another data_dir.")
+    raise DataError(
+        f"None of {', '.join(needed)} is in {' or '.join(map(str, folders))}. Put the files of "
+        f"{name!r} there, or name another data_dir."
+    )
 
 
 def holds(folder: Path, file: str) -> bool:
@@ -67,26 +92,39 @@ def read_bytes(folder: Path, file: str) -> bytes:
         return path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         shown = path if path.is_file() else packed
-        raise malformed(shown, f"that it cannot be read ({type(error).__name__})", "a complete file") from None
+        raise malformed(
+            shown, f"that it cannot be read ({type(error).__name__})", "a complete file"
+        ) from None
 
 
 def read_arrays(path: Path, *forms: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an ``.npz`` file that make up the first complete form; arrays of objects are refused."""
+    """Return the arrays of an ``.npz`` file that make up the first complete form; arrays of objects
+    are refused.
+    """
     if not path.is_file():
         raise missing(path)
     if not zipfile.is_zipfile(path):
         raise malformed(path, "no readable archive", "an .npz of plain arrays")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy leaves its own file open
+        with (
+            path.open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):  # numpy leaves its own file open
             names = next((form for form in forms if set(form) <= set(archive.files)), None)
             arrays = {name: archive[name] for name in names or ()}
     except _DAMAGE as error:
         if "allow_pickle" in str(error):
-            raise malformed(path, "pickled objects, which may run any code when they are read", "plain arrays",
-                            "Save the numbers as flat integer arrays.") from None
+            raise malformed(
+                path,
+                "pickled objects, which may run any code when they are read",
+                "plain arrays",
+                "Save the numbers as flat integer arrays.",
+            ) from None
         raise malformed(path, "no readable archive", "an .npz of plain arrays") from None
     if names is None:
-        raise malformed(path, "other arrays", " or ".join(f"the arrays {', '.join(form)}" for form in forms))
+        raise malformed(
+            path, "other arrays", " or ".join(f"the arrays {', '.join(form)}" for form in forms)
+        )
     return arrays
 
 
@@ -107,9 +145,17 @@ def read_array(path: Path) -> NDArray[Any]:
 def check_labels(path: Path, labels: NDArray[Any], records: int, classes: int) -> NDArray[np.int64]:
     """Return the labels as int64 if there is one per record and each is one of the classes."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise malformed(path, f"labels of shape {labels.shape} and type {labels.dtype}", "one whole number per record")
+        raise malformed(
+            path,
+            f"labels of shape {labels.shape} and type {labels.dtype}",
+            "one whole number per record",
+        )
     if len(labels) != records:
-        raise malformed(path, f"{len(labels)} labels", f"{records}, one per record of the file that it belongs to")
+        raise malformed(
+            path,
+            f"{len(labels)} labels",
+            f"{records}, one per record of the file that it belongs to",
+        )
     if labels.size and not (labels.min() >= 0 and labels.max() < classes):
         raise malformed(path, "a label outside the classes", f"labels from 0 to {classes - 1}")
     return labels.astype(np.int64)

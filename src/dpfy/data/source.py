@@ -1,4 +1,6 @@
-"""What a loader hands over: records to protect, records to test on, and the public facts about both."""
+"""What a loader hands over: records to protect, records to test on, and the public facts about
+both.
+"""
 
 from dataclasses import dataclass
 
@@ -9,8 +11,9 @@ from torch.utils.data import TensorDataset
 class DataSource:
     """A benchmark whose unit of privacy is one record.
 
-    ``records`` is the published number of training records, a constant of the benchmark: a plan may use it, because it
-    stays the same when a record is added or removed. Fields come in the order that a loss expects, input then label.
+    ``records`` is the published number of training records, a constant of the benchmark: a plan may
+    use it, because it stays the same when a record is added or removed. Fields come in the order
+    that a loss expects, input then label.
 
     >>> from dpfy.data import load
     >>> source = load("digits")
@@ -34,8 +37,9 @@ class DataSource:
 class UserSource:
     """A benchmark whose unit of privacy is all that one user contributed.
 
-    ``train[i]`` and ``test[i]`` belong to the same user. Held-out text of a user is still that user's text: evaluating
-    on ``test`` is free here because the benchmark is public, not because the guarantee covers it.
+    ``train[i]`` and ``test[i]`` belong to the same user. Held-out text of a user is still that
+    user's text: evaluating on ``test`` is free here because the benchmark is public, not because
+    the guarantee covers it.
     """
 
     name: str

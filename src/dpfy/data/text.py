@@ -20,7 +20,8 @@ LENGTH = 256
 VOCABULARY = 10_000
 DIMENSION = 100
 _UNKNOWN_TOKEN = 2
-_FIRST_WORD = 3  # the word of frequency rank r is token r + 3; 0 is padding, 1 the start of a review, 2 unknown
+# the word of frequency rank r is token r + 3; 0 is padding, 1 the start of a review, 2 unknown
+_FIRST_WORD = 3
 _GLOVE_ARRAYS, _GLOVE_TEXT = "glove.6B.100d.imdb20k.npz", "glove.6B.100d.txt"
 _FLAT = [f"{part}_{kind}" for part in ("train", "test") for kind in ("tokens", "offsets", "labels")]
 _PADDED = [f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "y")]
@@ -33,13 +34,17 @@ ALPHABET = "\n" + "".join(map(chr, range(0x20, 0x7F)))
 PADDING, OTHER = 0, 1
 
 
-def imdb(data_dir: str | Path | None = None, *, vocabulary: int = VOCABULARY, length: int = LENGTH) -> DataSource:
-    """Load the IMDb reviews as token ids of a public fixed length, zeros in front (Maas et al. 2011).
+def imdb(
+    data_dir: str | Path | None = None, *, vocabulary: int = VOCABULARY, length: int = LENGTH
+) -> DataSource:
+    """Load the IMDb reviews as token ids of a public fixed length, zeros in front (Maas et al.
+    2011).
 
-    A review keeps its last ``length`` tokens, so that no record's length depends on its neighbours; tokens from
-    ``vocabulary`` on become 2, "unknown". Ids are those of ``keras.datasets.imdb``. The file ``imdb.npz`` holds flat
-    tokens and offsets (``train_tokens``, ``train_offsets``, ``train_labels``, the same for ``test``), or padded rows
-    (``x_train``, ``y_train``, ``x_test``, ``y_test``); Keras' own file of that name is a pickle and is refused.
+    A review keeps its last ``length`` tokens, so that no record's length depends on its neighbours;
+    tokens from ``vocabulary`` on become 2, "unknown". Ids are those of ``keras.datasets.imdb``. The
+    file ``imdb.npz`` holds flat tokens and offsets (``train_tokens``, ``train_offsets``,
+    ``train_labels``, the same for ``test``), or padded rows (``x_train``, ``y_train``, ``x_test``,
+    ``y_test``); Keras' own file of that name is a pickle and is refused.
     """
     _validate.count("vocabulary", vocabulary, minimum=_FIRST_WORD + 1)
     _validate.count("length", length)
@@ -51,19 +56,30 @@ def imdb(data_dir: str | Path | None = None, *, vocabulary: int = VOCABULARY, le
         tokens, offsets, labels = read(path, arrays, part)
         tokens = np.where((tokens < 0) | (tokens >= vocabulary), _UNKNOWN_TOKEN, tokens)
         labels = files.check_labels(path, labels, len(offsets) - 1, classes=2)
-        return TensorDataset(torch.from_numpy(_last_tokens(tokens, offsets, length)), torch.from_numpy(labels))
+        return TensorDataset(
+            torch.from_numpy(_last_tokens(tokens, offsets, length)), torch.from_numpy(labels)
+        )
 
     return DataSource(
-        name="imdb", train=dataset("train"), test=dataset("test"), records=25_000, classes=2, input_shape=(length,),
-        unit="one review", description="Is a film review positive? Words as tokens (Maas et al. 2011).",
-        vocabulary=vocabulary)
+        name="imdb",
+        train=dataset("train"),
+        test=dataset("test"),
+        records=25_000,
+        classes=2,
+        input_shape=(length,),
+        unit="one review",
+        description="Is a film review positive? Words as tokens (Maas et al. 2011).",
+        vocabulary=vocabulary,
+    )
 
 
 def glove(data_dir: str | Path | None = None, vocabulary: int = VOCABULARY) -> torch.Tensor:
-    """Return the 100-dimensional GloVe vectors of the first ``vocabulary`` IMDb tokens, zero where there is none.
+    """Return the 100-dimensional GloVe vectors of the first ``vocabulary`` IMDb tokens, zero where
+    there is none.
 
-    Reads ``glove.6B.100d.imdb20k.npz`` (``vectors``: row r - 1 is the word of rank r), or the standard
-    ``glove.6B.100d.txt`` together with ``imdb_word_index.json``. Reference: Pennington, Socher, Manning, EMNLP 2014.
+    Reads ``glove.6B.100d.imdb20k.npz`` (``vectors``: row r - 1 is the word of rank r), or the
+    standard ``glove.6B.100d.txt`` together with ``imdb_word_index.json``. Reference: Pennington,
+    Socher, Manning, EMNLP 2014.
     """
     _validate.count("vocabulary", vocabulary, minimum=_FIRST_WORD + 1)
     folder = _glove_folder(data_dir)
@@ -73,7 +89,11 @@ def glove(data_dir: str | Path | None = None, vocabulary: int = VOCABULARY) -> t
         path = folder / _GLOVE_ARRAYS
         vectors = files.read_arrays(path, ["vectors"])["vectors"]
         if vectors.ndim != 2 or vectors.shape[1] != DIMENSION or vectors.dtype.kind != "f":
-            raise malformed(path, f"vectors of shape {vectors.shape} and type {vectors.dtype}", f"(words, {DIMENSION})")
+            raise malformed(
+                path,
+                f"vectors of shape {vectors.shape} and type {vectors.dtype}",
+                f"(words, {DIMENSION})",
+            )
         table[_FIRST_WORD + 1 :][: len(vectors)] = vectors[:words]
     else:
         index = files.locate("imdb", data_dir, [_WORD_INDEX], ["../imdb"]) / _WORD_INDEX
@@ -94,12 +114,14 @@ def _glove_folder(data_dir: str | Path | None) -> Path:
 
 
 def shakespeare(data_dir: str | Path | None = None, window: int = 80) -> UserSource:
-    """Load Shakespeare's plays by role: a user is one role of one play, for predicting the next character.
+    """Load Shakespeare's plays by role: a user is one role of one play, for predicting the next
+    character.
 
-    A user's text is cut into windows of ``window`` characters without overlap; ``y`` is ``x`` one character later, and
-    what is missing at the end is 0, to be ignored by the loss. The first 80 % of each role's text are for training.
-    ``shakespeare_by_role.npz`` holds ``text`` (bytes) and ``offsets``: role i is ``text[offsets[i]:offsets[i + 1]]``.
-    Reference: the task of Caldas et al. 2018 (LEAF), with another edition of the text.
+    A user's text is cut into windows of ``window`` characters without overlap; ``y`` is ``x`` one
+    character later, and what is missing at the end is 0, to be ignored by the loss. The first 80 %
+    of each role's text are for training. ``shakespeare_by_role.npz`` holds ``text`` (bytes) and
+    ``offsets``: role i is ``text[offsets[i]:offsets[i + 1]]``. Reference: the task of Caldas et al.
+    2018 (LEAF), with another edition of the text.
     """
     _validate.count("window", window)
     file = "shakespeare_by_role.npz"
@@ -113,21 +135,32 @@ def shakespeare(data_dir: str | Path | None = None, window: int = 80) -> UserSou
     roles = [ids[text[start:end]] for start, end in pairwise(offsets)]
     cuts = [len(role) * 4 // 5 for role in roles]
     return UserSource(
-        name="shakespeare", train=tuple(_windows(role[:cut], window) for role, cut in zip(roles, cuts, strict=True)),
-        test=tuple(_windows(role[cut:], window) for role, cut in zip(roles, cuts, strict=True)), users=1341,
-        classes=len(ALPHABET) + OTHER + 1, input_shape=(window,),
-        description="Lines of Shakespeare's plays by speaking role, for predicting the next character.")
+        name="shakespeare",
+        train=tuple(_windows(role[:cut], window) for role, cut in zip(roles, cuts, strict=True)),
+        test=tuple(_windows(role[cut:], window) for role, cut in zip(roles, cuts, strict=True)),
+        users=1341,
+        classes=len(ALPHABET) + OTHER + 1,
+        input_shape=(window,),
+        description="Lines of Shakespeare's plays by speaking role, for predicting the next "
+        "character.",
+    )
 
 
-def _flat_reviews(path: Path, arrays: _Arrays, part: str) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
+def _flat_reviews(
+    path: Path, arrays: _Arrays, part: str
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
     tokens = arrays[f"{part}_tokens"]
     return tokens, _check_offsets(path, arrays[f"{part}_offsets"], tokens), arrays[f"{part}_labels"]
 
 
-def _padded_rows(path: Path, arrays: _Arrays, part: str) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
+def _padded_rows(
+    path: Path, arrays: _Arrays, part: str
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
     rows = arrays[f"x_{part}"]
     if rows.ndim != 2 or rows.dtype.kind not in "iu":
-        raise malformed(path, f"x_{part} of shape {rows.shape} and type {rows.dtype}", "rows of token ids")
+        raise malformed(
+            path, f"x_{part} of shape {rows.shape} and type {rows.dtype}", "rows of token ids"
+        )
     words = rows != 0  # padding may stand in front or behind
     return rows[words], np.concatenate([[0], words.sum(1).cumsum()]), arrays[f"y_{part}"]
 
@@ -137,12 +170,21 @@ def _check_offsets(path: Path, offsets: NDArray[Any], values: NDArray[Any]) -> N
     if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (offsets, values)):
         raise malformed(path, "arrays of another shape or type", "flat arrays of whole numbers")
     offsets = offsets.astype(np.int64)
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
-        raise malformed(path, "offsets that do not fit", f"offsets that rise from 0 to the length {len(values)}")
+    if (
+        not len(offsets)
+        or offsets[0] != 0
+        or offsets[-1] != len(values)
+        or (np.diff(offsets) < 0).any()
+    ):
+        raise malformed(
+            path, "offsets that do not fit", f"offsets that rise from 0 to the length {len(values)}"
+        )
     return offsets
 
 
-def _last_tokens(tokens: NDArray[Any], offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def _last_tokens(
+    tokens: NDArray[Any], offsets: NDArray[np.int64], length: int
+) -> NDArray[np.int64]:
     """The last ``length`` tokens of each record, zeros in front."""
     place = offsets[1:, None] + np.arange(-length, 0)
     inside = place >= offsets[:-1, None]
@@ -152,11 +194,15 @@ def _last_tokens(tokens: NDArray[Any], offsets: NDArray[np.int64], length: int) 
 
 
 def _windows(ids: NDArray[np.int64], window: int) -> TensorDataset:
-    """Windows of characters and the characters that follow them; a text of one character has nothing to predict."""
+    """Windows of characters and the characters that follow them; a text of one character has
+    nothing to predict.
+    """
     count = -(-max(0, len(ids) - 1) // window)
     padded = np.full(count * window + 1, PADDING, dtype=np.int64)
     padded[: len(ids)] = ids[: len(padded)]
-    x, y = (torch.from_numpy(part.reshape(count, window).copy()) for part in (padded[:-1], padded[1:]))
+    x, y = (
+        torch.from_numpy(part.reshape(count, window).copy()) for part in (padded[:-1], padded[1:])
+    )
     x[y == PADDING] = PADDING  # the very last character predicts nothing
     return TensorDataset(x, y)
 
@@ -166,7 +212,9 @@ def _tokens_of_words(path: Path, vocabulary: int) -> dict[str, int]:
         ranks = json.loads(path.read_text(encoding="utf-8"))
         tokens = {str(word): int(rank) + _FIRST_WORD for word, rank in ranks.items()}
     except (OSError, ValueError, AttributeError, TypeError):
-        raise malformed(path, "no readable word index", "a JSON object from word to frequency rank") from None
+        raise malformed(
+            path, "no readable word index", "a JSON object from word to frequency rank"
+        ) from None
     return {word: token for word, token in tokens.items() if _FIRST_WORD < token < vocabulary}
 
 
@@ -179,9 +227,15 @@ def _fill_from_text(table: NDArray[np.float32], path: Path, tokens: dict[str, in
                 if word in tokens:
                     values = np.array(rest.split(), dtype=np.float32)
                     if len(values) != DIMENSION:
-                        raise malformed(path, f"{len(values)} numbers in line {number}", f"{DIMENSION} after the word")
+                        raise malformed(
+                            path,
+                            f"{len(values)} numbers in line {number}",
+                            f"{DIMENSION} after the word",
+                        )
                     table[tokens[word]] = values
     except DataError:
         raise
     except (OSError, ValueError):
-        raise malformed(path, "a line that cannot be read", f"a word and {DIMENSION} numbers per line") from None
+        raise malformed(
+            path, "a line that cannot be read", f"a word and {DIMENSION} numbers per line"
+        ) from None

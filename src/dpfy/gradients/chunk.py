@@ -1,4 +1,6 @@
-"""One physical chunk of collated records, in the few structures that can be taken apart record by record."""
+"""One physical chunk of collated records, in the few structures that can be taken apart record by
+record.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +27,9 @@ class Column(list[Any]):
 class Chunk:
     """Collated records, as the positional arguments of ``loss_fn``. Sensitive: never printed.
 
-    Every leaf is a tensor with one row per record or a :class:`Column`; dicts, lists and tuples hold leaves. Where the
-    unit of privacy has several ``rows``, as many of each and one unit after the other, ``size`` counts the units.
+    Every leaf is a tensor with one row per record or a :class:`Column`; dicts, lists and tuples
+    hold leaves. Where the unit of privacy has several ``rows``, as many of each and one unit after
+    the other, ``size`` counts the units.
     """
 
     arguments: tuple[Any, ...]
@@ -35,7 +38,9 @@ class Chunk:
 
     @classmethod
     def of(cls, collated: Any, size: int) -> "Chunk":
-        """Wrap what a collate function returned: a tuple or list is positional, anything else is one argument."""
+        """Wrap what a collate function returned: a tuple or list is positional, anything else is
+        one argument.
+        """
         positional = isinstance(collated, list | tuple) and not isinstance(collated, PackedSequence)
         fields = collated if positional and not _is_column(collated, size) else (collated,)
         return cls(tuple(_normalised(field, size) for field in fields), size)
@@ -43,9 +48,15 @@ class Chunk:
     @classmethod
     def joined(cls, chunks: Sequence["Chunk"]) -> "Chunk":
         """Put chunks of one signature together."""
-        columns = [list(leaves) for leaves in zip(*(chunk.leaves() for chunk in chunks), strict=True)]
-        joined = iter(torch.cat(column) if isinstance(column[0], torch.Tensor) else Column(chain.from_iterable(column))
-                      for column in columns)
+        columns = [
+            list(leaves) for leaves in zip(*(chunk.leaves() for chunk in chunks), strict=True)
+        ]
+        joined = iter(
+            torch.cat(column)
+            if isinstance(column[0], torch.Tensor)
+            else Column(chain.from_iterable(column))
+            for column in columns
+        )
         return chunks[0].map(lambda _: next(joined), sum(chunk.size for chunk in chunks))
 
     def record(self, position: int) -> "Chunk":
@@ -54,8 +65,9 @@ class Chunk:
 
     def part(self, start: int, end: int) -> "Chunk":
         """Return the chunk of consecutive records from ``start`` to before ``end``."""
+
         def run(leaf: Any) -> Any:
-            taken = leaf[start * self.rows:end * self.rows]
+            taken = leaf[start * self.rows : end * self.rows]
             return taken if isinstance(leaf, torch.Tensor) else Column(taken)
 
         return self.map(run, min(end, self.size) - start)
@@ -66,8 +78,14 @@ class Chunk:
 
     def taken(self, places: torch.Tensor, rows: int) -> "Chunk":
         """Return the rows at ``places`` as a chunk in which every unit has ``rows`` of them."""
-        found = self.map(lambda leaf: leaf[places.to(leaf.device)] if isinstance(leaf, torch.Tensor)
-                         else Column(leaf[place] for place in places.tolist()), len(places) // rows)
+        found = self.map(
+            lambda leaf: (
+                leaf[places.to(leaf.device)]
+                if isinstance(leaf, torch.Tensor)
+                else Column(leaf[place] for place in places.tolist())
+            ),
+            len(places) // rows,
+        )
         return replace(found, rows=rows)
 
     def flatten(self) -> tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], "Chunk"]]:
@@ -90,23 +108,31 @@ class Chunk:
 
     def map(self, function: Callable[[Any], Any], size: int) -> "Chunk":
         """Return a chunk of ``size`` with every leaf replaced."""
-        return Chunk(tuple(_map(function, argument) for argument in self.arguments), size, self.rows)
+        return Chunk(
+            tuple(_map(function, argument) for argument in self.arguments), size, self.rows
+        )
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """The structure, shapes and types of one record, and how many rows it has; chunks that share it can be joined.
+        """The structure, shapes and types of one record, and how many rows it has; chunks that
+        share it can be joined.
 
         Two mappings with their keys in another order differ: their leaves are joined by place.
         """
         return (self.rows, *map(_signature, self.arguments))
 
     def fits(self, declared: "Chunk") -> bool:
-        """Whether records are as was declared: in structure, types and numbers of axes, and no axis is longer."""
-        return (len(self.arguments) == len(declared.arguments)
-                and all(map(_fits, self.arguments, declared.arguments)))
+        """Whether records are as was declared: in structure, types and numbers of axes, and no axis
+        is longer.
+        """
+        return len(self.arguments) == len(declared.arguments) and all(
+            map(_fits, self.arguments, declared.arguments)
+        )
 
     def cut_to(self, other: "Chunk") -> "Chunk":
-        """Return these records with every field cut to the size that it has in ``other``, which fits them."""
+        """Return these records with every field cut to the size that it has in ``other``, which
+        fits them.
+        """
         return replace(self, arguments=tuple(map(_cut, self.arguments, other.arguments)))
 
     def __repr__(self) -> str:
@@ -118,26 +144,38 @@ def _normalised(value: Any, size: int) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, PackedSequence):
-        raise UnsupportedField("a PackedSequence, whose rows belong to several records; pad to a public length, give "
-                               "the lengths as a field, and let the model pack them")
+        raise UnsupportedField(
+            "a PackedSequence, whose rows belong to several records; pad to a public length, give "
+            "the lengths as a field, and let the model pack them"
+        )
     if isinstance(value, torch.Tensor):
         if not value.ndim or len(value) != size:
             rows = f"{len(value)} rows" if value.ndim else "no rows"
-            raise UnsupportedField(f"a tensor with {rows} for {size} records; every tensor needs one row per record")
+            raise UnsupportedField(
+                f"a tensor with {rows} for {size} records; every tensor needs one row per record"
+            )
         if value.layout is not torch.strided:
             raise UnsupportedField(f"a tensor of layout {value.layout}; use .to_dense()")
         if not value.is_inference():
             return value.detach()
-        with torch.inference_mode(False):  # whoever calls this may be in it; such tensors cannot be differentiated with
+        with torch.inference_mode(
+            False
+        ):  # whoever calls this may be in it; such tensors cannot be differentiated with
             return value.clone()
     if isinstance(value, Mapping):
         return _like(value, {key: _normalised(item, size) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_normalised(item, size) for item in value))
     if isinstance(value, list | tuple):
-        return Column(value) if _is_column(value, size) else type(value)(_normalised(item, size) for item in value)
-    raise UnsupportedField(f"a field of type {type(value).__name__}; expected tensors with one row per record, or "
-                           "lists with one text or number per record")
+        return (
+            Column(value)
+            if _is_column(value, size)
+            else type(value)(_normalised(item, size) for item in value)
+        )
+    raise UnsupportedField(
+        f"a field of type {type(value).__name__}; expected tensors with one row per record, or "
+        "lists with one text or number per record"
+    )
 
 
 def _signature(value: Any) -> Any:
@@ -151,16 +189,29 @@ def _signature(value: Any) -> Any:
 
 
 def _fits(value: Any, declared: Any) -> bool:
-    """Whether a field is as was declared; a list fits a tuple, since torch's collation makes one of the other."""
+    """Whether a field is as was declared; a list fits a tuple, since torch's collation makes one of
+    the other.
+    """
     if isinstance(value, torch.Tensor):
-        return (isinstance(declared, torch.Tensor) and value.dtype == declared.dtype and value.ndim == declared.ndim
-                and all(map(le, value.shape[1:], declared.shape[1:])))
+        return (
+            isinstance(declared, torch.Tensor)
+            and value.dtype == declared.dtype
+            and value.ndim == declared.ndim
+            and all(map(le, value.shape[1:], declared.shape[1:]))
+        )
     if isinstance(value, Column) or isinstance(declared, Column | torch.Tensor):
         return isinstance(value, Column) and isinstance(declared, Column)
     if isinstance(value, Mapping):
-        return (isinstance(declared, Mapping) and value.keys() == declared.keys()
-                and all(_fits(item, declared[key]) for key, item in value.items()))
-    return not isinstance(declared, Mapping) and len(value) == len(declared) and all(map(_fits, value, declared))
+        return (
+            isinstance(declared, Mapping)
+            and value.keys() == declared.keys()
+            and all(_fits(item, declared[key]) for key, item in value.items())
+        )
+    return (
+        not isinstance(declared, Mapping)
+        and len(value) == len(declared)
+        and all(map(_fits, value, declared))
+    )
 
 
 def _cut(value: Any, other: Any) -> Any:
@@ -177,7 +228,11 @@ def _cut(value: Any, other: Any) -> Any:
 
 
 def _is_column(value: Any, size: int) -> bool:
-    return isinstance(value, list | tuple) and len(value) == size and all(type(item) in _PLAIN for item in value)
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == size
+        and all(type(item) in _PLAIN for item in value)
+    )
 
 
 def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:

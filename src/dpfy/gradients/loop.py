@@ -4,7 +4,15 @@ from typing import Any
 
 import torch
 
-from dpfy.gradients.base import Engine, LossCall, LossFn, RecordStats, Substitutes, Summed, loss_of_one
+from dpfy.gradients.base import (
+    Engine,
+    LossCall,
+    LossFn,
+    RecordStats,
+    Substitutes,
+    Summed,
+    loss_of_one,
+)
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
 from dpfy.sandbox.rng_isolation import renew_randomness
@@ -18,7 +26,9 @@ class LoopEngine(Engine):
     isolates = True
     one_by_one = True
     provides_gradients = True
-    rounding = 1.5 * 2.0**-23  # a third of it float64 sums; the rest is needed only if equal input has other bits
+    rounding = (
+        1.5 * 2.0**-23
+    )  # a third of it float64 sums; the rest is needed only if equal input has other bits
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
@@ -26,27 +36,46 @@ class LoopEngine(Engine):
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
         seen = []
         for position in range(chunk.size):
-            renew_randomness()  # a loss that seeds them for one record would make the masks of the next ones known
+            # a loss that seeds them for one record would make the masks of the next ones known
+            renew_randomness()
             found, stats = self.gradients_at(call, state, chunk, position)
-            gradients = clipping.transformed([
-                torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)
-                for g, p in zip(found, state.trained.values(), strict=True)])
+            gradients = clipping.transformed(
+                [
+                    torch.zeros_like(p).unsqueeze(0) if g is None else g.to_dense().unsqueeze(0)
+                    for g, p in zip(found, state.trained.values(), strict=True)
+                ]
+            )
             norms = clipping.norms([squared_norms(g) for g in gradients])
-            for total, gradient, weight in zip(totals, gradients, clipping.weights(norms), strict=True):
+            for total, gradient, weight in zip(
+                totals, gradients, clipping.weights(norms), strict=True
+            ):
                 total += weighed_sum(gradient, weight)
             seen.append(RecordStats(norms, stats))
             if not state.untouched:  # the next record must not see what this one left
                 state = Substitutes(self.model, self.parameters)
         return Summed(totals, *seen)
 
-    def gradients_at(self, call: LossCall, state: Substitutes, chunk: Chunk, position: int,
-                     ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
-        """Return the gradient of one record of a chunk and its statistics; the rest of the chunk plays no part."""
+    def gradients_at(
+        self,
+        call: LossCall,
+        state: Substitutes,
+        chunk: Chunk,
+        position: int,
+    ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
+        """Return the gradient of one record of a chunk and its statistics; the rest of the chunk
+        plays no part.
+        """
         return self.gradients(call, state, chunk.record(position).map(_fresh, 1))
 
-    def gradients(self, call: LossCall, state: Substitutes, record: Chunk,
-                  ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
-        """Return the gradient of one record's loss, None where a parameter plays no part, and its statistics."""
+    def gradients(
+        self,
+        call: LossCall,
+        state: Substitutes,
+        record: Chunk,
+    ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
+        """Return the gradient of one record's loss, None where a parameter plays no part, and its
+        statistics.
+        """
         leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
         with torch.enable_grad():
             loss, stats = loss_of_one(call, leaves, state.others, record)
@@ -54,8 +83,14 @@ class LoopEngine(Engine):
 
 
 def _fresh(leaf: Any) -> Any:
-    """A copy in memory of its own: kernels may round by where a tensor begins, and rows of a chunk begin anywhere.
+    """A copy in memory of its own: kernels may round by where a tensor begins, and rows of a chunk
+    begin anywhere.
 
-    Torch allocates at multiples of 64 bytes, and the strides of the copy do not depend on the chunk either.
+    Torch allocates at multiples of 64 bytes, and the strides of the copy do not depend on the chunk
+    either.
     """
-    return leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, torch.Tensor) else leaf
+    return (
+        leaf.clone(memory_format=torch.contiguous_format)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+    )

@@ -22,19 +22,28 @@ class Losses:
 
 
 def per_example(returned: object, size: int) -> torch.Tensor:
-    """Return the loss vector of ``size`` examples, or explain what ``loss_fn`` should have returned."""
+    """Return the loss vector of ``size`` examples, or explain what ``loss_fn`` should have
+    returned.
+    """
     losses = returned.loss if isinstance(returned, Losses) else returned
     if not isinstance(losses, torch.Tensor):
-        raise LossError(f"loss_fn returned a {type(losses).__name__}; return the tensor of per-example losses, or "
-                        "dpfy.Losses(loss, stats={...}).")
+        raise LossError(
+            f"loss_fn returned a {type(losses).__name__}; return the tensor of per-example losses, "
+            "or dpfy.Losses(loss, stats={...})."
+        )
     if losses.shape != (size,):
         scalar = " A scalar mixes the examples: use reduction='none'." if losses.ndim == 0 else ""
-        raise LossError(f"loss_fn returned shape {tuple(losses.shape)} for {size} examples; expected one loss per "
-                        f"example, shape ({size},).{scalar}")
+        raise LossError(
+            f"loss_fn returned shape {tuple(losses.shape)} for {size} examples; expected one loss "
+            f"per example, shape ({size},).{scalar}"
+        )
     if isinstance(returned, Losses):
         for name, values in returned.stats.items():
             if not isinstance(values, torch.Tensor) or values.shape[:1] != (size,):
-                raise LossError(f"The statistic {name!r} must be a tensor with one row per example ({size} here).")
+                raise LossError(
+                    f"The statistic {name!r} must be a tensor with one row per example ({size} "
+                    "here)."
+                )
             if values.layout is not torch.strided or values.is_complex():
                 raise LossError(f"The statistic {name!r} must be a dense tensor of real numbers.")
     return losses
@@ -47,16 +56,20 @@ def statistics_of(returned: object) -> dict[str, torch.Tensor]:
 
 
 def shown_of_each(returned: object, size: int) -> torch.Tensor:
-    """Return all that a loss function says of each of ``size`` examples, a row for each: its loss, then statistics."""
+    """Return all that a loss function says of each of ``size`` examples, a row for each: its loss,
+    then statistics.
+    """
     losses = per_example(returned, size).detach().double().unsqueeze(1)
-    return torch.cat([losses, *(rows.reshape(size, -1) for rows in statistics_of(returned).values())], 1)
+    return torch.cat(
+        [losses, *(rows.reshape(size, -1) for rows in statistics_of(returned).values())], 1
+    )
 
 
 def identity(loss_fn: Any) -> Hashable:
     """Return what tells loss functions apart: their code, and whose method it is.
 
-    A lambda inside of a loop is another object in every turn, with the same code. What it reads may be another thing
-    each time: that is what :mod:`dpfy.checks.loss_state` compares.
+    A lambda inside of a loop is another object in every turn, with the same code. What it reads may
+    be another thing each time: that is what :mod:`dpfy.checks.loss_state` compares.
 
     >>> losses = [lambda x: x * factor for factor in (1.0, 2.0)]
     >>> identity(losses[0]) == identity(losses[1]), identity(partial(max)) == identity(partial(min))
@@ -66,12 +79,17 @@ def identity(loss_fn: Any) -> Hashable:
         return (partial, identity(loss_fn.func))
     if not hasattr(loss_fn, "__code__"):
         return _Identical(loss_fn)
-    return (getattr(loss_fn, "__func__", loss_fn).__code__, _Identical(getattr(loss_fn, "__self__", None)))
+    return (
+        getattr(loss_fn, "__func__", loss_fn).__code__,
+        _Identical(getattr(loss_fn, "__self__", None)),
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _Identical:
-    """Equal to what holds the very same object, which it keeps alive so that its place is not taken by another."""
+    """Equal to what holds the very same object, which it keeps alive so that its place is not taken
+    by another.
+    """
 
     value: object
 

@@ -1,4 +1,6 @@
-"""Made-up input of the public shape, so that a model is judged without looking at a record's values."""
+"""Made-up input of the public shape, so that a model is judged without looking at a record's
+values.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count, product
@@ -16,34 +18,51 @@ _LARGE = 2.0**14  # far beyond any threshold on inputs, and finite in half preci
 def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: bool) -> Chunk:
     """Return ``size`` made-up records shaped like ``example``.
 
-    Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole numbers (labels, tokens)
-    are 0 or 1. An example that the user ``declared`` is public and valid: then its own rows are used, and numbers that
-    are the same in all of them are varied a little. A field of zeros declares a shape only: equal records would let
-    every model pass.
+    Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole numbers
+    (labels, tokens) are 0 or 1. An example that the user ``declared`` is public and valid: then its
+    own rows are used, and numbers that are the same in all of them are varied a little. A field of
+    zeros declares a shape only: equal records would let every model pass.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(example.size, (size,), generator=generator)
 
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
-            return Column(leaf[row] if declared else _MADE_UP[type(leaf[0])] for row in rows.tolist())
+            return Column(
+                leaf[row] if declared else _MADE_UP[type(leaf[0])] for row in rows.tolist()
+            )
         numbers = leaf.is_floating_point() or leaf.is_complex()
         if declared and leaf.any():
             taken = leaf[rows.to(leaf.device)]
             wobble = 1 + _WOBBLE * torch.rand(taken.shape, generator=generator).to(leaf.device)
-            return (taken * wobble).to(leaf.dtype) if numbers and bool((leaf == leaf[:1]).all()) else taken
+            return (
+                (taken * wobble).to(leaf.dtype)
+                if numbers and bool((leaf == leaf[:1]).all())
+                else taken
+            )
         shape = (size, *leaf.shape[1:])
         made = torch.rand(shape, generator=generator) * scale
-        return (made if numbers else torch.randint(2, shape, generator=generator)).to(leaf.dtype).to(leaf.device)
+        return (
+            (made if numbers else torch.randint(2, shape, generator=generator))
+            .to(leaf.dtype)
+            .to(leaf.device)
+        )
 
     return example.map(fake, size)
 
 
 def can_vary(leaf: Any) -> bool:
-    """Whether synthetic records differ in a field that was declared: equal ones would let every model pass."""
+    """Whether synthetic records differ in a field that was declared: equal ones would let every
+    model pass.
+    """
     if not isinstance(leaf, torch.Tensor):
         return any(value != leaf[0] for value in leaf)
-    return leaf.is_floating_point() or leaf.is_complex() or not leaf.any() or bool((leaf != leaf[:1]).any())
+    return (
+        leaf.is_floating_point()
+        or leaf.is_complex()
+        or not leaf.any()
+        or bool((leaf != leaf[:1]).any())
+    )
 
 
 def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:
@@ -60,28 +79,46 @@ def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:
 
 
 def extremes(chunk: Chunk) -> Iterator[Chunk]:
-    """Yield the same records with other numbers: none, fewer, very large ones and what is not a number.
+    """Yield the same records with other numbers: none, fewer, very large ones and what is not a
+    number.
 
-    Numbers between 0 and 1 need not bring to light a threshold, a largest value of the batch or a length.
+    Numbers between 0 and 1 need not bring to light a threshold, a largest value of the batch or a
+    length.
     """
+
     def fewer(leaf: torch.Tensor) -> torch.Tensor:
         kept = leaf.clone()
-        kept[:, kept.shape[1] // 2:] = 0
+        kept[:, kept.shape[1] // 2 :] = 0
         return kept
 
     kinds: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-        torch.zeros_like, lambda leaf: fewer(leaf) if leaf.ndim > 1 else leaf, lambda leaf: leaf * _LARGE,
-        lambda leaf: leaf * -_LARGE, lambda leaf: torch.full_like(leaf, torch.nan))
-    numbers = [position for position, leaf in enumerate(chunk.leaves())
-               if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    for wanted, kind in product(numbers, kinds):  # one field at a time: others may have to be probabilities
+        torch.zeros_like,
+        lambda leaf: fewer(leaf) if leaf.ndim > 1 else leaf,
+        lambda leaf: leaf * _LARGE,
+        lambda leaf: leaf * -_LARGE,
+        lambda leaf: torch.full_like(leaf, torch.nan),
+    )
+    numbers = [
+        position
+        for position, leaf in enumerate(chunk.leaves())
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+    for wanted, kind in product(
+        numbers, kinds
+    ):  # one field at a time: others may have to be probabilities
         places = count()
-        yield chunk.map(lambda leaf, kind=kind, wanted=wanted, places=places:  # type: ignore[misc]
-                        kind(leaf) if next(places) == wanted else leaf, chunk.size)
+        yield chunk.map(
+            lambda leaf, kind=kind, wanted=wanted, places=places: (  # type: ignore[misc]
+                kind(leaf) if next(places) == wanted else leaf
+            ),
+            chunk.size,
+        )
 
 
 def shortened(record: Any, keep: float) -> Any:
-    """Return a made-up raw record of the same structure whose sequences have ``keep`` of the length."""
+    """Return a made-up raw record of the same structure whose sequences have ``keep`` of the
+    length.
+    """
     if hasattr(record, "shape") and hasattr(record, "dtype"):
         made = torch.zeros_like(record) if isinstance(record, torch.Tensor) else record * 0
         return made[: max(1, round(len(made) * keep))] if made.ndim else made
@@ -90,7 +127,9 @@ def shortened(record: Any, keep: float) -> Any:
     if isinstance(record, tuple) and hasattr(record, "_fields"):
         return type(record)(*(shortened(item, keep) for item in record))
     if isinstance(record, str):
-        return " ".join(["a"] * max(1, round(8 * keep)))  # words, since text is padded by words or by letters
+        return " ".join(
+            ["a"] * max(1, round(8 * keep))
+        )  # words, since text is padded by words or by letters
     if isinstance(record, list) and record and type(record[0]) in _MADE_UP:
         return [_MADE_UP[type(record[0])]] * max(1, round(len(record) * keep))
     if isinstance(record, list | tuple):

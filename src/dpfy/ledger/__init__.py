@@ -1,4 +1,6 @@
-"""What happened: a durable, append-only record of facts that needs neither torch nor numpy to be read."""
+"""What happened: a durable, append-only record of facts that needs neither torch nor numpy to be
+read.
+"""
 
 # Facts are known by their tags once their module is.
 from dpfy.ledger import (

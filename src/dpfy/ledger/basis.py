@@ -1,4 +1,6 @@
-"""What a guarantee rests on, as a run records it: how much of it is proved, looked at, or merely allowed for."""
+"""What a guarantee rests on, as a run records it: how much of it is proved, looked at, or merely
+allowed for.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -32,8 +34,13 @@ class Ground:
     @property
     def status(self) -> str:
         """The word that a report may use; only a theorem holds."""
-        return {Kind.THEOREM: "holds", Kind.CITATION: "cited", Kind.CHECK: "checked on synthetic input",
-                Kind.DECLARATION: "declared", Kind.ALLOWANCE: "allowed for, not proved"}[self.kind]
+        return {
+            Kind.THEOREM: "holds",
+            Kind.CITATION: "cited",
+            Kind.CHECK: "checked on synthetic input",
+            Kind.DECLARATION: "declared",
+            Kind.ALLOWANCE: "allowed for, not proved",
+        }[self.kind]
 
     def to_json(self) -> dict[str, str]:
         """Return it as plain JSON values."""
@@ -43,10 +50,16 @@ class Ground:
 def grounds_in(basis: Iterable[Mapping[str, Any]]) -> tuple[Ground, ...]:
     """Return the grounds that runs recorded, each once, in the order of their kinds.
 
-    A kind that this version does not know counts as an allowance: what a newer one means by it may be no proof.
+    A kind that this version does not know counts as an allowance: what a newer one means by it may
+    be no proof.
     """
-    return in_order(Ground(_kind(each.get("kind")), *(str(each.get(name, "")) for name in ("key", "title", "text")))
-                    for facts in basis for each in _dicts(facts.get("grounds")))
+    return in_order(
+        Ground(
+            _kind(each.get("kind")), *(str(each.get(name, "")) for name in ("key", "title", "text"))
+        )
+        for facts in basis
+        for each in _dicts(facts.get("grounds"))
+    )
 
 
 def in_order(grounds: Iterable[Ground]) -> tuple[Ground, ...]:

@@ -1,4 +1,6 @@
-"""Events that hold other events: several in a row, and several on parts of the data that have no record in common."""
+"""Events that hold other events: several in a row, and several on parts of the data that have no
+record in common.
+"""
 
 import math
 from collections.abc import Iterable
@@ -26,8 +28,10 @@ class Composed(Event, tag="composed"):
     def __post_init__(self) -> None:
         fixed(self.events)
         if len(self.times) != len(self.events):
-            raise InvalidArgument(f"Expected one number of times for each of {len(self.events)} events, got "
-                                  f"{len(self.times)}.")
+            raise InvalidArgument(
+                f"Expected one number of times for each of {len(self.events)} events, got "
+                f"{len(self.times)}."
+            )
         for count in self.times:
             _validate.count("times", count)
 
@@ -40,21 +44,28 @@ class Composed(Event, tag="composed"):
     @property
     def envelope(self) -> Envelope:
         """The events and how often each happens."""
-        return tuple(Repeated(event, count) for event, count in zip(self.events, self.times, strict=True))
+        return tuple(
+            Repeated(event, count) for event, count in zip(self.events, self.times, strict=True)
+        )
 
     @property
     def numerical_delta(self) -> float:
         """The sum of those of the events, rounded up."""
-        return _up(math.fsum(event.numerical_delta * count
-                             for event, count in zip(self.events, self.times, strict=True)))
+        return _up(
+            math.fsum(
+                event.numerical_delta * count
+                for event, count in zip(self.events, self.times, strict=True)
+            )
+        )
 
 
 @dataclass(frozen=True)
 class Parallel(Event, tag="parallel"):
     """``parts``, each on the records of one part of the data; no record is in two.
 
-    Which part a record is in follows from a public rule and from that record alone. ``moves`` says that replacing a
-    record can put it into another part, as when the rule looks at its values; it cannot if parts go by public places.
+    Which part a record is in follows from a public rule and from that record alone. ``moves`` says
+    that replacing a record can put it into another part, as when the rule looks at its values; it
+    cannot if parts go by public places.
     """
 
     parts: tuple[Event, ...]
@@ -69,18 +80,26 @@ class Parallel(Event, tag="parallel"):
 
     @property
     def numerical_delta(self) -> float:
-        """The sum of the two largest of the parts: one record is in at most two, before and after it is replaced."""
+        """The sum of the two largest of the parts: one record is in at most two, before and after
+        it is replaced.
+        """
         return _up(math.fsum(sorted(part.numerical_delta for part in self.parts)[-2:]))
 
 
 def fixed(events: Iterable[object]) -> None:
-    """Refuse what is no event, and steps that were chosen from outputs: a wrapping event is declared before them."""
+    """Refuse what is no event, and steps that were chosen from outputs: a wrapping event is
+    declared before them.
+    """
     for event in events:
         if not isinstance(event, Event):
-            raise InvalidArgument(f"Expected events inside a wrapping event, got {type(event).__name__}.")
+            raise InvalidArgument(
+                f"Expected events inside a wrapping event, got {type(event).__name__}."
+            )
         if event.adaptive:
-            raise InvalidArgument("Expected events inside a wrapping event to be fixed in advance, got an adaptive "
-                                  "step. Reserve it in a ledger that declares a filter.")
+            raise InvalidArgument(
+                "Expected events inside a wrapping event to be fixed in advance, got an adaptive "
+                "step. Reserve it in a ledger that declares a filter."
+            )
 
 
 def _up(value: float) -> float:

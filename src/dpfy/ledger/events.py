@@ -1,8 +1,9 @@
 """What happened, as frozen facts that a machine without torch can read back years later.
 
-An event states exactly what its cost depends on and nothing else: never an ε, never a value derived from the
-records. Queries are in units of their bound, so that a run whose clip bound moves with noise in proportion is one
-event repeated; the realised scale is an annotation of the ledger line, not part of the event.
+An event states exactly what its cost depends on and nothing else: never an ε, never a value derived
+from the records. Queries are in units of their bound, so that a run whose clip bound moves with
+noise in proportion is one event repeated; the realised scale is an annotation of the ledger line,
+not part of the event.
 """
 
 import hashlib
@@ -43,13 +44,17 @@ class Fact:
         """Return the fact that :meth:`to_json` wrote; unknown types and fields are errors."""
         if not isinstance(value, dict) or value.get("type") not in _FACTS:
             known = ", ".join(sorted(_FACTS))
-            raise InvalidArgument(f"Expected an object whose 'type' is one of {known}, got {_shorten(value)}.")
+            raise InvalidArgument(
+                f"Expected an object whose 'type' is one of {known}, got {_shorten(value)}."
+            )
         fact = _FACTS[value["type"]]
         try:
             result = fact(**{name: _decode(item) for name, item in value.items() if name != "type"})
         except TypeError:
             names = ", ".join(field.name for field in fields(fact))  # type: ignore[arg-type]
-            raise InvalidArgument(f"Expected a {fact.tag!r} with the fields {names}, got {_shorten(value)}.") from None
+            raise InvalidArgument(
+                f"Expected a {fact.tag!r} with the fields {names}, got {_shorten(value)}."
+            ) from None
         if not isinstance(result, cls):
             raise InvalidArgument(f"Expected a {cls.__name__}, got a {fact.tag!r}.")
         return result
@@ -61,17 +66,23 @@ class Fact:
 
 
 class Policy(Fact):
-    """How the records of one step are chosen; ``rate`` is the share of them that a step has in expectation."""
+    """How the records of one step are chosen; ``rate`` is the share of them that a step has in
+    expectation.
+    """
 
     rate: float
 
     @property
     def steps_per_event(self) -> int:
-        """How many steps one event pays for: those of an epoch, where a policy remembers who has taken part."""
+        """How many steps one event pays for: those of an epoch, where a policy remembers who has
+        taken part.
+        """
         return 1
 
     def at(self, step: int) -> "Policy":
-        """Return the policy of a step, counted from 1: this one, unless it is a schedule of several."""
+        """Return the policy of a step, counted from 1: this one, unless it is a schedule of
+        several.
+        """
         return self
 
 
@@ -82,7 +93,8 @@ class RecordedQuery(Fact):
 class Event(Fact):
     """One release, or something else that costs privacy.
 
-    ``numerical_delta`` is what its arithmetic adds to δ, and ``adaptive`` marks what was chosen from earlier outputs.
+    ``numerical_delta`` is what its arithmetic adds to δ, and ``adaptive`` marks what was chosen
+    from earlier outputs.
     """
 
     @property
@@ -109,7 +121,9 @@ class Poisson(Policy, tag="poisson"):
 
 @dataclass(frozen=True)
 class FixedSize(Policy, tag="fixed_size"):
-    """A uniformly random set of exactly ``size`` of the ``records``, drawn afresh for every step."""
+    """A uniformly random set of exactly ``size`` of the ``records``, drawn afresh for every
+    step.
+    """
 
     size: int
     records: int
@@ -125,8 +139,9 @@ class FixedSize(Policy, tag="fixed_size"):
 
 @dataclass(frozen=True)
 class TruncatedPoisson(Policy, tag="truncated_poisson"):
-    """Each of the ``records`` is included independently with probability ``rate``; of more than ``capacity`` that come
-    up, a uniformly random ``capacity`` stay."""
+    """Each of the ``records`` is included independently with probability ``rate``; of more than
+    ``capacity`` that come up, a uniformly random ``capacity`` stay.
+    """
 
     rate: float
     capacity: int
@@ -163,10 +178,11 @@ class _Epochs(Policy):
 
 @dataclass(frozen=True)
 class Shuffled(_Epochs, tag="shuffled"):
-    """Each epoch, a fresh uniformly random order of the ``records`` is cut into batches of ``batch_size``.
+    """Each epoch, a fresh uniformly random order of the ``records`` is cut into batches of
+    ``batch_size``.
 
-    The last batch of an epoch may be smaller. One event is one epoch, in which every record takes part once; how the
-    batches were formed is not rewarded.
+    The last batch of an epoch may be smaller. One event is one epoch, in which every record takes
+    part once; how the batches were formed is not rewarded.
     """
 
 
@@ -174,13 +190,15 @@ class Shuffled(_Epochs, tag="shuffled"):
 class Cyclic(_Epochs, tag="cyclic"):
     """The same public order of the ``records``, cut into batches of ``batch_size``, in every epoch.
 
-    The last batch of an epoch may be smaller. One event is one epoch, in which every record takes part once.
+    The last batch of an epoch may be smaller. One event is one epoch, in which every record takes
+    part once.
     """
 
 
 @dataclass(frozen=True)
 class BallsInBins(Policy, tag="balls_in_bins"):
-    """Each epoch, every one of the ``records`` draws one of ``bins`` batches, uniformly and independently.
+    """Each epoch, every one of the ``records`` draws one of ``bins`` batches, uniformly and
+    independently.
 
     One event is one epoch, in which every record takes part once.
     """
@@ -205,10 +223,11 @@ class BallsInBins(Policy, tag="balls_in_bins"):
 
 @dataclass(frozen=True)
 class Importance(Policy, tag="importance"):
-    """Each record takes part independently, in proportion to its gradient's norm and with at most probability ``rate``.
+    """Each record takes part independently, in proportion to its gradient's norm and with at most
+    probability ``rate``.
 
-    ``jitter`` bounds what one record does to the coins and the last bits of others, as the μ of one Gaussian sum on all
-    records.
+    ``jitter`` bounds what one record does to the coins and the last bits of others, as the μ of one
+    Gaussian sum on all records.
     """
 
     rate: float
@@ -221,11 +240,12 @@ class Importance(Policy, tag="importance"):
 
 @dataclass(frozen=True)
 class ImportanceSchedule(Policy, tag="importance_schedule"):
-    """Importance sampling with a size of the contributions that is fixed in advance, for ``length`` steps each.
+    """Importance sampling with a size of the contributions that is fixed in advance, for ``length``
+    steps each.
 
-    ``ratios`` are the norms that all contributions have, in clip bounds. ``population`` is the declared number of
-    records. A record is proposed ``slack`` times as often as its last known norm would have it take part, and its norm
-    counts as at least ``floor`` clip bounds.
+    ``ratios`` are the norms that all contributions have, in clip bounds. ``population`` is the
+    declared number of records. A record is proposed ``slack`` times as often as its last known norm
+    would have it take part, and its norm counts as at least ``floor`` clip bounds.
     """
 
     batch_size: float
@@ -243,11 +263,15 @@ class ImportanceSchedule(Policy, tag="importance_schedule"):
             _validate.count(name, getattr(self, name))
         if not self.ratios:
             raise InvalidArgument("Expected a ratio for the first step.")
-        object.__setattr__(self, "ratios", tuple(_validate.positive("ratio", ratio) for ratio in self.ratios))
+        object.__setattr__(
+            self, "ratios", tuple(_validate.positive("ratio", ratio) for ratio in self.ratios)
+        )
         if self.batch_size > min(self.ratios) * self.population:
-            raise InvalidArgument(f"Expected ratios of at least batch_size/records = "
-                                  f"{self.batch_size / self.population:.4g}, got {min(self.ratios)!r}. Take smaller "
-                                  "batches, or larger ratios.")
+            raise InvalidArgument(
+                "Expected ratios of at least batch_size/records = "
+                f"{self.batch_size / self.population:.4g}, got {min(self.ratios)!r}. Take smaller "
+                "batches, or larger ratios."
+            )
 
     @property
     def rate(self) -> float:  # type: ignore[override]
@@ -265,7 +289,9 @@ class ImportanceSchedule(Policy, tag="importance_schedule"):
 
 @dataclass(frozen=True)
 class SumQuery(RecordedQuery, tag="sum"):
-    """A sum in which one record moves by at most ``l2_bound``, with Gaussian noise of ``stddev`` per coordinate."""
+    """A sum in which one record moves by at most ``l2_bound``, with Gaussian noise of ``stddev``
+    per coordinate.
+    """
 
     l2_bound: float
     stddev: float
@@ -273,12 +299,16 @@ class SumQuery(RecordedQuery, tag="sum"):
 
     def __post_init__(self) -> None:
         for name in ("l2_bound", "stddev"):
-            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
+            object.__setattr__(
+                self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True)
+            )
 
 
 @dataclass(frozen=True)
 class LaplaceSum(RecordedQuery, tag="laplace"):
-    """Numbers that one record moves by at most ``l1_bound`` in all, with Laplace noise of ``scale`` on each."""
+    """Numbers that one record moves by at most ``l1_bound`` in all, with Laplace noise of ``scale``
+    on each.
+    """
 
     l1_bound: float
     scale: float
@@ -286,15 +316,18 @@ class LaplaceSum(RecordedQuery, tag="laplace"):
 
     def __post_init__(self) -> None:
         for name in ("l1_bound", "scale"):
-            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
+            object.__setattr__(
+                self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True)
+            )
 
 
 @dataclass(frozen=True)
 class Sampled(Event, tag="sampled"):
     """One step: ``queries``, all answered on one and the same sample drawn by ``policy``.
 
-    ``numerical_delta`` is what the arithmetic of the noise adds to δ; accountants subtract it before they claim an ε.
-    ``adaptive`` marks a step whose rate or noise multiplier was chosen from earlier outputs: a filter must account it.
+    ``numerical_delta`` is what the arithmetic of the noise adds to δ; accountants subtract it
+    before they claim an ε. ``adaptive`` marks a step whose rate or noise multiplier was chosen from
+    earlier outputs: a filter must account it.
     """
 
     policy: Policy
@@ -303,9 +336,15 @@ class Sampled(Event, tag="sampled"):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numerical_delta", _validate.real("numerical_delta", self.numerical_delta, 0, 1))
-        if not isinstance(self.policy, Policy) or not all(isinstance(query, RecordedQuery) for query in self.queries):
-            raise InvalidArgument("Expected a sampled event to hold one policy and a tuple of queries.")
+        object.__setattr__(
+            self, "numerical_delta", _validate.real("numerical_delta", self.numerical_delta, 0, 1)
+        )
+        if not isinstance(self.policy, Policy) or not all(
+            isinstance(query, RecordedQuery) for query in self.queries
+        ):
+            raise InvalidArgument(
+                "Expected a sampled event to hold one policy and a tuple of queries."
+            )
 
 
 @dataclass(frozen=True)
@@ -342,7 +381,9 @@ Envelope = tuple[Repeated, ...]
 
 
 def envelope_to_json(envelope: Envelope) -> dict[str, Any]:
-    """Return an envelope as plain JSON values: each event once, then which of them is next and how often."""
+    """Return an envelope as plain JSON values: each event once, then which of them is next and how
+    often.
+    """
     numbers: dict[Event, int] = {}
     runs = [[numbers.setdefault(run.event, len(numbers)), run.times] for run in envelope]
     return {"events": [event.to_json() for event in numbers], "runs": runs}
@@ -354,7 +395,9 @@ def envelope_from_json(value: object) -> Envelope:
         events = [Event.from_json(event) for event in value["events"]]  # type: ignore[index]
         return tuple(Repeated(events[number], times) for number, times in value["runs"])  # type: ignore[index]
     except (TypeError, KeyError, IndexError, ValueError):
-        raise InvalidArgument("Expected an envelope: its events, and runs of [event, times].") from None
+        raise InvalidArgument(
+            "Expected an envelope: its events, and runs of [event, times]."
+        ) from None
 
 
 def run_lengths(events: Iterable[Repeated]) -> Envelope:
@@ -374,7 +417,9 @@ def canonical_json(value: object) -> bytes:
 
 
 def _counts(policy: Policy, part: str, whole: str) -> None:
-    """Check that ``part`` and ``whole`` are whole numbers, and that the former does not exceed the latter."""
+    """Check that ``part`` and ``whole`` are whole numbers, and that the former does not exceed the
+    latter.
+    """
     few, many = (_validate.count(name, getattr(policy, name)) for name in (part, whole))
     if few > many:
         raise InvalidArgument(f"Expected {part}={few!r} to be at most {whole}={many!r}.")

@@ -6,26 +6,33 @@ from dpfy.ledger.events import Event
 
 
 class Guard(Protocol):
-    """The budget's gatekeeper: a ledger asks it before every reservation and tells it about every durable one.
+    """The budget's gatekeeper: a ledger asks it before every reservation and tells it about every
+    durable one.
 
-    *Formal guarantee*: a ledger appends only what :meth:`admit` let pass, and calls :meth:`record` exactly once for
-    what it appended, in the order of the file, both live and when an existing ledger is opened again. A guard may
-    therefore keep its whole state in memory and answer in O(1).
+    *Formal guarantee*: a ledger appends only what :meth:`admit` let pass, and calls :meth:`record`
+    exactly once for what it appended, in the order of the file, both live and when an existing
+    ledger is opened again. A guard may therefore keep its whole state in memory and answer in O(1).
 
-    *Assumes* that :meth:`admit` changes nothing: it may be asked about several sizes of one block, and about steps
-    that are then not taken.
+    *Assumes* that :meth:`admit` changes nothing: it may be asked about several sizes of one block,
+    and about steps that are then not taken.
     """
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard's name and declared limits as plain JSON values; they go into the header."""
+        """Return the guard's name and declared limits as plain JSON values; they go into the
+        header.
+        """
         ...
 
     def admit(self, event: Event, times: int) -> None:
-        """Raise :class:`~dpfy.errors.BudgetExhausted` if ``times`` more of ``event`` would exceed a limit."""
+        """Raise :class:`~dpfy.errors.BudgetExhausted` if ``times`` more of ``event`` would exceed a
+        limit.
+        """
         ...
 
     def record(self, event: Event, times: int) -> None:
-        """Count ``times`` more of ``event`` as spent; ``times`` is negative when an unused block is settled."""
+        """Count ``times`` more of ``event`` as spent; ``times`` is negative when an unused block is
+        settled.
+        """
         ...
 
 

@@ -1,8 +1,8 @@
 """The ledger's format as a pure state machine: bytes in, verified facts out, no files.
 
-Every line is ``{"<kind>":<payload>,"hash":"<64 hex>"}`` in canonical JSON, where the hash is the SHA-256 of the
-previous line's hash followed by the line without its own. Equal steps therefore have equal bodies, so a million of
-them are read by looking the body up instead of parsing it.
+Every line is ``{"<kind>":<payload>,"hash":"<64 hex>"}`` in canonical JSON, where the hash is the
+SHA-256 of the previous line's hash followed by the line without its own. Equal steps therefore have
+equal bodies, so a million of them are read by looking the body up instead of parsing it.
 """
 
 import hashlib
@@ -18,7 +18,14 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy._version import __version__
 from dpfy.errors import InvalidArgument, LedgerDamaged
-from dpfy.ledger.events import Envelope, Event, Repeated, canonical_json, envelope_from_json, envelope_to_json
+from dpfy.ledger.events import (
+    Envelope,
+    Event,
+    Repeated,
+    canonical_json,
+    envelope_from_json,
+    envelope_to_json,
+)
 from dpfy.types import Relation, Unit
 
 SCHEMA = 1
@@ -38,13 +45,17 @@ class Head:
 
 
 def seal(previous: str, body: bytes) -> tuple[bytes, str]:
-    """Return ``body`` (a canonical JSON object) as a line chained to ``previous``, and the line's hash."""
+    """Return ``body`` (a canonical JSON object) as a line chained to ``previous``, and the line's
+    hash.
+    """
     digest = hashlib.sha256(previous.encode() + body).hexdigest()
     return body[:-1] + _HASH_KEY + digest.encode() + b'"}\n', digest
 
 
 def unseal(previous: str, line: bytes) -> tuple[bytes, str] | None:
-    """Return the body and the hash of a line that :func:`seal` wrote, or None if any byte differs."""
+    """Return the body and the hash of a line that :func:`seal` wrote, or None if any byte
+    differs.
+    """
     body = line[:-_TAIL] + b"}"
     sealed, digest = seal(previous, body)
     return (body, digest) if sealed == line else None
@@ -53,8 +64,11 @@ def unseal(previous: str, line: bytes) -> tuple[bytes, str] | None:
 def recovery_line(journal: "Journal") -> bytes:
     """Return the bytes that, appended to a torn tail, turn it into a line that charges it."""
     charged = journal.next_event()
-    payload = {"bytes": len(journal.torn), "event": charged.to_json() if charged else None,
-               "sha256": hashlib.sha256(journal.torn).hexdigest()}
+    payload = {
+        "bytes": len(journal.torn),
+        "event": charged.to_json() if charged else None,
+        "sha256": hashlib.sha256(journal.torn).hexdigest(),
+    }
     return seal(journal.head.hash, canonical_json({"recover": payload}))[0]
 
 
@@ -64,12 +78,14 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """What a ledger was opened for: declared before the first step, and equal for everyone who writes to it.
+    """What a ledger was opened for: declared before the first step, and equal for everyone who
+    writes to it.
 
-    ``plan`` is an opaque JSON object. ``guard`` is filled in from the guard that the ledger is opened with.
-    ``filter`` declares, at creation or never, that plans may be added later and how they are accounted. ``strict`` says
-    that no release may rest on an allowance; it is written where it is true only, so that other headers have the bytes
-    that they always had, and a version that does not know of it refuses to write to a strict ledger.
+    ``plan`` is an opaque JSON object. ``guard`` is filled in from the guard that the ledger is
+    opened with. ``filter`` declares, at creation or never, that plans may be added later and how
+    they are accounted. ``strict`` says that no release may rest on an allowance; it is written
+    where it is true only, so that other headers have the bytes that they always had, and a version
+    that does not know of it refuses to write to a strict ledger.
 
     >>> header = Header(plan={"steps": 3})
     >>> Header.from_json(header.to_json()) == header
@@ -85,7 +101,9 @@ class Header:
     filter: dict[str, Any] | None = None
     library: str = __version__
     created: str = field(default_factory=_now)
-    identity: str = field(default_factory=lambda: secrets.token_hex(16))  # two ledgers of one plan must differ
+    identity: str = field(
+        default_factory=lambda: secrets.token_hex(16)
+    )  # two ledgers of one plan must differ
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -96,38 +114,59 @@ class Header:
                 raise ValueError(f"strict={self.strict!r} is not a truth value")
             canonical_json(self.to_json())
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"Expected a header of plain JSON values with a known unit and relation: {error}."
-                                  ) from error
+            raise InvalidArgument(
+                f"Expected a header of plain JSON values with a known unit and relation: {error}."
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """Return the header as plain JSON values, with the schema version of the ledger."""
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "strict" or self.strict}
+        values = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name != "strict" or self.strict
+        }
         return {**values, "envelope": envelope_to_json(self.envelope), "schema": SCHEMA}
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Return the header that :meth:`to_json` wrote; other schema versions and unknown fields are errors."""
+        """Return the header that :meth:`to_json` wrote; other schema versions and unknown fields
+        are errors.
+        """
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             given = value.get("schema") if isinstance(value, dict) else None
-            raise InvalidArgument(f"Expected a ledger of schema {SCHEMA}, got {given!r}. "
-                                  "Read it with the version of dpfy that wrote it, or with a newer one.")
+            raise InvalidArgument(
+                f"Expected a ledger of schema {SCHEMA}, got {given!r}. Read it with the version of "
+                "dpfy that wrote it, or with a newer one."
+            )
         values = {name: item for name, item in value.items() if name != "schema"}
-        if set(values) | {"strict"} != {item.name for item in fields(cls)} or values.get("strict", True) is not True:
-            raise InvalidArgument(f"Expected a header with the fields {', '.join(item.name for item in fields(cls))}.")
+        if (
+            set(values) | {"strict"} != {item.name for item in fields(cls)}
+            or values.get("strict", True) is not True
+        ):
+            raise InvalidArgument(
+                f"Expected a header with the fields {', '.join(item.name for item in fields(cls))}."
+            )
         return cls(**{**values, "envelope": envelope_from_json(values["envelope"])})
 
     def differences(self, other: "Header") -> list[str]:
-        """Return the names of the fields in which two writers of one ledger must agree and do not."""
+        """Return the names of the fields in which two writers of one ledger must agree and do
+        not.
+        """
         mine, theirs = self.to_json(), other.to_json()
         names = ("unit", "relation", "plan", "envelope", "key_source", "filter", "strict")
-        return [name for name in names if canonical_json(mine.get(name)) != canonical_json(theirs.get(name))]
+        return [
+            name
+            for name in names
+            if canonical_json(mine.get(name)) != canonical_json(theirs.get(name))
+        ]
 
 
 class Journal:
     """Everything that the verified lines of a ledger say; :meth:`feed` it line by line.
 
-    *Formal guarantee*: a byte string is accepted only if each line hashes to its own hash from the previous line's,
-    is canonical, and follows the lines it refers to. An unterminated tail is kept as ``torn`` and counts as spent.
+    *Formal guarantee*: a byte string is accepted only if each line hashes to its own hash from the
+    previous line's, is canonical, and follows the lines it refers to. An unterminated tail is kept
+    as ``torn`` and counts as spent.
     """
 
     def __init__(self, name: str) -> None:
@@ -146,7 +185,9 @@ class Journal:
         self._envelope_ends: list[int] = []
         self.open: dict[str, Event] = {}  # selections that have begun and not ended
         self.interruptions: list[Repeated] = []
-        self.basis: list[dict[str, Any]] = []  # what runs recorded of what they rest on; it spends nothing
+        self.basis: list[
+            dict[str, Any]
+        ] = []  # what runs recorded of what they rest on; it spends nothing
 
     def feed(self, line: bytes) -> None:
         """Verify one more line and take it in."""
@@ -167,7 +208,9 @@ class Journal:
         self.size += len(line)
 
     def runs(self) -> Iterator[Repeated]:
-        """Yield what was spent in order, run-length encoded; a torn tail counts as one more step."""
+        """Yield what was spent in order, run-length encoded; a torn tail counts as one more
+        step.
+        """
         for event, times in self._runs:
             yield Repeated(event, times)
         charged = self.next_event() if self.torn else None
@@ -175,14 +218,18 @@ class Journal:
             yield Repeated(charged, 1)
 
     def next_event(self) -> Event | None:
-        """Return what an unreadable step is charged as: the envelope's next event, or else the last one known."""
+        """Return what an unreadable step is charged as: the envelope's next event, or else the last
+        one known.
+        """
         envelope = self.headers[-1].envelope if self.headers else ()
         if envelope:
             return envelope[min(self._envelope_index(), len(envelope) - 1)].event
         return self._runs[-1][0] if self._runs else None
 
     def left_in_run(self, event: Event) -> int | None:
-        """Return how many more of ``event`` the envelope has from here; None without an envelope."""
+        """Return how many more of ``event`` the envelope has from here; None without an
+        envelope.
+        """
         envelope, index = self.headers[-1].envelope, self._envelope_index()
         if not envelope:
             return None
@@ -192,8 +239,10 @@ class Journal:
 
     def damaged(self, reason: str) -> LedgerDamaged:
         """Return an error that names the line after the last good one."""
-        return LedgerDamaged(f"{self.name}, line {self.head.count + 1} (byte {self.size}): {reason} Nothing can be "
-                             "spent or claimed from it; restore the latest ledger and head, or claim no guarantee.")
+        return LedgerDamaged(
+            f"{self.name}, line {self.head.count + 1} (byte {self.size}): {reason} Nothing can be "
+            "spent or claimed from it; restore the latest ledger and head, or claim no guarantee."
+        )
 
     def _envelope_index(self) -> int:
         return bisect_right(self._envelope_ends, self._spent - self.header_start)
@@ -203,10 +252,15 @@ class Journal:
         start = line.rfind(_RECOVER)
         opened = unseal(self.head.hash, line[start:]) if start > 0 else None
         if opened is None:
-            raise self.damaged("it does not continue the hash chain; it was edited or moved, "
-                               "or a line before it was removed.")
+            raise self.damaged(
+                "it does not continue the hash chain; it was edited or moved, or a line before it "
+                "was removed."
+            )
         payload = json.loads(opened[0])["recover"]
-        if (payload["bytes"], payload["sha256"]) != (start, hashlib.sha256(line[:start]).hexdigest()):
+        if (payload["bytes"], payload["sha256"]) != (
+            start,
+            hashlib.sha256(line[:start]).hexdigest(),
+        ):
             raise self.damaged("the torn bytes that this line recovered were edited.")
         if payload["event"] is not None:
             self._spend(Event.from_json(payload["event"]), 1)
@@ -214,7 +268,7 @@ class Journal:
 
     def _interpret(self, body: bytes) -> None:
         try:
-            (kind, payload), = json.loads(body).items()
+            ((kind, payload),) = json.loads(body).items()
             if canonical_json({kind: payload}) != body:
                 raise ValueError("not canonical")
             if kind == "header":
@@ -232,17 +286,23 @@ class Journal:
             elif kind == "basis" and self.headers:
                 self._found(payload)
             else:  # a kind that is not known may be a charge: it cannot be passed over
-                raise ValueError(f"unexpected {kind!r}; dpfy {__version__} knows no such entry in this place, a newer "
-                                 "version may")
+                raise ValueError(
+                    f"unexpected {kind!r}; dpfy {__version__} knows no such entry in this place, a "
+                    "newer version may"
+                )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.damaged(f"it is chained but not allowed here: {error}") from error
 
     def _enter(self, header: Header) -> None:
         if self.headers and self.headers[0].filter is None:
             raise ValueError("a second header without a filter declared in the first")
-        if self.headers and (set(self.headers[0].differences(header)) - {"plan", "envelope"}
-                             or canonical_json(self.headers[0].guard) != canonical_json(header.guard)):
-            raise ValueError("a second header with another unit, relation, filter, guard, key source or strict")
+        if self.headers and (
+            set(self.headers[0].differences(header)) - {"plan", "envelope"}
+            or canonical_json(self.headers[0].guard) != canonical_json(header.guard)
+        ):
+            raise ValueError(
+                "a second header with another unit, relation, filter, guard, key source or strict"
+            )
         self.headers.append(header)
         self.header_start = self._spent
         self._envelope_ends = list(accumulate(run.times for run in header.envelope))
@@ -292,7 +352,9 @@ class Journal:
         self._spend(self._events[event], 1)
 
     def _end(self, scope: str, charge: dict[str, Any] | None) -> None:
-        """A selection that was interrupted is charged, beside what it cost, for all that may have been seen of it."""
+        """A selection that was interrupted is charged, beside what it cost, for all that may have
+        been seen of it.
+        """
         del self.open[scope]
         self._settleable = 0
         if charge is not None:

@@ -1,4 +1,6 @@
-"""The write-ahead record of what was spent: a step is durable here before a record is read for it."""
+"""The write-ahead record of what was spent: a step is durable here before a record is read
+for it.
+"""
 
 import os
 import secrets
@@ -10,8 +12,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpfy import _validate
-from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerError, LedgerMismatch, LedgerWriteFailed
-from dpfy.ledger.events import Envelope, Event, NonPrivate, Repeated, Sampled, canonical_json, run_lengths
+from dpfy.errors import (
+    BudgetExhausted,
+    InvalidArgument,
+    LedgerError,
+    LedgerMismatch,
+    LedgerWriteFailed,
+)
+from dpfy.ledger.events import (
+    Envelope,
+    Event,
+    NonPrivate,
+    Repeated,
+    Sampled,
+    canonical_json,
+    run_lengths,
+)
 from dpfy.ledger.guard import Guard, Unguarded
 from dpfy.ledger.journal import Head, Header, Journal, recovery_line, seal
 from dpfy.ledger.sealed import forget, interruption, recall
@@ -23,12 +39,13 @@ _StrPath = str | os.PathLike[str]
 class Ledger:
     """An append-only, hash-chained record of reserved steps.
 
-    *Formal guarantee*: when :meth:`reserve` returns, the event is on stable storage and the guard admitted it; so in
-    every execution, crashes included, the steps that a later reader counts are at least those that were released.
-    Lines that go missing or change are a refusal that names the place.
+    *Formal guarantee*: when :meth:`reserve` returns, the event is on stable storage and the guard
+    admitted it; so in every execution, crashes included, the steps that a later reader counts are
+    at least those that were released. Lines that go missing or change are a refusal that names the
+    place.
 
-    *Assumes* that the storage keeps what ``fsync`` acknowledged, and that ledger, head and (if kept) anchor are not
-    all restored together: no local file can show that.
+    *Assumes* that the storage keeps what ``fsync`` acknowledged, and that ledger, head and (if
+    kept) anchor are not all restored together: no local file can show that.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.1),))
@@ -39,7 +56,9 @@ class Ledger:
     (2, 1, False)
     """
 
-    def __init__(self, store: Store, journal: Journal, block: int = 1, writable: bool = True) -> None:
+    def __init__(
+        self, store: Store, journal: Journal, block: int = 1, writable: bool = True
+    ) -> None:
         self._store = store
         self._journal = journal
         self._block = _validate.count("block", block)
@@ -52,12 +71,19 @@ class Ledger:
         self._mutex = threading.RLock()
 
     @classmethod
-    def open(cls, path: _StrPath, guard: Guard | None = None, header: Header | None = None,
-             anchor: _StrPath | None = None, block: int = 1) -> Self:
+    def open(
+        cls,
+        path: _StrPath,
+        guard: Guard | None = None,
+        header: Header | None = None,
+        anchor: _StrPath | None = None,
+        block: int = 1,
+    ) -> Self:
         """Open ``path`` as its only writer, after verifying it; create it if there is none.
 
-        ``anchor`` names a file in another place that also keeps the head. ``block`` reservations of one fixed event
-        are paid for at once; what a clean :meth:`close` finds unused is handed back, what a crash loses is not.
+        ``anchor`` names a file in another place that also keeps the head. ``block`` reservations of
+        one fixed event are paid for at once; what a clean :meth:`close` finds unused is handed
+        back, what a crash loses is not.
         """
         _validate.count("block", block)
         store = FileStore(path, anchor)
@@ -66,7 +92,9 @@ class Ledger:
             journal = _replay(store)
             ledger = cls(store, journal, block)
             ledger._seal_tail()
-            for scope, event in list(journal.open.items()):  # of a writer that is gone: we have its lock
+            for scope, event in list(
+                journal.open.items()
+            ):  # of a writer that is gone: we have its lock
                 ledger.end(scope, interruption(event, recall(store.path, scope)))
             forget(store.path)
             if header is not None:
@@ -80,12 +108,16 @@ class Ledger:
 
     @classmethod
     def read(cls, path: _StrPath, anchor: _StrPath | None = None) -> Self:
-        """Verify and read ``path`` without a lock, while a run may be writing to it; a torn tail counts as spent."""
+        """Verify and read ``path`` without a lock, while a run may be writing to it; a torn tail
+        counts as spent.
+        """
         store = FileStore(path, anchor)
         return cls(store, _replay(store), writable=False)
 
     @classmethod
-    def in_memory(cls, guard: Guard | None = None, header: Header | None = None, block: int = 1) -> Self:
+    def in_memory(
+        cls, guard: Guard | None = None, header: Header | None = None, block: int = 1
+    ) -> Self:
         """Return a ledger that is gone with the process; reports call it not durable."""
         store = MemoryStore()
         ledger = cls(store, Journal(store.name), block)
@@ -98,9 +130,9 @@ class Ledger:
     def register(self, guard: Guard | None, header: Header) -> None:
         """Declare what this ledger is for, or check that it was declared so before.
 
-        Extending a ledger after looking at what it paid for is adaptive composition: a second plan is refused unless
-        the header declared a filter at creation. The guard replaces the one given before and is told all that was
-        spent; None keeps it.
+        Extending a ledger after looking at what it paid for is adaptive composition: a second plan
+        is refused unless the header declared a filter at creation. The guard replaces the one given
+        before and is told all that was spent; None keeps it.
         """
         guard = guard or self._guard or Unguarded()
         header = replace(header, guard=guard.describe())
@@ -113,8 +145,8 @@ class Ledger:
     def reserve(self, event: Event, note: dict[str, Any] | None = None) -> None:
         """Record one step durably, or raise; only after it returns may a record be read.
 
-        ``note`` holds public annotations of the step, such as the realised scale. After a failed write this and
-        every later reservation raises :class:`~dpfy.errors.LedgerWriteFailed`.
+        ``note`` holds public annotations of the step, such as the realised scale. After a failed
+        write this and every later reservation raises :class:`~dpfy.errors.LedgerWriteFailed`.
         """
         annotation = _as_json(note, "note")
         with self._mutex:
@@ -131,10 +163,11 @@ class Ledger:
             self._paid_for, self._prepaid = (event, annotation), times - 1
 
     def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:
-        """Reserve ``event`` as :meth:`reserve` does and return a name under which to :meth:`end` it.
+        """Reserve ``event`` as :meth:`reserve` does and return a name under which to :meth:`end`
+        it.
 
-        ``before`` is told the name before it is on record. Until the end nothing may be claimed from this ledger. What
-        to use is :class:`~dpfy.ledger.scopes.Selection`.
+        ``before`` is told the name before it is on record. Until the end nothing may be claimed
+        from this ledger. What to use is :class:`~dpfy.ledger.scopes.Selection`.
         """
         with self._mutex:
             self._check_writable()
@@ -151,21 +184,27 @@ class Ledger:
         return scope
 
     def end(self, scope: str, charge: Repeated | None = None) -> None:
-        """Record that what :meth:`begin` began has ended; ``charge`` is what an interruption costs beside it."""
+        """Record that what :meth:`begin` began has ended; ``charge`` is what an interruption costs
+        beside it.
+        """
         with self._mutex:
             self._check_writable()
             self._settle()
             if scope not in self._journal.open:
-                raise LedgerMismatch(f"{self._store.name} has no selection under way that is called {scope!r}.")
+                raise LedgerMismatch(
+                    f"{self._store.name} has no selection under way that is called {scope!r}."
+                )
             self._append([("end", {"scope": scope, "charge": charge and charge.to_json()})])
             if charge is not None and self._guard is not None:
                 self._guard.record(charge.event, charge.times)
 
     def record_basis(self, facts: dict[str, Any]) -> None:
-        """Record durably what a run rests on, unless it is on record already; it costs nothing and releases nothing.
+        """Record durably what a run rests on, unless it is on record already; it costs nothing and
+        releases nothing.
 
         Args:
-            facts: plain JSON values about the engine, the machine and what was declared. Anybody may read them:
+            facts: plain JSON values about the engine, the machine and what was declared. Anybody
+            may read them:
                 nothing that was computed from private records belongs here.
 
         Raises:
@@ -193,11 +232,15 @@ class Ledger:
         return True
 
     def verify(self) -> int:
-        """Read everything again and return the number of good lines; raise LedgerDamaged naming the first bad one."""
+        """Read everything again and return the number of good lines; raise LedgerDamaged naming the
+        first bad one.
+        """
         return _replay(self._store).head.count
 
     def hash_at(self, count: int) -> str | None:
-        """Return the hash of the ``count``-th line, or None if there is none; it ties other files to this history."""
+        """Return the hash of the ``count``-th line, or None if there is none; it ties other files
+        to this history.
+        """
         journal = Journal(self._store.name)
         for line in self._store.lines():
             if journal.head.count == count:
@@ -220,8 +263,12 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @property
@@ -231,34 +278,46 @@ class Ledger:
 
     @property
     def uses(self) -> Envelope:
-        """Everything a reader must count as spent, in order: a torn tail and the whole of an open block included.
+        """Everything a reader must count as spent, in order: a torn tail and the whole of an open
+        block included.
 
-        A selection that has begun and not ended counts as what has no guarantee: what was seen of it is not known.
+        A selection that has begun and not ended counts as what has no guarantee: what was seen of
+        it is not known.
         """
         return run_lengths([*self._journal.runs(), *self._unfinished])
 
     @property
     def interruptions(self) -> Envelope:
-        """What is charged, beside what was registered, for selections that were interrupted or have not ended."""
+        """What is charged, beside what was registered, for selections that were interrupted or have
+        not ended.
+        """
         return (*self._journal.interruptions, *self._unfinished)
 
     @property
     def _unfinished(self) -> Envelope:
-        return tuple(Repeated(NonPrivate("a selection that has not ended"), 1) for _ in self._journal.open)
+        return tuple(
+            Repeated(NonPrivate("a selection that has not ended"), 1) for _ in self._journal.open
+        )
 
     @property
     def count(self) -> int:
-        """How many steps were reserved or lost; the rest of an open block, which :meth:`close` hands back, is not."""
+        """How many steps were reserved or lost; the rest of an open block, which :meth:`close`
+        hands back, is not.
+        """
         return sum(run.times for run in self._journal.runs()) - self._prepaid
 
     @property
     def plan_count(self) -> int:
-        """How many of them since the present plan was registered; all of them, unless a filter lets plans follow."""
+        """How many of them since the present plan was registered; all of them, unless a filter lets
+        plans follow.
+        """
         return self.count - self._journal.header_start
 
     @property
     def basis(self) -> tuple[dict[str, Any], ...]:
-        """What runs recorded of what they rest on, in order; empty in ledgers of versions that did not record it."""
+        """What runs recorded of what they rest on, in order; empty in ledgers of versions that did
+        not record it.
+        """
         return tuple(self._journal.basis)
 
     @property
@@ -294,51 +353,77 @@ class Ledger:
     def _check_writable(self) -> None:
         name = self._store.name
         if self._pid != os.getpid():
-            raise LedgerError(f"{name} was opened by process {self._pid}; a forked process cannot write to it. "
-                              "Reserve in the process that opened it.")
+            raise LedgerError(
+                f"{name} was opened by process {self._pid}; a forked process cannot write to it. "
+                "Reserve in the process that opened it."
+            )
         if not self._writable:
-            raise LedgerError(f"{name} was closed or opened for reading. Use Ledger.open to write to it.")
+            raise LedgerError(
+                f"{name} was closed or opened for reading. Use Ledger.open to write to it."
+            )
         if not self._intact:
-            raise LedgerWriteFailed(f"An earlier write to {name} did not complete, so nothing more may be released. "
-                                    "Open the ledger again in a new run; what is on disk counts as spent.")
+            raise LedgerWriteFailed(
+                f"An earlier write to {name} did not complete, so nothing more may be released. "
+                "Open the ledger again in a new run; what is on disk counts as spent."
+            )
 
     def _check_fixed(self, event: Event) -> None:
-        if isinstance(event, Sampled) and event.adaptive and self.header is not None and self.header.filter is None:
-            raise LedgerMismatch(f"The step was chosen from earlier outputs, and {self._store.name} declares no filter "
-                                 "that could account it. Declare one in the header when the ledger is created.")
+        if (
+            isinstance(event, Sampled)
+            and event.adaptive
+            and self.header is not None
+            and self.header.filter is None
+        ):
+            raise LedgerMismatch(
+                f"The step was chosen from earlier outputs, and {self._store.name} declares no "
+                "filter that could account it. Declare one in the header when the ledger is "
+                "created."
+            )
 
     def _is_new(self, header: Header) -> bool:
         """Tell whether ``header`` must be appended; raise if this ledger cannot take it."""
         if self.header is None:
             return True
         differ = self.header.differences(header)
-        if not set(differ) - {"plan", "envelope"} and canonical_json(self.header.guard) != canonical_json(header.guard):
+        if not set(differ) - {"plan", "envelope"} and canonical_json(
+            self.header.guard
+        ) != canonical_json(header.guard):
             differ.append("guard")
         if "strict" in differ:
-            raise LedgerMismatch(f"{self._store.name} was begun with strict={self.header.strict}, got strict="
-                                 f"{header.strict}. Go on as it was begun, or begin a new ledger.")
+            raise LedgerMismatch(
+                f"{self._store.name} was begun with strict={self.header.strict}, got "
+                f"strict={header.strict}. Go on as it was begun, or begin a new ledger."
+            )
         # The filter's guard is what makes later plans legal, so it stays too.
         if differ and (self.header.filter is None or set(differ) - {"plan", "envelope"}):
             raise LedgerMismatch(
-                f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a ledger after looking "
-                "at its outputs is adaptive composition, which its accounting does not cover unless a filter was "
-                "declared at creation; resume with the same plan or begin a new ledger.")
+                f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a "
+                "ledger after looking at its outputs is adaptive composition, which its "
+                "accounting does not cover unless a filter was declared at creation; resume with "
+                "the same plan or begin a new ledger."
+            )
         return bool(differ)
 
     def _attach(self, guard: Guard | None) -> None:
-        if guard is not None and guard is not self._guard:  # told once, however often it is registered
+        if (
+            guard is not None and guard is not self._guard
+        ):  # told once, however often it is registered
             for run in run_lengths(self._journal.runs()):
                 guard.record(run.event, run.times)
             self._guard = guard
 
     def _ready_guard(self) -> Guard:
-        """Return the guard that the header names; a ledger without a header gets the default one."""
+        """Return the guard that the header names; a ledger without a header gets the default
+        one.
+        """
         guard = self._guard or Unguarded()
         if self.header is None:
             self._append([("header", Header(guard=guard.describe()).to_json())])
         elif canonical_json(self.header.guard) != canonical_json(guard.describe()):
-            raise LedgerMismatch(f"{self._store.name} is guarded by {self.header.guard.get('name')!r}, but was opened "
-                                 f"with {guard.describe().get('name')!r}. Open it with its own guard.")
+            raise LedgerMismatch(
+                f"{self._store.name} is guarded by {self.header.guard.get('name')!r}, but was "
+                f"opened with {guard.describe().get('name')!r}. Open it with its own guard."
+            )
         self._guard = guard
         return guard
 
@@ -357,10 +442,14 @@ class Ledger:
         guard.admit(event, 1)
         return 1
 
-    def _entries(self, event: Event, times: int, note: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    def _entries(
+        self, event: Event, times: int, note: dict[str, Any] | None
+    ) -> list[tuple[str, Any]]:
         known = self._journal.addresses.get(event)
         define = [] if known else [("define", event.to_json())]
-        use = {"event": known or event.address, "times": times} | ({} if note is None else {"note": note})
+        use = {"event": known or event.address, "times": times} | (
+            {} if note is None else {"note": note}
+        )
         return [*define, ("use", use)]
 
     def _settle(self) -> None:
@@ -385,7 +474,8 @@ class Ledger:
         for kind, payload in entries:
             line, digest = seal(digest, canonical_json({kind: payload}))
             lines.append(line)
-        self._intact = False  # until all of it is done: an interrupt in between must not lead to a release either
+        # until all of it is done: an interrupt in between must not lead to a release either
+        self._intact = False
         self._write(b"".join(lines), Head(self._journal.head.count + len(lines), digest))
         for line in lines:
             self._journal.feed(line)
@@ -395,9 +485,10 @@ class Ledger:
         try:
             self._store.append(data, head)
         except OSError as error:
-            raise LedgerWriteFailed(f"An append to {self._store.name} could not be made durable: {error.strerror}. "
-                                    "Nothing is released after it; free or repair the storage and start a new run."
-                                    ) from error
+            raise LedgerWriteFailed(
+                f"An append to {self._store.name} could not be made durable: {error.strerror}. "
+                "Nothing is released after it; free or repair the storage and start a new run."
+            ) from error
 
 
 def _as_json(values: dict[str, Any] | None, name: str) -> bytes:
@@ -418,8 +509,10 @@ def _replay(store: Store) -> Journal:
             _check_hash(journal, marks)
     latest = max(marks, key=lambda mark: mark.count, default=None)
     if latest is not None and journal.head.count < latest.count:
-        raise journal.damaged(f"the ledger ends here, but {latest.where} remembers {latest.count} lines; "
-                              "it was cut or rolled back.")
+        raise journal.damaged(
+            f"the ledger ends here, but {latest.where} remembers {latest.count} lines; it was cut "
+            "or rolled back."
+        )
     return journal
 
 

@@ -1,7 +1,9 @@
-"""Queries that are answered once, on all records or on one sample: a choice, a comparison, a noisy answer.
+"""Queries that are answered once, on all records or on one sample: a choice, a comparison, a noisy
+answer.
 
-Like the sums of :mod:`dpfy.ledger.events` they state what their cost depends on and nothing else: by how much one
-record moves a score, and the scale of the noise. A query on all records is ``Sampled(Poisson(1.0), (query,))``.
+Like the sums of :mod:`dpfy.ledger.events` they state what their cost depends on and nothing else:
+by how much one record moves a score, and the scale of the noise. A query on all records is
+``Sampled(Poisson(1.0), (query,))``.
 """
 
 import math
@@ -26,7 +28,8 @@ class Bounded(RecordedQuery):
 
 @dataclass(frozen=True)
 class _Scored(Bounded):
-    """A function of scores, each of which one record moves by at most ``sensitivity``, with noise of ``scale``.
+    """A function of scores, each of which one record moves by at most ``sensitivity``, with noise
+    of ``scale``.
 
     ``monotone`` says that a record that is added moves all scores one way, if any.
     """
@@ -38,7 +41,9 @@ class _Scored(Bounded):
 
     def __post_init__(self) -> None:
         for name in ("sensitivity", "scale"):
-            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
+            object.__setattr__(
+                self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True)
+            )
         _flag("monotone", self.monotone)
 
     @property
@@ -49,22 +54,25 @@ class _Scored(Bounded):
 
 @dataclass(frozen=True)
 class ExponentialChoice(_Scored, tag="exponential_mechanism"):
-    """One of several candidates, chosen in proportion to e^{score/scale}; the same as the largest score after Gumbel
-    noise."""
+    """One of several candidates, chosen in proportion to e^{score/scale}; the same as the largest
+    score after Gumbel noise.
+    """
 
 
 @dataclass(frozen=True)
 class NoisyMax(_Scored, tag="noisy_max"):
-    """The candidate with the largest score after Laplace or exponential noise; permute-and-flip is the latter."""
+    """The candidate with the largest score after Laplace or exponential noise; permute-and-flip is
+    the latter.
+    """
 
 
 @dataclass(frozen=True)
 class AboveThreshold(Bounded, tag="above_threshold"):
     """Which of a series of numbers is the first above a threshold, nothing beyond it.
 
-    The threshold has Laplace noise of ``threshold_scale``, drawn once, and each number one of ``query_scale``, drawn
-    afresh. One record moves each number by at most ``sensitivity``; ``monotone`` says that it moves all of them one
-    way.
+    The threshold has Laplace noise of ``threshold_scale``, drawn once, and each number one of
+    ``query_scale``, drawn afresh. One record moves each number by at most ``sensitivity``;
+    ``monotone`` says that it moves all of them one way.
     """
 
     sensitivity: float
@@ -75,19 +83,26 @@ class AboveThreshold(Bounded, tag="above_threshold"):
 
     def __post_init__(self) -> None:
         for name in ("sensitivity", "threshold_scale", "query_scale"):
-            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
+            object.__setattr__(
+                self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True)
+            )
         _flag("monotone", self.monotone)
 
     @property
     def largest_loss(self) -> float:
-        """Sensitivity over the threshold's scale, and twice (monotone: once) over that of the numbers."""
-        return (_ratio(self.sensitivity, self.threshold_scale)
-                + _ratio((1 if self.monotone else 2) * self.sensitivity, self.query_scale)) * _UP
+        """Sensitivity over the threshold's scale, and twice (monotone: once) over that of the
+        numbers.
+        """
+        return (
+            _ratio(self.sensitivity, self.threshold_scale)
+            + _ratio((1 if self.monotone else 2) * self.sensitivity, self.query_scale)
+        ) * _UP
 
 
 @dataclass(frozen=True)
 class RandomizedAnswer(Bounded, tag="randomized_response"):
-    """One of ``answers`` values: the true one with probability ``truth``, and each other one equally often.
+    """One of ``answers`` values: the true one with probability ``truth``, and each other one
+    equally often.
 
     One record can change the true value to any other.
     """
@@ -100,12 +115,14 @@ class RandomizedAnswer(Bounded, tag="randomized_response"):
         _validate.count("answers", self.answers, minimum=2)
         object.__setattr__(self, "truth", _validate.real("truth", self.truth, 0, 1))
         if Fraction(self.truth) < Fraction(1, self.answers):
-            raise InvalidArgument(f"Expected truth={self.truth!r} to be at least 1/{self.answers}: an answer that is "
-                                  "less likely when it is true says as much as one that is more likely.")
+            raise InvalidArgument(
+                f"Expected truth={self.truth!r} to be at least 1/{self.answers}: an answer that is "
+                "less likely when it is true says as much as one that is more likely."
+            )
 
     @property
     def largest_loss(self) -> float:
-        """log of how much likelier an answer is when it is true, rounded up."""
+        """Log of how much likelier an answer is when it is true, rounded up."""
         lie = 1 - Fraction(self.truth)
         if lie == 0:
             return math.inf
@@ -120,7 +137,9 @@ class RandomizedAnswer(Bounded, tag="randomized_response"):
 
 @dataclass(frozen=True)
 class DiscreteGaussianSum(RecordedQuery, tag="discrete_gaussian"):
-    """Integers that one record moves by at most ``l2_bound`` in all, with discrete Gaussian noise of ``stddev``."""
+    """Integers that one record moves by at most ``l2_bound`` in all, with discrete Gaussian noise
+    of ``stddev``.
+    """
 
     l2_bound: float
     stddev: float
@@ -129,7 +148,9 @@ class DiscreteGaussianSum(RecordedQuery, tag="discrete_gaussian"):
 
     def __post_init__(self) -> None:
         for name in ("l2_bound", "stddev"):
-            object.__setattr__(self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True))
+            object.__setattr__(
+                self, name, _validate.real(name, getattr(self, name), 0, math.inf, open_high=True)
+            )
         _validate.count("coordinates", self.coordinates)
 
 

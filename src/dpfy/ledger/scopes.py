@@ -1,7 +1,8 @@
 """Scopes: a part of the work that one event of the ledger has paid for in advance.
 
-The wrapping event is reserved once, durably, before anything inside runs. Code inside gets a ledger of its own, which
-admits exactly what was declared, lives in memory and leaves no line in the outer one.
+The wrapping event is reserved once, durably, before anything inside runs. Code inside gets a ledger
+of its own, which admits exactly what was declared, lives in memory and leaves no line in the outer
+one.
 """
 
 from bisect import bisect_right
@@ -25,16 +26,20 @@ _SECRET_KEYS = ("os", "operating system")
 
 
 class Scope(Ledger):
-    """A ledger inside another one: it admits the events that were declared for it, in their order, and no others.
+    """A ledger inside another one: it admits the events that were declared for it, in their order,
+    and no others.
 
-    *Formal guarantee*: what is reserved here was paid for, durably, by the event of the outer ledger.
+    *Formal guarantee*: what is reserved here was paid for, durably, by the event of the outer
+    ledger.
     """
 
     def __init__(self, outer: Ledger, declared: Event) -> None:
         store = MemoryStore()
         super().__init__(store, Journal(store.name))
         self._outer = outer
-        self._declared: Envelope = declared.envelope if isinstance(declared, Composed) else (Repeated(declared, 1),)
+        self._declared: Envelope = (
+            declared.envelope if isinstance(declared, Composed) else (Repeated(declared, 1),)
+        )
         self._ends = list(accumulate(run.times for run in self._declared))
 
     @property
@@ -48,37 +53,56 @@ class Scope(Ledger):
         return self._outer.anchored
 
     def register(self, guard: Guard | None, header: Header) -> None:
-        """Declare what runs here: for the unit and the relation of the outer ledger, and with keys as secret."""
+        """Declare what runs here: for the unit and the relation of the outer ledger, and with keys
+        as secret.
+        """
         outer = self._outer.header
         if outer is not None and (outer.unit, outer.relation) != (header.unit, header.relation):
-            raise LedgerMismatch(f"The outer ledger is for the unit {outer.unit} and the relation {outer.relation}, "
-                                 f"this run for {header.unit} and {header.relation}. Declare the same in both.")
-        if outer is not None and outer.key_source in _SECRET_KEYS and header.key_source not in _SECRET_KEYS:
-            raise LedgerMismatch("The outer ledger says that keys are secret, and this run's are not. Begin the outer "
-                                 f"ledger with key_source={header.key_source!r}.")
+            raise LedgerMismatch(
+                f"The outer ledger is for the unit {outer.unit} and the relation {outer.relation}, "
+                f"this run for {header.unit} and {header.relation}. Declare the same in both."
+            )
+        if (
+            outer is not None
+            and outer.key_source in _SECRET_KEYS
+            and header.key_source not in _SECRET_KEYS
+        ):
+            raise LedgerMismatch(
+                "The outer ledger says that keys are secret, and this run's are not. Begin the "
+                f"outer ledger with key_source={header.key_source!r}."
+            )
         if outer is not None and outer.strict and not header.strict:
-            raise LedgerMismatch("The outer ledger is strict, and this run is not. Give the run strict=True.")
+            raise LedgerMismatch(
+                "The outer ledger is strict, and this run is not. Give the run strict=True."
+            )
         super().register(guard, header)
 
     def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:
         """Refuse: an interruption would have to be charged where this ledger leaves no line."""
-        raise LedgerMismatch("A selection cannot begin inside another scope. Begin it on the outer ledger.")
+        raise LedgerMismatch(
+            "A selection cannot begin inside another scope. Begin it on the outer ledger."
+        )
 
     def _check_fixed(self, event: Event) -> None:
         super()._check_fixed(event)
         place = bisect_right(self._ends, self.count)
         if place == len(self._declared):
-            raise BudgetExhausted(f"All {self.count} steps that the outer ledger paid for are taken. Nothing was read.")
+            raise BudgetExhausted(
+                f"All {self.count} steps that the outer ledger paid for are taken. Nothing was "
+                "read."
+            )
         if event != self._declared[place].event:
-            raise LedgerMismatch(f"Step {self.count + 1} of the scope was declared as {self._declared[place].event}, "
-                                 f"got {event}.")
+            raise LedgerMismatch(
+                f"Step {self.count + 1} of the scope was declared as "
+                f"{self._declared[place].event}, got {event}."
+            )
 
 
 def composition(ledger: Ledger, event: Composed) -> Scope:
     """Reserve a whole run as one event and return the ledger for it.
 
-    *Formal guarantee*: the run costs at most ``event``, wherever it stops. A run that was interrupted is paid for and
-    cannot be continued: what it had taken of the event is not known.
+    *Formal guarantee*: the run costs at most ``event``, wherever it stops. A run that was
+    interrupted is paid for and cannot be continued: what it had taken of the event is not known.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),))
@@ -95,18 +119,21 @@ def composition(ledger: Ledger, event: Composed) -> Scope:
 def parallel(ledger: Ledger, event: Parallel) -> tuple[Scope, ...]:
     """Reserve runs on disjoint parts of the data as one event and return one ledger for each part.
 
-    *Assumes* that the run of a part sees the records of that part only, and that parts follow from a public rule.
+    *Assumes* that the run of a part sees the records of that part only, and that parts follow from
+    a public rule.
     """
     ledger.reserve(event)
     return tuple(Scope(ledger, part) for part in event.parts)
 
 
 class Selection:
-    """Repeat and select: iterate over it for the ledger of each trial, and release nothing but the best one's output.
+    """Repeat and select: iterate over it for the ledger of each trial, and release nothing but the
+    best one's output.
 
-    *Formal guarantee*: the event is reserved before the number of trials is drawn; the number is in no line of the
-    ledger. If the block ends after the last trial, ``event`` is all that it costs. If it ends otherwise, or the process
-    does, every trial is charged as if it had been released, because it may have been seen.
+    *Formal guarantee*: the event is reserved before the number of trials is drawn; the number is in
+    no line of the ledger. If the block ends after the last trial, ``event`` is all that it costs.
+    If it ends otherwise, or the process does, every trial is charged as if it had been released,
+    because it may have been seen.
 
     *Assumes* that ``draw`` draws from ``event.trials`` with a secret key, and what
     :class:`~dpfy.ledger.selection.Selected` does: do not print, save or time trials.
@@ -130,7 +157,9 @@ class Selection:
 
     def __enter__(self) -> Self:
         path = self._ledger.path
-        self._scope = self._ledger.begin(self._event, before=lambda scope: sealed.remember(path, scope, None))
+        self._scope = self._ledger.begin(
+            self._event, before=lambda scope: sealed.remember(path, scope, None)
+        )
         try:
             self._trials = _validate.count("trials", self._draw(), minimum=0)
             sealed.remember(path, self._scope, self._trials)
@@ -146,11 +175,19 @@ class Selection:
             yield Scope(self._ledger, self._event.run)
             self._left -= 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         whole = kind is None and self._left == 0
-        self._ledger.end(self._scope, None if whole else sealed.interruption(self._event, self._trials))
+        self._ledger.end(
+            self._scope, None if whole else sealed.interruption(self._event, self._trials)
+        )
         sealed.forget(self._ledger.path, self._scope)
         if kind is None and not whole:
-            raise LedgerMismatch("A selection ended before its last trial, so each of them is charged as if it had "
-                                 "been released. Run all trials; for fewer, draw from a law with a smaller mean.")
+            raise LedgerMismatch(
+                "A selection ended before its last trial, so each of them is charged as if it had "
+                "been released. Run all trials; for fewer, draw from a law with a smaller mean."
+            )

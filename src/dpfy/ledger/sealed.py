@@ -1,7 +1,8 @@
 """What a selection must keep secret while it runs: how many trials there are.
 
-It is kept beside the ledger in a file that only its owner can read, so that an interruption can be charged, and is gone
-when the selection has ended. Without a file the number is gone with the process, and so is the ledger.
+It is kept beside the ledger in a file that only its owner can read, so that an interruption can be
+charged, and is gone when the selection has ended. Without a file the number is gone with the
+process, and so is the ledger.
 """
 
 import json
@@ -19,20 +20,30 @@ _LENGTH = 64  # of the file, whatever the number: who may not read it can still 
 
 
 def remember(ledger: Path | None, scope: str, trials: int | None) -> None:
-    """Make the number of trials durable; None says that it is not drawn yet, hence that nothing has run."""
+    """Make the number of trials durable; None says that it is not drawn yet, hence that nothing has
+    run.
+    """
     if ledger is None:
         return
     try:
         _write(_place(ledger, scope), json.dumps({"trials": trials}).ljust(_LENGTH))
     except OSError as error:
-        raise LedgerWriteFailed(f"The number of trials could not be kept beside {ledger.name}: {error.strerror}. No "
-                                "trial ran; free or repair the storage.") from error
+        raise LedgerWriteFailed(
+            f"The number of trials could not be kept beside {ledger.name}: {error.strerror}. No "
+            "trial ran; free or repair the storage."
+        ) from error
 
 
 def recall(ledger: Path | None, scope: str) -> int | None:
-    """Return the number of trials that may have run: 0 before it was drawn, None if it is not known."""
+    """Return the number of trials that may have run: 0 before it was drawn, None if it is not
+    known.
+    """
     try:
-        trials = json.loads(_place(ledger, scope).read_text(encoding="ascii"))["trials"] if ledger else None
+        trials = (
+            json.loads(_place(ledger, scope).read_text(encoding="ascii"))["trials"]
+            if ledger
+            else None
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return 0 if trials is None else int(trials)
@@ -46,10 +57,12 @@ def forget(ledger: Path | None, scope: str = "*") -> None:
 
 
 def interruption(event: Event, trials: int | None) -> Repeated | None:
-    """Return what an interrupted selection costs beside itself: all of its trials, as if each had been released.
+    """Return what an interrupted selection costs beside itself: all of its trials, as if each had
+    been released.
 
-    *Formal guarantee*: their number does not depend on the data, and stopping before the last one, for whatever reason,
-    is post-processing of all of them (``docs/proofs/scopes.md``, Claim 3). An unknown number has no guarantee.
+    *Formal guarantee*: their number does not depend on the data, and stopping before the last one,
+    for whatever reason, is post-processing of all of them (``docs/proofs/scopes.md``, Claim 3). An
+    unknown number has no guarantee.
     """
     if trials is None or not isinstance(event, Selected):
         return Repeated(NonPrivate("an interrupted selection whose number of trials is lost"), 1)
@@ -63,7 +76,9 @@ def _place(ledger: Path, scope: str) -> Path:
 def _write(place: Path, text: str) -> None:
     """Replace the file at once and durably; only its owner may read it."""
     draft = place.with_name(f"{place.name}.draft")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+    with os.fdopen(
+        os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii"
+    ) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,6 @@
-"""Repeat and select: a run was repeated a secret number of times, and only the best of them was released."""
+"""Repeat and select: a run was repeated a secret number of times, and only the best of them was
+released.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ from dpfy.ledger.events import Event, Fact
 
 
 class Trials(Fact):
-    """The law from which the number of runs is drawn: public, while the number itself stays secret."""
+    """The law from which the number of runs is drawn: public, while the number itself stays
+    secret.
+    """
 
     @property
     def mean(self) -> float:
@@ -23,8 +27,9 @@ class Trials(Fact):
 class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
     """A negative binomial number of runs, given that it is not zero.
 
-    Pr[K = k] ∝ (1 − ``success``)^k · Γ(k + ``shape``)/k! for k ≥ 1. A ``shape`` of 1 is the geometric law, one of 0 the
-    logarithmic; the smaller it is, the cheaper a mean, and the more often there are few runs.
+    Pr[K = k] ∝ (1 − ``success``)^k · Γ(k + ``shape``)/k! for k ≥ 1. A ``shape`` of 1 is the
+    geometric law, one of 0 the logarithmic; the smaller it is, the cheaper a mean, and the more
+    often there are few runs.
 
     Reference: Papernot & Steinke 2022, Definition 1.
 
@@ -37,10 +42,16 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
     success: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _validate.real("shape", self.shape, -1, 1e6, open_low=True))
+        object.__setattr__(
+            self, "shape", _validate.real("shape", self.shape, -1, 1e6, open_low=True)
+        )
         if 0 < abs(self.shape) < 1e-6:
-            raise InvalidArgument(f"Expected shape={self.shape!r} to be 0 or at least 1e-6 from it. Use 0.")
-        object.__setattr__(self, "success", _validate.real("success", self.success, 1e-12, 1, open_high=True))
+            raise InvalidArgument(
+                f"Expected shape={self.shape!r} to be 0 or at least 1e-6 from it. Use 0."
+            )
+        object.__setattr__(
+            self, "success", _validate.real("success", self.success, 1e-12, 1, open_high=True)
+        )
 
     @classmethod
     def with_mean(cls, mean: float, shape: float = 1.0) -> Self:
@@ -48,9 +59,13 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
         mean = _validate.real("mean", mean, 1, 1e9, open_low=True)
         low, high = math.log(1e-12), math.log1p(-1e-15)
         if cls(shape, math.exp(low)).mean < mean:
-            raise InvalidArgument(f"Expected mean={mean!r} to be within reach of shape={shape!r}. Use a larger shape.")
+            raise InvalidArgument(
+                f"Expected mean={mean!r} to be within reach of shape={shape!r}. Use a larger shape."
+            )
         while (middle := (low + high) / 2) not in (low, high):
-            low, high = (middle, high) if cls(shape, math.exp(middle)).mean > mean else (low, middle)
+            low, high = (
+                (middle, high) if cls(shape, math.exp(middle)).mean > mean else (low, middle)
+            )
         return cls(shape, math.exp(high))
 
     @property
@@ -68,7 +83,9 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
 
 @dataclass(frozen=True)
 class PoissonTrials(Trials, tag="poisson_trials"):
-    """A Poisson number of runs, which is close to its ``rate``; if it is zero, nothing is released."""
+    """A Poisson number of runs, which is close to its ``rate``; if it is zero, nothing is
+    released.
+    """
 
     rate: float
 
@@ -83,12 +100,14 @@ class PoissonTrials(Trials, tag="poisson_trials"):
 
 @dataclass(frozen=True)
 class Selected(Event, tag="selected"):
-    """``run`` was carried out a number of times drawn from ``trials``, and what the best of them released is released.
+    """``run`` was carried out a number of times drawn from ``trials``, and what the best of them
+    released is released.
 
-    *Assumes* that the number of runs, the other runs and all scores stay secret; that runs are independent of each
-    other and alike: settings are drawn anew for each from one public law, not taken from a list in turn; that the score
-    of a run is computed from what the run releases, not from when it ran; and that ties are broken by an order that
-    does not depend on the data, or at random.
+    *Assumes* that the number of runs, the other runs and all scores stay secret; that runs are
+    independent of each other and alike: settings are drawn anew for each from one public law, not
+    taken from a list in turn; that the score of a run is computed from what the run releases, not
+    from when it ran; and that ties are broken by an order that does not depend on the data, or at
+    random.
     """
 
     run: Event
@@ -97,4 +116,6 @@ class Selected(Event, tag="selected"):
     def __post_init__(self) -> None:
         fixed((self.run,))
         if not isinstance(self.trials, Trials):
-            raise InvalidArgument(f"Expected the law of the number of runs, got {type(self.trials).__name__}.")
+            raise InvalidArgument(
+                f"Expected the law of the number of runs, got {type(self.trials).__name__}."
+            )

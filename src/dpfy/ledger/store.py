@@ -1,7 +1,8 @@
 """Where the lines of a ledger live: a file with a sidecar head, or memory.
 
-A store knows nothing about what the lines mean. It promises that what :meth:`Store.append` was given is durable when
-it returns, and that lines once covered by the head cannot go missing unnoticed.
+A store knows nothing about what the lines mean. It promises that what :meth:`Store.append` was
+given is durable when it returns, and that lines once covered by the head cannot go missing
+unnoticed.
 """
 
 import contextlib
@@ -22,7 +23,9 @@ _SLOT = 256
 
 @dataclass(frozen=True)
 class Mark:
-    """A promise made earlier: the ledger has at least ``count`` lines, and that line's hash is ``hash`` if known."""
+    """A promise made earlier: the ledger has at least ``count`` lines, and that line's hash is
+    ``hash`` if known.
+    """
 
     where: str
     count: int
@@ -44,7 +47,9 @@ class Store(Protocol):
         ...
 
     def append(self, data: bytes, head: Head) -> None:
-        """Make ``data``, then ``head``, durable or raise; after an error the store must not be used again."""
+        """Make ``data``, then ``head``, durable or raise; after an error the store must not be used
+        again.
+        """
         ...
 
     def close(self) -> None:
@@ -84,9 +89,10 @@ class MemoryStore:
 class HeadFile:
     """Two checksummed slots that are overwritten in turn, so that one of them is always whole.
 
-    *Formal guarantee*: when :meth:`write` returns, the head is durable; when it is interrupted at any point, the
-    previous head is still readable. It costs one ``fdatasync`` without metadata, half of a temporary file and a
-    rename, and the file keeps its inode, so that it can carry the writer's lock.
+    *Formal guarantee*: when :meth:`write` returns, the head is durable; when it is interrupted at
+    any point, the previous head is still readable. It costs one ``fdatasync`` without metadata,
+    half of a temporary file and a rename, and the file keeps its inode, so that it can carry the
+    writer's lock.
     """
 
     def __init__(self, path: Path, role: str) -> None:
@@ -111,11 +117,19 @@ class HeadFile:
         slots = self.slots()
         whole = [Mark(str(self.path), slot.count, slot.hash) for slot in slots if slot is not None]
         if not whole:
-            remedy = ("restore it together with the ledger" if self.role == "head" else
-                      "restore it, or, to begin keeping an anchor, copy the ledger's .head file there")
-            raise LedgerDamaged(f"{self.path}, the ledger's {self.role}, is missing or damaged (byte 0), so lost lines "
-                                f"could not be noticed; {remedy}.")
-        if None in slots:  # a slot is written after new lines that it covers: a torn one proves one line more
+            remedy = (
+                "restore it together with the ledger"
+                if self.role == "head"
+                else "restore it, or, to begin keeping an anchor, copy the ledger's .head file "
+                "there"
+            )
+            raise LedgerDamaged(
+                f"{self.path}, the ledger's {self.role}, is missing or damaged (byte 0), so lost "
+                f"lines could not be noticed; {remedy}."
+            )
+        if (
+            None in slots
+        ):  # a slot is written after new lines that it covers: a torn one proves one line more
             whole.append(Mark(str(self.path), whole[0].count + 1, None))
         return whole
 
@@ -123,7 +137,9 @@ class HeadFile:
         """Open for writing and return the descriptor."""
         self._fd = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         first, second = self.slots()
-        self._turn = 0 if first is None or (second is not None and first.count <= second.count) else 1
+        self._turn = (
+            0 if first is None or (second is not None and first.count <= second.count) else 1
+        )
         self._newest = second if self._turn == 0 else first
         return self._fd
 
@@ -135,7 +151,9 @@ class HeadFile:
         self._newest = Head()
 
     def write(self, head: Head) -> None:
-        """Replace the older slot, durably; a head that is there already is left alone, so that counts only grow."""
+        """Replace the older slot, durably; a head that is there already is left alone, so that
+        counts only grow.
+        """
         if head == self._newest:
             return
         _write(self._fd, _encode_slot(head), offset=self._turn * _SLOT)
@@ -165,11 +183,18 @@ class FileStore:
 
     durable = True
 
-    def __init__(self, path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path).resolve()  # one lock per file, whatever the link it is reached through
+    def __init__(
+        self, path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.path = Path(
+            path
+        ).resolve()  # one lock per file, whatever the link it is reached through
         self.name = str(path)
         self._head = HeadFile(self.path.with_name(self.path.name + ".head"), "head")
-        self._heads = [self._head, *([HeadFile(Path(anchor).resolve(), "anchor")] if anchor is not None else [])]
+        self._heads = [
+            self._head,
+            *([HeadFile(Path(anchor).resolve(), "anchor")] if anchor is not None else []),
+        ]
         self._fd = -1
         self._size = 0
 
@@ -186,7 +211,9 @@ class FileStore:
         return [mark for head in self._heads for mark in head.marks()]
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines as they are now; what a writer appends meanwhile may or may not be among them."""
+        """Yield the lines as they are now; what a writer appends meanwhile may or may not be among
+        them.
+        """
         try:
             with self.path.open("rb") as file:
                 for line in file:
@@ -201,13 +228,17 @@ class FileStore:
         if not self.path.parent.is_dir():
             raise LedgerError(f"The directory of {self.name} does not exist. Create it first.")
         if self.path.is_dir():
-            raise LedgerError(f"{self.name} is a directory. Give the path of a file, such as run.dpl.")
+            raise LedgerError(
+                f"{self.name} is a directory. Give the path of a file, such as run.dpl."
+            )
         try:
             self._acquire()
         except OSError as error:
             self.close()
-            raise LedgerWriteFailed(f"{self.name} cannot be opened for writing: {error.strerror}. "
-                                    "Nothing private was computed; choose a writable place with free space.") from error
+            raise LedgerWriteFailed(
+                f"{self.name} cannot be opened for writing: {error.strerror}. Nothing private was "
+                "computed; choose a writable place with free space."
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -216,8 +247,9 @@ class FileStore:
     def append(self, data: bytes, head: Head) -> None:
         """Append, sync, then move head and anchor; any failure raises and must be final.
 
-        The directory is not synced: neither file is created or renamed here. A failed ``fsync`` is never tried
-        again, because the kernel may by then have dropped the very pages that it failed to write.
+        The directory is not synced: neither file is created or renamed here. A failed ``fsync`` is
+        never tried again, because the kernel may by then have dropped the very pages that it failed
+        to write.
         """
         _write(self._fd, data)
         os.fsync(self._fd)
@@ -240,7 +272,9 @@ class FileStore:
         if not create and not self._head.path.exists():
             self._head.marks()  # raises: an existing ledger without a head
         _lock(self._head.open(create), self.name)
-        create = not self.path.exists()  # another process may have created it before we had the lock
+        create = (
+            not self.path.exists()
+        )  # another process may have created it before we had the lock
         if create:
             self._create()
         else:
@@ -252,7 +286,9 @@ class FileStore:
         self._size = os.fstat(self._fd).st_size
 
     def _create(self) -> None:
-        """Write empty heads first, so that an interrupted creation can be told from a deleted ledger."""
+        """Write empty heads first, so that an interrupted creation can be told from a deleted
+        ledger.
+        """
         self._check_not_deleted()
         for head in self._heads[1:]:
             head.open(create=True)
@@ -265,8 +301,10 @@ class FileStore:
     def _check_not_deleted(self) -> None:
         for head in self._heads:
             if any(slot is not None and slot.count > 0 for slot in head.slots()):
-                raise LedgerDamaged(f"{self.name} is gone (byte 0), but {head.path} remembers lines of it. Restore it; "
-                                    "a new ledger needs a new name, because what was spent does not come back.")
+                raise LedgerDamaged(
+                    f"{self.name} is gone (byte 0), but {head.path} remembers lines of it. Restore "
+                    "it; a new ledger needs a new name, because what was spent does not come back."
+                )
 
     def _check_still_there(self) -> None:
         try:
@@ -274,12 +312,16 @@ class FileStore:
         except FileNotFoundError:
             raise LedgerDamaged(f"{self.name} was deleted while it was in use (byte 0).") from None
         if not os.path.samestat(seen, mine) or seen.st_size != self._size:
-            raise LedgerDamaged(f"{self.name} was replaced, cut or written to by someone else while it was in use: "
-                                f"{seen.st_size} bytes, expected {self._size}.")
+            raise LedgerDamaged(
+                f"{self.name} was replaced, cut or written to by someone else while it was in use: "
+                f"{seen.st_size} bytes, expected {self._size}."
+            )
 
 
 def _write(fd: int, data: bytes, offset: int | None = None) -> None:
-    """Write all of ``data`` at once; a short write is a failure, because the rest would need a second chance."""
+    """Write all of ``data`` at once; a short write is a failure, because the rest would need a
+    second chance.
+    """
     written = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
     if written != len(data):
         raise OSError(0, f"only {written} of {len(data)} bytes were written")
@@ -291,8 +333,10 @@ def _lock(fd: int, name: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise LedgerLocked(f"Another run is writing to {name}, perhaps an earlier one in this process: close() it, "
-                           "wait until it ends, or give this run its own ledger. Ledger.read needs no lock.") from None
+        raise LedgerLocked(
+            f"Another run is writing to {name}, perhaps an earlier one in this process: close() "
+            "it, wait until it ends, or give this run its own ledger. Ledger.read needs no lock."
+        ) from None
 
 
 def sync_directory(path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Streams: sums of all steps are released together with correlated noise, and paid for once, before the first step.
+"""Streams: sums of all steps are released together with correlated noise, and paid for once, before
+the first step.
 
-A strategy C is a lower triangular matrix with one column for each step. What is released is C·G plus independent
-Gaussian noise, where row i of G is the bounded sum of step i; everything else, prefix sums included, is computed from
-it. An event states the strategy itself, never a sensitivity: accountants compute that.
+A strategy C is a lower triangular matrix with one column for each step. What is released is C·G
+plus independent Gaussian noise, where row i of G is the bounded sum of step i; everything else,
+prefix sums included, is computed from it. An event states the strategy itself, never a sensitivity:
+accountants compute that.
 """
 
 import math
@@ -21,7 +23,9 @@ class Strategy(Fact):
 
 @dataclass(frozen=True)
 class Toeplitz(Strategy, tag="toeplitz"):
-    """The same ``coefficients`` down from the diagonal in every column; (1,) is independent noise for every step."""
+    """The same ``coefficients`` down from the diagonal in every column; (1,) is independent noise
+    for every step.
+    """
 
     coefficients: tuple[float, ...]
 
@@ -31,25 +35,34 @@ class Toeplitz(Strategy, tag="toeplitz"):
 
 @dataclass(frozen=True)
 class Columns(Strategy, tag="columns"):
-    """Any lower triangular matrix: each of the ``columns`` down from the diagonal, as far as it is not zero."""
+    """Any lower triangular matrix: each of the ``columns`` down from the diagonal, as far as it is
+    not zero.
+    """
 
     columns: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
         if sum(len(column) for column in self.columns) > _MAX_ENTRIES:
-            raise InvalidArgument(f"Expected at most {_MAX_ENTRIES:,} entries. Use a band, or toeplitz coefficients.")
-        object.__setattr__(self, "columns", tuple(_numbers("columns", column) for column in self.columns))
+            raise InvalidArgument(
+                f"Expected at most {_MAX_ENTRIES:,} entries. Use a band, or toeplitz coefficients."
+            )
+        object.__setattr__(
+            self, "columns", tuple(_numbers("columns", column) for column in self.columns)
+        )
         size = len(self.columns)
         if any(len(column) > size - place for place, column in enumerate(self.columns)):
-            raise InvalidArgument(f"Expected columns that end within {size} rows: column i has at most {size} − i.")
+            raise InvalidArgument(
+                f"Expected columns that end within {size} rows: column i has at most {size} − i."
+            )
 
 
 @dataclass(frozen=True)
 class Tree(Strategy, tag="tree"):
-    """Binary trees over the steps: every node is the sum of its leaves, with noise of its own, once it is complete.
+    """Binary trees over the steps: every node is the sum of its leaves, with noise of its own, once
+    it is complete.
 
-    ``restart`` begins a new tree after so many steps; 0 never does. ``completed`` fills up the last tree of each series
-    with empty steps, so that every node with a leaf in it is released.
+    ``restart`` begins a new tree after so many steps; 0 never does. ``completed`` fills up the last
+    tree of each series with empty steps, so that every node with a leaf in it is released.
     """
 
     restart: int = 0
@@ -63,8 +76,9 @@ class Tree(Strategy, tag="tree"):
 
 @dataclass(frozen=True)
 class _Stream(Event):
-    """What all streams state: the noise is that of one row, over the bound on what a record adds to one step, and
-    ``numerical_delta`` is what the arithmetic of all rows adds to δ."""
+    """What all streams state: the noise is that of one row, over the bound on what a record adds to
+    one step, and ``numerical_delta`` is what the arithmetic of all rows adds to δ.
+    """
 
     strategy: Strategy
     steps: int
@@ -76,19 +90,26 @@ class _Stream(Event):
             raise InvalidArgument(f"Expected a strategy, got {type(self.strategy).__name__}.")
         _validate.count("steps", self.steps)
         if isinstance(self.strategy, Columns) and len(self.strategy.columns) != self.steps:
-            raise InvalidArgument(f"Expected steps={self.steps!r} to be the number of columns, "
-                                  f"{len(self.strategy.columns)}.")
-        noise = _validate.real("noise_multiplier", self.noise_multiplier, 0, math.inf, open_high=True)
+            raise InvalidArgument(
+                f"Expected steps={self.steps!r} to be the number of columns, "
+                f"{len(self.strategy.columns)}."
+            )
+        noise = _validate.real(
+            "noise_multiplier", self.noise_multiplier, 0, math.inf, open_high=True
+        )
         object.__setattr__(self, "noise_multiplier", noise)
-        object.__setattr__(self, "numerical_delta", _validate.real("numerical_delta", self.numerical_delta, 0, 1))
+        object.__setattr__(
+            self, "numerical_delta", _validate.real("numerical_delta", self.numerical_delta, 0, 1)
+        )
 
 
 @dataclass(frozen=True)
 class Stream(_Stream, tag="stream"):
-    """A stream in which one record takes part in at most ``participations`` steps, ``separation`` or more apart.
+    """A stream in which one record takes part in at most ``participations`` steps, ``separation``
+    or more apart.
 
-    *Assumes* that in which steps a record takes part does not depend on the data, and that each row's sum is fixed by
-    the records and by what earlier rows released.
+    *Assumes* that in which steps a record takes part does not depend on the data, and that each
+    row's sum is fixed by the records and by what earlier rows released.
 
     >>> epochs = Stream(Tree(restart=100), 1000, noise_multiplier=4.0, participations=10, separation=100)
     >>> Event.from_json(epochs.to_json()) == epochs
@@ -108,9 +129,9 @@ class Stream(_Stream, tag="stream"):
 class SampledStream(_Stream, tag="sampled_stream"):
     """A stream with a band of b whose steps sample from b parts of the data in turn.
 
-    *Assumes* that each record is assigned to one of b parts by its public place or at random, independently of the data
-    and of the other records; that step i draws each record of part i mod b, independently, with probability ``rate``;
-    and that samples stay secret.
+    *Assumes* that each record is assigned to one of b parts by its public place or at random,
+    independently of the data and of the other records; that step i draws each record of part i mod
+    b, independently, with probability ``rate``; and that samples stay secret.
     """
 
     rate: float
@@ -119,7 +140,9 @@ class SampledStream(_Stream, tag="sampled_stream"):
         super().__post_init__()
         object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1))
         if isinstance(self.strategy, Tree):
-            raise InvalidArgument("Expected a strategy with a band: a tree mixes steps that are far apart.")
+            raise InvalidArgument(
+                "Expected a strategy with a band: a tree mixes steps that are far apart."
+            )
 
     @property
     def band(self) -> int:

@@ -19,10 +19,10 @@ _BLOCK = 2**16  # numbers scaled in float64 at once: half a megabyte stays in th
 class Clipping:
     """How each record is bounded: by weights from the norms of its groups, on a lattice.
 
-    ``groups`` says for each parameter to which group it belongs. Its gradient is divided by its one of ``scales``
-    before norms are taken, and by its one of ``units`` before it is summed; none stand for ones. ``grid`` is the step
-    of the lattice on which the sums are. With ``coordinates``, one for each parameter, what is bounded and summed are
-    the gradients in these.
+    ``groups`` says for each parameter to which group it belongs. Its gradient is divided by its one
+    of ``scales`` before norms are taken, and by its one of ``units`` before it is summed; none
+    stand for ones. ``grid`` is the step of the lattice on which the sums are. With ``coordinates``,
+    one for each parameter, what is bounded and summed are the gradients in these.
     """
 
     weigh: Weigh
@@ -35,18 +35,23 @@ class Clipping:
     def __post_init__(self) -> None:
         for scale in self.scales:
             _validate.real("scale", scale, LEAST, MOST)
-        for unit in self.sum_scales:  # scale·bound over the root of a share: from nearly LEAST² on, and shares may be tiny
+        for unit in (
+            self.sum_scales
+        ):  # scale·bound over the root of a share: from nearly LEAST² on, and shares may be tiny
             _validate.real("unit", unit, 1e-61, 1e300)
 
     def transformed(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return the gradients [records, …] of every parameter in the coordinates in which they are bounded.
+        """Return the gradients [records, …] of every parameter in the coordinates in which they are
+        bounded.
 
         Whatever rounding does here, the norms are those of the very vectors that are summed.
         """
         if not self.coordinates:
             return gradients
-        return [(gradient.double() - place.offset) / place.scale
-                for gradient, place in zip(gradients, self.coordinates, strict=True)]
+        return [
+            (gradient.double() - place.offset) / place.scale
+            for gradient, place in zip(gradients, self.coordinates, strict=True)
+        ]
 
     def norms(self, squared: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the squared norms [records, groups], given those [records] of every parameter."""
@@ -61,14 +66,17 @@ class Clipping:
         return squared / self.scales[position] ** 2 if self.scales else squared
 
     def weights(self, norms: torch.Tensor) -> list[torch.Tensor]:
-        """Return the weights [records] of every parameter, given the squared norms [records, groups].
+        """Return the weights [records] of every parameter, given the squared norms [records,
+        groups].
 
         >>> flat = Clipping(clip_to(1.0), 2.0**-20, groups=(0, 0))
         >>> [w.tolist() for w in flat.weights(flat.norms([torch.tensor([9.0]), torch.tensor([16.0])]))]
         [[0.2], [0.2]]
         """
         found = self.weigh(norms)
-        return [self.in_units(position, found[:, group]) for position, group in enumerate(self.groups)]
+        return [
+            self.in_units(position, found[:, group]) for position, group in enumerate(self.groups)
+        ]
 
     def in_units(self, position: int, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights of a parameter with which its gradient is summed."""
@@ -79,8 +87,9 @@ class Clipping:
 class ClipEach:
     """Scales each group of a record down to its own bound, whatever the other groups are.
 
-    A group whose one of ``gammas`` is above zero is normalised instead, up as well as down: its weight is
-    bound/(norm + gamma), and its norm stays below the bound. All weights are finite: a gradient of zero stays zero.
+    A group whose one of ``gammas`` is above zero is normalised instead, up as well as down: its
+    weight is bound/(norm + gamma), and its norm stays below the bound. All weights are finite: a
+    gradient of zero stays zero.
 
     >>> ClipEach((2.0,), gammas=(1.0,))(torch.tensor([[9.0], [0.0]])).flatten().tolist()
     [0.5, 2.0]
@@ -96,7 +105,9 @@ class ClipEach:
             _validate.real("gamma", gamma, LEAST, MOST)
 
     def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
-        """Return the weights min(1, bound/norm) or bound/(norm + gamma), and 0 where the norm is not finite."""
+        """Return the weights min(1, bound/norm) or bound/(norm + gamma), and 0 where the norm is
+        not finite.
+        """
         bounds, norms = squared_norms.new_tensor(self.bounds), squared_norms.sqrt()
         weights = (bounds / norms).clamp(max=1.0)
         if self.gammas:
@@ -106,13 +117,14 @@ class ClipEach:
 
     def only(self, group: int) -> "ClipEach":
         """Return the same for one of the groups."""
-        return ClipEach((self.bounds[group],), self.gammas[group:group + 1])
+        return ClipEach((self.bounds[group],), self.gammas[group : group + 1])
 
 
 def clip_to(bound: float) -> ClipEach:
     """Return the weights min(1, bound/norm) for a single group, and 0 where the norm is not finite.
 
-    A NaN or infinite gradient contributes nothing; a zero gradient keeps weight 1 and contributes nothing either.
+    A NaN or infinite gradient contributes nothing; a zero gradient keeps weight 1 and contributes
+    nothing either.
 
     >>> clip_to(1.0)(torch.tensor([[4.0], [0.0], [float("nan")]])).flatten().tolist()
     [0.5, 1.0, 0.0]
@@ -121,16 +133,20 @@ def clip_to(bound: float) -> ClipEach:
 
 
 def squared_norms(per_record: torch.Tensor) -> torch.Tensor:
-    """Return each record's squared ℓ2 norm, accumulated in float64 so that no float32 gradient overflows it."""
+    """Return each record's squared ℓ2 norm, accumulated in float64 so that no float32 gradient
+    overflows it.
+    """
     rows = per_record.reshape(len(per_record), -1)
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
 
 
 def weighed_sum(per_record: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return Σ weight·gradient in float64, rounded to no lattice: that is done once, for the sum of all records.
+    """Return Σ weight·gradient in float64, rounded to no lattice: that is done once, for the sum of
+    all records.
 
-    A record whose gradient moves in its last bits moves the sum by as little. If it were rounded before it is added, it
-    could move by a step of the lattice in every coordinate. Proof: docs/proofs/gaussian-sum.md.
+    A record whose gradient moves in its last bits moves the sum by as little. If it were rounded
+    before it is added, it could move by a step of the lattice in every coordinate. Proof:
+    docs/proofs/gaussian-sum.md.
 
     >>> weighed_sum(torch.tensor([[1.0, 2.0], [4.0, torch.inf]]), torch.tensor([0.5, 0.0])).tolist()
     [0.5, 1.0]
@@ -144,18 +160,24 @@ def weighed_sum(per_record: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
 
 
 def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) -> torch.Tensor:
-    """Return Σ round(weight·vector) in multiples of ``grid``, in float64, for vectors that others do not touch.
+    """Return Σ round(weight·vector) in multiples of ``grid``, in float64, for vectors that others
+    do not touch.
 
-    Whole multiples add exactly, so the sum depends neither on order nor on chunking, and another vector changes it by
-    its own rounded contribution only. What may move in its last bits when others join is for :func:`weighed_sum`.
+    Whole multiples add exactly, so the sum depends neither on order nor on chunking, and another
+    vector changes it by its own rounded contribution only. What may move in its last bits when
+    others join is for :func:`weighed_sum`.
     """
     rows, factors = _kept(per_record, weights)
-    steps = (rows * (factors / grid).unsqueeze(1)).round_()  # exact but for the product: the grid is a power of two
+    steps = (
+        rows * (factors / grid).unsqueeze(1)
+    ).round_()  # exact but for the product: the grid is a power of two
     return (steps.sum(0) * grid).reshape(per_record.shape[1:])
 
 
 def _kept(per_record: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return flat rows and float64 weights without those of weight zero, whatever these hold: 0·inf is NaN."""
+    """Return flat rows and float64 weights without those of weight zero, whatever these hold: 0·inf
+    is NaN.
+    """
     rows, kept = per_record.reshape(len(per_record), -1), weights > 0
     if not bool(kept.all()):
         rows, weights = rows[kept], weights[kept]

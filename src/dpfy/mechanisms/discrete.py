@@ -1,7 +1,9 @@
-"""Exact draws of whole numbers: coins with rational and exponential odds, and the noises made of them.
+"""Exact draws of whole numbers: coins with rational and exponential odds, and the noises made of
+them.
 
-Nothing here is a float: odds are fractions, so the distributions are what their names say, to the last bit and
-without holes (Canonne, Kamath & Steinke 2020, section 5). How long a draw takes depends on the value drawn.
+Nothing here is a float: odds are fractions, so the distributions are what their names say, to the
+last bit and without holes (Canonne, Kamath & Steinke 2020, section 5). How long a draw takes
+depends on the value drawn.
 """
 
 from fractions import Fraction
@@ -34,7 +36,9 @@ def exponential_coin(exponent: Fraction, stream: SecureStream) -> bool:
 
 
 def _small_coin(exponent: Fraction, stream: SecureStream) -> bool:
-    """The number of coins of odds γ, γ/2, γ/3, … up to the first that fails is odd with probability e^−γ, for γ ≤ 1."""
+    """The number of coins of odds γ, γ/2, γ/3, … up to the first that fails is odd with probability
+    e^−γ, for γ ≤ 1.
+    """
     tosses = 1
     while coin(exponent / tosses, stream):
         tosses += 1
@@ -44,8 +48,9 @@ def _small_coin(exponent: Fraction, stream: SecureStream) -> bool:
 def geometric(exponent: Fraction, stream: SecureStream) -> int:
     """Return k ≥ 0 with probability (1 − e^−exponent)·e^−exponent·k, for an ``exponent`` above 0.
 
-    With exponent = d/n, the number U + n·V is geometric of ratio e^−1/n if U is uniform on range(n), taken with odds
-    e^−U/n, and V is geometric of ratio 1/e; every d of its values are one of the result.
+    With exponent = d/n, the number U + n·V is geometric of ratio e^−1/n if U is uniform on
+    range(n), taken with odds e^−U/n, and V is geometric of ratio 1/e; every d of its values are one
+    of the result.
     """
     parts, size = exponent.denominator, exponent.numerator
     while not exponential_coin(Fraction(rest := below(parts, stream), parts), stream):
@@ -59,7 +64,8 @@ def geometric(exponent: Fraction, stream: SecureStream) -> int:
 def rounded_laplace(scale: Fraction, stream: SecureStream) -> int:
     """Return a real Laplace number of this ``scale``, rounded to the nearest integer.
 
-    Beyond ½ its cells have geometric masses: e^−1/(2·scale) in all, and e^−1/scale from one to the next.
+    Beyond ½ its cells have geometric masses: e^−1/(2·scale) in all, and e^−1/scale from one to the
+    next.
     """
     if not exponential_coin(1 / (2 * scale), stream):
         return 0
@@ -76,7 +82,8 @@ def discrete_laplace(scale: int, stream: SecureStream) -> int:
 
 
 def discrete_gaussian(variance: Fraction, stream: SecureStream) -> int:
-    """Return k with probability in proportion to e^−k²/(2·variance), by rejection from a discrete Laplace number.
+    """Return k with probability in proportion to e^−k²/(2·variance), by rejection from a discrete
+    Laplace number.
 
     >>> stream = SecureStream(insecure_test_key=1)
     >>> [discrete_gaussian(Fraction(9), stream) for _ in range(6)]

@@ -1,4 +1,6 @@
-"""Which gradients are clipped together, how far, and with how much noise (McMahan et al. 2018, sections 2 and 4)."""
+"""Which gradients are clipped together, how far, and with how much noise (McMahan et al. 2018,
+sections 2 and 4).
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,24 +20,32 @@ class Model(Protocol):
 
 
 Grouping = Literal["layer", "tensor", "kind"] | Mapping[str, str] | Callable[[str, Any], str]
-"""``layer``: by module; ``tensor``: each by itself; ``kind``: weights and biases; names with patterns; a function."""
+"""``layer``: by module; ``tensor``: each by itself; ``kind``: weights and biases; names with
+patterns; a function.
+"""
 
 _GROUPINGS = ("layer", "tensor", "kind")
 
 
-def clip_groups(model: Model, by: Grouping = "layer", *, clip: float = 1.0,
-                bounds: Literal["equal", "dimension"] | Mapping[str, float] = "equal",
-                noise: Literal["proportional", "dimension"] | Mapping[str, float] = "proportional",
-                ) -> tuple[ClippedSum, ...]:
-    """Divide the trainable parameters of a model into groups that are clipped and noised separately.
+def clip_groups(
+    model: Model,
+    by: Grouping = "layer",
+    *,
+    clip: float = 1.0,
+    bounds: Literal["equal", "dimension"] | Mapping[str, float] = "equal",
+    noise: Literal["proportional", "dimension"] | Mapping[str, float] = "proportional",
+) -> tuple[ClippedSum, ...]:
+    """Divide the trainable parameters of a model into groups that are clipped and noised
+    separately.
 
-    *Formal guarantee*: with bounds S_g and standard deviations σ_g, a step costs what one Gaussian sum of noise
-    multiplier z = (Σ (S_g/σ_g)²)^-½ costs; z is the noise multiplier of the plan.
+    *Formal guarantee*: with bounds S_g and standard deviations σ_g, a step costs what one Gaussian
+    sum of noise multiplier z = (Σ (S_g/σ_g)²)^-½ costs; z is the noise multiplier of the plan.
 
-    ``by`` says what belongs together: see :data:`Grouping`; of a mapping from names to patterns such as
-    ``{"head": "fc.*", "rest": "*"}`` the first pattern that fits counts. ``bounds`` are S_g = clip/√G (``equal``) or
-    clip·√(d_g/D) (``dimension``), whose squares add up to clip², or your own. ``noise`` is σ_g = z√G·S_g
-    (``proportional``), z√(D/d_g)·S_g (``dimension``), or your own σ_g up to a common factor.
+    ``by`` says what belongs together: see :data:`Grouping`; of a mapping from names to patterns
+    such as ``{"head": "fc.*", "rest": "*"}`` the first pattern that fits counts. ``bounds`` are S_g
+    = clip/√G (``equal``) or clip·√(d_g/D) (``dimension``), whose squares add up to clip², or your
+    own. ``noise`` is σ_g = z√G·S_g (``proportional``), z√(D/d_g)·S_g (``dimension``), or your own
+    σ_g up to a common factor.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -48,17 +58,26 @@ def clip_groups(model: Model, by: Grouping = "layer", *, clip: float = 1.0,
     sizes = {name: sum(size for _, size in members) for name, members in groups.items()}
     found = _bounds(bounds, sizes, _validate.positive("clip", clip))
     shares = _shares(noise, sizes, found)
-    return tuple(ClippedSum(found[name], name, tuple(parameter for parameter, _ in members), share=shares[name])
-                 for name, members in groups.items())
+    return tuple(
+        ClippedSum(
+            found[name], name, tuple(parameter for parameter, _ in members), share=shares[name]
+        )
+        for name, members in groups.items()
+    )
 
 
-def clip_jointly(model: Model, scales: Mapping[str, float], *, clip: float = 1.0, name: str = "gradient") -> ClippedSum:
-    """Clip all gradients together after dividing each by its scale; the noise is in proportion to the scales.
+def clip_jointly(
+    model: Model, scales: Mapping[str, float], *, clip: float = 1.0, name: str = "gradient"
+) -> ClippedSum:
+    """Clip all gradients together after dividing each by its scale; the noise is in proportion to
+    the scales.
 
-    *Formal guarantee*: that of one clipped sum with bound ``clip``: scaling back is post-processing.
+    *Formal guarantee*: that of one clipped sum with bound ``clip``: scaling back is
+    post-processing.
 
-    ``scales`` map patterns of parameter names to α; the first that fits counts, and every trainable parameter must fit
-    one. If no ‖v_j‖ exceeds its α_j, the joint norm of k groups is at most √k, and often much less.
+    ``scales`` map patterns of parameter names to α; the first that fits counts, and every trainable
+    parameter must fit one. If no ‖v_j‖ exceeds its α_j, the joint norm of k groups is at most √k,
+    and often much less.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -69,28 +88,40 @@ def clip_jointly(model: Model, scales: Mapping[str, float], *, clip: float = 1.0
     """
     names = [parameter for parameter, _ in _trainable(model)]
     patterns = {pattern: pattern for pattern in scales}
-    return ClippedSum(clip, name, tuple(names),
-                      tuple(scales[_first_fit(patterns, each)] for each in names))
+    return ClippedSum(
+        clip, name, tuple(names), tuple(scales[_first_fit(patterns, each)] for each in names)
+    )
 
 
-def clip_automatically(clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, *,
-                       gamma: float = 0.01) -> tuple[NormalisedSum, ...]:
-    """Give the gradients of all records about the same norm: g·clip/(‖g‖ + gamma), in the place of clipping.
+def clip_automatically(
+    clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, *, gamma: float = 0.01
+) -> tuple[NormalisedSum, ...]:
+    """Give the gradients of all records about the same norm: g·clip/(‖g‖ + gamma), in the place of
+    clipping.
 
     *Formal guarantee*: that of clipping to the same bounds: the norms stay below them.
 
-    There is no bound to tune: ``clip`` multiplies gradient and noise alike, like a learning rate. ``gamma`` keeps small
-    gradients small. ``clip`` may also be groups, each of which is then normalised by itself.
+    There is no bound to tune: ``clip`` multiplies gradient and noise alike, like a learning rate.
+    ``gamma`` keeps small gradients small. ``clip`` may also be groups, each of which is then
+    normalised by itself.
 
     >>> [(leaf.bound, leaf.gamma) for leaf in clip_automatically(1.0)]
     [(1.0, 0.01)]
 
-    Reference: Z. Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger, 2023,
-    section 3 and Theorem 2.
+    Reference: Z. Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier
+    and Stronger, 2023, section 3 and Theorem 2.
     """
-    leaves = (clip,) if isinstance(clip, ClippedSum) else clip if isinstance(clip, Sequence) else (ClippedSum(clip),)
-    return tuple(NormalisedSum(leaf.bound, leaf.name, leaf.parameters, leaf.scales, leaf.share, gamma)
-                 for leaf in leaves)
+    leaves = (
+        (clip,)
+        if isinstance(clip, ClippedSum)
+        else clip
+        if isinstance(clip, Sequence)
+        else (ClippedSum(clip),)
+    )
+    return tuple(
+        NormalisedSum(leaf.bound, leaf.name, leaf.parameters, leaf.scales, leaf.share, gamma)
+        for leaf in leaves
+    )
 
 
 def _trainable(model: Model) -> list[tuple[str, Any]]:
@@ -108,15 +139,19 @@ def _grouped(model: Model, by: Grouping) -> dict[str, list[tuple[str, int]]]:
     elif isinstance(by, Mapping):
         label = lambda name, _: _first_fit(by, name)  # noqa: E731 - one of several
     else:
-        label = {"layer": lambda name, _: name.rpartition(".")[0] or name, "tensor": lambda name, _: name,
-                 "kind": lambda name, p: "weights" if p.ndim > 1 else "biases",
-                 }[_validate.choice("by", by, _GROUPINGS)]
+        label = {
+            "layer": lambda name, _: name.rpartition(".")[0] or name,
+            "tensor": lambda name, _: name,
+            "kind": lambda name, p: "weights" if p.ndim > 1 else "biases",
+        }[_validate.choice("by", by, _GROUPINGS)]
     groups: dict[str, list[tuple[str, int]]] = {}
     for name, parameter in _trainable(model):
         group = label(name, parameter)
         if not isinstance(group, str):
-            raise InvalidArgument(f"Expected the name of a group for the parameter {name!r}, got "
-                                  f"{type(group).__name__}.")
+            raise InvalidArgument(
+                f"Expected the name of a group for the parameter {name!r}, got "
+                f"{type(group).__name__}."
+            )
         groups.setdefault(group, []).append((name, parameter.numel()))
     return groups
 
@@ -125,26 +160,35 @@ def _first_fit(patterns: Mapping[str, str], parameter: str) -> str:
     for name, pattern in patterns.items():
         if fnmatchcase(parameter, pattern):
             return name
-    raise InvalidArgument(f"The parameter {parameter!r} fits none of the patterns {', '.join(patterns.values())}. "
-                          "Add one, such as '*' at the end.")
+    raise InvalidArgument(
+        f"The parameter {parameter!r} fits none of the patterns {', '.join(patterns.values())}. "
+        "Add one, such as '*' at the end."
+    )
 
 
-def _bounds(bounds: str | Mapping[str, float], sizes: Mapping[str, int], clip: float) -> dict[str, float]:
+def _bounds(
+    bounds: str | Mapping[str, float], sizes: Mapping[str, int], clip: float
+) -> dict[str, float]:
     if isinstance(bounds, Mapping):
-        return {name: _validate.positive(f"bound of {name}", bounds[name]) for name in _same_names("bounds", bounds,
-                                                                                                  sizes)}
+        return {
+            name: _validate.positive(f"bound of {name}", bounds[name])
+            for name in _same_names("bounds", bounds, sizes)
+        }
     total = sum(sizes.values())
     if _validate.choice("bounds", bounds, ("equal", "dimension")) == "equal":
         return dict.fromkeys(sizes, clip / math.sqrt(len(sizes)))
     return {name: clip * math.sqrt(size / total) for name, size in sizes.items()}
 
 
-def _shares(noise: str | Mapping[str, float], sizes: Mapping[str, int],
-            bounds: Mapping[str, float]) -> dict[str, float]:
+def _shares(
+    noise: str | Mapping[str, float], sizes: Mapping[str, int], bounds: Mapping[str, float]
+) -> dict[str, float]:
     """The shares (S_g/σ_g)² of the groups, which add up to one."""
     if isinstance(noise, Mapping):
-        stddevs = {name: _validate.positive(f"noise of {name}", noise[name])
-                   for name in _same_names("noise", noise, sizes)}
+        stddevs = {
+            name: _validate.positive(f"noise of {name}", noise[name])
+            for name in _same_names("noise", noise, sizes)
+        }
         weights = {name: (bounds[name] / stddevs[name]) ** 2 for name in sizes}
     elif _validate.choice("noise", noise, ("proportional", "dimension")) == "proportional":
         weights = dict.fromkeys(sizes, 1.0)
@@ -155,18 +199,25 @@ def _shares(noise: str | Mapping[str, float], sizes: Mapping[str, int],
 
 
 def composed_multiplier(groups: Sequence[ClippedSum], stddevs: Mapping[str, float]) -> float:
-    """Return z = (Σ (S_g/σ_g)²)^-½, the noise multiplier of a plan whose groups have these standard deviations.
+    """Return z = (Σ (S_g/σ_g)²)^-½, the noise multiplier of a plan whose groups have these standard
+    deviations.
 
     >>> composed_multiplier([ClippedSum(3.0, "a", ("w",)), ClippedSum(4.0, "b")], {"a": 5.0, "b": 5.0})
     1.0
     """
     names = {group.name: group.bound for group in groups}
-    return 1 / math.hypot(*(names[name] / _validate.positive(f"noise of {name}", stddevs[name])
-                            for name in _same_names("noise", stddevs, names)))
+    return 1 / math.hypot(
+        *(
+            names[name] / _validate.positive(f"noise of {name}", stddevs[name])
+            for name in _same_names("noise", stddevs, names)
+        )
+    )
 
 
 def _same_names(what: str, given: Mapping[str, float], expected: Mapping[str, Any]) -> list[str]:
     if set(given) != set(expected):
-        raise InvalidArgument(f"Expected {what} for the groups {', '.join(expected)}; got "
-                              f"{', '.join(given) or 'none'}.")
+        raise InvalidArgument(
+            f"Expected {what} for the groups {', '.join(expected)}; got "
+            f"{', '.join(given) or 'none'}."
+        )
     return list(expected)

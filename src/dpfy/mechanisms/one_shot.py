@@ -1,7 +1,9 @@
-"""Mechanisms that answer once: numbers with noise, choices, a search for what is above a threshold, coded answers.
+"""Mechanisms that answer once: numbers with noise, choices, a search for what is above a threshold,
+coded answers.
 
-Each is a frozen declaration that names the event it costs and draws its noise exactly; :func:`release` records the
-event before the data is touched. The proofs are in ``docs/proofs/one-shot.md``.
+Each is a frozen declaration that names the event it costs and draws its noise exactly;
+:func:`release` records the event before the data is touched. The proofs are in
+``docs/proofs/one-shot.md``.
 """
 
 import math
@@ -23,7 +25,13 @@ from dpfy.ledger.one_shot import (
     NoisyMax,
     RandomizedAnswer,
 )
-from dpfy.mechanisms.discrete import below, coin, discrete_gaussian, exponential_coin, rounded_laplace
+from dpfy.mechanisms.discrete import (
+    below,
+    coin,
+    discrete_gaussian,
+    exponential_coin,
+    rounded_laplace,
+)
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.noise import LatticeGaussian, SecureStream, lattice_step
 from dpfy.noise.random_stream import require_purpose
@@ -45,15 +53,23 @@ class Mechanism(Protocol[Values, Answer]):
         """Answer once, with fresh noise from ``stream``."""
 
 
-def release(mechanism: Mechanism[Values, Answer], ledger: Ledger, compute: Callable[[], Values],
-            stream: SecureStream | None = None, *, adaptive: bool = False,
-            note: dict[str, Any] | None = None) -> Answer:
+def release(
+    mechanism: Mechanism[Values, Answer],
+    ledger: Ledger,
+    compute: Callable[[], Values],
+    stream: SecureStream | None = None,
+    *,
+    adaptive: bool = False,
+    note: dict[str, Any] | None = None,
+) -> Answer:
     """Record a mechanism's event in ``ledger``, then compute the values and answer.
 
-    *Formal guarantee*: when ``compute`` is called the event is on stable storage and the ledger's guard has admitted
-    it. ``adaptive`` marks a mechanism that was chosen from earlier outputs, which only a filter accounts.
+    *Formal guarantee*: when ``compute`` is called the event is on stable storage and the ledger's
+    guard has admitted it. ``adaptive`` marks a mechanism that was chosen from earlier outputs,
+    which only a filter accounts.
 
-    *Assumes* that nothing but ``compute`` touches the records, and that what it returns meets the mechanism's bound.
+    *Assumes* that nothing but ``compute`` touches the records, and that what it returns meets the
+    mechanism's bound.
 
     >>> with Ledger.in_memory() as ledger:
     ...     stream = SecureStream(insecure_test_key=3)
@@ -64,8 +80,10 @@ def release(mechanism: Mechanism[Values, Answer], ledger: Ledger, compute: Calla
     stream = SecureStream() if stream is None else require_purpose(stream, "noise")
     declared = ledger.header.key_source if ledger.header is not None else "operating system"
     if stream.key_source != declared and stream.key_source != "operating system":
-        raise LedgerMismatch(f"The stream has an {stream.key_source}, but the ledger says that keys come from the "
-                             f"{declared}. Declare Header(key_source={stream.key_source!r}), or pass no stream.")
+        raise LedgerMismatch(
+            f"The stream has an {stream.key_source}, but the ledger says that keys come from the "
+            f"{declared}. Declare Header(key_source={stream.key_source!r}), or pass no stream."
+        )
     event = mechanism.event
     ledger.reserve(replace(event, adaptive=True) if adaptive else event, note)
     values = compute()
@@ -81,11 +99,12 @@ def _once(query: RecordedQuery) -> Sampled:
 class Laplace:
     """One number with Laplace noise.
 
-    *Formal guarantee*: a real Laplace number of ``scale`` for every ``sensitivity``, rounded to a lattice that is fixed
-    before the value is seen; (sensitivity/scale)-differentially private, and less by :func:`dpfy.account`.
+    *Formal guarantee*: a real Laplace number of ``scale`` for every ``sensitivity``, rounded to a
+    lattice that is fixed before the value is seen; (sensitivity/scale)-differentially private, and
+    less by :func:`dpfy.account`.
 
-    *Assumes* that one record moves the value, as computed, by at most ``sensitivity``. A value that is not finite
-    counts as 0.
+    *Assumes* that one record moves the value, as computed, by at most ``sensitivity``. A value that
+    is not finite counts as 0.
 
     Reference: Dwork, McSherry, Nissim & Smith 2006, Proposition 1.
 
@@ -120,14 +139,16 @@ class Laplace:
 class LaplaceVector:
     """Several numbers with Laplace noise.
 
-    *Formal guarantee*: real Laplace numbers of ``scale`` for every ``l1_bound``, rounded to a lattice that is fixed
-    before the values are seen; (l1_bound/scale)-differentially private, and what :class:`Laplace` costs, however many
-    numbers there are and whichever of them one record moves.
+    *Formal guarantee*: real Laplace numbers of ``scale`` for every ``l1_bound``, rounded to a
+    lattice that is fixed before the values are seen; (l1_bound/scale)-differentially private, and
+    what :class:`Laplace` costs, however many numbers there are and whichever of them one record
+    moves.
 
-    *Assumes* that one record moves the numbers, as computed, by at most ``l1_bound`` in all, and that their shape is
-    public. Values that are not finite count as 0.
+    *Assumes* that one record moves the numbers, as computed, by at most ``l1_bound`` in all, and
+    that their shape is public. Values that are not finite count as 0.
 
-    Reference: Dwork, McSherry, Nissim & Smith 2006, Proposition 1; ``docs/proofs/one-shot.md``, Lemma 6.
+    Reference: Dwork, McSherry, Nissim & Smith 2006, Proposition 1; ``docs/proofs/one-shot.md``,
+    Lemma 6.
 
     >>> LaplaceVector.with_epsilon(0.5, l1_bound=2.0).release([[3.0, 4.0]], SecureStream(insecure_test_key=3)).shape
     torch.Size([1, 2])
@@ -154,8 +175,10 @@ class LaplaceVector:
         """Answer once, with fresh noise from ``stream``."""
         numbers = torch.as_tensor(values, dtype=torch.float64).detach()
         lattice = _Lattice(self.l1_bound, self.scale, max(numbers.numel(), 1))
-        noisy = [float((lattice.steps(value) + lattice.laplace(self.scale, stream)) * lattice.step)
-                 for value in numbers.flatten().tolist()]
+        noisy = [
+            float((lattice.steps(value) + lattice.laplace(self.scale, stream)) * lattice.step)
+            for value in numbers.flatten().tolist()
+        ]
         return torch.tensor(noisy, dtype=torch.float64).reshape(numbers.shape)
 
 
@@ -163,11 +186,12 @@ class LaplaceVector:
 class Gaussian:
     """Numbers with Gaussian noise.
 
-    *Formal guarantee*: post-processing of the real Gaussian mechanism of noise multiplier ``stddev``/``l2_bound``.
-    ``calibrate_noise(epsilon=…, delta=…, rate=1.0, steps=1)`` of :mod:`dpfy.accounting` is the least one for any ε.
+    *Formal guarantee*: post-processing of the real Gaussian mechanism of noise multiplier
+    ``stddev``/``l2_bound``. ``calibrate_noise(epsilon=…, delta=…, rate=1.0, steps=1)`` of
+    :mod:`dpfy.accounting` is the least one for any ε.
 
-    *Assumes* that one record moves the vector, as computed, by at most ``l2_bound``. Values that are not finite count
-    as 0.
+    *Assumes* that one record moves the vector, as computed, by at most ``l2_bound``. Values that
+    are not finite count as 0.
 
     Reference: Balle & Wang 2018, Theorem 8.
 
@@ -191,7 +215,9 @@ class Gaussian:
         """Answer once, with fresh noise from ``stream``."""
         total = torch.as_tensor(values, dtype=torch.float64).detach().clone()
         total = torch.where(total.isfinite(), total, 0.0)
-        mechanism = GaussianSum(self.l2_bound, self.stddev / self.l2_bound * _UP, max(total.numel(), 1))
+        mechanism = GaussianSum(
+            self.l2_bound, self.stddev / self.l2_bound * _UP, max(total.numel(), 1)
+        )
         return mechanism.release(total, LatticeGaussian(stream))
 
 
@@ -202,7 +228,8 @@ class DiscreteGaussian:
     *Formal guarantee*: noise k with probability in proportion to e^−k²/2·stddev², drawn exactly;
     (l2_bound²/2·stddev²)-zCDP.
 
-    *Assumes* that one record moves the ``coordinates`` whole numbers by at most ``l2_bound`` in all.
+    *Assumes* that one record moves the ``coordinates`` whole numbers by at most ``l2_bound`` in
+    all.
 
     Reference: Canonne, Kamath & Steinke 2020, Theorem 14.
 
@@ -227,14 +254,18 @@ class DiscreteGaussian:
     def release(self, values: Sequence[int], stream: SecureStream) -> list[int]:
         """Answer once, with fresh noise from ``stream``."""
         if len(values) != self.coordinates:
-            raise InvalidArgument(f"Expected {self.coordinates} whole numbers, as declared by coordinates.")
+            raise InvalidArgument(
+                f"Expected {self.coordinates} whole numbers, as declared by coordinates."
+            )
         variance = Fraction(self.stddev) ** 2
         return [int(value) + discrete_gaussian(variance, stream) for value in values]
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A choice among candidates by their scores, each of which one record moves by at most ``sensitivity``."""
+    """A choice among candidates by their scores, each of which one record moves by at most
+    ``sensitivity``.
+    """
 
     sensitivity: float
     scale: float
@@ -245,22 +276,28 @@ class _Choice:
         _positive(self, "sensitivity", "scale")
 
     @classmethod
-    def with_epsilon(cls, epsilon: float, sensitivity: float = 1.0, monotone: bool = False,
-                     name: str = "choice") -> Self:
-        """Return the mechanism that is ε-differentially private when a record is added or removed."""
+    def with_epsilon(
+        cls, epsilon: float, sensitivity: float = 1.0, monotone: bool = False, name: str = "choice"
+    ) -> Self:
+        """Return the mechanism that is ε-differentially private when a record is added or
+        removed.
+        """
         times = 1 if monotone else 2
-        return cls(sensitivity, times * sensitivity / _validate.epsilon(epsilon) * _UP, monotone, name)
+        return cls(
+            sensitivity, times * sensitivity / _validate.epsilon(epsilon) * _UP, monotone, name
+        )
 
 
 @dataclass(frozen=True)
 class ExponentialMechanism(_Choice):
     """A candidate, chosen in proportion to e^{score/scale}: the largest score after Gumbel noise.
 
-    *Formal guarantee*: with ε = 2·sensitivity/scale (half of it for ``monotone`` scores) losses span at most ε, so the
-    choice is ε-differentially private and ε²/8-zCDP. The odds are exact.
+    *Formal guarantee*: with ε = 2·sensitivity/scale (half of it for ``monotone`` scores) losses
+    span at most ε, so the choice is ε-differentially private and ε²/8-zCDP. The odds are exact.
 
-    *Assumes* that one record moves every score, as computed, by at most ``sensitivity``; ``monotone``: and all of them
-    one way. Nobody measures how long the choice takes. A score that is not finite is the lowest.
+    *Assumes* that one record moves every score, as computed, by at most ``sensitivity``;
+    ``monotone``: and all of them one way. Nobody measures how long the choice takes. A score that
+    is not finite is the lowest.
 
     Reference: McSherry & Talwar 2007, Theorem 6; Cesar & Rogers 2021, Lemma 3.2.
 
@@ -274,7 +311,9 @@ class ExponentialMechanism(_Choice):
         return _once(ExponentialChoice(self.sensitivity, self.scale, self.monotone, self.name))
 
     def release(self, values: Sequence[float], stream: SecureStream) -> int:
-        """Return the place of the chosen candidate: any, taken with odds e^{(score − best)/scale}."""
+        """Return the place of the chosen candidate: any, taken with odds e^{(score −
+        best)/scale}.
+        """
         behind = _behind(values, self.scale)
         while True:
             candidate = below(len(behind), stream)
@@ -284,11 +323,12 @@ class ExponentialMechanism(_Choice):
 
 @dataclass(frozen=True)
 class PermuteAndFlip(_Choice):
-    """A candidate, chosen by flipping coins of odds e^{(score − best)/scale} in a random order until one shows heads.
+    """A candidate, chosen by flipping coins of odds e^{(score − best)/scale} in a random order
+    until one shows heads.
 
-    *Formal guarantee*: the same as the largest score after exponential noise: ε-differentially private with
-    ε = 2·sensitivity/scale (half of it for ``monotone`` scores), and never worse on average than the exponential
-    mechanism of that ε. The odds are exact.
+    *Formal guarantee*: the same as the largest score after exponential noise: ε-differentially
+    private with ε = 2·sensitivity/scale (half of it for ``monotone`` scores), and never worse on
+    average than the exponential mechanism of that ε. The odds are exact.
 
     *Assumes* what :class:`ExponentialMechanism` does.
 
@@ -317,8 +357,9 @@ class PermuteAndFlip(_Choice):
 class ReportNoisyMax(_Choice):
     """The candidate with the largest score after Laplace noise; the first of equals.
 
-    *Formal guarantee*: ε-differentially private with ε = 2·sensitivity/scale, half of it for ``monotone`` scores.
-    Scores and noise are on a lattice, on which equals are put in a fixed order.
+    *Formal guarantee*: ε-differentially private with ε = 2·sensitivity/scale, half of it for
+    ``monotone`` scores. Scores and noise are on a lattice, on which equals are put in a fixed
+    order.
 
     *Assumes* what :class:`ExponentialMechanism` does.
 
@@ -345,13 +386,14 @@ class ReportNoisyMax(_Choice):
 class SparseVector:
     """The first of a series of numbers that is above ``threshold``, and nothing after it.
 
-    *Formal guarantee*: one noise on the threshold, a fresh one on every number, nothing but "below" or "above" is
-    answered, and the first "above" is the last answer; then it is ε-differentially private with
-    ε = sensitivity/threshold_scale + 2·sensitivity/query_scale (once for ``monotone`` numbers), however many numbers
-    were below, and whether or not they were chosen from earlier answers.
+    *Formal guarantee*: one noise on the threshold, a fresh one on every number, nothing but "below"
+    or "above" is answered, and the first "above" is the last answer; then it is ε-differentially
+    private with ε = sensitivity/threshold_scale + 2·sensitivity/query_scale (once for ``monotone``
+    numbers), however many numbers were below, and whether or not they were chosen from earlier
+    answers.
 
-    *Assumes* that one record moves every number, as computed, by at most ``sensitivity``. A number that is not finite
-    counts as 0.
+    *Assumes* that one record moves every number, as computed, by at most ``sensitivity``. A number
+    that is not finite counts as 0.
 
     Reference: Lyu, Su & Li 2017, Theorems 4 and 5 (many published variants are wrong).
 
@@ -369,26 +411,48 @@ class SparseVector:
 
     def __post_init__(self) -> None:
         _positive(self, "sensitivity", "threshold_scale", "query_scale")
-        _validate.real("threshold", self.threshold, -math.inf, math.inf, open_low=True, open_high=True)
+        _validate.real(
+            "threshold", self.threshold, -math.inf, math.inf, open_low=True, open_high=True
+        )
 
     @classmethod
-    def with_epsilon(cls, epsilon: float, threshold: float, sensitivity: float = 1.0, monotone: bool = False,
-                     name: str = "threshold") -> Self:
-        """Return the ε-differentially private search that spends 1 : 2^⅔ (monotone: 1 : 1) on threshold and numbers,
-        which minimises the variance of what is compared (Lyu, Su & Li 2017, section 4.2)."""
+    def with_epsilon(
+        cls,
+        epsilon: float,
+        threshold: float,
+        sensitivity: float = 1.0,
+        monotone: bool = False,
+        name: str = "threshold",
+    ) -> Self:
+        """Return the ε-differentially private search that spends 1 : 2^⅔ (monotone: 1 : 1) on
+        threshold and numbers, which minimises the variance of what is compared (Lyu, Su & Li 2017,
+        section 4.2).
+        """
         times = 1 if monotone else 2
         epsilon = _validate.epsilon(epsilon)
         first = epsilon / (1 + times ** (2 / 3))
-        return cls(threshold, sensitivity, sensitivity / first * _UP, times * sensitivity / (epsilon - first) * _UP,
-                   monotone, name)
+        return cls(
+            threshold,
+            sensitivity,
+            sensitivity / first * _UP,
+            times * sensitivity / (epsilon - first) * _UP,
+            monotone,
+            name,
+        )
 
     @property
     def event(self) -> Sampled:
         """What the whole search costs."""
-        return _once(AboveThreshold(self.sensitivity, self.threshold_scale, self.query_scale, self.monotone, self.name))
+        return _once(
+            AboveThreshold(
+                self.sensitivity, self.threshold_scale, self.query_scale, self.monotone, self.name
+            )
+        )
 
     def begin(self, stream: SecureStream) -> "Search":
-        """Return a search that is asked number by number, each perhaps chosen from the answers before."""
+        """Return a search that is asked number by number, each perhaps chosen from the answers
+        before.
+        """
         return Search(self, stream)
 
     def release(self, values: Iterable[float], stream: SecureStream) -> int | None:
@@ -414,8 +478,10 @@ class Search:
     def is_above(self, value: float) -> bool:
         """Answer whether ``value`` is above the threshold, both with noise."""
         if self.ended:
-            raise InvalidArgument("The search has found a number above the threshold and is over: another answer would "
-                                  "cost another event. Reserve one and begin another search.")
+            raise InvalidArgument(
+                "The search has found a number above the threshold and is over: another answer "
+                "would cost another event. Reserve one and begin another search."
+            )
         noise = self._lattice.laplace(self._mechanism.query_scale, self._stream)
         self.ended = self._lattice.steps(value) + noise >= self._limit
         return self.ended
@@ -423,11 +489,14 @@ class Search:
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """Answers from 0 to ``answers`` − 1, each true with probability ``truth`` and else any other, equally often.
+    """Answers from 0 to ``answers`` − 1, each true with probability ``truth`` and else any other,
+    equally often.
 
-    *Formal guarantee*: ε-differentially private with e^ε = truth·(answers − 1)/(1 − truth). The odds are exact.
+    *Formal guarantee*: ε-differentially private with e^ε = truth·(answers − 1)/(1 − truth). The
+    odds are exact.
 
-    *Assumes* that one record has a say in one of the answers, and that how many there are is public.
+    *Assumes* that one record has a say in one of the answers, and that how many there are is
+    public.
 
     Reference: Warner 1965; Kairouz, Oh & Viswanath 2016.
 
@@ -445,7 +514,9 @@ class RandomizedResponse:
     @classmethod
     def with_epsilon(cls, epsilon: float, answers: int = 2, name: str = "response") -> Self:
         """Return the mechanism that is ε-differentially private."""
-        lies = (_validate.count("answers", answers, minimum=2) - 1) * math.exp(-_validate.epsilon(epsilon))
+        lies = (_validate.count("answers", answers, minimum=2) - 1) * math.exp(
+            -_validate.epsilon(epsilon)
+        )
         return cls(max(1 / (1 + lies) * (1 - 1e-15), 1 / answers * (1 + 1e-15)), answers, name)
 
     @property
@@ -456,7 +527,10 @@ class RandomizedResponse:
     def release(self, values: Sequence[int], stream: SecureStream) -> list[int]:
         """Answer once, with fresh coins from ``stream``; a value that is no answer counts as 0."""
         truth = Fraction(self.truth)
-        return [self._answer(value if 0 <= value < self.answers else 0, truth, stream) for value in map(int, values)]
+        return [
+            self._answer(value if 0 <= value < self.answers else 0, truth, stream)
+            for value in map(int, values)
+        ]
 
     def _answer(self, value: int, truth: Fraction, stream: SecureStream) -> int:
         if coin(truth, stream):
@@ -468,8 +542,8 @@ class RandomizedResponse:
 class _Lattice:
     """Numbers in steps of a power of two that depends on declared scales alone.
 
-    Rounding moves a difference of two values by up to a step, and one of several numbers by as many, which the noise
-    makes up for.
+    Rounding moves a difference of two values by up to a step, and one of several numbers by as
+    many, which the noise makes up for.
     """
 
     def __init__(self, sensitivity: float, finest: float, numbers: int = 1) -> None:

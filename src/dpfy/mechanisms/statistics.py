@@ -17,39 +17,58 @@ from dpfy.mechanisms.query import (
 )
 
 ROUNDING = 2.0**-15
-"""By how many bounds one record more may move each other's row of a statistic: docs/proofs/queries.md."""
+"""By how many bounds one record more may move each other's row of a statistic:
+docs/proofs/queries.md.
+"""
 _FINITE = (56, 60)  # norms of at most 2^56 count as finite, from 2^60 on they do not
-_RAMP = 2.0**-3  # of a threshold, or of the largest score: the width over which a record comes to count
+_RAMP = (
+    2.0**-3
+)  # of a threshold, or of the largest score: the width over which a record comes to count
 
 
-def bounded_sum(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.Tensor, leaves: Sequence[str],
-                unit: float) -> torch.Tensor:
+def bounded_sum(
+    statistic: Statistic,
+    stats: Mapping[str, torch.Tensor],
+    norms: torch.Tensor,
+    leaves: Sequence[str],
+    unit: float,
+) -> torch.Tensor:
     """Return Σ clip(row) / unit over the records of a chunk, as a flat float64 tensor.
 
-    ``norms`` are the squared norms [records, leaves] of the gradients. *Formal guarantee*: one record's row has an ℓ2
-    norm of at most bound / unit. A row that is not finite, is missing or has another shape than was declared adds
-    nothing.
+    ``norms`` are the squared norms [records, leaves] of the gradients. *Formal guarantee*: one
+    record's row has an ℓ2 norm of at most bound / unit. A row that is not finite, is missing or has
+    another shape than was declared adds nothing.
     """
     rows = _rows(statistic, stats, norms, leaves)
     if rows is None or rows[0].numel() != statistic.size:
         return torch.zeros(statistic.size, dtype=torch.float64, device=norms.device)
     rows = rows.reshape(len(rows), -1).double()
-    weights = (statistic.bound / torch.linalg.vector_norm(rows, dim=1)).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    weights = (
+        (statistic.bound / torch.linalg.vector_norm(rows, dim=1))
+        .clamp_(max=1.0)
+        .nan_to_num_(nan=0.0)
+    )
     return weights @ rows.nan_to_num(0.0, 0.0, 0.0) / unit  # of weight zero, and 0·inf is NaN
 
 
 def shared_rounding(query: Query, step: int, gradients: float) -> float:
-    """Return by how much one record more may move what each other adds in a step, in units of the query's reach.
+    """Return by how much one record more may move what each other adds in a step, in units of the
+    query's reach.
 
-    ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by ``ROUNDING`` bounds,
-    and the count of those that contribute by 2⁻²⁰.
+    ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by
+    ``ROUNDING`` bounds, and the count of those that contribute by 2⁻²⁰.
     """
     due, reach = query.due(step), query.joint_sensitivity(step)
     if not due:
         return gradients
     of_gradients = reach**2 - math.fsum(each.share for each in due)
-    return math.hypot(gradients * math.sqrt(of_gradients),
-                      *(_rounding(each) * math.sqrt(each.share) for each in due)) / reach
+    return (
+        math.hypot(
+            gradients * math.sqrt(of_gradients),
+            *(_rounding(each) * math.sqrt(each.share) for each in due),
+        )
+        / reach
+    )
 
 
 def _rounding(statistic: Statistic) -> float:
@@ -58,14 +77,17 @@ def _rounding(statistic: Statistic) -> float:
 
 
 def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return 1 for each record whose own class has the largest score, 0 if another has, and a part of 1 if it is close.
+    """Return 1 for each record whose own class has the largest score, 0 if another has, and a part
+    of 1 if it is close.
 
-    A record counts in part, and a tie as one half, if its two best classes are within a sixteenth of the largest
-    absolute score. *Formal guarantee*: if the scores of a record move by less than 15·2⁻²³ of the largest, as they do
-    in their last bits when other records join its batch, the result moves by less than 2⁻¹⁵, which is what the noise
-    is scaled for; ``scores.argmax(1) == labels`` may move by 1. *Assumes*: scores in float32 or better.
+    A record counts in part, and a tie as one half, if its two best classes are within a sixteenth
+    of the largest absolute score. *Formal guarantee*: if the scores of a record move by less than
+    15·2⁻²³ of the largest, as they do in their last bits when other records join its batch, the
+    result moves by less than 2⁻¹⁵, which is what the noise is scaled for; ``scores.argmax(1) ==
+    labels`` may move by 1. *Assumes*: scores in float32 or better.
 
-    ``scores`` has the classes in its last dimension, ``labels`` their numbers. One that is no class counts as wrong.
+    ``scores`` has the classes in its last dimension, ``labels`` their numbers. One that is no class
+    counts as wrong.
 
     >>> soft_accuracy(torch.tensor([[4.0, 1.0], [1.0, 4.0], [4.0, 3.9], [2.0, 2.0]]), torch.tensor([0, 0, 0, 1]))
     tensor([1.0000, 0.0000, 0.7000, 0.5000], dtype=torch.float64)
@@ -73,24 +95,36 @@ def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     Proof: docs/proofs/queries.md.
     """
     if scores.ndim != labels.ndim + 1 or scores.shape[-1] < 2:
-        raise InvalidArgument(f"Expected scores of two classes or more in the last dimension and a label for each row, "
-                              f"got shapes {tuple(scores.shape)} and {tuple(labels.shape)}.")
+        raise InvalidArgument(
+            "Expected scores of two classes or more in the last dimension and a label for each "
+            f"row, got shapes {tuple(scores.shape)} and {tuple(labels.shape)}."
+        )
     values = scores.detach().double()
     own = torch.arange(scores.shape[-1], device=scores.device) == labels.unsqueeze(-1)
-    lead = torch.where(own, values, -math.inf).amax(-1) - torch.where(own, -math.inf, values).amax(-1)
-    width = _RAMP * torch.linalg.vector_norm(values, math.inf, dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    lead = torch.where(own, values, -math.inf).amax(-1) - torch.where(own, -math.inf, values).amax(
+        -1
+    )
+    width = _RAMP * torch.linalg.vector_norm(values, math.inf, dim=-1).clamp(
+        min=torch.finfo(torch.float64).tiny
+    )
     return (0.5 + lead / width).clamp(0, 1)
 
 
-def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.Tensor,
-          leaves: Sequence[str]) -> torch.Tensor | None:
+def _rows(
+    statistic: Statistic,
+    stats: Mapping[str, torch.Tensor],
+    norms: torch.Tensor,
+    leaves: Sequence[str],
+) -> torch.Tensor | None:
     match statistic:
         case SampleSize():
             return torch.ones(len(norms), dtype=torch.float64, device=norms.device)
         case Contributing():
             return _finite(norms)
         case RecordNormsBelow():
-            compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)  # a NaN is not below anything
+            compared = _compared(norms, leaves, statistic.of).nan_to_num(
+                nan=math.inf
+            )  # a NaN is not below anything
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
             return ((1 - compared / limits) / _RAMP).clamp_(-0.5, 0.5)
         case NormOfSum():
@@ -103,7 +137,9 @@ def _rows(statistic: Statistic, stats: Mapping[str, torch.Tensor], norms: torch.
 
 
 def _finite(norms: torch.Tensor) -> torch.Tensor:
-    """Return 1 for each record whose gradients all have finite norms, 0 for others, and a part of 1 in between."""
+    """Return 1 for each record whose gradients all have finite norms, 0 for others, and a part of 1
+    in between.
+    """
     low, high = _FINITE
     largest = norms.nan_to_num(nan=math.inf).amax(1)
     return ((high - largest.log2() / 2) / (high - low)).clamp(0.0, 1.0)

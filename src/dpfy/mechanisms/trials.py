@@ -1,4 +1,6 @@
-"""How many runs a private selection has: drawn exactly from its law, after the selection was reserved."""
+"""How many runs a private selection has: drawn exactly from its law, after the selection was
+reserved.
+"""
 
 from decimal import Context, Decimal, localcontext
 
@@ -11,10 +13,11 @@ from dpfy.noise.random_stream import SecureStream, require_purpose
 def draw_trials(trials: Trials, stream: SecureStream) -> int:
     """Draw a number of runs from its law.
 
-    *Formal guarantee*: exact, given uniform bits: a uniform number is compared with sums of probabilities in as many
-    digits as it takes, and nothing is rounded on the way to the verdict.
+    *Formal guarantee*: exact, given uniform bits: a uniform number is compared with sums of
+    probabilities in as many digits as it takes, and nothing is rounded on the way to the verdict.
 
-    *Assumes* that the number stays secret; hand it to :class:`~dpfy.ledger.scopes.Selection` and to nobody else.
+    *Assumes* that the number stays secret; hand it to :class:`~dpfy.ledger.scopes.Selection` and to
+    nobody else.
 
     >>> draw_trials(NegativeBinomialTrials.with_mean(10.0), SecureStream(insecure_test_key=1, purpose="sampling"))
     1
@@ -30,12 +33,17 @@ def draw_trials(trials: Trials, stream: SecureStream) -> int:
 
 def _try_inverting(trials: Trials, uniform: Expansion) -> int | None:
     """Return the least k with uniform < Pr[K ≤ k] if the bits at hand decide it."""
-    with localcontext(Context(prec=uniform.bits // 3 + 40, Emin=-10**12, Emax=10**12)) as context:
-        low, high = Decimal(uniform.numerator) / 2**uniform.bits, Decimal(uniform.numerator + 1) / 2**uniform.bits
+    with localcontext(Context(prec=uniform.bits // 3 + 40, Emin=-(10**12), Emax=10**12)) as context:
+        low, high = (
+            Decimal(uniform.numerator) / 2**uniform.bits,
+            Decimal(uniform.numerator + 1) / 2**uniform.bits,
+        )
         number, chance = _first(trials)
         total = chance
         while True:
-            error = Decimal(10) ** (12 - context.prec) * (number + 10)  # of as many roundings, and what cancels
+            error = Decimal(10) ** (12 - context.prec) * (
+                number + 10
+            )  # of as many roundings, and what cancels
             if high <= total - error:
                 return number
             if low < total + error:
@@ -55,7 +63,9 @@ def _first(trials: Trials) -> tuple[int, Decimal]:
             shape, log = Decimal(trials.shape), Decimal(trials.success).ln()
             failure = 1 - Decimal(trials.success)
             return 1, failure * (shape / ((-shape * log).exp() - 1) if shape else -1 / log)
-    raise InvalidArgument(f"Expected a law of the number of runs that can be drawn from, got {trials.tag!r}.")
+    raise InvalidArgument(
+        f"Expected a law of the number of runs that can be drawn from, got {trials.tag!r}."
+    )
 
 
 def _ratio(trials: Trials, number: int) -> Decimal:

@@ -20,8 +20,33 @@ from dpfy.models.networks import (
 from dpfy.models.residual import PreactivationBlock, StandardizedConv2d, wide_resnet
 from dpfy.models.scattering import Scattering2d, scattering_features
 
-__all__ = ["AugmentedData", "FrozenBatchNorm", "FrozenEmbedding", "LastStates", "MeanEmbedding", "Normalize",
-           "PreactivationBlock", "PrivateBatchNorm", "Scattering2d", "StandardizeChannels", "StandardizedConv2d",
-           "TemperedSigmoid", "augmented", "cifar_cnn", "cnn_head", "crop_and_flip", "default_model", "digits_mlp",
-           "fit_statistics", "linear_head", "mean_over_copies", "mlp", "mnist_cnn", "recommended", "review_classifier",
-           "review_lstm", "scattering_features", "wide_resnet"]
+__all__ = [
+    "AugmentedData",
+    "FrozenBatchNorm",
+    "FrozenEmbedding",
+    "LastStates",
+    "MeanEmbedding",
+    "Normalize",
+    "PreactivationBlock",
+    "PrivateBatchNorm",
+    "Scattering2d",
+    "StandardizeChannels",
+    "StandardizedConv2d",
+    "TemperedSigmoid",
+    "augmented",
+    "cifar_cnn",
+    "cnn_head",
+    "crop_and_flip",
+    "default_model",
+    "digits_mlp",
+    "fit_statistics",
+    "linear_head",
+    "mean_over_copies",
+    "mlp",
+    "mnist_cnn",
+    "recommended",
+    "review_classifier",
+    "review_lstm",
+    "scattering_features",
+    "wide_resnet",
+]

@@ -1,8 +1,8 @@
 """Augmentation multiplicity: the loss of a record is the mean over several random variations of it.
 
-The gradient of that mean is what is clipped, once per record, so that K variations cost K times the work and nothing in
-privacy, and leave less of the augmentation's own noise in what is clipped (De et al. 2022, "Unlocking High-Accuracy
-Differentially Private Image Classification through Scale").
+The gradient of that mean is what is clipped, once per record, so that K variations cost K times the
+work and nothing in privacy, and leave less of the augmentation's own noise in what is clipped (De
+et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale").
 """
 
 from collections.abc import Callable
@@ -20,10 +20,11 @@ Augment = Callable[[torch.Tensor], torch.Tensor]
 
 
 def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
-    """Shift each image at random by up to ``padding`` pixels, its border reflected, and mirror it with probability ½.
+    """Shift each image at random by up to ``padding`` pixels, its border reflected, and mirror it
+    with probability ½.
 
-    Every image of shape (…, height, width) along the first axis draws for itself, from torch's generator, which a run
-    replaces by a secret one. It can be traced by ``torch.func.vmap``.
+    Every image of shape (…, height, width) along the first axis draws for itself, from torch's
+    generator, which a run replaces by a secret one. It can be traced by ``torch.func.vmap``.
 
     >>> crop_and_flip(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 3, 32, 32])
@@ -40,35 +41,43 @@ def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
 
 
 def mean_over_copies(loss_fn: LossFn) -> LossFn:
-    """Return the loss of records whose first field holds several copies, (records, copies, …): the mean over them.
+    """Return the loss of records whose first field holds several copies, (records, copies, …): the
+    mean over them.
 
-    ``loss_fn`` takes the fields of ordinary examples and returns one loss for each; it is called once, with all copies
-    of all records. The other fields of a record are the same for its copies.
+    ``loss_fn`` takes the fields of ordinary examples and returns one loss for each; it is called
+    once, with all copies of all records. The other fields of a record are the same for its copies.
 
-    *Formal guarantee*: the loss of a record is a function of that record, if ``loss_fn`` treats examples alone; its
-    gradient is the mean of the gradients of its copies.
+    *Formal guarantee*: the loss of a record is a function of that record, if ``loss_fn`` treats
+    examples alone; its gradient is the mean of the gradients of its copies.
 
     >>> loss = mean_over_copies(lambda x, y: (x - y).square())
     >>> loss(torch.tensor([[1.0, 3.0], [5.0, 5.0]]), torch.tensor([0.0, 5.0]))
     tensor([5., 0.])
     """
+
     def losses(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         records, copies = first.shape[:2]
-        found = loss_fn(first.flatten(0, 1), *(field.repeat_interleave(copies, 0) for field in others))
+        found = loss_fn(
+            first.flatten(0, 1), *(field.repeat_interleave(copies, 0) for field in others)
+        )
         if not isinstance(found, torch.Tensor) or found.shape != (records * copies,):
-            raise InvalidArgument("Expected loss_fn to return a tensor with one loss per example. Use "
-                                  "reduction='none'.")
+            raise InvalidArgument(
+                "Expected loss_fn to return a tensor with one loss per example. Use "
+                "reduction='none'."
+            )
         return found.unflatten(0, (records, copies)).mean(1)
 
     return losses
 
 
 def augmented(loss_fn: LossFn, augment: Augment, multiplicity: int) -> LossFn:
-    """Return the loss of a record as the mean over ``multiplicity`` random variations of its first field.
+    """Return the loss of a record as the mean over ``multiplicity`` random variations of its first
+    field.
 
-    ``augment`` takes the first field of examples and varies each by itself, as :func:`crop_and_flip` does. Because the
-    loss draws random numbers, only the engines that are given one record at a time, ``vmap`` and ``loop``, can serve
-    it; :class:`AugmentedData` draws with the data instead and leaves the choice.
+    ``augment`` takes the first field of examples and varies each by itself, as
+    :func:`crop_and_flip` does. Because the loss draws random numbers, only the engines that are
+    given one record at a time, ``vmap`` and ``loop``, can serve it; :class:`AugmentedData` draws
+    with the data instead and leaves the choice.
 
     >>> loss = augmented(lambda x, y: x.sum((1, 2, 3)) * y, crop_and_flip, multiplicity=4)
     >>> loss(torch.ones(3, 1, 8, 8), torch.tensor([0.0, 1.0, 2.0]))
@@ -85,10 +94,12 @@ def augmented(loss_fn: LossFn, augment: Augment, multiplicity: int) -> LossFn:
 
 
 class AugmentedData(Dataset[tuple[Any, ...]]):
-    """A data set whose records have ``multiplicity`` random variations in the place of their first field.
+    """A data set whose records have ``multiplicity`` random variations in the place of their first
+    field.
 
-    The variations of a record are drawn when it is loaded, every time anew. With :func:`mean_over_copies` around the
-    loss, every engine can be used. The unit of privacy stays the record: its variations are clipped together.
+    The variations of a record are drawn when it is loaded, every time anew. With
+    :func:`mean_over_copies` around the loss, every engine can be used. The unit of privacy stays
+    the record: its variations are clipped together.
 
     >>> from torch.utils.data import TensorDataset
     >>> data = AugmentedData(TensorDataset(torch.rand(5, 3, 32, 32), torch.arange(5)), crop_and_flip, multiplicity=4)
@@ -108,7 +119,9 @@ class AugmentedData(Dataset[tuple[Any, ...]]):
             data = data.dataset
         given = getattr(data, "example_input", None)
         if given is None and type(data) is TensorDataset:
-            given = [torch.zeros(1, *tensor.shape[1:], dtype=tensor.dtype) for tensor in data.tensors]
+            given = [
+                torch.zeros(1, *tensor.shape[1:], dtype=tensor.dtype) for tensor in data.tensors
+            ]
         if given is None:
             return None
         first, *others = given

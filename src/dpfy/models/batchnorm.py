@@ -1,7 +1,9 @@
-"""Batch normalisation by statistics from outside of the batch: constants for the gradient, so no record sees another.
+"""Batch normalisation by statistics from outside of the batch: constants for the gradient, so no
+record sees another.
 
-torch's BatchNorm normalises a record by the mean and variance of its neighbours. Here they are fixed while a batch is
-computed, and the same in training and in inference; they come from public rows, or from what earlier steps released.
+torch's BatchNorm normalises a record by the mean and variance of its neighbours. Here they are
+fixed while a batch is computed, and the same in training and in inference; they come from public
+rows, or from what earlier steps released.
 """
 
 from collections.abc import Mapping
@@ -14,15 +16,18 @@ from torch import nn
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 
-_FAR = 4.0  # the length of what one channel of one record may say: beyond it, it says no more than "far away"
+# the length of what one channel of one record may say: beyond it, it says no more than "far away"
+_FAR = 4.0
 
 
 class FrozenBatchNorm(nn.Module):
-    """Subtract a fixed mean from each channel, divide by a fixed standard deviation, then scale and shift.
+    """Subtract a fixed mean from each channel, divide by a fixed standard deviation, then scale and
+    shift.
 
-    Takes inputs of shape (records, channels, …), in place of BatchNorm1d, 2d and 3d. ``state_dict`` has the names that
-    torch's BatchNorm has, so that weights go from one to the other and a trained model is served without this class.
-    :func:`fit_statistics` sets mean and variance to those of public rows.
+    Takes inputs of shape (records, channels, …), in place of BatchNorm1d, 2d and 3d. ``state_dict``
+    has the names that torch's BatchNorm has, so that weights go from one to the other and a trained
+    model is served without this class. :func:`fit_statistics` sets mean and variance to those of
+    public rows.
 
     >>> layer = FrozenBatchNorm(2)
     >>> sorted(layer.state_dict())
@@ -34,10 +39,14 @@ class FrozenBatchNorm(nn.Module):
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
-        self.num_features, self.eps = _validate.count("num_features", num_features), _validate.positive("eps", eps)
+        self.num_features, self.eps = (
+            _validate.count("num_features", num_features),
+            _validate.positive("eps", eps),
+        )
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
-        # A child: engines look into the smallest modules that own parameters, and this one has more to do than those.
+        # A child: engines look into the smallest modules that own parameters, and this one has more
+        # to do than those.
         self.scale = ScaleAndShift(num_features) if affine else nn.Identity()
         self.register_state_dict_post_hook(_as_torch_has_it)
         self.register_load_state_dict_pre_hook(_as_it_is_here)
@@ -49,50 +58,66 @@ class FrozenBatchNorm(nn.Module):
     def standardized(self, x: torch.Tensor) -> torch.Tensor:
         """Return the distances from the mean in standard deviations."""
         if x.ndim < 2 or x.shape[1] != self.num_features:
-            raise InvalidArgument(f"Expected inputs of shape (records, {self.num_features}, …), got {tuple(x.shape)}.")
+            raise InvalidArgument(
+                f"Expected inputs of shape (records, {self.num_features}, …), got {tuple(x.shape)}."
+            )
         return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
 
     def extra_repr(self) -> str:
         """The arguments, for ``print(model)``."""
-        return f"{self.num_features}, eps={self.eps}, affine={isinstance(self.scale, ScaleAndShift)}"
+        return (
+            f"{self.num_features}, eps={self.eps}, affine={isinstance(self.scale, ScaleAndShift)}"
+        )
 
 
 class PrivateBatchNorm(FrozenBatchNorm):
-    """Batch normalisation whose running statistics are released sums: this step's go into the next step's mean.
+    """Batch normalisation whose running statistics are released sums: this step's go into the next
+    step's mean.
 
-    *Formal guarantee*: outputs depend on the record itself and on released values. What :meth:`observed` hands over is
-    one row per record, a function of that record and released values, which the run clips to the statistic's bound and
-    releases with noise beside the gradient; :meth:`absorb` is given nothing else.
+    *Formal guarantee*: outputs depend on the record itself and on released values. What
+    :meth:`observed` hands over is one row per record, a function of that record and released
+    values, which the run clips to the statistic's bound and releases with noise beside the
+    gradient; :meth:`absorb` is given nothing else.
 
-    *Assumes*: the plan declares the statistics, ``dpsgd(…, statistics=dpfy.batchnorm_statistics(model))``. Without, the
-    layer stays at the statistics that it has.
+    *Assumes*: the plan declares the statistics, ``dpsgd(…,
+    statistics=dpfy.batchnorm_statistics(model))``. Without, the layer stays at the statistics that
+    it has.
 
-    ``momentum`` is the weight of one release: less of it averages more of the noise away. Where one layer is called
-    several times in a pass, the last call counts.
+    ``momentum`` is the weight of one release: less of it averages more of the noise away. Where one
+    layer is called several times in a pass, the last call counts.
 
     >>> layer = PrivateBatchNorm(3)
     >>> layer.statistic = "moments"
     >>> layer(torch.zeros(5, 3, 8, 8)).shape, layer.observed()["moments"].shape, layer.observed()
     (torch.Size([5, 3, 8, 8]), torch.Size([5, 2, 3]), {})
 
-    Reference: N. Ponomareva et al., How to DP-fy ML, 2023, section 5.5.1, option (b) for batch normalization.
+    Reference: N. Ponomareva et al., How to DP-fy ML, 2023, section 5.5.1, option (b) for batch
+    normalization.
     """
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True
+    ) -> None:
         super().__init__(num_features, eps, affine)
         self.momentum = _validate.real("momentum", momentum, 0, 1, open_low=True)
-        self.statistic: str | None = None  # the name under which the plan releases what this layer observes
+        self.statistic: str | None = (
+            None  # the name under which the plan releases what this layer observes
+        )
         self._seen: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return inputs of the same shape, normalised; a pass that is differentiated is also observed."""
+        """Return inputs of the same shape, normalised; a pass that is differentiated is also
+        observed.
+        """
         distances = self.standardized(x)
         if self.statistic is not None and torch.is_grad_enabled():
             self._seen = _moments(distances.detach())
         return self.scale(distances)
 
     def observed(self) -> dict[str, torch.Tensor]:
-        """Return what the last pass showed of each record, by the statistic's name, and forget it. Sensitive."""
+        """Return what the last pass showed of each record, by the statistic's name, and forget it.
+        Sensitive.
+        """
         seen, self._seen = self._seen, None
         return {} if seen is None or self.statistic is None else {self.statistic: seen}
 
@@ -101,8 +126,9 @@ class PrivateBatchNorm(FrozenBatchNorm):
         """Move mean and variance towards released moments; other statistics are not looked at.
 
         With E[s] and E[s²] of the distances s = (x − mean) / √(var + ε), the records have the mean
-        mean + √(var + ε)·E[s] and the variance (var + ε)·(E[s²] − E[s]²): of these the running averages are taken, as
-        torch does. Noise cannot lead out of what moments can be, so the variance never falls below 0.
+        mean + √(var + ε)·E[s] and the variance (var + ε)·(E[s²] − E[s]²): of these the running
+        averages are taken, as torch does. Noise cannot lead out of what moments can be, so the
+        variance never falls below 0.
         """
         self._seen = None  # of a pass that was computed once more, as activation checkpointing does
         if self.statistic is None or self.statistic not in statistics:
@@ -127,7 +153,10 @@ class ScaleAndShift(nn.Module):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+        self.weight, self.bias = (
+            nn.Parameter(torch.ones(features)),
+            nn.Parameter(torch.zeros(features)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x·weight + bias along the second axis."""
@@ -137,19 +166,24 @@ class ScaleAndShift(nn.Module):
 
 @torch.no_grad()
 def fit_statistics(model: nn.Module, *inputs: Any) -> None:
-    """Set the statistics of every frozen or private BatchNorm to those of *public* inputs: ``model(*inputs)``.
+    """Set the statistics of every frozen or private BatchNorm to those of *public* inputs:
+    ``model(*inputs)``.
 
-    One forward pass: each layer takes the mean and variance of what reaches it, then normalises by them, so that the
-    next one sees what torch's BatchNorm would give these rows in training. It costs no privacy and may be repeated as
-    the weights change. No record of the private data may be among the inputs.
+    One forward pass: each layer takes the mean and variance of what reaches it, then normalises by
+    them, so that the next one sees what torch's BatchNorm would give these rows in training. It
+    costs no privacy and may be repeated as the weights change. No record of the private data may be
+    among the inputs.
 
     >>> layer = FrozenBatchNorm(1)
     >>> fit_statistics(layer, torch.tensor([[1.0], [3.0]]))
     >>> layer.running_mean, layer.running_var
     (tensor([2.]), tensor([1.]))
     """
-    handles = [module.register_forward_pre_hook(_fit) for module in model.modules()
-               if isinstance(module, FrozenBatchNorm)]
+    handles = [
+        module.register_forward_pre_hook(_fit)
+        for module in model.modules()
+        if isinstance(module, FrozenBatchNorm)
+    ]
     try:
         model(*inputs)
     finally:
@@ -164,10 +198,12 @@ def _fit(layer: FrozenBatchNorm, inputs: tuple[Any, ...]) -> None:
 
 
 def _moments(distances: torch.Tensor) -> torch.Tensor:
-    """Return the means of s and s² − 1 over the positions of each record and channel: [records, 2, channels].
+    """Return the means of s and s² − 1 over the positions of each record and channel: [records, 2,
+    channels].
 
-    The two numbers of a channel are shortened together to a length of at most ``_FAR``: a channel that is far off would
-    otherwise use up the whole bound of its record, and the others would learn nothing until it has come near.
+    The two numbers of a channel are shortened together to a length of at most ``_FAR``: a channel
+    that is far off would otherwise use up the whole bound of its record, and the others would learn
+    nothing until it has come near.
     """
     s = distances.float().reshape(*distances.shape[:2], -1)
     pairs = torch.stack([s.mean(2), s.square().mean(2) - 1], dim=1)

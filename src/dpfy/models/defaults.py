@@ -1,6 +1,5 @@
 """Which network and which public settings suit a data set at ε ≈ 3."""
 
-
 from pathlib import Path
 
 import torch
@@ -12,8 +11,9 @@ from dpfy.data.text import DIMENSION, VOCABULARY, has_glove
 from dpfy.errors import InvalidArgument
 from dpfy.models.networks import cifar_cnn, digits_mlp, mlp, mnist_cnn, review_classifier
 
-# Chosen on splits of the training data of the public benchmarks, except that Fashion-MNIST has MNIST's settings and
-# CIFAR-10 is untuned. On private data such a choice would be a release of its own, hence these constants.
+# Chosen on splits of the training data of the public benchmarks, except that Fashion-MNIST has
+# MNIST's settings and CIFAR-10 is untuned. On private data such a choice would be a release of its
+# own, hence these constants.
 _RECOMMENDED: dict[str, dict[str, float]] = {
     "digits": {"epochs": 40, "batch_size": 960, "clip": 1.0, "lr": 0.25, "momentum": 0.9},
     "mnist": {"epochs": 5, "batch_size": 1024, "clip": 0.1, "lr": 4.0, "momentum": 0.9},
@@ -25,9 +25,11 @@ _RECOMMENDED: dict[str, dict[str, float]] = {
 
 
 def default_model(source: DataSource, data_dir: str | Path | None = None) -> nn.Module:
-    """Return an untrained network that suits the data set; ``data_dir`` is where GloVe is looked for.
+    """Return an untrained network that suits the data set; ``data_dir`` is where GloVe is looked
+    for.
 
-    Reviews are embedded by frozen GloVe vectors, or by frozen random ones, which are worse, where there is no GloVe.
+    Reviews are embedded by frozen GloVe vectors, or by frozen random ones, which are worse, where
+    there is no GloVe.
 
     >>> from dpfy.data import load
     >>> sum(p.numel() for p in default_model(load("digits")).parameters())
@@ -41,15 +43,20 @@ def default_model(source: DataSource, data_dir: str | Path | None = None) -> nn.
         case "cifar-10":
             return cifar_cnn(source.classes)
         case "imdb":
-            return review_classifier(_word_vectors(source.vocabulary or VOCABULARY, data_dir), source.classes)
+            return review_classifier(
+                _word_vectors(source.vocabulary or VOCABULARY, data_dir), source.classes
+            )
         case "adult":
             return mlp(source.input_shape[0], source.classes)
-    raise InvalidArgument(f"No network is known for the data set {source.name!r}; give a model of your own. There "
-                          f"is one for {', '.join(_RECOMMENDED)}.")
+    raise InvalidArgument(
+        f"No network is known for the data set {source.name!r}; give a model of your own. There is "
+        f"one for {', '.join(_RECOMMENDED)}."
+    )
 
 
 def recommended(name: str) -> dict[str, float]:
-    """Return public hyper-parameters for a data set at ε ≈ 3: epochs, batch_size, clip, lr and momentum of SGD.
+    """Return public hyper-parameters for a data set at ε ≈ 3: epochs, batch_size, clip, lr and
+    momentum of SGD.
 
     >>> sorted(recommended("mnist"))
     ['batch_size', 'clip', 'epochs', 'lr', 'momentum']
@@ -58,4 +65,6 @@ def recommended(name: str) -> dict[str, float]:
 
 
 def _word_vectors(vocabulary: int, data_dir: str | Path | None) -> torch.Tensor:
-    return glove(data_dir, vocabulary) if has_glove(data_dir) else torch.randn(vocabulary, DIMENSION)
+    return (
+        glove(data_dir, vocabulary) if has_glove(data_dir) else torch.randn(vocabulary, DIMENSION)
+    )

@@ -1,8 +1,10 @@
-"""Small networks that suit DP-SGD: few parameters, bounded activations, every example treated alone.
+"""Small networks that suit DP-SGD: few parameters, bounded activations, every example treated
+alone.
 
-All but the recurrent one, whose kernels torch cannot vectorise, run under ``torch.func.vmap``; none has BatchNorm or
-another state that examples share. Bounded activations keep gradients near the clip bound, where clipping loses least
-(Papernot et al. 2021, "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", §3).
+All but the recurrent one, whose kernels torch cannot vectorise, run under ``torch.func.vmap``; none
+has BatchNorm or another state that examples share. Bounded activations keep gradients near the clip
+bound, where clipping loses least (Papernot et al. 2021, "Tempered Sigmoid Activations for Deep
+Learning with Differential Privacy", §3).
 """
 
 from collections.abc import Callable
@@ -25,7 +27,8 @@ class TemperedSigmoid(nn.Module):
     >>> TemperedSigmoid()(torch.tensor([-9.0, 0.0, 1.0]))
     tensor([-1.0000,  0.0000,  0.7616])
 
-    Reference: N. Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, 2021.
+    Reference: N. Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential
+    Privacy, 2021.
     """
 
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
@@ -43,7 +46,8 @@ class TemperedSigmoid(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Subtract a constant and scale each example to a fixed L2 norm, by itself: nothing is learnt from other examples.
+    """Subtract a constant and scale each example to a fixed L2 norm, by itself: nothing is learnt
+    from other examples.
 
     Equal input norms let one learning rate and one clip bound suit every example.
 
@@ -80,23 +84,35 @@ def digits_mlp(classes: int = 10) -> nn.Sequential:
 
 
 def mnist_cnn(classes: int = 10, activation: Activation = nn.Tanh) -> nn.Sequential:
-    """The network for 28×28 grey images (Papernot et al. 2021, Table 1), with tanh unless told otherwise.
+    """The network for 28×28 grey images (Papernot et al. 2021, Table 1), with tanh unless told
+    otherwise.
 
     >>> mnist_cnn()(torch.rand(5, 1, 28, 28)).shape
     torch.Size([5, 10])
     """
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, stride=2, padding=2), activation(), nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2), activation(), nn.MaxPool2d(2, stride=1), nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 32), activation(), nn.Linear(32, classes))
+        nn.Conv2d(1, 16, 8, stride=2, padding=2),
+        activation(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        activation(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 32),
+        activation(),
+        nn.Linear(32, classes),
+    )
 
 
-def cifar_cnn(classes: int = 10, activation: Activation = nn.Tanh, readout: str = "mean") -> nn.Sequential:
+def cifar_cnn(
+    classes: int = 10, activation: Activation = nn.Tanh, readout: str = "mean"
+) -> nn.Sequential:
     """The network for 32×32 RGB images, with tanh unless told otherwise.
 
-    ``readout="mean"`` has average pooling, two more convolutions and the mean over what is left of the image (Papernot
-    et al. 2021, Table 2). ``readout="linear"`` is the form that Tramèr and Boneh 2021 (Table 7) corrected it to, which
-    results at large sampling rates are for (Dörmann et al. 2021): max pooling, and two linear layers.
+    ``readout="mean"`` has average pooling, two more convolutions and the mean over what is left of
+    the image (Papernot et al. 2021, Table 2). ``readout="linear"`` is the form that Tramèr and
+    Boneh 2021 (Table 7) corrected it to, which results at large sampling rates are for (Dörmann et
+    al. 2021): max pooling, and two linear layers.
 
     >>> cifar_cnn(readout="linear")(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -105,19 +121,33 @@ def cifar_cnn(classes: int = 10, activation: Activation = nn.Tanh, readout: str 
     layers: list[nn.Module] = []
     channels = 3
     for width in (32, 64, 128):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), activation(),
-                   nn.Conv2d(width, width, 3, padding=1), activation(), nn.AvgPool2d(2) if mean else nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1),
+            activation(),
+            nn.Conv2d(width, width, 3, padding=1),
+            activation(),
+            nn.AvgPool2d(2) if mean else nn.MaxPool2d(2),
+        ]
         channels = width
     if mean:
-        return nn.Sequential(*layers, nn.Conv2d(128, 256, 3, padding=1), activation(),
-                             nn.Conv2d(256, classes, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 128), activation(), nn.Linear(128, classes))
+        return nn.Sequential(
+            *layers,
+            nn.Conv2d(128, 256, 3, padding=1),
+            activation(),
+            nn.Conv2d(256, classes, 3, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 128), activation(), nn.Linear(128, classes)
+    )
 
 
 class FrozenEmbedding(nn.Module):
     """The fixed vectors of an example's tokens; that of padding, token 0, is zero.
 
-    The table is a buffer and not a parameter: it is saved with the model, and no gradient or noise reaches it.
+    The table is a buffer and not a parameter: it is saved with the model, and no gradient or noise
+    reaches it.
 
     >>> FrozenEmbedding(torch.eye(2))(torch.tensor([[0, 1]]))
     tensor([[[0., 0.],
@@ -129,8 +159,10 @@ class FrozenEmbedding(nn.Module):
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
         if table.ndim != 2 or not table.is_floating_point():
-            raise InvalidArgument(f"Expected a table of shape (vocabulary, dimension) with floating-point numbers, got "
-                                  f"shape {tuple(table.shape)} and {table.dtype}.")
+            raise InvalidArgument(
+                "Expected a table of shape (vocabulary, dimension) with floating-point numbers, "
+                f"got shape {tuple(table.shape)} and {table.dtype}."
+            )
         table = table.clone()
         table[0] = 0
         self.register_buffer("table", table)
@@ -157,22 +189,26 @@ class MeanEmbedding(FrozenEmbedding):
 def review_classifier(table: torch.Tensor, classes: int = 2, hidden: int = 64) -> nn.Sequential:
     """The mean of frozen word vectors, normalised, and one hidden layer on top.
 
-    The vectors are standardised over the table, which is public: they share a large common part, which would otherwise
-    fill most of each example's norm and say nothing.
+    The vectors are standardised over the table, which is public: they share a large common part,
+    which would otherwise fill most of each example's norm and say nothing.
 
     >>> review_classifier(torch.randn(1000, 100))(torch.ones(5, 256, dtype=torch.int64)).shape
     torch.Size([5, 2])
     """
-    return nn.Sequential(MeanEmbedding(_standardized(table)), Normalize(norm=8.0),
-                         *mlp(table.shape[1], classes, hidden))
+    return nn.Sequential(
+        MeanEmbedding(_standardized(table)),
+        Normalize(norm=8.0),
+        *mlp(table.shape[1], classes, hidden),
+    )
 
 
 class LastStates(nn.Module):
-    """A bidirectional LSTM layer that returns the last hidden states of both directions, side by side.
+    """A bidirectional LSTM layer that returns the last hidden states of both directions, side by
+    side.
 
-    It starts as Keras starts it: orthogonal recurrent weights, Glorot's for the inputs, and forget gates that are open.
-    Of torch's two biases, whose sum is all that counts, one stays zero and is not trained: it would be noised for
-    nothing.
+    It starts as Keras starts it: orthogonal recurrent weights, Glorot's for the inputs, and forget
+    gates that are open. Of torch's two biases, whose sum is all that counts, one stays zero and is
+    not trained: it would be noised for nothing.
 
     >>> LastStates(features=8, units=4)(torch.zeros(5, 80, 8)).shape
     torch.Size([5, 8])
@@ -189,7 +225,9 @@ class LastStates(nn.Module):
             else:
                 nn.init.zeros_(parameter).requires_grad_(name.startswith("bias_ih"))
                 if parameter.requires_grad:
-                    nn.init.ones_(parameter.detach()[units : 2 * units])  # of the forget gate: the second of four
+                    nn.init.ones_(
+                        parameter.detach()[units : 2 * units]
+                    )  # of the forget gate: the second of four
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
         """Return 2·units numbers per sequence of shape (time, features)."""
@@ -197,24 +235,37 @@ class LastStates(nn.Module):
         return hidden.transpose(0, 1).flatten(1)
 
 
-def review_lstm(table: torch.Tensor, classes: int = 2, activation: Activation = nn.ReLU) -> nn.Sequential:
-    """The recurrent network for reviews: frozen word vectors, then layers of 32, 2×32 (LSTM), 16 and ``classes`` units.
+def review_lstm(
+    table: torch.Tensor, classes: int = 2, activation: Activation = nn.ReLU
+) -> nn.Sequential:
+    """The recurrent network for reviews: frozen word vectors, then layers of 32, 2×32 (LSTM), 16
+    and ``classes`` units.
 
-    The paper's reviews have 80 tokens from a vocabulary of 20 000 (``dpfy.data.imdb(vocabulary=20_000, length=80)``)
-    and GloVe's vectors of 100 numbers; it takes ReLU for DPIS and DP-SGD and tanh beside tempered sigmoids.
+    The paper's reviews have 80 tokens from a vocabulary of 20 000
+    (``dpfy.data.imdb(vocabulary=20_000, length=80)``) and GloVe's vectors of 100 numbers; it takes
+    ReLU for DPIS and DP-SGD and tanh beside tempered sigmoids.
 
     >>> review_lstm(torch.randn(1000, 100))(torch.ones(5, 80, dtype=torch.int64)).shape
     torch.Size([5, 2])
 
-    Reference: J. Wei et al., DPIS: An Enhanced Mechanism for Differentially Private SGD with Importance Sampling, 2022,
-    Table 1.
+    Reference: J. Wei et al., DPIS: An Enhanced Mechanism for Differentially Private SGD with
+    Importance Sampling, 2022, Table 1.
     """
-    return nn.Sequential(FrozenEmbedding(table), nn.Linear(table.shape[1], 32), activation(), LastStates(32, 32),
-                         nn.Linear(64, 16), activation(), nn.Linear(16, classes))
+    return nn.Sequential(
+        FrozenEmbedding(table),
+        nn.Linear(table.shape[1], 32),
+        activation(),
+        LastStates(32, 32),
+        nn.Linear(64, 16),
+        activation(),
+        nn.Linear(16, classes),
+    )
 
 
 def _standardized(table: torch.Tensor) -> torch.Tensor:
-    """Mean zero and variance one in every dimension, over the words that have a vector; the others stay zero."""
+    """Mean zero and variance one in every dimension, over the words that have a vector; the others
+    stay zero.
+    """
     known = table.any(dim=1)
     vectors = table[known]
     scaled = torch.zeros_like(table)

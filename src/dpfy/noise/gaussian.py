@@ -18,13 +18,13 @@ from dpfy.noise.vector import Piece, Vector
 class LatticeGaussian:
     """A stream of independent Gaussian noise on a lattice.
 
-    *Formal guarantee.* ``add_noise`` returns s + round_g(n) for s on the lattice gℤ, where n has independent real
-    N(0, stddev²) coordinates, to the last bit: no float of the noise is released, the tail has no end and no holes,
-    and the numerical δ is zero. As s is on the lattice this is round_g(s + n), that is, post-processing of the real
-    Gaussian mechanism.
+    *Formal guarantee.* ``add_noise`` returns s + round_g(n) for s on the lattice gℤ, where n has
+    independent real N(0, stddev²) coordinates, to the last bit: no float of the noise is released,
+    the tail has no end and no holes, and the numerical δ is zero. As s is on the lattice this is
+    round_g(s + n), that is, post-processing of the real Gaussian mechanism.
 
-    *Assumes* that the stream is uniform, and that the float64 ``exp`` of numpy and of the C library errs by less than
-    2⁻⁴⁰ of its value (the tests compare them with 200-bit arithmetic).
+    *Assumes* that the stream is uniform, and that the float64 ``exp`` of numpy and of the C library
+    errs by less than 2⁻⁴⁰ of its value (the tests compare them with 200-bit arithmetic).
 
     >>> noise = LatticeGaussian(SecureStream(insecure_test_key=1))
     >>> step = 2.0**-28
@@ -46,11 +46,12 @@ class LatticeGaussian:
         return self._stream.key_source
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next release on another thread, if torch leaves a core to do so.
+        """Begin to draw the noise of the next release on another thread, if torch leaves a core to
+        do so.
 
-        It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never: for another number of
-        values, another ``stddev / grid`` or a stream that was refreshed since, fresh noise is drawn. A fork leaves it
-        to the parent.
+        It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never:
+        for another number of values, another ``stddev / grid`` or a stream that was refreshed
+        since, fresh noise is drawn. A fork leaves it to the parent.
         """
         if stddev != 0:
             spread, _ = _columns(stddev, grid)
@@ -60,12 +61,15 @@ class LatticeGaussian:
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
 
-        ``values`` are multiples of ``grid`` already, or are rounded to them here: the low bits of a value between
-        lattice points would pass through any noise. No rounding error can leak: IEEE addition is a function of the
-        exact lattice sum, which is exact below 2⁵¹ steps. A ``stddev`` of zero adds nothing.
+        ``values`` are multiples of ``grid`` already, or are rounded to them here: the low bits of a
+        value between lattice points would pass through any noise. No rounding error can leak: IEEE
+        addition is a function of the exact lattice sum, which is exact below 2⁵¹ steps. A
+        ``stddev`` of zero adds nothing.
         """
         if values.dtype != torch.float64:
-            raise InvalidArgument(f"Expected values of dtype torch.float64, got {values.dtype}. Sum in float64.")
+            raise InvalidArgument(
+                f"Expected values of dtype torch.float64, got {values.dtype}. Sum in float64."
+            )
         raw = values.detach()
         if stddev == 0:
             round_to_lattice(raw, grid)
@@ -76,24 +80,40 @@ class LatticeGaussian:
             raw.copy_(flat.view(values.shape))
         return values
 
-    def release(self, sums: Sequence[torch.Tensor], factors: Sequence[float], outs: Sequence[torch.Tensor],
-                stddev: float, grid: float) -> None:
-        """Add fresh noise to the sums as if they were one vector, and write each times its factor to one of ``outs``.
+    def release(
+        self,
+        sums: Sequence[torch.Tensor],
+        factors: Sequence[float],
+        outs: Sequence[torch.Tensor],
+        stddev: float,
+        grid: float,
+    ) -> None:
+        """Add fresh noise to the sums as if they were one vector, and write each times its factor
+        to one of ``outs``.
 
-        One walk over memory does both. Float64 sums without gaps are overwritten by what is released; sums in float32,
-        which float64 holds exactly, stay as they are, unless they are among ``outs``. These have no gaps.
+        One walk over memory does both. Float64 sums without gaps are overwritten by what is
+        released; sums in float32, which float64 holds exactly, stay as they are, unless they are
+        among ``outs``. These have no gaps.
         """
-        flat = [(each.detach().reshape(-1).contiguous(), factor, out.view(-1))
-                for each, factor, out in zip(sums, factors, outs, strict=True)]
+        flat = [
+            (each.detach().reshape(-1).contiguous(), factor, out.view(-1))
+            for each, factor, out in zip(sums, factors, outs, strict=True)
+        ]
         for each, _, out in flat:
-            if len(each) != len(out):  # what is left of an output would be whatever was in its memory
-                raise InvalidArgument(f"Expected an output of {len(each)} numbers, as the sum has, got {len(out)}.")
+            if len(each) != len(
+                out
+            ):  # what is left of an output would be whatever was in its memory
+                raise InvalidArgument(
+                    f"Expected an output of {len(each)} numbers, as the sum has, got {len(out)}."
+                )
         if stddev == 0:
             for each, factor, out in flat:
                 out.copy_(round_to_lattice(each.double(), grid) * factor)
             return
         begins = accumulate((len(each) for each, _, _ in flat), initial=0)
-        self._add_to([Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)], stddev, grid)
+        self._add_to(
+            [Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)], stddev, grid
+        )
 
     def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
         """Add fresh noise to one vector."""
@@ -109,7 +129,9 @@ class LatticeGaussian:
         tensor([-17,  -8,  -4,   7])
         """
         _validate.count("count", count, minimum=0)
-        return self.add_noise(torch.zeros(count, dtype=torch.float64), stddev=scale, grid=1.0).long()
+        return self.add_noise(
+            torch.zeros(count, dtype=torch.float64), stddev=scale, grid=1.0
+        ).long()
 
     def close(self) -> None:
         """End the thread of :meth:`prefetch` and free its memory."""
@@ -125,7 +147,9 @@ class LatticeGaussian:
 
 
 def _columns(stddev: float, grid: float) -> tuple[float, float]:
-    """Return the standard deviation in columns of the cover, from 32 to 64 of them, and the size of a cell."""
+    """Return the standard deviation in columns of the cover, from 32 to 64 of them, and the size of
+    a cell.
+    """
     scale = steps_per_stddev(stddev, grid)
     column = math.ldexp(1.0, math.frexp(scale)[1] - 6)
     return scale / column, math.ldexp(column * grid, -CELL_BITS)

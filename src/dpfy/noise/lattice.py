@@ -10,8 +10,12 @@ import torch
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 
-_STEPS_PER_STDDEV = 28  # log2; rounding d coordinates moves a sum by √d·g/2, which for d = 10^8 is 2e-5 of the noise
-_SMALLEST, _LARGEST = 2.0**-900, 2.0**900  # no step, product or quotient under- or overflows between them
+# log2; rounding d coordinates moves a sum by √d·g/2, which for d = 10^8 is 2e-5 of the noise
+_STEPS_PER_STDDEV = 28
+_SMALLEST, _LARGEST = (
+    2.0**-900,
+    2.0**900,
+)  # no step, product or quotient under- or overflows between them
 
 Vector = TypeVar("Vector", torch.Tensor, npt.NDArray[np.float64])
 
@@ -19,7 +23,8 @@ Vector = TypeVar("Vector", torch.Tensor, npt.NDArray[np.float64])
 def lattice_step(stddev: float) -> float:
     """Return the power of two, between 2⁻²⁹ and 2⁻²⁸ of ``stddev``, whose multiples are released.
 
-    It depends on the declared noise alone, never on the values, so the lattice is fixed before the data is seen.
+    It depends on the declared noise alone, never on the values, so the lattice is fixed before the
+    data is seen.
 
     >>> lattice_step(1.0) == lattice_step(1.99) == 2.0**-28
     True
@@ -32,16 +37,19 @@ def steps_per_stddev(stddev: float, grid: float) -> float:
     """Return ``stddev / grid``, which is exact because ``grid`` is a power of two."""
     _validate.real("stddev", stddev, _SMALLEST, _LARGEST)
     if not 2.0**-100 <= stddev / _power_of_two(grid) <= 2.0**32:
-        raise InvalidArgument(f"Expected grid={grid!r} between 2^-32 and 2^100 times stddev={stddev!r}. "
-                              "Use lattice_step(stddev).")
+        raise InvalidArgument(
+            f"Expected grid={grid!r} between 2^-32 and 2^100 times stddev={stddev!r}. Use "
+            "lattice_step(stddev)."
+        )
     return stddev / grid
 
 
 def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     """Round float64 ``values`` in place to the nearest multiples of the power of two ``grid``.
 
-    Near 1.5·2⁵² steps neighbouring doubles are one step apart, so adding and subtracting that number rounds to the
-    nearest multiple, by at most ``grid / 2``. Values beyond 2⁵¹ steps are rounded as the doubles at that distance are.
+    Near 1.5·2⁵² steps neighbouring doubles are one step apart, so adding and subtracting that
+    number rounds to the nearest multiple, by at most ``grid / 2``. Values beyond 2⁵¹ steps are
+    rounded as the doubles at that distance are.
 
     >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
     tensor([ 0.2500, -0.7500], dtype=torch.float64)
@@ -51,9 +59,11 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
 
 
 def add_on_lattice(values: Vector, noise: Vector, unit: float, grid: float) -> Vector:
-    """Round ``values`` to the lattice in place, and then the sum with ``unit · noise``, which is overwritten.
+    """Round ``values`` to the lattice in place, and then the sum with ``unit · noise``, which is
+    overwritten.
 
-    The second addition is rounded as the first is: to the lattice, from the exact sum, whatever its size.
+    The second addition is rounded as the first is: to the lattice, from the exact sum, whatever its
+    size.
 
     >>> add_on_lattice(torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64), 1.0, 0.25)
     tensor([0.5000], dtype=torch.float64)
@@ -74,5 +84,7 @@ def far_from_zero(grid: float) -> float:
 def _power_of_two(grid: float) -> float:
     _validate.real("grid", grid, _SMALLEST * 2.0**-100, _LARGEST * 2.0**100)
     if math.frexp(grid)[0] != 0.5:
-        raise InvalidArgument(f"Expected grid={grid!r} to be a power of two. Use lattice_step(stddev).")
+        raise InvalidArgument(
+            f"Expected grid={grid!r} to be a power of two. Use lattice_step(stddev)."
+        )
     return grid

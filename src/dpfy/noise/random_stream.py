@@ -1,4 +1,6 @@
-"""The only source of randomness for noise and sampling: a cipher's key stream, keyed by the operating system."""
+"""The only source of randomness for noise and sampling: a cipher's key stream, keyed by the
+operating system.
+"""
 
 import hashlib
 import os
@@ -19,7 +21,9 @@ Purpose = Literal["noise", "sampling", "training"]
 Words = npt.NDArray[np.uint64]
 
 _PURPOSES = ("noise", "sampling", "training")
-_ZEROS = bytes(1 << 16)  # encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible
+_ZEROS = bytes(
+    1 << 16
+)  # encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible
 _forks = 0
 _leaving = threading.Lock()  # of threads of a child that find a stream of the parent
 
@@ -33,7 +37,9 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 def this_process() -> tuple[int, int]:
-    """Return what tells this process from its forks; the count catches a process id that was used before."""
+    """Return what tells this process from its forks; the count catches a process id that was used
+    before.
+    """
     return os.getpid(), _forks
 
 
@@ -48,7 +54,9 @@ def _has_aes_instructions() -> bool:
 
 
 class KeyStream:
-    """The words of the cipher under a key; those of different numbers are different parts of its key stream."""
+    """The words of the cipher under a key; those of different numbers are different parts of its
+    key stream.
+    """
 
     def __init__(self, key: bytes, number: int = 0) -> None:
         own = number.to_bytes(8, "big")
@@ -61,8 +69,8 @@ class KeyStream:
         """Overwrite the contiguous array ``out`` with fresh words."""
         target = out.data.cast("B")
         for start in range(0, len(target), len(_ZEROS)):
-            block = target[start:start + len(_ZEROS)]
-            self._cipher.update_into(_ZEROS[:len(block)], block)
+            block = target[start : start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[: len(block)], block)
 
     def words(self, count: int) -> Words:
         """Return ``count`` fresh words."""
@@ -73,20 +81,23 @@ class KeyStream:
 
 
 class SecureStream(KeyStream):
-    """An endless stream of uniform 64-bit words that nobody without the key can tell from coin flips.
+    """An endless stream of uniform 64-bit words that nobody without the key can tell from coin
+    flips.
 
-    *Formal guarantee.* The words are the key stream of AES-256-CTR (ChaCha20 where the processor has no AES
-    instructions) under a key of 256 bits that the operating system drew for this object in this process. After a fork
-    the child draws another key. A stream cannot be copied, pickled or saved, so no word is ever emitted twice. Copies
-    of the whole machine, such as a snapshot that is restored twice, share words until the next :meth:`refresh`; a run
-    calls it at the beginning of every step.
+    *Formal guarantee.* The words are the key stream of AES-256-CTR (ChaCha20 where the processor
+    has no AES instructions) under a key of 256 bits that the operating system drew for this object
+    in this process. After a fork the child draws another key. A stream cannot be copied, pickled or
+    saved, so no word is ever emitted twice. Copies of the whole machine, such as a snapshot that is
+    restored twice, share words until the next :meth:`refresh`; a run calls it at the beginning of
+    every step.
 
-    *Assumes* that the cipher is a pseudo-random function and that ``os.urandom`` is unpredictable: the differential
-    privacy of what is built on it is computational in this sense.
+    *Assumes* that the cipher is a pseudo-random function and that ``os.urandom`` is unpredictable:
+    the differential privacy of what is built on it is computational in this sense.
 
-    ``insecure_test_key`` makes a stream reproducible and everything drawn from it *not private*; the streams of
-    different purposes differ also under the same test key. A forked child of such a stream is keyed by the operating
-    system, since replaying the parent's words would be worse than not being reproducible.
+    ``insecure_test_key`` makes a stream reproducible and everything drawn from it *not private*;
+    the streams of different purposes differ also under the same test key. A forked child of such a
+    stream is keyed by the operating system, since replaying the parent's words would be worse than
+    not being reproducible.
 
     >>> SecureStream().key_source
     'operating system'
@@ -94,16 +105,22 @@ class SecureStream(KeyStream):
     array([14334699503775572441,   597653164674997877], dtype=uint64)
     """
 
-    def __init__(self, insecure_test_key: int | bytes | None = None, purpose: Purpose = "noise") -> None:
+    def __init__(
+        self, insecure_test_key: int | bytes | None = None, purpose: Purpose = "noise"
+    ) -> None:
         self.purpose: Purpose = purpose
         _validate.choice("purpose", purpose, _PURPOSES)
         self._insecure = insecure_test_key is not None
         self.generation = 0
-        self._start(os.urandom(32) if insecure_test_key is None else _test_secret(insecure_test_key))
+        self._start(
+            os.urandom(32) if insecure_test_key is None else _test_secret(insecure_test_key)
+        )
 
     @property
     def key_source(self) -> str:
-        """Where the key came from; anything but ``"operating system"`` means that nothing here is private."""
+        """Where the key came from; anything but ``"operating system"`` means that nothing here is
+        private.
+        """
         return "insecure test key" if self._insecure else "operating system"
 
     def fill(self, out: Words) -> None:
@@ -115,12 +132,13 @@ class SecureStream(KeyStream):
     def refresh(self) -> None:
         """Go on under a new key, from the old stream, the operating system and the clock.
 
-        *Formal guarantee*: two copies of a stream share no word after it if the operating system gives them other
-        bytes, or if they call it at another nanosecond. Whoever knows one of the old key and the new bytes, but not
-        both, knows nothing of the new key; nor does the new key tell the old one. A stream with a test key stays as it
-        is.
+        *Formal guarantee*: two copies of a stream share no word after it if the operating system
+        gives them other bytes, or if they call it at another nanosecond. Whoever knows one of the
+        old key and the new bytes, but not both, knows nothing of the new key; nor does the new key
+        tell the old one. A stream with a test key stays as it is.
 
-        The clock is for machines whose generator was restored with the rest and has not been reseeded since.
+        The clock is for machines whose generator was restored with the rest and has not been
+        reseeded since.
         """
         if self._insecure:
             return
@@ -138,7 +156,9 @@ class SecureStream(KeyStream):
         return child
 
     def parts(self) -> "Parts":
-        """Return streams for the parts of one vector, under a key that is drawn from this stream."""
+        """Return streams for the parts of one vector, under a key that is drawn from this
+        stream.
+        """
         return Parts(self.words(4).tobytes())
 
     def _leave_parent(self) -> None:
@@ -157,15 +177,17 @@ class SecureStream(KeyStream):
         super().__init__(hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest())
 
     def __reduce_ex__(self, protocol: object) -> Never:
-        raise InvalidArgument("A SecureStream cannot be copied, pickled or saved: two copies would emit the same "
-                              "noise, and their difference is free of it. Make a new stream where one is needed.")
+        raise InvalidArgument(
+            "A SecureStream cannot be copied, pickled or saved: two copies would emit the same "
+            "noise, and their difference is free of it. Make a new stream where one is needed."
+        )
 
 
 class Parts:
     """Streams under one key, told apart by number, that any thread may read in any order.
 
-    Whoever reads the stream of a number again reads the same words: they are for one part of one vector, which is used
-    once. A forked child has another key.
+    Whoever reads the stream of a number again reads the same words: they are for one part of one
+    vector, which is used once. A forked child has another key.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -177,17 +199,24 @@ class Parts:
 
     @property
     def aes_key(self) -> bytes | None:
-        """The key of AES-256, for whoever reads streams elsewhere: that of a number begins at 2⁶⁴ times its block."""
+        """The key of AES-256, for whoever reads streams elsewhere: that of a number begins at 2⁶⁴
+        times its block.
+        """
         return self._own_key() if _HAS_AES else None
 
     def _own_key(self) -> bytes:
         if self._process != this_process():
-            self._key, self._process = os.urandom(32), this_process()  # in this order: other threads go by the process
+            self._key, self._process = (
+                os.urandom(32),
+                this_process(),
+            )  # in this order: other threads go by the process
         return self._key
 
     def __reduce_ex__(self, protocol: object) -> Never:
-        raise InvalidArgument("The streams of a vector cannot be copied, pickled or saved: two copies would emit the "
-                              "same noise.")
+        raise InvalidArgument(
+            "The streams of a vector cannot be copied, pickled or saved: two copies would emit the "
+            "same noise."
+        )
 
 
 _HAS_AES = _has_aes_instructions()
@@ -203,6 +232,8 @@ def _test_secret(key: int | bytes) -> bytes:
 def require_purpose(stream: SecureStream, purpose: Purpose) -> SecureStream:
     """Return ``stream`` if it was made for ``purpose``: noise and sampling never share words."""
     if stream.purpose != purpose:
-        raise InvalidArgument(f"Expected a stream with purpose={purpose!r}, got one for {stream.purpose!r}. "
-                              f"Pass SecureStream(purpose={purpose!r}).")
+        raise InvalidArgument(
+            f"Expected a stream with purpose={purpose!r}, got one for {stream.purpose!r}. Pass "
+            f"SecureStream(purpose={purpose!r})."
+        )
     return stream

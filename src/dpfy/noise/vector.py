@@ -14,8 +14,9 @@ from dpfy.noise.rejection_table import Floats
 class Piece:
     """Coordinates from ``begin`` on, in one dimension.
 
-    Sums in float64 are overwritten by what is released; those in float32, which float64 holds exactly, stay as they
-    are, unless ``out`` is their memory. What is released times a public factor goes to ``out``, if there is one.
+    Sums in float64 are overwritten by what is released; those in float32, which float64 holds
+    exactly, stay as they are, unless ``out`` is their memory. What is released times a public
+    factor goes to ``out``, if there is one.
     """
 
     begin: int
@@ -32,7 +33,9 @@ class Piece:
         """Add noise to some numbers of the piece; it may be overwritten."""
         values = self.sums[some].double()
         if values.is_cpu:
-            with np.errstate(all="ignore"):  # what is too large becomes infinite, as everywhere in training
+            with np.errstate(
+                all="ignore"
+            ):  # what is too large becomes infinite, as everywhere in training
                 add_on_lattice(values.numpy(), noise, unit, grid)
         else:
             add_on_lattice(values, torch.from_numpy(noise).to(values.device), unit, grid)
@@ -42,7 +45,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Vector:
-    """Pieces one after the other; noise is in units of ``unit``, and results are on the lattice of step ``grid``."""
+    """Pieces one after the other; noise is in units of ``unit``, and results are on the lattice of
+    step ``grid``.
+    """
 
     pieces: Sequence[Piece]
     unit: float
@@ -62,5 +67,9 @@ class Vector:
         for piece in self.pieces:
             first, last = max(start, piece.begin), min(start + len(noise), piece.end)
             if first < last:
-                piece.add(slice(first - piece.begin, last - piece.begin), noise[first - start:last - start], self.unit,
-                          self.grid)
+                piece.add(
+                    slice(first - piece.begin, last - piece.begin),
+                    noise[first - start : last - start],
+                    self.unit,
+                    self.grid,
+                )

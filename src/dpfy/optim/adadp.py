@@ -12,17 +12,18 @@ from dpfy import _validate
 class ADADP(torch.optim.Optimizer):
     """Gradient descent whose learning rate η follows the error of its own steps.
 
-    Two calls of :meth:`step` are one iteration. The first goes half a step, θ½ = θ − η/2·G₁; the second, with the
-    gradient G₂ of another sample at θ½, arrives at θ̂ = θ½ − η/2·G₂. One whole step would have arrived at θ¹ = θ − ηG₁,
-    so ``err = ‖(θ¹ − θ̂)/max(1, |θ¹|)‖₂`` says how wrong steps of this length are. θ̂ is kept if err is at most
-    ``tolerance``; else the parameters go back to θ. Either way η is multiplied by tolerance/err, within [``least``,
-    ``most``].
+    Two calls of :meth:`step` are one iteration. The first goes half a step, θ½ = θ − η/2·G₁; the
+    second, with the gradient G₂ of another sample at θ½, arrives at θ̂ = θ½ − η/2·G₂. One whole
+    step would have arrived at θ¹ = θ − ηG₁, so ``err = ‖(θ¹ − θ̂)/max(1, |θ¹|)‖₂`` says how wrong
+    steps of this length are. θ̂ is kept if err is at most ``tolerance``; else the parameters go
+    back to θ. Either way η is multiplied by tolerance/err, within [``least``, ``most``].
 
-    *Formal guarantee*: post-processing of released gradients. An iteration is two releases, whether it is kept or not:
-    the events are those of the plan.
+    *Formal guarantee*: post-processing of released gradients. An iteration is two releases, whether
+    it is kept or not: the events are those of the plan.
 
-    *Assumes* plain descent: a momentum would make θ¹ and θ̂ differ for other reasons, so there is none. ``lr`` is where
-    η begins; a scheduler that changes ``lr`` multiplies what was found. Every release in between replaces the gradient.
+    *Assumes* plain descent: a momentum would make θ¹ and θ̂ differ for other reasons, so there is
+    none. ``lr`` is where η begins; a scheduler that changes ``lr`` multiplies what was found. Every
+    release in between replaces the gradient.
 
     >>> weight = torch.nn.Parameter(torch.tensor([4.0]))
     >>> opt = ADADP([weight], lr=0.5, tolerance=1.0)
@@ -32,17 +33,34 @@ class ADADP(torch.optim.Optimizer):
     >>> weight.item(), opt.learning_rate  # err is 0.5/2, so that η may grow
     (2.25, 0.55)
 
-    Reference: A. Koskela & A. Honkela, Learning Rate Adaptation for Differentially Private Learning, 2020, Algorithm 1.
+    Reference: A. Koskela & A. Honkela, Learning Rate Adaptation for Differentially Private
+    Learning, 2020, Algorithm 1.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float = 0.1, *, tolerance: float = 1.0, least: float = 0.9,
-                 most: float = 1.1) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        *,
+        tolerance: float = 1.0,
+        least: float = 0.9,
+        most: float = 1.1,
+    ) -> None:
         _validate.positive("lr", lr)
         _validate.positive("tolerance", tolerance)
         _validate.real("least", least, 0, 1, open_low=True)
         _validate.real("most", most, 1, math.inf, open_high=True)
-        super().__init__(params, {"lr": lr, "tolerance": tolerance, "least": least, "most": most, "found": 1.0,
-                                  "halfway": False})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "tolerance": tolerance,
+                "least": least,
+                "most": most,
+                "found": 1.0,
+                "halfway": False,
+            },
+        )
 
     @property
     def learning_rate(self) -> float:
@@ -57,7 +75,9 @@ class ADADP(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Go half a step; after the second, keep the whole or go back, and choose the next learning rate."""
+        """Go half a step; after the second, keep the whole or go back, and choose the next learning
+        rate.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -77,7 +97,11 @@ class ADADP(torch.optim.Optimizer):
             rate = group["lr"] * group["found"]
             for parameter in group["params"]:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                self.state[parameter] = {"start": parameter.clone(), "first": gradient.clone(), "rate": rate}
+                self.state[parameter] = {
+                    "start": parameter.clone(),
+                    "first": gradient.clone(),
+                    "rate": rate,
+                }
                 parameter.sub_(gradient, alpha=rate / 2)
 
     def _arrive(self) -> None:
@@ -90,7 +114,9 @@ class ADADP(torch.optim.Optimizer):
             squares += float((error / whole.abs().clamp(min=1.0)).square().sum())
             parameter.sub_(second, alpha=begun["rate"] / 2)
         group = self.param_groups[0]
-        factor, kept = self._judge(math.sqrt(squares), group["tolerance"], group["least"], group["most"])
+        factor, kept = self._judge(
+            math.sqrt(squares), group["tolerance"], group["least"], group["most"]
+        )
         for parameter, begun in self.state.items():
             if not kept:
                 parameter.copy_(begun["start"])
@@ -100,7 +126,9 @@ class ADADP(torch.optim.Optimizer):
 
     @staticmethod
     def _judge(error: float, tolerance: float, least: float, most: float) -> tuple[float, bool]:
-        """The factor of the learning rate, and whether the iteration is kept; an error that is no number is large."""
+        """The factor of the learning rate, and whether the iteration is kept; an error that is no
+        number is large.
+        """
         if math.isnan(error):
             return least, False
         return min(max(tolerance / error if error else math.inf, least), most), error <= tolerance

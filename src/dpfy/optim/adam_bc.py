@@ -12,17 +12,19 @@ from dpfy.errors import InvalidArgument
 class AdamBC(torch.optim.Optimizer):
     """Adam that subtracts the variance of the noise from its second moments.
 
-    Released gradients are g + N(0, σ²), so the running mean v̂ of their squares is too large by the same mean φ̂ of σ².
-    Where noise dominates, √v̂ is about σ for every coordinate and Adam is little more than momentum with a small step.
-    Here parameters move by lr·m̂/√max(v̂ − φ̂, ``floor``).
+    Released gradients are g + N(0, σ²), so the running mean v̂ of their squares is too large by the
+    same mean φ̂ of σ². Where noise dominates, √v̂ is about σ for every coordinate and Adam is
+    little more than momentum with a small step. Here parameters move by lr·m̂/√max(v̂ − φ̂,
+    ``floor``).
 
-    A run tells the optimizer the standard deviation of every gradient that it releases, so that clip bounds, noise and
-    groups may change from step to step. Outside of a run, :meth:`expect_noise` does.
+    A run tells the optimizer the standard deviation of every gradient that it releases, so that
+    clip bounds, noise and groups may change from step to step. Outside of a run,
+    :meth:`expect_noise` does.
 
     *Formal guarantee*: post-processing of released gradients; the noise is public.
 
-    ``floor`` is in units of squared gradients, and limits a step to lr/√floor times m̂. It is the one number to tune:
-    from 1e-8 to 1e-5, or some hundredths of σ² where noise dominates.
+    ``floor`` is in units of squared gradients, and limits a step to lr/√floor times m̂. It is the
+    one number to tune: from 1e-8 to 1e-5, or some hundredths of σ² where noise dominates.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> opt = AdamBC([weight], lr=0.1, floor=1e-8)
@@ -35,8 +37,14 @@ class AdamBC(torch.optim.Optimizer):
     Reference: Q. Tang, F. Shpilevskiy & M. Lécuyer, DP-AdamBC, 2024, Algorithm 1.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), *,
-                 floor: float = 1e-6) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        *,
+        floor: float = 1e-6,
+    ) -> None:
         _validate.positive("lr", lr)
         _validate.positive("floor", floor)
         for beta in betas:
@@ -45,10 +53,14 @@ class AdamBC(torch.optim.Optimizer):
         self._variances: dict[torch.Tensor, float | torch.Tensor] = {}
 
     def expect_noise(self, stddevs: Mapping[torch.Tensor, float | torch.Tensor]) -> None:
-        """Take in the noise of gradients that are about to be added to ``grad``; where some are there, it adds up."""
+        """Take in the noise of gradients that are about to be added to ``grad``; where some are
+        there, it adds up.
+        """
         for parameter, stddev in stddevs.items():
             empty = parameter.grad is None or not bool(parameter.grad.any())
-            self._variances[parameter] = stddev**2 + (0.0 if empty else self._variances.get(parameter, 0.0))
+            self._variances[parameter] = stddev**2 + (
+                0.0 if empty else self._variances.get(parameter, 0.0)
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -67,16 +79,24 @@ class AdamBC(torch.optim.Optimizer):
         gradient, (beta1, beta2), state = parameter.grad, group["betas"], self.state[parameter]
         assert gradient is not None
         if parameter not in self._variances:
-            raise InvalidArgument("AdamBC was not told the noise of a gradient. Give the optimizer to dpfy.privatize "
-                                  "and use run.backward, or call opt.expect_noise({parameter: stddev}).")
+            raise InvalidArgument(
+                "AdamBC was not told the noise of a gradient. Give the optimizer to dpfy.privatize "
+                "and use run.backward, or call opt.expect_noise({parameter: stddev})."
+            )
         if not state:
-            state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter),
-                         noise=torch.zeros((), dtype=parameter.dtype, device=parameter.device))
+            state.update(
+                step=0,
+                mean=torch.zeros_like(parameter),
+                square=torch.zeros_like(parameter),
+                noise=torch.zeros((), dtype=parameter.dtype, device=parameter.device),
+            )
         state["step"] += 1
         state["mean"].lerp_(gradient, 1 - beta1)
         state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         # The same weights as those of the squares: clip bounds and noise may have changed.
-        variance = torch.as_tensor(self._variances[parameter], dtype=parameter.dtype, device=parameter.device)
+        variance = torch.as_tensor(
+            self._variances[parameter], dtype=parameter.dtype, device=parameter.device
+        )
         state["noise"] = beta2 * state["noise"] + (1 - beta2) * variance
         first, second = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
         signal = ((state["square"] - state["noise"]) / second).clamp_(min=group["floor"]).sqrt_()

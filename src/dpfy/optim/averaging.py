@@ -10,10 +10,12 @@ from dpfy import _validate
 
 
 class TailAverage(AveragedModel):
-    """The mean of the weights after the last ``share`` of ``steps``; until they begin, the weights themselves.
+    """The mean of the weights after the last ``share`` of ``steps``; until they begin, the weights
+    themselves.
 
-    Call ``update_parameters(model)`` after every step; ``.module`` is the averaged model. For weights that fade, use
-    ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`` of torch.
+    Call ``update_parameters(model)`` after every step; ``.module`` is the averaged model. For
+    weights that fade, use ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`` of
+    torch.
 
     *Formal guarantee*: post-processing: the weights of every step are released.
 

@@ -23,7 +23,27 @@ from dpfy.planning.strategies import (
     smallest_batch,
 )
 
-__all__ = ["Advice", "BatchCurve", "Contour", "FirstRun", "ScalingLaw", "Sketch", "Trial", "advise",
-           "clip_and_rate_grid", "clip_search", "default_delta", "diminishing_batch", "first_run", "given_accuracy",
-           "given_compute", "interactive", "noise_over_batch", "noise_over_rate", "private_clip_plan",
-           "small_then_large", "smallest_batch", "solve"]
+__all__ = [
+    "Advice",
+    "BatchCurve",
+    "Contour",
+    "FirstRun",
+    "ScalingLaw",
+    "Sketch",
+    "Trial",
+    "advise",
+    "clip_and_rate_grid",
+    "clip_search",
+    "default_delta",
+    "diminishing_batch",
+    "first_run",
+    "given_accuracy",
+    "given_compute",
+    "interactive",
+    "noise_over_batch",
+    "noise_over_rate",
+    "private_clip_plan",
+    "small_then_large",
+    "smallest_batch",
+    "solve",
+]

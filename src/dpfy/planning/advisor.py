@@ -1,7 +1,7 @@
 """From a few questions about a task to the kind of guarantee that suits it, and why.
 
-Reference: Ponomareva et al. 2023, §3.1 (who sees what), Table 1 (where noise is added), Table 3 (how batches come
-about) and §5.2.1 (which ε).
+Reference: Ponomareva et al. 2023, §3.1 (who sees what), Table 1 (where noise is added), Table 3
+(how batches come about) and §5.2.1 (which ε).
 """
 
 from dataclasses import dataclass
@@ -20,32 +20,51 @@ class Question:
 
 
 QUESTIONS = (
-    Question("sees", "What will those see whom the guarantee shall protect from?", {
-        "model": "the weights, now or later: open-sourced, deployed on devices, or read by insiders",
-        "predictions": "a limited number of predictions, from a server that keeps the model",
-        "data": "the training data itself, or examples made from it",
-        "updates": "the updates of single users, on their way to the server",
-    }),
-    Question("sampling", "How can batches be formed?", {
-        "poisson": "any record can be drawn at any step",
-        "fixed": "at random, but all batches must have one size",
-        "shuffle": "the data are shuffled or read in order, epoch by epoch",
-        "stream": "records arrive in an order that nobody controls",
-    }),
-    Question("one_each", "Does each person contribute at most one example?", {
-        "yes": "one person, one example",
-        "no": "somebody may have several examples",
-    }),
-    Question("labels_only", "Is the label the only private part of a record?", {
-        "no": "features and labels are private",
-        "yes": "the features are public, the labels are not",
-    }),
+    Question(
+        "sees",
+        "What will those see whom the guarantee shall protect from?",
+        {
+            "model": "the weights, now or later: open-sourced, deployed on devices, or read by "
+            "insiders",
+            "predictions": "a limited number of predictions, from a server that keeps the model",
+            "data": "the training data itself, or examples made from it",
+            "updates": "the updates of single users, on their way to the server",
+        },
+    ),
+    Question(
+        "sampling",
+        "How can batches be formed?",
+        {
+            "poisson": "any record can be drawn at any step",
+            "fixed": "at random, but all batches must have one size",
+            "shuffle": "the data are shuffled or read in order, epoch by epoch",
+            "stream": "records arrive in an order that nobody controls",
+        },
+    ),
+    Question(
+        "one_each",
+        "Does each person contribute at most one example?",
+        {
+            "yes": "one person, one example",
+            "no": "somebody may have several examples",
+        },
+    ),
+    Question(
+        "labels_only",
+        "Is the label the only private part of a record?",
+        {
+            "no": "features and labels are private",
+            "yes": "the features are public, the labels are not",
+        },
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to use, with a reason for each choice; ``train`` are settings of ``dpfy train`` where it serves."""
+    """What to use, with a reason for each choice; ``train`` are settings of ``dpfy train`` where it
+    serves.
+    """
 
     approach: str
     unit: Unit
@@ -57,12 +76,23 @@ class Advice:
     def __str__(self) -> str:
         flags = (f"--{name.replace('_', '-')} {value}" for name, value in self.train.items())
         command = " ".join(["dpfy train", *flags])
-        rows = [f"approach: {self.approach}", f"unit of privacy: one {self.unit}", f"neighbours: {self.relation}",
-                f"sampling: {self.sampling}", *(f"* {reason}" for reason in self.reasons)]
+        rows = [
+            f"approach: {self.approach}",
+            f"unit of privacy: one {self.unit}",
+            f"neighbours: {self.relation}",
+            f"sampling: {self.sampling}",
+            *(f"* {reason}" for reason in self.reasons),
+        ]
         return "\n".join([*rows, f"begin with: {command}"] if self.train else rows)
 
 
-def advise(*, sees: str = "model", sampling: str = "poisson", one_each: str = "yes", labels_only: str = "no") -> Advice:
+def advise(
+    *,
+    sees: str = "model",
+    sampling: str = "poisson",
+    one_each: str = "yes",
+    labels_only: str = "no",
+) -> Advice:
     """Return the plan that suits the answers to :data:`QUESTIONS`, and its reasons.
 
     >>> found = advise(sampling="fixed")
@@ -74,12 +104,28 @@ def advise(*, sees: str = "model", sampling: str = "poisson", one_each: str = "y
         _validate.choice(question.name, given[question.name], tuple(question.answers))
     approach, why, trainable = _approach(sees, labels_only)
     law = _LAWS[sampling]
-    unit, unit_reason = (Unit.RECORD, "One example is one person: protecting a record protects a person.") \
-        if one_each == "yes" else (Unit.USER, _SEVERAL)
+    unit, unit_reason = (
+        (Unit.RECORD, "One example is one person: protecting a record protects a person.")
+        if one_each == "yes"
+        else (Unit.USER, _SEVERAL)
+    )
     train = dict(law.settings) if trainable and law.settings and unit is Unit.RECORD else {}
-    own_loop = () if train or not trainable or sampling == "stream" else (
-        "Users need a loop of your own: dpfy.dpsgd(unit='user', …) and dpfy.privatize(unit_of=…).",)
-    return Advice(approach, unit, law.relation, law.name, (why, law.reason, unit_reason, *own_loop, _EPSILON), train)
+    own_loop = (
+        ()
+        if train or not trainable or sampling == "stream"
+        else (
+            "Users need a loop of your own: dpfy.dpsgd(unit='user', …) and "
+            "dpfy.privatize(unit_of=…).",
+        )
+    )
+    return Advice(
+        approach,
+        unit,
+        law.relation,
+        law.name,
+        (why, law.reason, unit_reason, *own_loop, _EPSILON),
+        train,
+    )
 
 
 @dataclass(frozen=True)
@@ -91,44 +137,80 @@ class _Law:
 
 
 _LAWS = {
-    "poisson": _Law("Poisson samples", Relation.ADD_OR_REMOVE_ONE,
-                    "Each record draws its own coin: sampling lowers ε most, and no number of records enters.",
-                    {"sampling": "poisson"}),
-    "fixed": _Law("fixed-size samples", Relation.REPLACE_ONE,
-                  "Samples of one size contain the number of records, so neighbours replace one; ε is larger than for "
-                  "Poisson samples. If only memory needs a largest batch, truncated_poisson costs nothing extra.",
-                  {"sampling": "fixed_size", "relation": "replace_one"}),
-    "shuffle": _Law("epochs in shuffled order", Relation.ZERO_OUT,
-                    "No amplification is claimed for shuffling: an epoch costs one Gaussian sum. Take large batches, "
-                    "or draw Poisson samples if the data allow it at all; correlated noise (DP-FTRL) needs none.",
-                    {"sampling": "shuffled", "relation": "zero_out"}),
-    "stream": _Law("the order of arrival", Relation.ZERO_OUT,
-                   "Nobody may assume a random order. Correlated noise (DP-FTRL) is made for this; DP-SGD in cyclic "
-                   "order is valid and costs one Gaussian sum per epoch.", {}),
+    "poisson": _Law(
+        "Poisson samples",
+        Relation.ADD_OR_REMOVE_ONE,
+        "Each record draws its own coin: sampling lowers ε most, and no number of records enters.",
+        {"sampling": "poisson"},
+    ),
+    "fixed": _Law(
+        "fixed-size samples",
+        Relation.REPLACE_ONE,
+        "Samples of one size contain the number of records, so neighbours replace one; ε is larger "
+        "than for Poisson samples. If only memory needs a largest batch, truncated_poisson costs "
+        "nothing extra.",
+        {"sampling": "fixed_size", "relation": "replace_one"},
+    ),
+    "shuffle": _Law(
+        "epochs in shuffled order",
+        Relation.ZERO_OUT,
+        "No amplification is claimed for shuffling: an epoch costs one Gaussian sum. Take large "
+        "batches, or draw Poisson samples if the data allow it at all; correlated noise (DP-FTRL) "
+        "needs none.",
+        {"sampling": "shuffled", "relation": "zero_out"},
+    ),
+    "stream": _Law(
+        "the order of arrival",
+        Relation.ZERO_OUT,
+        "Nobody may assume a random order. Correlated noise (DP-FTRL) is made for this; DP-SGD in "
+        "cyclic order is valid and costs one Gaussian sum per epoch.",
+        {},
+    ),
 }
-_SEVERAL = ("A person with several examples is protected only if all of them together are: protect users, and let each "
-            "take part with a few rows.")
-_EPSILON = ("Choose the lowest ε that is useful: up to 1 is strong, up to 10 is reasonable for many purposes, and "
-            "beyond that ε alone is no evidence of anonymity. Put δ well below one over the number of units.")
+_SEVERAL = (
+    "A person with several examples is protected only if all of them together are: protect users, "
+    "and let each take part with a few rows."
+)
+_EPSILON = (
+    "Choose the lowest ε that is useful: up to 1 is strong, up to 10 is reasonable for many "
+    "purposes, and beyond that ε alone is no evidence of anonymity. Put δ well below one over the "
+    "number of units."
+)
 
 
 def _approach(sees: str, labels_only: str) -> tuple[str, str, bool]:
     """Where noise is added, why, and whether DP-SGD is what does it."""
     match sees, labels_only:
         case "data", _:
-            return ("noise at the data: a private synthetic set, or randomised answers",
-                    "Whoever sees the data sees what no training can protect. It is the hardest place; check whether a "
-                    "model would do.", False)
+            return (
+                "noise at the data: a private synthetic set, or randomised answers",
+                "Whoever sees the data sees what no training can protect. It is the hardest place; "
+                "check whether a model would do.",
+                False,
+            )
         case "updates", _:
-            return ("DP-SGD behind secure aggregation, or noise on each device",
-                    "Updates of one user are protected by not being seen. Local noise alone costs far more accuracy "
-                    "than noise after aggregation.", True)
+            return (
+                "DP-SGD behind secure aggregation, or noise on each device",
+                "Updates of one user are protected by not being seen. Local noise alone costs far "
+                "more accuracy than noise after aggregation.",
+                True,
+            )
         case _, "yes":
-            return ("label privacy: randomised response on labels, then ordinary training",
-                    "Public features need no noise; only labels are randomised, once.", False)
+            return (
+                "label privacy: randomised response on labels, then ordinary training",
+                "Public features need no noise; only labels are randomised, once.",
+                False,
+            )
         case "predictions", _:
-            return ("noise in predictions (PATE) for few of them, or DP-SGD for any number",
-                    "A model behind a server may answer a budget of questions with less noise. DP-SGD protects weights "
-                    "and therefore all predictions.", True)
-    return ("DP-SGD on the trusted side",
-            "Every model that leaves training is protected, the last and all before it (B4, hence B5 and B6).", True)
+            return (
+                "noise in predictions (PATE) for few of them, or DP-SGD for any number",
+                "A model behind a server may answer a budget of questions with less noise. DP-SGD "
+                "protects weights and therefore all predictions.",
+                True,
+            )
+    return (
+        "DP-SGD on the trusted side",
+        "Every model that leaves training is protected, the last and all before it (B4, hence B5 "
+        "and B6).",
+        True,
+    )

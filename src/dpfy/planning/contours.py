@@ -1,4 +1,6 @@
-"""How much noise a budget asks for, over rates and over batch sizes; and the laws that describe it."""
+"""How much noise a budget asks for, over rates and over batch sizes; and the laws that
+describe it.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,8 +29,9 @@ class Contour:
     def root_law(self) -> float:
         """The c of σ ≈ c·√q with the least squares of relative errors, over these rates.
 
-        At ε = 3, δ = 1e-5 and 60 epochs it is 13 over rates from 0.001 to 1. It is no constant: there it falls from 22
-        to 11, and has nearly stopped falling at a rate of 0.05 (:attr:`root_laws`).
+        At ε = 3, δ = 1e-5 and 60 epochs it is 13 over rates from 0.001 to 1. It is no constant:
+        there it falls from 22 to 11, and has nearly stopped falling at a rate of 0.05
+        (:attr:`root_laws`).
 
         Reference: Tramèr & Boneh 2021; Dörmann et al. 2021, Figure 2.
         """
@@ -37,12 +40,16 @@ class Contour:
     @property
     def root_laws(self) -> tuple[float, ...]:
         """σ/√q at each rate."""
-        return tuple(noise / math.sqrt(rate) for rate, noise in zip(self.rates, self.noise, strict=True))
+        return tuple(
+            noise / math.sqrt(rate) for rate, noise in zip(self.rates, self.noise, strict=True)
+        )
 
 
 @dataclass(frozen=True)
 class BatchCurve:
-    """The noise σC/B of the mean gradient for one ε and a fixed number of steps, at each of some batch sizes."""
+    """The noise σC/B of the mean gradient for one ε and a fixed number of steps, at each of some
+    batch sizes.
+    """
 
     epsilon: float
     batch_sizes: tuple[float, ...]
@@ -51,8 +58,9 @@ class BatchCurve:
     """Where larger batches begin to bring less, by the guide's n·√(ε/T)."""
 
 
-def noise_over_rate(epsilon: float, *, delta: float, epochs: float, rates: Sequence[float],
-                    method: str = "pld") -> Contour:
+def noise_over_rate(
+    epsilon: float, *, delta: float, epochs: float, rates: Sequence[float], method: str = "pld"
+) -> Contour:
     """Return the noise that keeps ``epochs`` within ε at each rate (Dörmann et al. 2021, Figure 2).
 
     >>> line = noise_over_rate(3.0, delta=1e-5, epochs=60, rates=(0.01, 1.0))
@@ -61,16 +69,28 @@ def noise_over_rate(epsilon: float, *, delta: float, epochs: float, rates: Seque
     """
     _validate.positive("epochs", epochs)
     rates = _rising("rates", rates, 1.0)
-    return Contour(_validate.epsilon(epsilon), rates,
-                   _followed(epsilon, delta, method, rates, lambda rate: steps_of(epochs, rate)))
+    return Contour(
+        _validate.epsilon(epsilon),
+        rates,
+        _followed(epsilon, delta, method, rates, lambda rate: steps_of(epochs, rate)),
+    )
 
 
-def noise_over_batch(epsilon: float, *, delta: float, records: int, steps: int, batch_sizes: Sequence[float],
-                     clip: float = 1.0, method: str = "pld") -> BatchCurve:
-    """Return the noise in the mean gradient that ``steps`` of each batch size need (the guide's Figure 1).
+def noise_over_batch(
+    epsilon: float,
+    *,
+    delta: float,
+    records: int,
+    steps: int,
+    batch_sizes: Sequence[float],
+    clip: float = 1.0,
+    method: str = "pld",
+) -> BatchCurve:
+    """Return the noise in the mean gradient that ``steps`` of each batch size need (the guide's
+    Figure 1).
 
-    Every curve falls like 1/B, as if more records were free, up to the point of diminishing returns; beyond it σ
-    grows with the rate.
+    Every curve falls like 1/B, as if more records were free, up to the point of diminishing
+    returns; beyond it σ grows with the rate.
 
     >>> curve = noise_over_batch(1.0, delta=1e-7, records=10**7, steps=10_000, batch_sizes=(1e4, 1e6))
     >>> round(curve.diminishing)
@@ -81,26 +101,36 @@ def noise_over_batch(epsilon: float, *, delta: float, records: int, steps: int, 
     records, clip = _validate.count("records", records), _validate.positive("clip", clip)
     _validate.count("steps", steps)
     sizes = _rising("batch_sizes", batch_sizes, records)
-    noise = _followed(epsilon, delta, method, [size / records for size in sizes], lambda rate: steps)
-    return BatchCurve(epsilon, sizes, tuple(sigma * clip / size for sigma, size in zip(noise, sizes, strict=True)),
-                      diminishing_batch(records, epsilon, steps))
+    noise = _followed(
+        epsilon, delta, method, [size / records for size in sizes], lambda rate: steps
+    )
+    return BatchCurve(
+        epsilon,
+        sizes,
+        tuple(sigma * clip / size for sigma, size in zip(noise, sizes, strict=True)),
+        diminishing_batch(records, epsilon, steps),
+    )
 
 
 def diminishing_batch(records: int, epsilon: float, steps: int) -> float:
-    """Return n·√(ε/T), at most n: where larger batches begin to bring less (Ponomareva et al. 2023, Figure 1).
+    """Return n·√(ε/T), at most n: where larger batches begin to bring less (Ponomareva et al. 2023,
+    Figure 1).
 
     >>> diminishing_batch(60_000, 3.0, 300)
     6000.0
     """
-    return min(1.0, math.sqrt(_validate.epsilon(epsilon) / _validate.count("steps", steps))) * records
+    return (
+        min(1.0, math.sqrt(_validate.epsilon(epsilon) / _validate.count("steps", steps))) * records
+    )
 
 
 @dataclass(frozen=True)
 class ScalingLaw:
     """ε ≈ A·q√k/σ + B·kq²/σ² for k steps: how costs grow, not what they are.
 
-    The clip bound is in neither term: noise is in proportion to it. The guide's Appendix B keeps a C in its derivation,
-    because it calibrates the Gaussian mechanism for a sensitivity of 1 and then adds noise σC for one of C.
+    The clip bound is in neither term: noise is in proportion to it. The guide's Appendix B keeps a
+    C in its derivation, because it calibrates the Gaussian mechanism for a sensitivity of 1 and
+    then adds noise σC for one of C.
 
     Reference: Ponomareva et al. 2023, §5.3.2 and Appendix B.
     """
@@ -115,16 +145,21 @@ class ScalingLaw:
 
     @classmethod
     def appendix_b(cls, rate: float, delta: float) -> "ScalingLaw":
-        """Return the constants that Appendix B derives by advanced composition before it drops logarithms.
+        """Return the constants that Appendix B derives by advanced composition before it drops
+        logarithms.
 
-        As there, ``delta`` stands for that of one step and for that of their composition, and the sum is left out.
+        As there, ``delta`` stands for that of one step and for that of their composition, and the
+        sum is left out.
         """
         log_one = math.log(max(9 * rate / (8 * delta), math.e))
         return cls(2 * math.sqrt(log_one * math.log(1 / delta)), log_one)
 
     @classmethod
-    def fitted(cls, rate: float, noise_multiplier: float, delta: float, steps: Sequence[int]) -> "ScalingLaw":
-        """Return the constants that come closest to the exact ε at these numbers of steps, in relative terms.
+    def fitted(
+        cls, rate: float, noise_multiplier: float, delta: float, steps: Sequence[int]
+    ) -> "ScalingLaw":
+        """Return the constants that come closest to the exact ε at these numbers of steps, in
+        relative terms.
 
         >>> law = ScalingLaw.fitted(0.01, 1.0, 1e-5, (100, 1000, 10_000))
         >>> exact = account(Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 3000)).claim(1e-5)
@@ -141,20 +176,31 @@ class ScalingLaw:
 def _rising(name: str, values: Sequence[float], most: float) -> tuple[float, ...]:
     checked = tuple(_validate.real(name, value, 0, most, open_low=True) for value in values)
     if len(checked) < 2 or any(b <= a for a, b in pairwise(checked)):
-        raise InvalidArgument(f"Expected {name} to be at least two rising numbers, got {len(checked)} of them.")
+        raise InvalidArgument(
+            f"Expected {name} to be at least two rising numbers, got {len(checked)} of them."
+        )
     return checked
 
 
-def _followed(epsilon: float, delta: float, method: str, rates: Sequence[float],
-              steps_at: Callable[[float], int]) -> tuple[float, ...]:
+def _followed(
+    epsilon: float,
+    delta: float,
+    method: str,
+    rates: Sequence[float],
+    steps_at: Callable[[float], int],
+) -> tuple[float, ...]:
     """Calibrate rate by rate, each beginning where the last one ended."""
     found: list[float] = []
     for rate in rates:
         near = found[-1] if found else 1.0
         step, steps = Poisson(rate), steps_at(rate)
 
-        def envelope(factor: float, step: Poisson = step, steps: int = steps, near: float = near) -> Envelope:
+        def envelope(
+            factor: float, step: Poisson = step, steps: int = steps, near: float = near
+        ) -> Envelope:
             return (Repeated(Sampled(step, (SumQuery(1.0, factor * near),)), steps),)
 
-        found.append(near * calibrate_envelope(envelope, epsilon=epsilon, delta=delta, method=method))
+        found.append(
+            near * calibrate_envelope(envelope, epsilon=epsilon, delta=delta, method=method)
+        )
     return tuple(found)

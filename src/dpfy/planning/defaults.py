@@ -1,7 +1,8 @@
-"""Settings for a first run on a model that nobody has tuned: constants that could be written down without the data.
+"""Settings for a first run on a model that nobody has tuned: constants that could be written down
+without the data.
 
-Large samples with the noise that matches them, a small clip bound with C·α fixed, momentum, and an average of weights
-(Dörmann et al. 2021; Ponomareva et al. 2023, §5.4.1; De et al. 2022).
+Large samples with the noise that matches them, a small clip bound with C·α fixed, momentum, and an
+average of weights (Dörmann et al. 2021; Ponomareva et al. 2023, §5.4.1; De et al. 2022).
 """
 
 import math
@@ -17,8 +18,14 @@ _CLIP, _LARGEST_CLIP = 0.1, 1.0
 _PRODUCT = 0.5  # C·α where noise is small: the most that the reference data sets were found to want
 _PARAMETERS = 20_000  # of a small network
 _MOMENTUM = 0.9
-_DELTA, _MANY = 1e-5, 100_000  # δ of those who give none, and from how many records on it is too large
-_AVERAGED, _WORTH_AVERAGING = 0.1, 100  # of the steps, by the average of the weights; how many there have to be
+_DELTA, _MANY = (
+    1e-5,
+    100_000,
+)  # δ of those who give none, and from how many records on it is too large
+_AVERAGED, _WORTH_AVERAGING = (
+    0.1,
+    100,
+)  # of the steps, by the average of the weights; how many there have to be
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,11 @@ class FirstRun:
 
 
 def default_delta(records: int | None = None) -> float:
-    """Return the δ for who gives none: 1e-5, or 1/records^1.1 where so many records are declared that it is too large.
+    """Return the δ for who gives none: 1e-5, or 1/records^1.1 where so many records are declared
+    that it is too large.
 
-    *Formal guarantee*: it is below 1/records, whatever number is declared. At a δ of 1/records, publishing a record
-    that was drawn at random would be private.
+    *Formal guarantee*: it is below 1/records, whatever number is declared. At a δ of 1/records,
+    publishing a record that was drawn at random would be private.
 
     >>> default_delta(), default_delta(60_000), default_delta(100_000) < 1e-5 / 3
     (1e-05, 1e-05, True)
@@ -47,17 +55,27 @@ def default_delta(records: int | None = None) -> float:
     return float(records**-1.1)
 
 
-def first_run(records: int, *, epsilon: float = 3.0, delta: float | None = None, epochs: float | None = None,
-              batch_size: float | None = None, clip: float | None = None, learning_rate: float | None = None,
-              optimizer: str = "sgd", parameters: int = _PARAMETERS) -> FirstRun:
+def first_run(
+    records: int,
+    *,
+    epsilon: float = 3.0,
+    delta: float | None = None,
+    epochs: float | None = None,
+    batch_size: float | None = None,
+    clip: float | None = None,
+    learning_rate: float | None = None,
+    optimizer: str = "sgd",
+    parameters: int = _PARAMETERS,
+) -> FirstRun:
     """Return settings for ``records`` and a budget, around those that are given.
 
-    At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about ε/epochs neither does
-    the noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large as a useful number of steps leaves it.
-    Where records are many, epochs are fewer.
+    At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about
+    ε/epochs neither does the noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large
+    as a useful number of steps leaves it. Where records are many, epochs are fewer.
 
-    C·α is such that the noise of all steps moves the weights by about 10 in norm, with momentum and over so many
-    ``parameters``: so do the settings that were found for the reference data sets, within a factor of two.
+    C·α is such that the noise of all steps moves the weights by about 10 in norm, with momentum and
+    over so many ``parameters``: so do the settings that were found for the reference data sets,
+    within a factor of two.
 
     >>> first = first_run(60_000)
     >>> first.epochs, first.batch_size, first.clip, first.learning_rate
@@ -68,25 +86,42 @@ def first_run(records: int, *, epsilon: float = 3.0, delta: float | None = None,
     0.21
     """
     records = _validate.count("records", records)
-    epochs = _validate.positive("epochs", epochs) if epochs is not None else \
-        float(f"{min(_EPOCHS, max(1.0, _EXAMPLES / records)):.3g}")
+    epochs = (
+        _validate.positive("epochs", epochs)
+        if epochs is not None
+        else float(f"{min(_EPOCHS, max(1.0, _EXAMPLES / records)):.3g}")
+    )
     rate = min(1.0, epochs / _STEPS)
-    batch = batch_size if batch_size is not None else min(max(1, round(rate * records)), _LARGEST_BATCH)
+    batch = (
+        batch_size if batch_size is not None else min(max(1, round(rate * records)), _LARGEST_BATCH)
+    )
     steps = max(1, math.ceil(epochs * records / batch))
-    product = _product(records, steps, epsilon, default_delta(records) if delta is None else delta, parameters)
+    product = _product(
+        records, steps, epsilon, default_delta(records) if delta is None else delta, parameters
+    )
     if clip is None:
-        clip = _CLIP if learning_rate is None or optimizer != "sgd" else min(_LARGEST_CLIP, product / learning_rate)
+        clip = (
+            _CLIP
+            if learning_rate is None or optimizer != "sgd"
+            else min(_LARGEST_CLIP, product / learning_rate)
+        )
     if learning_rate is None:
         learning_rate = product / clip if optimizer == "sgd" else 1e-3
     ema = round(1 - 1 / (_AVERAGED * steps), 3) if steps >= _WORTH_AVERAGING else 0.0
-    return FirstRun(epochs, int(batch), float(f"{clip:.2g}"), float(f"{learning_rate:.2g}"), _MOMENTUM, ema)
+    return FirstRun(
+        epochs, int(batch), float(f"{clip:.2g}"), float(f"{learning_rate:.2g}"), _MOMENTUM, ema
+    )
 
 
 def _product(records: int, steps: int, epsilon: float, delta: float, parameters: int) -> float:
-    """C·α for which α/(1 − momentum)·√T·σC/B·√parameters is 10, where σ = q·√T/μ is that of a Gaussian of all steps.
+    """C·α for which α/(1 − momentum)·√T·σC/B·√parameters is 10, where σ = q·√T/μ is that of a
+    Gaussian of all steps.
 
-    μ solves ε = μ²/2 + μ·√(2·log(1/δ)), the first conversion of Rényi divergences: near enough for a length.
+    μ solves ε = μ²/2 + μ·√(2·log(1/δ)), the first conversion of Rényi divergences: near enough for
+    a length.
     """
     log = 2 * math.log(1 / _validate.delta(delta))
     mu = math.sqrt(log + 2 * _validate.epsilon(epsilon)) - math.sqrt(log)
-    return min(_PRODUCT, records * mu / (steps * math.sqrt(_validate.count("parameters", parameters))))
+    return min(
+        _PRODUCT, records * mu / (steps * math.sqrt(_validate.count("parameters", parameters)))
+    )

@@ -15,38 +15,78 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "dpfy", "font.size": 10, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": "#d8dee4", "grid.linewidth": 0.6,
-    "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": "small",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dpfy",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#d8dee4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
 }
 
 
-def draw_contours(path: str | Path, contours: Sequence[Contour], *, delta: float, epochs: float) -> Path:
-    """Write the noise over rates for each ε, with the fitted c·√q (Dörmann et al. 2021, Figure 2)."""
+def draw_contours(
+    path: str | Path, contours: Sequence[Contour], *, delta: float, epochs: float
+) -> Path:
+    """Write the noise over rates for each ε, with the fitted c·√q (Dörmann et al. 2021,
+    Figure 2).
+    """
+
     def draw(axes: "Axes") -> None:
         for colour, line in zip(_cycle(len(contours)), contours, strict=True):
             axes.plot(line.rates, line.noise, color=colour, label=f"ε = {line.epsilon:g}")
-            axes.plot(line.rates, line.root_law * np.sqrt(line.rates), "--", color=colour, linewidth=1,
-                      label=f"{line.root_law:.3g}·√q")
-        axes.set(xscale="log", yscale="log", xlabel="sampling rate q", ylabel="noise multiplier σ",
-                 title=f"{epochs:g} epochs, δ = {delta:g}")
+            axes.plot(
+                line.rates,
+                line.root_law * np.sqrt(line.rates),
+                "--",
+                color=colour,
+                linewidth=1,
+                label=f"{line.root_law:.3g}·√q",
+            )
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="sampling rate q",
+            ylabel="noise multiplier σ",
+            title=f"{epochs:g} epochs, δ = {delta:g}",
+        )
 
     return _written(path, draw)
 
 
-def draw_batch_curves(path: str | Path, curves: Sequence[BatchCurve], *, delta: float, records: int,
-                      steps: int) -> Path:
-    """Write the noise of the mean gradient over batch sizes, a point where returns diminish (the guide's Figure 1)."""
+def draw_batch_curves(
+    path: str | Path, curves: Sequence[BatchCurve], *, delta: float, records: int, steps: int
+) -> Path:
+    """Write the noise of the mean gradient over batch sizes, a point where returns diminish (the
+    guide's Figure 1).
+    """
+
     def draw(axes: "Axes") -> None:
         for colour, curve in zip(_cycle(len(curves)), curves, strict=True):
-            axes.plot(curve.batch_sizes, curve.noise_in_mean, color=colour, label=f"ε = {curve.epsilon:g}")
+            axes.plot(
+                curve.batch_sizes, curve.noise_in_mean, color=colour, label=f"ε = {curve.epsilon:g}"
+            )
             if curve.batch_sizes[0] <= curve.diminishing <= curve.batch_sizes[-1]:
-                height = np.exp(np.interp(np.log(curve.diminishing), np.log(curve.batch_sizes),
-                                          np.log(curve.noise_in_mean)))
+                height = np.exp(
+                    np.interp(
+                        np.log(curve.diminishing),
+                        np.log(curve.batch_sizes),
+                        np.log(curve.noise_in_mean),
+                    )
+                )
                 axes.plot([curve.diminishing], [height], "o", color=colour)
         axes.plot([], [], "ko", label="n·√(ε/T)")
-        axes.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="noise in the mean gradient, σC/B",
-                 title=f"{records:,} records, {steps:,} steps, δ = {delta:g}")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="batch size B",
+            ylabel="noise in the mean gradient, σC/B",
+            title=f"{records:,} records, {steps:,} steps, δ = {delta:g}",
+        )
 
     return _written(path, draw)
 

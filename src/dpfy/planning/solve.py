@@ -24,10 +24,11 @@ QUANTITIES = ("epsilon", "delta", "noise_multiplier", "rate", "steps")
 
 @dataclass(frozen=True)
 class Sketch:
-    """Five numbers that fit together: a run of DP-SGD as its accountant sees it, before there is a model.
+    """Five numbers that fit together: a run of DP-SGD as its accountant sees it, before there is a
+    model.
 
-    ``solved`` is the quantity that was left open. ``epsilon`` and ``delta`` are what the accountant claims for the
-    other three, not what was asked for.
+    ``solved`` is the quantity that was left open. ``epsilon`` and ``delta`` are what the accountant
+    claims for the other three, not what was asked for.
     """
 
     epsilon: float
@@ -51,29 +52,50 @@ class Sketch:
         return None if self.records is None else self.rate * self.records
 
     def noise_in_mean(self, clip: float = 1.0) -> float | None:
-        """Return σC/B, the standard deviation of each coordinate of the mean gradient, where B is known."""
+        """Return σC/B, the standard deviation of each coordinate of the mean gradient, where B is
+        known.
+        """
         batch = self.batch_size
         return self.noise_multiplier * clip / batch if batch else None
 
     def plan(self, clip: float = 1.0) -> Plan:
         """Return the plan of this run, to be bound by :func:`dpfy.privatize`."""
         if self.records is None:
-            raise InvalidArgument("A plan divides by its batch size. Declare records= where you solve.")
-        return dpsgd(records=self.records, rate=self.rate, steps=self.steps, clip=clip,
-                     noise_multiplier=self.noise_multiplier, relation=self.relation)
+            raise InvalidArgument(
+                "A plan divides by its batch size. Declare records= where you solve."
+            )
+        return dpsgd(
+            records=self.records,
+            rate=self.rate,
+            steps=self.steps,
+            clip=clip,
+            noise_multiplier=self.noise_multiplier,
+            relation=self.relation,
+        )
 
 
-def solve(*, records: int | None = None, epsilon: float | None = None, delta: float | None = None,
-          noise_multiplier: float | None = None, rate: float | None = None, batch_size: float | None = None,
-          steps: int | None = None, epochs: float | None = None,
-          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, method: str = "pld") -> Sketch:
-    """Return the run that four of ε, δ, noise, rate (or batch size) and steps (or epochs) leave open a fifth of.
+def solve(
+    *,
+    records: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    rate: float | None = None,
+    batch_size: float | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "pld",
+) -> Sketch:
+    """Return the run that four of ε, δ, noise, rate (or batch size) and steps (or epochs) leave
+    open a fifth of.
 
-    The least ε, δ or noise is returned, or the largest rate or number of steps. With ``records`` a solved rate is that
-    of a whole batch. With ``epochs`` and an open rate, smaller batches take more steps.
+    The least ε, δ or noise is returned, or the largest rate or number of steps. With ``records`` a
+    solved rate is that of a whole batch. With ``epochs`` and an open rate, smaller batches take
+    more steps.
 
-    *Formal guarantee*: the returned ε and δ are claims of :func:`dpfy.account` for Poisson samples of that rate, and
-    where ε and δ were given, the claim at that δ is at most that ε.
+    *Formal guarantee*: the returned ε and δ are claims of :func:`dpfy.account` for Poisson samples
+    of that rate, and where ε and δ were given, the claim at that δ is at most that ε.
 
     >>> found = solve(records=60_000, batch_size=6_000, epochs=60, epsilon=3.0, delta=1e-5)
     >>> found.solved, found.steps, round(found.noise_multiplier, 2)
@@ -81,9 +103,17 @@ def solve(*, records: int | None = None, epsilon: float | None = None, delta: fl
     >>> solve(records=60_000, epsilon=3.0, delta=1e-5, noise_multiplier=3.6, epochs=60).batch_size
     6233.0
     """
-    asked = _Asked(records=records, rate=_one_rate(records, rate, batch_size), steps=steps, epochs=epochs,
-                   epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier,
-                   relation=Relation(_validate.choice("relation", relation, tuple(Relation))), method=method)
+    asked = _Asked(
+        records=records,
+        rate=_one_rate(records, rate, batch_size),
+        steps=steps,
+        epochs=epochs,
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
+        method=method,
+    )
     return _SOLVERS[asked.open()](asked)
 
 
@@ -93,7 +123,9 @@ def _one_rate(records: int | None, rate: float | None, batch_size: float | None)
     if batch_size is None:
         return None if rate is None else _validate.real("rate", rate, 0, 1, open_low=True)
     if rate is not None or records is None:
-        raise InvalidArgument(f"Expected batch_size= with records= and without rate=, got {records=}, {rate=}.")
+        raise InvalidArgument(
+            f"Expected batch_size= with records= and without rate=, got {records=}, {rate=}."
+        )
     return _validate.real("batch_size", batch_size, 0, records, open_low=True) / records
 
 
@@ -114,7 +146,9 @@ class _Asked:
     def open(self) -> str:
         """Check what was given; return the one quantity that was not."""
         if self.steps is not None and self.epochs is not None:
-            raise InvalidArgument(f"Expected steps= or epochs=, not both; got {self.steps} and {self.epochs}.")
+            raise InvalidArgument(
+                f"Expected steps= or epochs=, not both; got {self.steps} and {self.epochs}."
+            )
         if self.epsilon is not None:
             _validate.epsilon(self.epsilon)
         if self.delta is not None:
@@ -125,27 +159,58 @@ class _Asked:
             _validate.positive("epochs", self.epochs)
         if self.steps is not None:
             _validate.count("steps", self.steps)
-        missing = [name for name in QUANTITIES
-                   if getattr(self, name) is None and not (name == "steps" and self.epochs is not None)]
+        missing = [
+            name
+            for name in QUANTITIES
+            if getattr(self, name) is None and not (name == "steps" and self.epochs is not None)
+        ]
         if len(missing) != 1:
-            raise InvalidArgument(f"Expected exactly one of {', '.join(QUANTITIES)} to be left open, and "
-                                  f"{', '.join(missing) or 'none'} is. batch_size stands for rate, epochs for steps.")
+            raise InvalidArgument(
+                f"Expected exactly one of {', '.join(QUANTITIES)} to be left open, and "
+                f"{', '.join(missing) or 'none'} is. batch_size stands for rate, epochs for steps."
+            )
         return missing[0]
 
     @property
     def target(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation, "method": self.method}
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": self.relation,
+            "method": self.method,
+        }
 
     def guarantee(self, noise_multiplier: float, rate: float, steps: int) -> Guarantee:
         return account(_run(noise_multiplier, rate, steps), self.method, self.relation)
 
-    def sketch(self, solved: str, noise_multiplier: float, rate: float, steps: int, epsilon: float | None = None,
-               delta: float | None = None) -> Sketch:
+    def sketch(
+        self,
+        solved: str,
+        noise_multiplier: float,
+        rate: float,
+        steps: int,
+        epsilon: float | None = None,
+        delta: float | None = None,
+    ) -> Sketch:
         """The sketch with the claim of the accountant, unless ε or δ is known already."""
         delta = self.delta if delta is None else delta
         assert delta is not None
-        epsilon = self.guarantee(noise_multiplier, rate, steps).claim(delta) if epsilon is None else epsilon
-        return Sketch(epsilon, delta, noise_multiplier, rate, steps, solved, self.records, self.relation, self.method)
+        epsilon = (
+            self.guarantee(noise_multiplier, rate, steps).claim(delta)
+            if epsilon is None
+            else epsilon
+        )
+        return Sketch(
+            epsilon,
+            delta,
+            noise_multiplier,
+            rate,
+            steps,
+            solved,
+            self.records,
+            self.relation,
+            self.method,
+        )
 
 
 def _run(noise_multiplier: float, rate: float, steps: int) -> Repeated:
@@ -153,12 +218,15 @@ def _run(noise_multiplier: float, rate: float, steps: int) -> Repeated:
 
 
 def steps_of(epochs: float, rate: float) -> int:
-    """Return the steps that see each record ``epochs`` times in expectation, as :func:`dpfy.dpsgd` counts them.
+    """Return the steps that see each record ``epochs`` times in expectation, as :func:`dpfy.dpsgd`
+    counts them.
 
     >>> steps_of(60, 0.1)
     600
     """
-    return math.ceil(Fraction(epochs).limit_denominator(10**6) / Fraction(rate).limit_denominator(10**12))
+    return math.ceil(
+        Fraction(epochs).limit_denominator(10**6) / Fraction(rate).limit_denominator(10**12)
+    )
 
 
 def _given(asked: _Asked) -> tuple[float, float, int]:
@@ -169,7 +237,9 @@ def _given(asked: _Asked) -> tuple[float, float, int]:
 
 def _schedule(asked: _Asked) -> tuple[float, int]:
     assert asked.rate is not None
-    return asked.rate, asked.steps if asked.steps is not None else steps_of(asked.epochs or 0.0, asked.rate)
+    return asked.rate, asked.steps if asked.steps is not None else steps_of(
+        asked.epochs or 0.0, asked.rate
+    )
 
 
 def _epsilon(asked: _Asked) -> Sketch:
@@ -184,15 +254,21 @@ def _delta(asked: _Asked) -> Sketch:
 
 def _noise(asked: _Asked) -> Sketch:
     rate, steps = _schedule(asked)
-    return asked.sketch("noise_multiplier", calibrate_noise(rate=rate, steps=steps, **asked.target), rate, steps)
+    return asked.sketch(
+        "noise_multiplier", calibrate_noise(rate=rate, steps=steps, **asked.target), rate, steps
+    )
 
 
 def _steps(asked: _Asked) -> Sketch:
     assert asked.rate is not None and asked.noise_multiplier is not None
-    found = calibrate_steps(rate=asked.rate, noise_multiplier=asked.noise_multiplier, **asked.target)
+    found = calibrate_steps(
+        rate=asked.rate, noise_multiplier=asked.noise_multiplier, **asked.target
+    )
     if not found:
-        raise InvalidArgument(f"A single step with noise_multiplier={asked.noise_multiplier!r} exceeds epsilon="
-                              f"{asked.epsilon!r}. Allow more noise, a larger epsilon, or a smaller rate.")
+        raise InvalidArgument(
+            f"A single step with noise_multiplier={asked.noise_multiplier!r} exceeds "
+            f"epsilon={asked.epsilon!r}. Allow more noise, a larger epsilon, or a smaller rate."
+        )
     return asked.sketch("steps", asked.noise_multiplier, asked.rate, found)
 
 
@@ -206,17 +282,28 @@ def _rate(asked: _Asked) -> Sketch:
     if asked.steps is not None:
         rate = calibrate_rate(noise_multiplier=noise, steps=asked.steps, **asked.target)
     else:  # more epochs at a larger rate cost more: the inverse of the rate behaves like noise
-        inverse = calibrate_envelope(lambda z: (_run(noise, min(1.0, 1 / z), steps_at(min(1.0, 1 / z))),),
-                                     **asked.target)
+        inverse = calibrate_envelope(
+            lambda z: (_run(noise, min(1.0, 1 / z), steps_at(min(1.0, 1 / z))),), **asked.target
+        )
         rate = min(1.0, 1 / inverse)
     if asked.records is None:
         return asked.sketch("rate", noise, rate, steps_at(rate))
-    for batch in range(math.floor(rate * asked.records), 0, -1):  # nearly always the first one: steps are whole too
+    for batch in range(
+        math.floor(rate * asked.records), 0, -1
+    ):  # nearly always the first one: steps are whole too
         found = asked.sketch("rate", noise, batch / asked.records, steps_at(batch / asked.records))
         if found.epsilon <= asked.epsilon:
             return found
-    raise InvalidArgument(f"Not even one of {asked.records} records can be sampled within epsilon={asked.epsilon!r}. "
-                          "Allow more noise, a larger epsilon, or fewer steps.")
+    raise InvalidArgument(
+        f"Not even one of {asked.records} records can be sampled within epsilon={asked.epsilon!r}. "
+        "Allow more noise, a larger epsilon, or fewer steps."
+    )
 
 
-_SOLVERS = {"epsilon": _epsilon, "delta": _delta, "noise_multiplier": _noise, "rate": _rate, "steps": _steps}
+_SOLVERS = {
+    "epsilon": _epsilon,
+    "delta": _delta,
+    "noise_multiplier": _noise,
+    "rate": _rate,
+    "steps": _steps,
+}

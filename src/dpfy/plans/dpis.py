@@ -1,4 +1,6 @@
-"""DPIS as a plan: importance sampling whose contributions have one norm, fixed in advance or following the norms."""
+"""DPIS as a plan: importance sampling whose contributions have one norm, fixed in advance or
+following the norms.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,38 +22,57 @@ _NORM_NOISE = 0.02  # of the declared number of records, as in the paper
 _CAUTIOUS = 0.8  # of the steps
 
 
-def dpis(*, records: int, batch_size: float, epochs: float | None = None, steps: int | None = None, clip: float = 1.0,
-         ratio: float | Callable[[float], float] | Schedule = 0.5, slack: float = 3.0, floor: float = 1 / 16,
-         noise_multiplier: float | None = None, noise_schedule: str | Shape | Schedule | None = None,
-         norm_sum: str = "scheduled", relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-         norm_noise: float | None = None, cautious: float | None = None, clip_factor: float | None = None,
-         size_noise: float | None = None) -> Plan:
-    """Plan DPIS: records take part in proportion to their gradients' norms, and contribute equally (Wei et al. 2022).
+def dpis(
+    *,
+    records: int,
+    batch_size: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    clip: float = 1.0,
+    ratio: float | Callable[[float], float] | Schedule = 0.5,
+    slack: float = 3.0,
+    floor: float = 1 / 16,
+    noise_multiplier: float | None = None,
+    noise_schedule: str | Shape | Schedule | None = None,
+    norm_sum: str = "scheduled",
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    norm_noise: float | None = None,
+    cautious: float | None = None,
+    clip_factor: float | None = None,
+    size_noise: float | None = None,
+) -> Plan:
+    """Plan DPIS: records take part in proportion to their gradients' norms, and contribute equally
+    (Wei et al. 2022).
 
-    A record whose gradient has the norm g takes part with probability (batch_size/records)·min(g, clip)/(ratio·clip),
-    and contributes a vector of norm ratio·clip. The released gradient has the expectation that DP-SGD with the same
-    clip bound has. Where gradients are smaller than the clip bound, contributions may be too, and the same noise hides
-    them better.
+    A record whose gradient has the norm g takes part with probability (batch_size/records)·min(g,
+    clip)/(ratio·clip), and contributes a vector of norm ratio·clip. The released gradient has the
+    expectation that DP-SGD with the same clip bound has. Where gradients are smaller than the clip
+    bound, contributions may be too, and the same noise hides them better.
 
-    *Formal guarantee*: with ``noise_multiplier`` σ, a step with ratio r is dominated by the Gaussian mechanism of the
-    multiplier σ/r on a Poisson sample of the rate batch_size/(r·records), and one full-batch Gaussian sum of μ = 2⁻¹⁰
-    for what the coins of others may tell. Ratios that are fixed in advance let the steps compose by PLD; those that
-    follow released norms are accounted by a filter.
+    *Formal guarantee*: with ``noise_multiplier`` σ, a step with ratio r is dominated by the
+    Gaussian mechanism of the multiplier σ/r on a Poisson sample of the rate batch_size/(r·records),
+    and one full-batch Gaussian sum of μ = 2⁻¹⁰ for what the coins of others may tell. Ratios that
+    are fixed in advance let the steps compose by PLD; those that follow released norms are
+    accounted by a filter.
 
-    *Assumes*: ``records``, ``batch_size``, ``clip`` and ``ratio`` are public constants, declared by you. For a good
-    choice ratio is about the mean of min(norm, clip)/clip; a poor one costs accuracy, never privacy.
+    *Assumes*: ``records``, ``batch_size``, ``clip`` and ``ratio`` are public constants, declared by
+    you. For a good choice ratio is about the mean of min(norm, clip)/clip; a poor one costs
+    accuracy, never privacy.
 
-    ``ratio`` is a number, a function of the epochs that are over, or a :class:`~dpfy.mechanisms.controllers.Schedule`.
+    ``ratio`` is a number, a function of the epochs that are over, or a
+    :class:`~dpfy.mechanisms.controllers.Schedule`.
     A record is proposed ``slack`` times as often as its norm at the beginning of the epoch would have it accepted:
-    norms may grow by this factor before they are clipped, and an epoch computes about slack + 1 times as many
-    gradients as one of DP-SGD. Norms count as at least ``floor`` clip bounds.
+    norms may grow by this factor before they are clipped, and an epoch computes about slack + 1
+    times as many gradients as one of DP-SGD. Norms count as at least ``floor`` clip bounds.
 
-    With ``norm_sum="released"`` ratios follow the data: once in an epoch the sum of all norms is released, with noise
-    of ``norm_noise``·records clip bounds (0.02), and the noise of the steps is such that they spend what is left of a
-    filter; in the first ``cautious`` part of them (0.8), as if later ratios were all 1. ``ratio`` is then what you
-    expect. Only a Rényi filter accounts such steps: :meth:`Plan.calibrate` declares one. With ``clip_factor`` the clip
-    bound of an epoch is this multiple of the mean norm, released in the same way, and ``clip`` the first guess. With
-    ``size_noise`` the number of records is released once, with noise of this part of the declared one.
+    With ``norm_sum="released"`` ratios follow the data: once in an epoch the sum of all norms is
+    released, with noise of ``norm_noise``·records clip bounds (0.02), and the noise of the steps is
+    such that they spend what is left of a filter; in the first ``cautious`` part of them (0.8), as
+    if later ratios were all 1. ``ratio`` is then what you expect. Only a Rényi filter accounts such
+    steps: :meth:`Plan.calibrate` declares one. With ``clip_factor`` the clip bound of an epoch is
+    this multiple of the mean norm, released in the same way, and ``clip`` the first guess. With
+    ``size_noise`` the number of records is released once, with noise of this part of the declared
+    one.
 
     >>> plan = dpis(records=51_200, batch_size=512, epochs=2, ratio=lambda epoch: 0.5 / (1 + epoch), noise_multiplier=1)
     >>> plan.event_at(1).policy.rate, plan.noise_at(1)
@@ -64,77 +85,139 @@ def dpis(*, records: int, batch_size: float, epochs: float | None = None, steps:
     _validate.count("records", records)
     _validate.positive("batch_size", batch_size)
     if (steps is None) == (epochs is None):
-        raise InvalidArgument(f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}.")
+        raise InvalidArgument(
+            f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}."
+        )
     per_epoch = max(1, round(records / batch_size))
-    count = _validate.count("steps", steps) if epochs is None else math.ceil(
-        Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6) * Fraction(records)
-        / Fraction(batch_size))
-    ratios = Schedule("ratio", (float(ratio),), per_epoch) if isinstance(ratio, float | int) else \
-        Schedule.of(ratio, count, per_epoch)
+    count = (
+        _validate.count("steps", steps)
+        if epochs is None
+        else math.ceil(
+            Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6)
+            * Fraction(records)
+            / Fraction(batch_size)
+        )
+    )
+    ratios = (
+        Schedule("ratio", (float(ratio),), per_epoch)
+        if isinstance(ratio, float | int)
+        else Schedule.of(ratio, count, per_epoch)
+    )
     noise = _noise(ratios, noise_schedule, count, per_epoch)
     if norm_sum == "released" and noise.length % per_epoch:
-        raise InvalidArgument(f"With norm_sum='released' the noise is chosen for a whole epoch of {per_epoch} steps; a "
-                              f"schedule that changes every {noise.length} is none of epochs.")
-    options = {"norm_noise": norm_noise, "cautious": cautious, "clip_factor": clip_factor, "size_noise": size_noise}
+        raise InvalidArgument(
+            f"With norm_sum='released' the noise is chosen for a whole epoch of {per_epoch} steps; "
+            f"a schedule that changes every {noise.length} is none of epochs."
+        )
+    options = {
+        "norm_noise": norm_noise,
+        "cautious": cautious,
+        "clip_factor": clip_factor,
+        "size_noise": size_noise,
+    }
     return Plan(
-        sampling=ImportanceSchedule(float(batch_size), records, ratios.factors, ratios.length, float(slack),
-                                    float(floor), JITTER),
-        query=Query((ClippedSum(clip),)), steps=count, divisor=float(batch_size), noise_multiplier=noise_multiplier,
-        records=records, relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
-        controllers=(_controller(norm_sum, ratios, math.ceil(records / batch_size), records, options),),
+        sampling=ImportanceSchedule(
+            float(batch_size),
+            records,
+            ratios.factors,
+            ratios.length,
+            float(slack),
+            float(floor),
+            JITTER,
+        ),
+        query=Query((ClippedSum(clip),)),
+        steps=count,
+        divisor=float(batch_size),
+        noise_multiplier=noise_multiplier,
+        records=records,
+        relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
+        controllers=(
+            _controller(norm_sum, ratios, math.ceil(records / batch_size), records, options),
+        ),
         noise_schedule=noise,
     )
 
 
-def _controller(norm_sum: str, ratios: Schedule, length: int, records: int,
-                options: Mapping[str, float | None]) -> Controller:
+def _controller(
+    norm_sum: str, ratios: Schedule, length: int, records: int, options: Mapping[str, float | None]
+) -> Controller:
     """What has the ratios: the plan, or the norms; only there options mean something."""
     given = {name: value for name, value in options.items() if value is not None}
     if _validate.choice("norm_sum", norm_sum, ("scheduled", "released")) == "scheduled":
         if given:
-            raise InvalidArgument(f"With norm_sum='scheduled' nothing is released beside the steps, got "
-                                  f"{' and '.join(given)}. Use norm_sum='released'.")
+            raise InvalidArgument(
+                "With norm_sum='scheduled' nothing is released beside the steps, got "
+                f"{' and '.join(given)}. Use norm_sum='released'."
+            )
         return ClipSchedule(ratios)
     size_noise = given.get("size_noise")
-    return NormSumSampling(ratios, length, records * _validate.positive("norm_noise", given.get("norm_noise", _NORM_NOISE)),
-                   given.get("cautious", _CAUTIOUS), given.get("clip_factor"),
-                   None if size_noise is None else records * _validate.positive("size_noise", size_noise))
+    return NormSumSampling(
+        ratios,
+        length,
+        records * _validate.positive("norm_noise", given.get("norm_noise", _NORM_NOISE)),
+        given.get("cautious", _CAUTIOUS),
+        given.get("clip_factor"),
+        None if size_noise is None else records * _validate.positive("size_noise", size_noise),
+    )
 
 
-def _noise(ratios: Schedule, shape: str | Shape | Schedule | None, steps: int, per_epoch: int) -> Schedule:
-    """The noise over the norm of contributions: as planned over the clip bound, divided by the ratio."""
-    planned = Schedule("constant", (1.0,), ratios.length) if shape is None else Schedule.of(shape, steps, per_epoch)
+def _noise(
+    ratios: Schedule, shape: str | Shape | Schedule | None, steps: int, per_epoch: int
+) -> Schedule:
+    """The noise over the norm of contributions: as planned over the clip bound, divided by the
+    ratio.
+    """
+    planned = (
+        Schedule("constant", (1.0,), ratios.length)
+        if shape is None
+        else Schedule.of(shape, steps, per_epoch)
+    )
     length = math.gcd(ratios.length, planned.length)
-    return Schedule(f"{planned.name} over ratio", tuple(
-        planned.at(step) / ratios.at(step) for step in range(1, steps + 1, length)), length)
+    return Schedule(
+        f"{planned.name} over ratio",
+        tuple(planned.at(step) / ratios.at(step) for step in range(1, steps + 1, length)),
+        length,
+    )
 
 
 def noise_of_epoch(plan: Plan, state: State, size: float, spent: Envelope) -> float:
-    """Return the noise of an epoch, as a factor of the planned, with which the steps to come spend what is left.
+    """Return the noise of an epoch, as a factor of the planned, with which the steps to come spend
+    what is left.
 
-    ``state`` is that of the plan's :class:`~dpfy.mechanisms.controllers.NormSumSampling` after the norms of the epoch, and of
-    ``size`` records, were released. Where nothing is left the noise stays, and the filter refuses the step.
+    ``state`` is that of the plan's :class:`~dpfy.mechanisms.controllers.NormSumSampling` after the
+    norms of the epoch, and of ``size`` records, were released. Where nothing is left the noise
+    stays, and the filter refuses the step.
     """
     controller = plan.controllers[0]
     assert isinstance(plan.filter, Additive) and isinstance(controller, NormSumSampling)
-    factor = calibrate_rest(lambda noise: steps_to_come(plan, state, size, noise), spent, plan.filter, plan.relation)
+    factor = calibrate_rest(
+        lambda noise: steps_to_come(plan, state, size, noise), spent, plan.filter, plan.relation
+    )
     last = min(state["since"] + controller.length - 1, plan.steps)
-    planned = min(plan.noise_at(step) * controller.factor(1.0, step, state["ratio"]) for step in (state["since"], last))
+    planned = min(
+        plan.noise_at(step) * controller.factor(1.0, step, state["ratio"])
+        for step in (state["since"], last)
+    )
     return max(float(state["noise"]) if factor is None else factor, LEAST_NOISE / planned)
 
 
 def steps_to_come(plan: Plan, state: State, size: float, noise: float) -> Envelope:
-    """Return the steps of the present epoch and what is expected after it, with noise as a factor of the planned.
+    """Return the steps of the present epoch and what is expected after it, with noise as a factor
+    of the planned.
 
-    In the first part of the plan, where it is cautious, later sums of norms are expected to be as large as they can be;
-    after it, to stay (Wei et al. 2022, section 4.2).
+    In the first part of the plan, where it is cautious, later sums of norms are expected to be as
+    large as they can be; after it, to stay (Wei et al. 2022, section 4.2).
     """
     controller, sampling = plan.controllers[0], plan.sampling
     assert isinstance(controller, NormSumSampling) and isinstance(sampling, ImportanceSchedule)
     first, end = state["since"], plan.steps + 1
     later = min(first + controller.length, end)
     present = state["ratio"], state["rate"]
-    expected = followed(sampling.batch_size, size, size) if first <= controller.cautious * plan.steps else present
+    expected = (
+        followed(sampling.batch_size, size, size)
+        if first <= controller.cautious * plan.steps
+        else present
+    )
     length = controller.length if plan.noise_schedule is None else plan.noise_schedule.length
     runs = [Repeated(controller.event, math.ceil((end - later) / controller.length))]
     for begin, stop, (ratio, rate) in ((first, later, present), (later, end, expected)):

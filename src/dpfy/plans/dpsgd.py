@@ -6,7 +6,15 @@ from fractions import Fraction
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import BallsInBins, Cyclic, FixedSize, Poisson, Policy, Shuffled, TruncatedPoisson
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    FixedSize,
+    Poisson,
+    Policy,
+    Shuffled,
+    TruncatedPoisson,
+)
 from dpfy.mechanisms.controllers import ClipSchedule, Controller, Schedule
 from dpfy.mechanisms.controllers.schedules import Shape
 from dpfy.mechanisms.query import ClippedSum, Query, Statistic
@@ -16,37 +24,54 @@ from dpfy.types import Relation, Unit
 _OF_DECLARED_SIZE = ("fixed_size", "truncated_poisson", "shuffled", "cyclic", "balls_in_bins")
 
 
-def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs: float | None = None,
-          steps: int | None = None, rate: float | None = None, divisor: float | None = None,
-          clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, noise_multiplier: float | None = None,
-          statistics: Sequence[Statistic] = (), unit: Unit | str = Unit.RECORD,
-          relation: Relation | str = Relation.ADD_OR_REMOVE_ONE, sampling: str | Policy = "poisson",
-          capacity: int | None = None, microbatches: int | None = None, least_sample: float | None = None,
-          controllers: Sequence[Controller] = (), noise_schedule: str | Shape | Schedule | None = None,
-          clip_schedule: str | Shape | Schedule | None = None) -> Plan:
-    """Plan DP-SGD: random samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm 1).
+def dpsgd(
+    *,
+    records: int | None = None,
+    batch_size: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    rate: float | None = None,
+    divisor: float | None = None,
+    clip: float | ClippedSum | Sequence[ClippedSum] = 1.0,
+    noise_multiplier: float | None = None,
+    statistics: Sequence[Statistic] = (),
+    unit: Unit | str = Unit.RECORD,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+    sampling: str | Policy = "poisson",
+    capacity: int | None = None,
+    microbatches: int | None = None,
+    least_sample: float | None = None,
+    controllers: Sequence[Controller] = (),
+    noise_schedule: str | Shape | Schedule | None = None,
+    clip_schedule: str | Shape | Schedule | None = None,
+) -> Plan:
+    """Plan DP-SGD: random samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm
+    1).
 
-    *Formal guarantee*: with the noise multiplier z of the plan, each step is the Gaussian mechanism of that z on a
-    sample drawn by the policy, under ``relation``; the ledger's accountant composes the steps.
+    *Formal guarantee*: with the noise multiplier z of the plan, each step is the Gaussian mechanism
+    of that z on a sample drawn by the policy, under ``relation``; the ledger's accountant composes
+    the steps.
 
-    *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read off the data.
+    *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read
+    off the data.
 
-    ``sampling`` is poisson, full, or one of fixed_size, truncated_poisson, shuffled, cyclic and balls_in_bins, for
-    which ``records`` is public and exact and the relation is zero_out or replace_one; a truncated sample has at most
-    ``capacity`` records. See docs/concepts/sampling.md.
+    ``sampling`` is poisson, full, or one of fixed_size, truncated_poisson, shuffled, cyclic and
+    balls_in_bins, for which ``records`` is public and exact and the relation is zero_out or
+    replace_one; a truncated sample has at most ``capacity`` records. See docs/concepts/sampling.md.
 
-    Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs`` or ``steps``.
-    ``clip`` is the bound of a record's gradient, or the sums that :func:`dpfy.clip_groups` and
-    :func:`dpfy.clip_jointly` describe; ``statistics`` are released beside it, from the same sample. With
-    ``microbatches`` each record draws one of so many slots, the mean gradient of a slot is clipped instead of every
-    record's, and the sum of these means is divided by their number: cheap, and twice as sensitive. With
-    ``least_sample`` the sum is divided by the size of the sample, or by this public number if that is more, which is
-    twice as sensitive too.
+    Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs``
+    or ``steps``. ``clip`` is the bound of a record's gradient, or the sums that
+    :func:`dpfy.clip_groups` and :func:`dpfy.clip_jointly` describe; ``statistics`` are released
+    beside it, from the same sample. With ``microbatches`` each record draws one of so many slots,
+    the mean gradient of a slot is clipped instead of every record's, and the sum of these means is
+    divided by their number: cheap, and twice as sensitive. With ``least_sample`` the sum is divided
+    by the size of the sample, or by this public number if that is more, which is twice as sensitive
+    too.
 
     ``controllers`` choose the clip bound or the noise of a step from what was released, such as
-    :class:`dpfy.QuantileClipping`. ``noise_schedule`` and ``clip_schedule`` multiply the noise multiplier and the clip
-    bound by factors that are fixed in advance: a name such as ``"exponential:0.05"``, or a function of the epochs that
-    are over. See docs/how-to/adaptive.md.
+    :class:`dpfy.QuantileClipping`. ``noise_schedule`` and ``clip_schedule`` multiply the noise
+    multiplier and the clip bound by factors that are fixed in advance: a name such as
+    ``"exponential:0.05"``, or a function of the epochs that are over. See docs/how-to/adaptive.md.
 
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
@@ -59,44 +84,75 @@ def dpsgd(*, records: int | None = None, batch_size: float | None = None, epochs
         _validate.positive("divisor", divisor)
     per_epoch: Fraction | None
     if rate is None and batch_size is not None and records is not None:
-        rate, expected, per_epoch = *_declared_batch(batch_size, records), Fraction(records) / Fraction(batch_size)
+        rate, expected, per_epoch = (
+            *_declared_batch(batch_size, records),
+            Fraction(records) / Fraction(batch_size),
+        )
     elif rate is not None and batch_size is None and not (records is None and divisor is None):
         _validate.real("rate", rate, 0, 1)
-        expected, per_epoch = rate * (records or 0), 1 / Fraction(rate).limit_denominator(10**12) if rate else None
+        expected, per_epoch = (
+            rate * (records or 0),
+            1 / Fraction(rate).limit_denominator(10**12) if rate else None,
+        )
     else:
-        raise InvalidArgument(f"Expected records= and batch_size=, or rate= with records= or divisor=; got "
-                              f"{records=}, {batch_size=}, {rate=}, {divisor=}. The released sum is divided by a "
-                              "public constant: the batch size, or divisor.")
+        raise InvalidArgument(
+            "Expected records= and batch_size=, or rate= with records= or divisor=; got "
+            f"{records=}, {batch_size=}, {rate=}, {divisor=}. The released sum is divided by a "
+            "public constant: the batch size, or divisor."
+        )
     if least_sample is not None and divisor not in (None, least_sample):
-        raise InvalidArgument(f"With least_sample={least_sample!r} that is the divisor; leave divisor= out.")
-    policy, count = _policy(sampling, float(rate), records, batch_size, capacity), _steps(steps, epochs, per_epoch)
+        raise InvalidArgument(
+            f"With least_sample={least_sample!r} that is the divisor; leave divisor= out."
+        )
+    policy, count = (
+        _policy(sampling, float(rate), records, batch_size, capacity),
+        _steps(steps, epochs, per_epoch),
+    )
     per_epoch_steps = max(policy.steps_per_event, steps_per_epoch_of(policy, count))
     if clip_schedule is not None:
-        controllers = (*controllers, ClipSchedule(Schedule.of(clip_schedule, count, per_epoch_steps)))
+        controllers = (
+            *controllers,
+            ClipSchedule(Schedule.of(clip_schedule, count, per_epoch_steps)),
+        )
     return Plan(
-        sampling=policy, query=Query.of(_leaves(clip), statistics, slots=microbatches, least_sample=least_sample),
-        steps=count, controllers=tuple(controllers),
-        noise_schedule=None if noise_schedule is None else Schedule.of(noise_schedule, count, per_epoch_steps),
-        divisor=float(least_sample or divisor or microbatches or expected), noise_multiplier=noise_multiplier,
-        records=records, unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
+        sampling=policy,
+        query=Query.of(_leaves(clip), statistics, slots=microbatches, least_sample=least_sample),
+        steps=count,
+        controllers=tuple(controllers),
+        noise_schedule=None
+        if noise_schedule is None
+        else Schedule.of(noise_schedule, count, per_epoch_steps),
+        divisor=float(least_sample or divisor or microbatches or expected),
+        noise_multiplier=noise_multiplier,
+        records=records,
+        unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
     )
 
 
-def _policy(sampling: str | Policy, rate: float, records: int | None, batch_size: float | None,
-            capacity: int | None) -> Policy:
+def _policy(
+    sampling: str | Policy,
+    rate: float,
+    records: int | None,
+    batch_size: float | None,
+    capacity: int | None,
+) -> Policy:
     """The policy that a name and the declared numbers mean."""
     if isinstance(sampling, Policy):
         return sampling
     _validate.choice("sampling", sampling, ("poisson", *_OF_DECLARED_SIZE, "full"))
     if (capacity is not None) != (sampling == "truncated_poisson"):
-        raise InvalidArgument("capacity= is the size at which sampling='truncated_poisson' cuts a sample; give both or "
-                              "neither.")
+        raise InvalidArgument(
+            "capacity= is the size at which sampling='truncated_poisson' cuts a sample; give both "
+            "or neither."
+        )
     if sampling == "poisson":
         return Poisson(rate)
     if records is None or batch_size is None or batch_size != int(batch_size):
-        raise InvalidArgument(f"Expected records= and a whole batch_size= for sampling={sampling!r}, whose law "
-                              f"contains both; got {records=}, {batch_size=}.")
+        raise InvalidArgument(
+            f"Expected records= and a whole batch_size= for sampling={sampling!r}, whose law "
+            f"contains both; got {records=}, {batch_size=}."
+        )
     size = int(batch_size)
     match sampling:
         case "fixed_size":
@@ -119,16 +175,22 @@ def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:
     """The rate and the divisor that a declared batch size means."""
     _validate.positive("batch_size", batch_size)
     if batch_size > records:
-        raise InvalidArgument(f"Expected batch_size={batch_size!r} to be at most records={records!r}.")
+        raise InvalidArgument(
+            f"Expected batch_size={batch_size!r} to be at most records={records!r}."
+        )
     return batch_size / records, float(batch_size)
 
 
 def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None) -> int:
     """⌈epochs · records / batch_size⌉, in exact arithmetic so that whole numbers stay whole."""
     if (steps is None) == (epochs is None):
-        raise InvalidArgument(f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}.")
+        raise InvalidArgument(
+            f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}."
+        )
     if steps is not None:
         return _validate.count("steps", steps)
     if per_epoch is None:
         raise InvalidArgument("With rate=0 no number of steps makes an epoch. Give steps=.")
-    return math.ceil(Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6) * per_epoch)
+    return math.ceil(
+        Fraction(_validate.positive("epochs", epochs)).limit_denominator(10**6) * per_epoch
+    )

@@ -1,4 +1,6 @@
-"""Complete recipes over a run: they look at released values, and ask the private records what a ledger has paid for."""
+"""Complete recipes over a run: they look at released values, and ask the private records what a
+ledger has paid for.
+"""
 
 from dpfy.mechanisms.controllers.recipe_controlled import RecipeControlled
 from dpfy.recipes.line_search import Backtracking, line_search

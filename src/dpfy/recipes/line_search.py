@@ -15,10 +15,11 @@ from dpfy.run.run import Run
 class Backtracking:
     """How steps are shortened, and what happens when none is short enough.
 
-    Step sizes begin at ``first`` and are multiplied by ``shrink``, ``most`` of them in all. One will do if the loss
-    falls by ``decrease``·η·‖g̃‖². After a failure, an angle above ``wide`` times their mean raises the budget of
-    gradients by ``growth`` and lowers both bounds by ``tightening``, once for each step; one below ``narrow`` times
-    the mean raises that of searches. ``smoothing`` is the weight of the past in the mean.
+    Step sizes begin at ``first`` and are multiplied by ``shrink``, ``most`` of them in all. One
+    will do if the loss falls by ``decrease``·η·‖g̃‖². After a failure, an angle above ``wide``
+    times their mean raises the budget of gradients by ``growth`` and lowers both bounds by
+    ``tightening``, once for each step; one below ``narrow`` times the mean raises that of searches.
+    ``smoothing`` is the weight of the past in the mean.
     """
 
     first: float = 1.0
@@ -47,23 +48,30 @@ class Backtracking:
         return [self.first * self.shrink**place for place in range(self.most)]
 
 
-def line_search(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: float = 0.5,
-                backtracking: Backtracking | None = None) -> Iterator[Taken]:
+def line_search(
+    run: Run,
+    loss_fn: LossFn,
+    *,
+    loss_bound: float = 3.0,
+    share: float = 0.5,
+    backtracking: Backtracking | None = None,
+) -> Iterator[Taken]:
     """Descend along noisy gradients as far as a noisy comparison of losses finds that it pays.
 
-    A gradient g̃ is released, at first with the planned noise. A fresh sample of expected size B then answers which is
-    the first step size η with Σ [clip(loss(w)) − clip(loss(w − ηg̃))] − c·η·B·‖g̃‖² above 0, losses clipped to
-    [0, ``loss_bound``], by the sparse vector technique: its cost is that of one answer and is recorded before the
-    search, however long that is. At first it is ``share`` of a gradient's on all records. If there is none, a second
-    gradient is released at the same weights, and its angle to the first says which of the two was too noisy: see
+    A gradient g̃ is released, at first with the planned noise. A fresh sample of expected size B
+    then answers which is the first step size η with Σ [clip(loss(w)) − clip(loss(w − ηg̃))] −
+    c·η·B·‖g̃‖² above 0, losses clipped to [0, ``loss_bound``], by the sparse vector technique: its
+    cost is that of one answer and is recorded before the search, however long that is. At first it
+    is ``share`` of a gradient's on all records. If there is none, a second gradient is released at
+    the same weights, and its angle to the first says which of the two was too noisy: see
     :class:`Backtracking`.
 
-    Yields after every gradient, until the plan ends or its filter has no room for another; a gradient whose search
-    cannot be paid for is followed by the last step size.
+    Yields after every gradient, until the plan ends or its filter has no room for another; a
+    gradient whose search cannot be paid for is followed by the last step size.
 
-    *Formal guarantee*: that of the plan's filter, whose events are Gaussian sums and searches on samples of the plan,
-    each recorded before it happens. The decrease that is asked for is computed from the released gradient; that of the
-    records themselves has no bound.
+    *Formal guarantee*: that of the plan's filter, whose events are Gaussian sums and searches on
+    samples of the plan, each recorded before it happens. The decrease that is asked for is computed
+    from the released gradient; that of the records themselves has no bound.
 
     *Assumes* losses of at least zero.
 
@@ -78,12 +86,18 @@ def line_search(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: fl
     >>> 1 <= len(taken) <= 8
     True
 
-    Reference: C. Chen & J. Lee, Stochastic Adaptive Line Search for Differentially Private Optimization, 2020.
+    Reference: C. Chen & J. Lee, Stochastic Adaptive Line Search for Differentially Private
+    Optimization, 2020.
     """
     require_filter(run, "line_search")
     settings = backtracking or Backtracking()
     # ρ is 1/2z² for a Gaussian sum and at most ε²/2 for a search.
-    state = _State(run, settings, loss_bound, math.sqrt(_validate.positive("share", share)) / run.plan.noise_at(1))
+    state = _State(
+        run,
+        settings,
+        loss_bound,
+        math.sqrt(_validate.positive("share", share)) / run.plan.noise_at(1),
+    )
     direct(run, 1.0)
     for batch in run:
         released = run.release(loss_fn, batch)
@@ -114,16 +128,22 @@ class _State:
         """Take the angle between two gradients in a row into the mean."""
         if self.previous is not None:
             found, kept = angle(self.previous, gradient), self.settings.smoothing
-            self.mean_angle = found if self.mean_angle is None else kept * self.mean_angle + (1 - kept) * found
+            self.mean_angle = (
+                found if self.mean_angle is None else kept * self.mean_angle + (1 - kept) * found
+            )
         self.previous = gradient
 
     def step(self, loss_fn: LossFn, gradient: Vector) -> float:
-        """Search along the gradient, go there, and return how far that was: 0 if no step will do."""
+        """Search along the gradient, go there, and return how far that was: 0 if no step will
+        do.
+        """
         run, sizes, start = self.run, self.settings.sizes, weights(self.run)
         search = FirstBelow(run, self.bound * self.bounds, self.epsilon)
         if run.ledger.admits(search.event):
             asked = self.settings.decrease * run.plan.divisor * dot(gradient, gradient)
-            found = search.of(loss_fn, start, ((along(start, gradient, size), asked * size) for size in sizes))
+            found = search.of(
+                loss_fn, start, ((along(start, gradient, size), asked * size) for size in sizes)
+            )
             step_size = 0.0 if found is None else sizes[found]
         else:
             step_size = self.last
@@ -133,7 +153,9 @@ class _State:
         return step_size
 
     def blame(self, found: float) -> None:
-        """Raise the budget of what an angle between two gradients at the same weights says was too noisy."""
+        """Raise the budget of what an angle between two gradients at the same weights says was too
+        noisy.
+        """
         settings, mean = self.settings, self.mean_angle
         if mean is None:
             return

@@ -1,4 +1,6 @@
-"""Step sizes by noisy maximum, and gradients that are averaged until they are good enough (DP-AGD)."""
+"""Step sizes by noisy maximum, and gradients that are averaged until they are good enough
+(DP-AGD).
+"""
 
 import math
 from collections.abc import Iterator
@@ -14,24 +16,38 @@ from dpfy.run.loss_queries import PrivateArgmin, direct
 from dpfy.run.run import Run
 
 
-def noisy_max(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: float = 0.2, candidates: int = 20,
-              largest: float = 1.0, growth: float = 0.1, widening: float = 0.1, window: int = 10) -> Iterator[Taken]:
-    """Descend on all records along noisy gradients, by step sizes that a noisy comparison of losses chooses.
+def noisy_max(
+    run: Run,
+    loss_fn: LossFn,
+    *,
+    loss_bound: float = 3.0,
+    share: float = 0.2,
+    candidates: int = 20,
+    largest: float = 1.0,
+    growth: float = 0.1,
+    widening: float = 0.1,
+    window: int = 10,
+) -> Iterator[Taken]:
+    """Descend on all records along noisy gradients, by step sizes that a noisy comparison of losses
+    chooses.
 
-    Each gradient g̃, released with the cost ρ of a planned step, is a direction u = g̃/‖g̃‖. Of the step sizes α = 0 and
-    ``candidates`` more, evenly up to ``largest``, one is chosen whose Σ clip(loss(w − αu), [0, ``loss_bound``]) is
-    least, by the exponential mechanism at a cost of ``share``·ρ. If that is 0, g̃ is too noisy: ρ grows by the factor
-    1 + ``growth``, and what it grew by is spent on another draw at the same weights, averaged with g̃ by precision.
-    After every ``window`` steps the largest step size becomes 1 + ``widening`` times the largest of them.
+    Each gradient g̃, released with the cost ρ of a planned step, is a direction u = g̃/‖g̃‖. Of the
+    step sizes α = 0 and ``candidates`` more, evenly up to ``largest``, one is chosen whose Σ
+    clip(loss(w − αu), [0, ``loss_bound``]) is least, by the exponential mechanism at a cost of
+    ``share``·ρ. If that is 0, g̃ is too noisy: ρ grows by the factor 1 + ``growth``, and what it
+    grew by is spent on another draw at the same weights, averaged with g̃ by precision. After every
+    ``window`` steps the largest step size becomes 1 + ``widening`` times the largest of them.
 
-    Yields after each gradient, until the plan ends or its filter has no room for another; a gradient whose choice
-    cannot be paid for is followed by the last step size.
+    Yields after each gradient, until the plan ends or its filter has no room for another; a
+    gradient whose choice cannot be paid for is followed by the last step size.
 
-    *Formal guarantee*: that of the plan's filter, whose events are Gaussian sums and exponential choices on all
-    records, each recorded before it happens. Averaging and directions are post-processing.
+    *Formal guarantee*: that of the plan's filter, whose events are Gaussian sums and exponential
+    choices on all records, each recorded before it happens. Averaging and directions are
+    post-processing.
 
-    *Assumes* losses of at least zero, and a loss without randomness of its own: with dropout two draws at the same
-    weights are of different sums, and averaging them is less useful, though no less private.
+    *Assumes* losses of at least zero, and a loss without randomness of its own: with dropout two
+    draws at the same weights are of different sums, and averaging them is less useful, though no
+    less private.
 
     >>> import dpfy
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -44,19 +60,24 @@ def noisy_max(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: floa
     >>> 1 <= len(taken) <= 8
     True
 
-    Reference: J. Lee & D. Kifer, Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration
-    Privacy Budget, 2018, Algorithm 1.
+    Reference: J. Lee & D. Kifer, Concentrated Differentially Private Gradient Descent with Adaptive
+    per-Iteration Privacy Budget, 2018, Algorithm 1.
     """
     require_filter(run, "noisy_max")
     if run.plan.rate != 1:
-        raise InvalidArgument(f"Expected all records in every step, got rate={run.plan.rate!r}: draws are averaged "
-                              "because they are of one and the same sum, and two samples have two. Use "
-                              "sampling='full'.")
+        raise InvalidArgument(
+            f"Expected all records in every step, got rate={run.plan.rate!r}: draws are averaged "
+            "because they are of one and the same sum, and two samples have two. Use "
+            "sampling='full'."
+        )
     for name, value in (("share", share), ("growth", growth)):
         _validate.positive(name, value)
-    sizes = _Sizes(_validate.count("candidates", candidates), _validate.positive("largest", largest),
-                   1 + _validate.real("widening", widening, 0, math.inf, open_high=True),
-                   _validate.count("window", window))
+    sizes = _Sizes(
+        _validate.count("candidates", candidates),
+        _validate.positive("largest", largest),
+        1 + _validate.real("widening", widening, 0, math.inf, open_high=True),
+        _validate.count("window", window),
+    )
     gradient = _Average()
     rho = 1.0  # of a gradient, in units of the planned
     # ρ is 1/2z² for a Gaussian sum and ε²/8 for an exponential choice.
@@ -68,7 +89,9 @@ def noisy_max(run: Run, loss_fn: LossFn, *, loss_bound: float = 3.0, share: floa
         gradient.add(released.gradients, rho - gradient.rho)
         start, direction = weights(run), gradient.direction
         if run.ledger.admits(search.event):
-            step_size = sizes.all[search.of(loss_fn, (along(start, direction, size) for size in sizes.all))]
+            step_size = sizes.all[
+                search.of(loss_fn, (along(start, direction, size) for size in sizes.all))
+            ]
         else:
             step_size = sizes.last
         if step_size > 0:
@@ -89,8 +112,12 @@ class _Average:
     mean: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add(self, gradient: dict[str, torch.Tensor], rho: float) -> None:
-        self.mean = {name: (self.rho * self.mean[name] + rho * value) / (self.rho + rho) if self.mean else value
-                     for name, value in gradient.items()}
+        self.mean = {
+            name: (self.rho * self.mean[name] + rho * value) / (self.rho + rho)
+            if self.mean
+            else value
+            for name, value in gradient.items()
+        }
         self.rho += rho
 
     @property
@@ -120,4 +147,4 @@ class _Sizes:
     def took(self, step_size: float) -> None:
         self.taken.append(step_size)
         if len(self.taken) % self.window == 0:
-            self.largest = self.widened * max(self.taken[-self.window:])
+            self.largest = self.widened * max(self.taken[-self.window :])

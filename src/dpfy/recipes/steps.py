@@ -16,7 +16,9 @@ Vector = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Taken:
-    """What a recipe did with one released gradient: how far it went, 0 if it stayed; all of it is public."""
+    """What a recipe did with one released gradient: how far it went, 0 if it stayed; all of it is
+    public.
+    """
 
     released: Released
     step_size: float
@@ -58,6 +60,8 @@ def angle(a: Vector, b: Vector) -> float:
 def require_filter(run: Run, recipe: str) -> None:
     """Refuse a plan that cannot account what is chosen from outputs."""
     if run.plan.filter is None:
-        raise InvalidArgument(f"{recipe} chooses its noise and its last step from outputs, which a filter alone "
-                              "accounts. Give the plan controllers=[dpfy.recipes.Directed()], then calibrate it or "
-                              "put it under a filter.")
+        raise InvalidArgument(
+            f"{recipe} chooses its noise and its last step from outputs, which a filter alone "
+            "accounts. Give the plan controllers=[dpfy.recipes.Directed()], then calibrate it or "
+            "put it under a filter."
+        )

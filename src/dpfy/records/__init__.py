@@ -1,1 +1,14 @@
 """Load private records, and know whose they are, so that no record can stop or announce itself."""
+
+from dpfy._lazy import exports
+
+__getattr__, __all__ = exports(
+    __name__,
+    {
+        "example": ("declared_example",),
+        "inspection": ("Finding", "inspect_records"),
+        "loaders": ("policy_of_loader",),
+        "records": ("Records",),
+        "users": ("records_by_unit",),
+    },
+)

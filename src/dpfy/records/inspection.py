@@ -21,17 +21,22 @@ class Finding:
     problem: str
 
 
-def inspect_records(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None,
-                    example_input: Any = None) -> Iterator[Finding]:
+def inspect_records(
+    data: Any, collate_fn: Callable[[list[Any]], Any] | None = None, example_input: Any = None
+) -> Iterator[Finding]:
     """Yield the records that a run would silently leave out or that look unlike the others.
 
-    The findings are facts about single records: show them to the owner of the data only. Records are compared with
-    ``example_input``, or with what the data set declares; where nothing is declared, with each other.
+    The findings are facts about single records: show them to the owner of the data only. Records
+    are compared with ``example_input``, or with what the data set declares; where nothing is
+    declared, with each other.
 
     >>> [finding.index for finding in inspect_records([torch.ones(2), torch.tensor([1.0, float("nan")])])]
     [1]
     """
-    records, declared = Records(data, collate_fn, num_workers=0), _declared(data, collate_fn, example_input)
+    records, declared = (
+        Records(data, collate_fn, num_workers=0),
+        _declared(data, collate_fn, example_input),
+    )
     shapes: dict[int, Any] = {}
     for index in range(len(records)):
         try:
@@ -44,8 +49,11 @@ def inspect_records(data: Any, collate_fn: Callable[[list[Any]], Any] | None = N
         if chunk is None:
             yield Finding(index, "cannot be collated into a batch of one")
         elif declared is not None and not chunk.fits(declared):
-            yield Finding(index, f"does not fit the declared example: it has {_shapes(chunk)}, and the largest shape "
-                                 f"declared is {_shapes(declared)}")
+            yield Finding(
+                index,
+                f"does not fit the declared example: it has {_shapes(chunk)}, and the largest "
+                f"shape declared is {_shapes(declared)}",
+            )
         elif not _is_finite(chunk):
             yield Finding(index, "holds NaN or infinite values")
     if declared is not None:
@@ -56,7 +64,9 @@ def inspect_records(data: Any, collate_fn: Callable[[list[Any]], Any] | None = N
             yield Finding(index, f"has the shape {shape}, most others {common[0][0]}")
 
 
-def _declared(data: Any, collate_fn: Callable[[list[Any]], Any] | None, example_input: Any) -> Chunk | None:
+def _declared(
+    data: Any, collate_fn: Callable[[list[Any]], Any] | None, example_input: Any
+) -> Chunk | None:
     try:
         return declared_example(data, collate_fn, example_input).chunk
     except DataError:
@@ -64,9 +74,15 @@ def _declared(data: Any, collate_fn: Callable[[list[Any]], Any] | None, example_
 
 
 def _shapes(chunk: Chunk) -> str:
-    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape[1:])}"
-                     if isinstance(leaf, torch.Tensor) else "text or numbers" for leaf in chunk.leaves())
+    return ", ".join(
+        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape[1:])}"
+        if isinstance(leaf, torch.Tensor)
+        else "text or numbers"
+        for leaf in chunk.leaves()
+    )
 
 
 def _is_finite(chunk: Chunk) -> bool:
-    return all(bool(leaf.isfinite().all()) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor))
+    return all(
+        bool(leaf.isfinite().all()) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor)
+    )

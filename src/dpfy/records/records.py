@@ -1,7 +1,7 @@
 """From a data set to chunks, so that no record can stop, reshape or announce itself in a run.
 
-A record that cannot be loaded or collated, or is not as was declared, contributes nothing: no text, no count, no
-traceback.
+A record that cannot be loaded or collated, or is not as was declared, contributes nothing: no text,
+no count, no traceback.
 """
 
 import copy
@@ -24,12 +24,16 @@ from dpfy.sandbox.torch_settings import users_code
 _WITNESSES = 32  # records that are looked at where processes compare their data sets
 
 Groups = list[tuple[Chunk, list[int]]]
-"""Chunks of rows of one shape each, and the places that their rows had among those that were asked for."""
+"""Chunks of rows of one shape each, and the places that their rows had among those that were asked
+for.
+"""
 
 
 @dataclass(frozen=True)
 class LoadedChunk:
-    """A chunk and where its records stand in the data set, for a second try one by one. Sensitive."""
+    """A chunk and where its records stand in the data set, for a second try one by one.
+    Sensitive.
+    """
 
     chunk: Chunk
     indices: tuple[int, ...]
@@ -41,17 +45,23 @@ class LoadedChunk:
 class Records:
     """The private records behind a loader that treats every record alone.
 
-    ``collate_fn`` is only ever given one record, and records of one shape are put together afterwards: whatever it
-    does, it cannot mix them. While a record is loaded and collated, the generators have states that follow from a
-    secret key and from the record's index. ``example`` is what was declared about the records; what does not fit it is
-    left out.
+    ``collate_fn`` is only ever given one record, and records of one shape are put together
+    afterwards: whatever it does, it cannot mix them. While a record is loaded and collated, the
+    generators have states that follow from a secret key and from the record's index. ``example`` is
+    what was declared about the records; what does not fit it is left out.
     """
 
     rows_per_unit = 1  # the most that one unit of privacy has in a step
     seed_words = 0  # random words that a unit needs to choose its rows by
 
-    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int,
-                 example: Chunk | None = None, stream: SecureStream | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        num_workers: int,
+        example: Chunk | None = None,
+        stream: SecureStream | None = None,
+    ) -> None:
         check_map_style(data)
         self.data = data
         self.loading = Loading(data, collate_fn, example)
@@ -59,7 +69,9 @@ class Records:
         self._in_memory = type(data) is TensorDataset and collate_fn is None and num_workers == 0
         self._stream = stream if stream is not None else SecureStream(purpose="training")
         self._key = self._fresh_key()
-        self._workers = Workers(num_workers, self.loading.packed, _joined_packed, data) if num_workers else None
+        self._workers = (
+            Workers(num_workers, self.loading.packed, _joined_packed, data) if num_workers else None
+        )
 
     def __len__(self) -> int:
         return len(self.data)
@@ -70,7 +82,9 @@ class Records:
         return ""
 
     def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
-        """Return what a step sees of the drawn units, each of which drew a column of ``seeds``: here the records."""
+        """Return what a step sees of the drawn units, each of which drew a column of ``seeds``:
+        here the records.
+        """
         return self.fresh()
 
     def fresh(self) -> Self:
@@ -87,14 +101,18 @@ class Records:
         return self._stream.words(KEY_BYTES // 8).tobytes()
 
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
-        """Yield the records at the indices of each part, as one chunk or, where shapes differ, as several."""
+        """Yield the records at the indices of each part, as one chunk or, where shapes differ, as
+        several.
+        """
         physical = [part for part in parts if len(part)]
         for part, groups in zip(physical, self._groups(physical), strict=True):
             for chunk, positions in groups:
                 yield LoadedChunk(chunk, tuple(part[positions].tolist()))
 
     def alone(self, index: int) -> Chunk | None:
-        """Return one record as a chunk of its own, or None if it cannot be loaded or collated or does not fit."""
+        """Return one record as a chunk of its own, or None if it cannot be loaded or collated or
+        does not fit.
+        """
         groups = self._loaded([index])
         return groups[0][0] if groups else None
 
@@ -102,7 +120,9 @@ class Records:
         """Yield the rows at the indices of each part, in order."""
         if self._in_memory:
             for part in parts:
-                rows = Chunk(tuple(tensor[part].detach() for tensor in self.data.tensors), len(part))
+                rows = Chunk(
+                    tuple(tensor[part].detach() for tensor in self.data.tensors), len(part)
+                )
                 yield [(rows, [*range(len(part))])]
         elif self._workers is not None:
             for found in self._workers.found(self._key, [part.tolist() for part in parts]):
@@ -113,7 +133,8 @@ class Records:
                 try:
                     groups = self.loading.groups(self._key, part.tolist())
                 finally:
-                    back()  # what user code drew, or seeded, has no part in the masks that come after it
+                    # what user code drew, or seeded, has no part in the masks that come after it
+                    back()
                 yield groups
 
     def close(self) -> None:
@@ -135,14 +156,24 @@ class Records:
         return sorted({round(k * last / (count - 1)) for k in range(count)}) if last >= 0 else []
 
 
-def visit(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[Chunk], Any],
-          take: Callable[[Any], None]) -> None:
-    """Compute chunks of records and take the results; where one raises, without the records that raise alone."""
+def visit(
+    sample: Records,
+    parts: Sequence[torch.Tensor],
+    compute: Callable[[Chunk], Any],
+    take: Callable[[Any], None],
+) -> None:
+    """Compute chunks of records and take the results; where one raises, without the records that
+    raise alone.
+    """
     visit_loaded(sample, parts, lambda loaded: compute(loaded.chunk), take)
 
 
-def visit_loaded(sample: Records, parts: Sequence[torch.Tensor], compute: Callable[[LoadedChunk], Any],
-                 take: Callable[[Any], None]) -> None:
+def visit_loaded(
+    sample: Records,
+    parts: Sequence[torch.Tensor],
+    compute: Callable[[LoadedChunk], Any],
+    take: Callable[[Any], None],
+) -> None:
     """Do the same where it matters which records are in a chunk."""
     # Afterwards: loading workers serve one pass at a time, and a second one would end the first.
     raised = [loaded.indices for loaded in sample.chunks(parts) if not _done(loaded, compute, take)]
@@ -150,22 +181,39 @@ def visit_loaded(sample: Records, parts: Sequence[torch.Tensor], compute: Callab
         _without_culprits(sample, indices, compute, take)
 
 
-def _without_culprits(sample: Records, indices: tuple[int, ...], compute: Callable[[LoadedChunk], Any],
-                      take: Callable[[Any], None]) -> None:
-    """Compute the chunk that there would have been without the records that raise: to the same bits."""
-    alone = {index: LoadedChunk(record, (index,)) for index in indices
-             if (record := sample.alone(index)) is not None}
-    others = [index for index, record in alone.items() if _done(record, compute, lambda found: None)]
+def _without_culprits(
+    sample: Records,
+    indices: tuple[int, ...],
+    compute: Callable[[LoadedChunk], Any],
+    take: Callable[[Any], None],
+) -> None:
+    """Compute the chunk that there would have been without the records that raise: to the same
+    bits.
+    """
+    alone = {
+        index: LoadedChunk(record, (index,))
+        for index in indices
+        if (record := sample.alone(index)) is not None
+    }
+    others = [
+        index for index, record in alone.items() if _done(record, compute, lambda found: None)
+    ]
     if not others:
         return
     for rest in sample.chunks([torch.tensor(others)]):
-        if len(others) == len(indices) or not _done(rest, compute, take):  # what raises in company alone
+        if len(others) == len(indices) or not _done(
+            rest, compute, take
+        ):  # what raises in company alone
             for index in rest.indices:
                 _done(alone[index], compute, take)
 
 
-def _done(loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any], take: Callable[[Any], None]) -> bool:
-    """Whether a chunk could be computed and was taken; what loading did to the generators ends here."""
+def _done(
+    loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any], take: Callable[[Any], None]
+) -> bool:
+    """Whether a chunk could be computed and was taken; what loading did to the generators ends
+    here.
+    """
     renew_randomness()
     try:
         found = compute(loaded)
@@ -189,9 +237,13 @@ def shape_of(value: Any) -> Any:
 
 
 class Loading:
-    """Loads and collates rows, each under a key of its own; what fails or does not fit, even alone, is left out."""
+    """Loads and collates rows, each under a key of its own; what fails or does not fit, even alone,
+    is left out.
+    """
 
-    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None) -> None:
+    def __init__(
+        self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None
+    ) -> None:
         self.data, self.collate_fn, self.example = data, collate_fn, example
         self._runs_code = not is_stacked(data) or collate_fn is not None
 
@@ -202,8 +254,11 @@ class Loading:
 
     def _groups(self, key: bytes, rows: RowIndices) -> Groups:
         if self.collate_fn is not None:
-            return _joined((chunk, [place]) for place, row in enumerate(rows)
-                           if row is not None and (chunk := _guarded(self._alone, key, row)) is not None)
+            return _joined(
+                (chunk, [place])
+                for place, row in enumerate(rows)
+                if row is not None and (chunk := _guarded(self._alone, key, row)) is not None
+            )
         records: dict[int, Any] = {}
         shapes: dict[Any, list[int]] = {}
         for place, row in enumerate(rows):
@@ -215,7 +270,8 @@ class Loading:
     def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
         """Return the groups in a form that passes between processes; what has none is left out."""
         found = [(_guarded(packed, chunk), places) for chunk, places in self.groups(key, rows)]
-        # The records of a group have their types in common: where it has no such form, none of them has one alone.
+        # The records of a group have their types in common: where it has no such form, none of them
+        # has one alone.
         return [(chunk, places) for chunk, places in found if chunk is not None]
 
     def _record(self, key: bytes, row: int) -> Any:
@@ -235,12 +291,17 @@ class Loading:
         return record, shape
 
     def _stacked(self, records: Mapping[int, Any], places: list[int]) -> Groups:
-        """Collate records of one shape: the default stacks, and stacking treats every record alone."""
+        """Collate records of one shape: the default stacks, and stacking treats every record
+        alone.
+        """
         together = _guarded(self._collated, default_collate, [records[place] for place in places])
         if together is not None:
             return [(together, places)]
-        return _joined((chunk, [place]) for place in places
-                       if (chunk := _guarded(self._collated, default_collate, [records[place]])) is not None)
+        return _joined(
+            (chunk, [place])
+            for place in places
+            if (chunk := _guarded(self._collated, default_collate, [records[place]])) is not None
+        )
 
     def _collated(self, collate_fn: Callable[[list[Any]], Any], records: list[Any]) -> Chunk | None:
         """Records of one shape as a chunk, if they fit what was declared."""
@@ -249,7 +310,9 @@ class Loading:
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what user code returns for a record, or None if it raises anything but an interruption."""
+    """Return what user code returns for a record, or None if it raises anything but an
+    interruption.
+    """
     try:
         return function(*args)
     except KeyboardInterrupt:
@@ -263,8 +326,13 @@ def _joined(groups: Iterable[tuple[Chunk, list[int]]]) -> Groups:
     alike: dict[Any, Groups] = {}
     for chunk, places in groups:
         alike.setdefault(chunk.signature, []).append((chunk, places))
-    return [(Chunk.joined([chunk for chunk, _ in group]), [place for _, places in group for place in places])
-            for group in alike.values()]
+    return [
+        (
+            Chunk.joined([chunk for chunk, _ in group]),
+            [place for _, places in group for place in places],
+        )
+        for group in alike.values()
+    ]
 
 
 def _joined_packed(found: list[list[tuple[bytes, list[int]]]]) -> list[tuple[bytes, list[int]]]:
@@ -283,10 +351,18 @@ def is_stacked(data: Any) -> bool:
 def check_map_style(data: Any) -> None:
     """Refuse what has no records at indices."""
     if isinstance(data, DataLoader):
-        raise DataError("Expected a data set, got a DataLoader. Pass loader.dataset: the run draws its own Poisson "
-                        "samples, because the guarantee is only valid for the sampler that it records.")
+        raise DataError(
+            "Expected a data set, got a DataLoader. Pass loader.dataset: the run draws its own "
+            "Poisson samples, because the guarantee is only valid for the sampler that it records."
+        )
     if isinstance(data, IterableDataset):
-        raise DataError("Expected a map-style data set, got an IterableDataset. Poisson sampling includes each record "
-                        "independently, which needs random access; give the data set __len__ and __getitem__.")
+        raise DataError(
+            "Expected a map-style data set, got an IterableDataset. Poisson sampling includes each "
+            "record independently, which needs random access; give the data set __len__ and "
+            "__getitem__."
+        )
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise DataError(f"Expected a map-style data set with __len__ and __getitem__, got {type(data).__name__}.")
+        raise DataError(
+            "Expected a map-style data set with __len__ and __getitem__, got "
+            f"{type(data).__name__}."
+        )

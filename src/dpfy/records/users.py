@@ -1,9 +1,10 @@
 """Users as the unit of privacy: who owns which rows, and which of them take part in a step.
 
-A step draws users. Each user that was drawn draws at most ``rows_per_user`` of its own rows, by random numbers of its
-own, and its loss is the mean over them. *Formal guarantee*: what a user adds to a step depends on its own rows and on
-its own random numbers only, however many rows it has and whoever else is there; adding or removing a user with all its
-rows therefore moves the clipped sum by at most one bound. Proof in docs/proofs/user-level.md.
+A step draws users. Each user that was drawn draws at most ``rows_per_user`` of its own rows, by
+random numbers of its own, and its loss is the mean over them. *Formal guarantee*: what a user adds
+to a step depends on its own rows and on its own random numbers only, however many rows it has and
+whoever else is there; adding or removing a user with all its rows therefore moves the clipped sum
+by at most one bound. Proof in docs/proofs/user-level.md.
 """
 
 import hashlib
@@ -26,24 +27,46 @@ Whole = npt.NDArray[np.int64]
 
 _ROWS_PER_USER = 16
 _SEED_WORDS = 4  # 256 bits
-_DRAW = 16  # bytes of a number that chooses a row: each of n rows has a probability within 2^-128 of 1/n
-_EXPECTED = ("Expected unit_of to name the user of each row of the data set: a sequence with one whole number, text or "
-             "bytes per row, or a function from a row's index to one of these.")
+# bytes of a number that chooses a row: each of n rows has a probability within 2^-128 of 1/n
+_DRAW = 16
+_EXPECTED = (
+    "Expected unit_of to name the user of each row of the data set: a sequence with one whole "
+    "number, text or bytes per row, or a function from a row's index to one of these."
+)
 
 
-def records_by_unit(data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int, unit: Unit,
-                    unit_of: Any, rows_per_user: int | None, example: Chunk | None = None,
-                    stream: SecureStream | None = None) -> Records:
+def records_by_unit(
+    data: Any,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    num_workers: int,
+    unit: Unit,
+    unit_of: Any,
+    rows_per_user: int | None,
+    example: Chunk | None = None,
+    stream: SecureStream | None = None,
+) -> Records:
     """Return the private records in the units that a plan protects."""
     if unit is Unit.USER:
         if unit_of is None:
-            raise InvalidArgument(f"The plan protects users, and nothing says whose the rows are. {_EXPECTED} If each "
-                                  "item of the data set is all that one user has, give unit_of=range(len(data)).")
-        return UserRecords(data, collate_fn, num_workers, unit_of,
-                           _ROWS_PER_USER if rows_per_user is None else rows_per_user, example, stream)
+            raise InvalidArgument(
+                f"The plan protects users, and nothing says whose the rows are. {_EXPECTED} If "
+                "each item of the data set is all that one user has, give "
+                "unit_of=range(len(data))."
+            )
+        return UserRecords(
+            data,
+            collate_fn,
+            num_workers,
+            unit_of,
+            _ROWS_PER_USER if rows_per_user is None else rows_per_user,
+            example,
+            stream,
+        )
     if unit_of is not None or rows_per_user is not None:
-        raise InvalidArgument("unit_of= and rows_per_user= belong to a plan that protects users; this one protects "
-                              "records. Make it with unit='user', where records= and batch_size= count users.")
+        raise InvalidArgument(
+            "unit_of= and rows_per_user= belong to a plan that protects users; this one protects "
+            "records. Make it with unit='user', where records= and batch_size= count users."
+        )
     return Records(data, collate_fn, num_workers, example, stream)
 
 
@@ -59,7 +82,8 @@ class Users:
 
     @classmethod
     def of(cls, unit_of: Any, rows: int) -> "Users":
-        """Return the users of ``rows`` rows; a row that has no id is nobody's and takes part in nothing.
+        """Return the users of ``rows`` rows; a row that has no id is nobody's and takes part in
+        nothing.
 
         >>> users = Users.of(["b", "a", "b", None], rows=4)
         >>> [users.rows_of(user).tolist() for user in range(len(users))]
@@ -67,7 +91,7 @@ class Users:
         """
         numbers = _numbers(unit_of, rows)
         order = np.argsort(numbers, kind="stable")
-        order = order[np.count_nonzero(numbers < 0):]
+        order = order[np.count_nonzero(numbers < 0) :]
         starts = np.searchsorted(numbers[order], np.arange(numbers.max(initial=-1) + 2))
         return cls(order, starts)
 
@@ -76,7 +100,7 @@ class Users:
 
     def rows_of(self, user: int) -> Whole:
         """Return the rows of one user."""
-        return self.rows[self.starts[user]:self.starts[user + 1]]
+        return self.rows[self.starts[user] : self.starts[user + 1]]
 
     def __repr__(self) -> str:
         return "Users(sensitive)"
@@ -85,14 +109,22 @@ class Users:
 class UserRecords(Records):
     """The private rows behind a loader, by user: its indices are those of users.
 
-    A row that cannot be loaded or is not as was declared is left out of its user's rows, and so is one of another shape
-    than most of this user's.
+    A row that cannot be loaded or is not as was declared is left out of its user's rows, and so is
+    one of another shape than most of this user's.
     """
 
     seed_words = _SEED_WORDS
 
-    def __init__(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int, unit_of: Any,
-                 rows_per_user: int, example: Chunk | None = None, stream: SecureStream | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        num_workers: int,
+        unit_of: Any,
+        rows_per_user: int,
+        example: Chunk | None = None,
+        stream: SecureStream | None = None,
+    ) -> None:
         super().__init__(data, collate_fn, num_workers, example, stream)
         self.rows_per_unit = _validate.count("rows_per_user", rows_per_user)
         self._users = Users.of(unit_of, len(data))
@@ -108,13 +140,19 @@ class UserRecords(Records):
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
-        """Return the same users; those that were drawn have chosen their rows, by the column of words each drew."""
+        """Return the same users; those that were drawn have chosen their rows, by the column of
+        words each drew.
+        """
         drawn = self.fresh()
-        drawn._seeds = dict(zip(indices.tolist(), map(bytes, seeds.t().contiguous().numpy()), strict=True))
+        drawn._seeds = dict(
+            zip(indices.tolist(), map(bytes, seeds.t().contiguous().numpy()), strict=True)
+        )
         return drawn
 
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
-        """Yield the users at the indices of each part, those with equally many rows of one shape in one chunk."""
+        """Yield the users at the indices of each part, those with equally many rows of one shape in
+        one chunk.
+        """
         users = [part.tolist() for part in parts if len(part)]
         rows = [[self._chosen(user) for user in some] for some in users]
         loaded = self._groups([torch.from_numpy(np.concatenate(each)) for each in rows])
@@ -123,29 +161,35 @@ class UserRecords(Records):
                 yield LoadedChunk(chunk, tuple(some[place] for place in places))
 
     def alone(self, index: int) -> Chunk | None:
-        """Return one user as a chunk of its own, or None if none of its rows can be loaded and collated."""
+        """Return one user as a chunk of its own, or None if none of its rows can be loaded and
+        collated.
+        """
         rows = self._chosen(index)
         return next((chunk for chunk, _ in by_unit(self._loaded(rows.tolist()), [len(rows)])), None)
 
     def witnesses(self, count: int) -> list[int]:
-        """Return one row of each of a few users: whoever has many rows must not decide about all."""
+        """Return one row of each of a few users: whoever has many rows must not decide about
+        all.
+        """
         return [int(self._users.rows_of(user)[0]) for user in self.spread(count)]
 
     def _chosen(self, user: int) -> Whole:
         """The rows with which a user takes part in the step; outside of one, its first."""
         rows = self._users.rows_of(user)
         if len(rows) <= self.rows_per_unit or self._seeds is None:
-            return rows[:self.rows_per_unit]
+            return rows[: self.rows_per_unit]
         return rows[drawn_rows(len(rows), self.rows_per_unit, self._seeds[user])]
 
 
 def drawn_rows(count: int, wanted: int, seed: bytes) -> list[int]:
     """Return ``wanted`` of ``range(count)``, uniformly and without replacement, in order.
 
-    *Formal guarantee*: with a uniform secret seed, every set has its probability up to 2⁻⁶⁰ in total variation, if
-    ``wanted``·``count`` is below 2⁶⁸ and SHAKE-256 cannot be told from a random function.
+    *Formal guarantee*: with a uniform secret seed, every set has its probability up to 2⁻⁶⁰ in
+    total variation, if ``wanted``·``count`` is below 2⁶⁸ and SHAKE-256 cannot be told from a random
+    function.
 
-    Reference: R. Floyd's algorithm; J. Bentley & R. Floyd, A sample of brilliance, CACM 30(9), 1987.
+    Reference: R. Floyd's algorithm; J. Bentley & R. Floyd, A sample of brilliance, CACM 30(9),
+    1987.
 
     >>> drawn_rows(count=100, wanted=4, seed=bytes(32))
     [10, 14, 55, 89]
@@ -153,7 +197,7 @@ def drawn_rows(count: int, wanted: int, seed: bytes) -> list[int]:
     stream = hashlib.shake_256(b"dpfy rows:" + seed).digest(_DRAW * wanted)
     chosen: set[int] = set()
     for turn, last in enumerate(range(count - wanted, count)):
-        number = int.from_bytes(stream[_DRAW * turn:_DRAW * (turn + 1)])
+        number = int.from_bytes(stream[_DRAW * turn : _DRAW * (turn + 1)])
         place = number * (last + 1) >> 8 * _DRAW
         chosen.add(last if place in chosen else place)
     return sorted(chosen)
@@ -162,9 +206,10 @@ def drawn_rows(count: int, wanted: int, seed: bytes) -> list[int]:
 def by_unit(groups: Groups, lengths: Sequence[int]) -> Iterator[tuple[Chunk, list[int]]]:
     """Yield chunks of units and which these are, from rows that follow each other unit by unit.
 
-    ``groups`` are the rows that could be loaded, by their shapes, and ``lengths`` how many each unit asked for. A unit
-    takes part with the shape that most of its rows have; where two are as common, with that of its earlier row. Which
-    one that is must not depend on the order of ``groups``, since other units have a part in it.
+    ``groups`` are the rows that could be loaded, by their shapes, and ``lengths`` how many each
+    unit asked for. A unit takes part with the shape that most of its rows have; where two are as
+    common, with that of its earlier row. Which one that is must not depend on the order of
+    ``groups``, since other units have a part in it.
     """
     owners = np.repeat(np.arange(len(lengths)), lengths)
     found = [owners[positions] for _, positions in groups]
@@ -180,7 +225,10 @@ def by_unit(groups: Groups, lengths: Sequence[int]) -> Iterator[tuple[Chunk, lis
         sizes = np.where(chosen == number, counts[number], 0)
         for rows in np.unique(sizes[sizes > 0]).tolist():
             places = np.flatnonzero(sizes[found[number]] == rows)
-            yield chunk.taken(torch.from_numpy(places), rows), np.flatnonzero(sizes == rows).tolist()
+            yield (
+                chunk.taken(torch.from_numpy(places), rows),
+                np.flatnonzero(sizes == rows).tolist(),
+            )
 
 
 def _numbers(unit_of: Any, rows: int) -> Whole:
@@ -188,10 +236,14 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
     if isinstance(unit_of, torch.Tensor):
         unit_of = unit_of.detach().cpu().numpy()
     if isinstance(unit_of, np.ndarray) and (unit_of.ndim != 1 or unit_of.dtype.kind not in "iuSUO"):
-        raise InvalidArgument(f"{_EXPECTED} Got an array of {unit_of.dtype} with {unit_of.ndim} axes.")
+        raise InvalidArgument(
+            f"{_EXPECTED} Got an array of {unit_of.dtype} with {unit_of.ndim} axes."
+        )
     if callable(unit_of):
         keys = [_asked(unit_of, row) for row in range(rows)]
-    elif isinstance(unit_of, str | bytes) or not (hasattr(unit_of, "__len__") and hasattr(unit_of, "__iter__")):
+    elif isinstance(unit_of, str | bytes) or not (
+        hasattr(unit_of, "__len__") and hasattr(unit_of, "__iter__")
+    ):
         raise InvalidArgument(f"{_EXPECTED} Got a {type(unit_of).__name__}.")
     elif len(unit_of) != rows:
         raise InvalidArgument(f"{_EXPECTED} Its length is not that of the data set.")
@@ -199,9 +251,13 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
         return np.unique(unit_of, return_inverse=True)[1].astype(np.int64)
     else:
         keys = [_key(each) for each in unit_of]
-    if rows and all(key is None for key in keys):  # this says of the data that it has no user at all
+    if rows and all(
+        key is None for key in keys
+    ):  # this says of the data that it has no user at all
         raise InvalidArgument(f"{_EXPECTED} No row has such an id.")
-    known = {key: number for number, key in enumerate(sorted({key for key in keys if key is not None}))}
+    known = {
+        key: number for number, key in enumerate(sorted({key for key in keys if key is not None}))
+    }
     return np.array([-1 if key is None else known[key] for key in keys], dtype=np.int64)
 
 
@@ -216,7 +272,9 @@ def _asked(unit_of: Callable[[int], Any], row: int) -> Any:
 
 
 def _key(user: Any) -> tuple[int, Any] | None:
-    """What ids are compared by: whole numbers, then texts, then bytes; None for anything else, such as a missing id."""
+    """What ids are compared by: whole numbers, then texts, then bytes; None for anything else, such
+    as a missing id.
+    """
     if isinstance(user, int | np.integer) and not isinstance(user, bool):
         return 0, int(user)
     if isinstance(user, str):

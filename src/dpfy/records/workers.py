@@ -1,7 +1,9 @@
-"""Processes that load records, so that a record which ends its process is left out and nobody is told.
+"""Processes that load records, so that a record which ends its process is left out and nobody is
+told.
 
-torch's own loading workers raise in the main process, wherever that is, when one of them dies, and say so on stderr.
-These are asked again, one record at a time, for what a dead one had been asked for.
+torch's own loading workers raise in the main process, wherever that is, when one of them dies, and
+say so on stderr. These are asked again, one record at a time, for what a dead one had been asked
+for.
 """
 
 import faulthandler
@@ -33,18 +35,30 @@ RowIndices = Sequence[int | None]
 class Workers(Generic[Found]):
     """A few processes that load rows by ``load(key, rows)``.
 
-    *Formal guarantee*: what is found for some rows is what the rows give that do not end a process alone. Nothing that
-    a worker writes to stdout or stderr is shown.
+    *Formal guarantee*: what is found for some rows is what the rows give that do not end a process
+    alone. Nothing that a worker writes to stdout or stderr is shown.
 
-    ``joined`` puts together what several calls found in the same rows, each with the others left out: for rows that end
-    a process only in company, as too large ones do.
+    ``joined`` puts together what several calls found in the same rows, each with the others left
+    out: for rows that end a process only in company, as too large ones do.
     """
 
-    def __init__(self, count: int, load: Callable[[bytes, RowIndices], Found], joined: Callable[[list[Found]], Found],
-                 data: Any) -> None:
+    def __init__(
+        self,
+        count: int,
+        load: Callable[[bytes, RowIndices], Found],
+        joined: Callable[[list[Found]], Found],
+        data: Any,
+    ) -> None:
         self._joined = joined
-        self._team = [_Worker(load, torch_worker.WorkerInfo(
-            id=number, num_workers=count, seed=randbits(63), dataset=data)) for number in range(count)]
+        self._team = [
+            _Worker(
+                load,
+                torch_worker.WorkerInfo(
+                    id=number, num_workers=count, seed=randbits(63), dataset=data
+                ),
+            )
+            for number in range(count)
+        ]
         weakref.finalize(self, _stop, self._team)
 
     def close(self) -> None:
@@ -52,7 +66,9 @@ class Workers(Generic[Found]):
         _stop(self._team)
 
     def found(self, key: bytes, parts: Sequence[RowIndices]) -> Iterator[Found]:
-        """Yield what is found in each part, in order; while one is used, the next ones are being loaded."""
+        """Yield what is found in each part, in order; while one is used, the next ones are being
+        loaded.
+        """
         team = self._team
         _stop([worker for worker in team if worker.busy])  # with what nobody waits for any more
         for worker, part in zip(team, parts, strict=False):
@@ -61,7 +77,11 @@ class Workers(Generic[Found]):
             for number, part in enumerate(parts):
                 worker = team[number % len(team)]
                 answer = worker.answer()
-                found: Found = self._without_culprits(worker, key, part) if answer is None else pickle.loads(answer)
+                found: Found = (
+                    self._without_culprits(worker, key, part)
+                    if answer is None
+                    else pickle.loads(answer)
+                )
                 if (later := number + len(team)) < len(parts):
                     worker.ask(key, parts[later])
                 yield found
@@ -70,11 +90,15 @@ class Workers(Generic[Found]):
 
     def _without_culprits(self, worker: "_Worker", key: bytes, rows: RowIndices) -> Found:
         """What there would have been without the rows that end the process of a worker."""
+
         def asked(wanted: RowIndices) -> bytes | None:
             worker.ask(key, wanted)
             return worker.answer()
 
-        singles = [[row if place == chosen else None for place, row in enumerate(rows)] for chosen in range(len(rows))]
+        singles = [
+            [row if place == chosen else None for place, row in enumerate(rows)]
+            for chosen in range(len(rows))
+        ]
         harmless = [place for place, single in enumerate(singles) if asked(single) is not None]
         rest = asked([row if place in harmless else None for place, row in enumerate(rows)])
         if rest is not None:
@@ -117,7 +141,9 @@ class _Worker:
         """Start the process; whatever it says goes nowhere."""
         context, self.owner = get_context(), os.getpid()
         self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.line, self.load, self.info), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(theirs, self.line, self.load, self.info), daemon=True
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fork beside threads, as every loader makes one
             self.process.start()
@@ -134,7 +160,9 @@ class _Worker:
 
 
 def _hush() -> None:
-    """Let whatever this process says go nowhere, also what the interpreter and libraries say when it crashes."""
+    """Let whatever this process says go nowhere, also what the interpreter and libraries say when
+    it crashes.
+    """
     faulthandler.disable()
     warnings.simplefilter("ignore")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -144,7 +172,9 @@ def _hush() -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as they are in memory; torch's own way through shared memory needs both processes alive."""
+    """Writes tensors as they are in memory; torch's own way through shared memory needs both
+    processes alive.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
@@ -160,7 +190,9 @@ def packed(value: Any) -> bytes:
     return written.getvalue()
 
 
-def _tensor(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], device: str) -> torch.Tensor:
+def _tensor(
+    values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], device: str
+) -> torch.Tensor:
     return torch.from_numpy(values).clone().view(dtype).view(shape).to(device)
 
 
@@ -170,7 +202,9 @@ def _stop(team: list[_Worker]) -> None:
             worker.stop()
 
 
-def _serve(line: Connection, parents: Connection, load: Callable[[bytes, RowIndices], Any], info: Any) -> None:
+def _serve(
+    line: Connection, parents: Connection, load: Callable[[bytes, RowIndices], Any], info: Any
+) -> None:
     """Load rows until the parent is gone."""
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides

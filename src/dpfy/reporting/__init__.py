@@ -1,4 +1,6 @@
-"""What one may say about a run: the privacy report, from the ledger's facts and declared ones, without torch."""
+"""What one may say about a run: the privacy report, from the ledger's facts and declared ones,
+without torch.
+"""
 
 from dpfy.reporting.document import Report, report
 from dpfy.reporting.facts import RunFacts

@@ -1,11 +1,19 @@
-"""What the guarantee leaves to an attacker: membership, belief and reconstruction, read off the trade-off curve."""
+"""What the guarantee leaves to an attacker: membership, belief and reconstruction, read off the
+trade-off curve.
+"""
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from dpfy.accounting import Guarantee
-from dpfy.accounting.conversions import TradeoffCurve, dominating_mu, membership_advantage, tpr_at_fpr, tradeoff_curve
+from dpfy.accounting.conversions import (
+    TradeoffCurve,
+    dominating_mu,
+    membership_advantage,
+    tpr_at_fpr,
+    tradeoff_curve,
+)
 from dpfy.reporting.numbers import finite
 
 FALSE_ALARM = 0.01
@@ -18,9 +26,11 @@ _RATES = tuple(round(0.02 * number, 2) for number in range(51))
 
 @dataclass(frozen=True)
 class Belief:
-    """Of somebody who held ``prior`` for "it was in": how often right at best, and of those accused, how many rightly.
+    """Of somebody who held ``prior`` for "it was in": how often right at best, and of those
+    accused, how many rightly.
 
-    Being right at best is 1 − p·(1 − δ(ε)) at ε = log((1 − p)/p). Accusations have a false positive rate of 1 %.
+    Being right at best is 1 − p·(1 − δ(ε)) at ε = log((1 − p)/p). Accusations have a false positive
+    rate of 1 %.
     """
 
     prior: float
@@ -30,7 +40,9 @@ class Belief:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Who would hit a record by a lucky guess with probability ``baseline`` hits it with at most ``success``."""
+    """Who would hit a record by a lucky guess with probability ``baseline`` hits it with at most
+    ``success``.
+    """
 
     baseline: float
     success: float
@@ -38,9 +50,11 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class Attacks:
-    """Bounds on what any attacker achieves who sees everything that was released and knows all the other data.
+    """Bounds on what any attacker achieves who sees everything that was released and knows all the
+    other data.
 
-    *Formal guarantee*: each number follows from the certified trade-off curve: docs/proofs/conversions.md.
+    *Formal guarantee*: each number follows from the certified trade-off curve:
+    docs/proofs/conversions.md.
     """
 
     advantage: float
@@ -57,17 +71,29 @@ class Attacks:
         found = tpr_at_fpr(guarantee, FALSE_ALARM)
         gaussian = dominating_mu(guarantee)
         return cls(
-            advantage=membership_advantage(guarantee), true_positives=found, mu=gaussian.mu, mu_floor=gaussian.floor,
+            advantage=membership_advantage(guarantee),
+            true_positives=found,
+            mu=gaussian.mu,
+            mu_floor=gaussian.floor,
             curve=tradeoff_curve(guarantee, _RATES),
-            beliefs=tuple(Belief(prior, _right(guarantee, prior), _accused_rightly(prior, found)) for prior in _PRIORS),
-            reconstruction=tuple(Reconstruction(base, tpr_at_fpr(guarantee, base)) for base in _BASELINES))
+            beliefs=tuple(
+                Belief(prior, _right(guarantee, prior), _accused_rightly(prior, found))
+                for prior in _PRIORS
+            ),
+            reconstruction=tuple(
+                Reconstruction(base, tpr_at_fpr(guarantee, base)) for base in _BASELINES
+            ),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the bounds as plain JSON values."""
-        return {**asdict(self), "mu": finite(self.mu), "curve": {"fpr": list(self.curve.fpr),
-                                                                 "fnr": list(self.curve.fnr)},
-                "beliefs": [asdict(each) for each in self.beliefs],
-                "reconstruction": [asdict(each) for each in self.reconstruction]}
+        return {
+            **asdict(self),
+            "mu": finite(self.mu),
+            "curve": {"fpr": list(self.curve.fpr), "fnr": list(self.curve.fnr)},
+            "beliefs": [asdict(each) for each in self.beliefs],
+            "reconstruction": [asdict(each) for each in self.reconstruction],
+        }
 
 
 def _right(guarantee: Guarantee, prior: float) -> float:

@@ -1,4 +1,6 @@
-"""What a guarantee rests on: what is proved, cited, checked on synthetic input, declared, or merely allowed for."""
+"""What a guarantee rests on: what is proved, cited, checked on synthetic input, declared, or merely
+allowed for.
+"""
 
 import re
 from collections.abc import Iterator
@@ -11,20 +13,27 @@ from dpfy.reporting.numbers import plain
 from dpfy.reporting.record import LedgerRecord
 
 NO_ALLOWANCE = "no allowance is part of this guarantee"
-NOT_RECORDED = ("Not recorded: no run has written to this ledger what it rests on. Older versions did not, and "
-                "mechanisms outside of a run do not.")
+NOT_RECORDED = (
+    "Not recorded: no run has written to this ledger what it rests on. Older versions did not, and "
+    "mechanisms outside of a run do not."
+)
 _NAMES_A_PAPER = re.compile(r"\b(19|20)\d\d\b")
-_CIPHER = ("That nobody tells the key stream of AES-256 in counter mode (FIPS 197, NIST SP 800-38A), or of ChaCha20 "
-           "(RFC 8439), from random numbers is cited, not proved; the guarantee is computational in this sense "
-           "(Mironov, Pandey, Reingold & Vadhan 2009).")
+_CIPHER = (
+    "That nobody tells the key stream of AES-256 in counter mode (FIPS 197, NIST SP 800-38A), or "
+    "of ChaCha20 (RFC 8439), from random numbers is cited, not proved; the guarantee is "
+    "computational in this sense (Mironov, Pandey, Reingold & Vadhan 2009)."
+)
 
 
 def grounds(record: LedgerRecord, rule: Filter | None) -> tuple[Ground, ...]:
     """List what the guarantee of a ledger rests on: theorems first, allowances last.
 
-    Sampling, noise, accounting and the ledger are this library's for every run; the rest is what runs recorded.
+    Sampling, noise, accounting and the ledger are this library's for every run; the rest is what
+    runs recorded.
     """
-    return in_order([*_of_the_library(record), *_of_the_accounting(record, rule), *grounds_in(record.basis)])
+    return in_order(
+        [*_of_the_library(record), *_of_the_accounting(record, rule), *grounds_in(record.basis)]
+    )
 
 
 def strict_line(record: LedgerRecord) -> str | None:
@@ -34,7 +43,11 @@ def strict_line(record: LedgerRecord) -> str | None:
     if not record.basis:
         return "declared; no run has recorded yet what it rests on"
     allowed = [ground.title for ground in grounds_in(record.basis) if ground.kind is Kind.ALLOWANCE]
-    return f"declared, but the ledger records allowances: {'; '.join(allowed)}" if allowed else NO_ALLOWANCE
+    return (
+        f"declared, but the ledger records allowances: {'; '.join(allowed)}"
+        if allowed
+        else NO_ALLOWANCE
+    )
 
 
 def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
@@ -42,41 +55,69 @@ def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
     values: dict[str, dict[str, None]] = {}
     for facts in record.basis:
         environment = facts.get("environment")
-        for name, value in {"engine": facts.get("engine"),
-                            **(environment if isinstance(environment, dict) else {})}.items():
+        for name, value in {
+            "engine": facts.get("engine"),
+            **(environment if isinstance(environment, dict) else {}),
+        }.items():
             values.setdefault(str(name), {})[_text(value)] = None
     return tuple((name.replace("_", " "), " / ".join(found)) for name, found in values.items())
 
 
 def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str, str, str]]:
-    """Yield method, policy, noise and reference of every rule that the accounting of a ledger uses."""
+    """Yield method, policy, noise and reference of every rule that the accounting of a ledger
+    uses.
+    """
     for row in supported():
-        if row.relation == record.relation and (row.policy, row.noise) in record.kinds \
-                and not (isinstance(rule, Additive) and row.method != rule.rules):
+        if (
+            row.relation == record.relation
+            and (row.policy, row.noise) in record.kinds
+            and not (isinstance(rule, Additive) and row.method != rule.rules)
+        ):
             yield row.method, row.policy, row.noise, row.reference
 
 
 def _of_the_library(record: LedgerRecord) -> Iterator[Ground]:
-    yield Ground(Kind.THEOREM, "sampling", "Samples have the law that is accounted",
-                 "Events are named by the sampler that draws: docs/proofs/sampling.md.")
-    yield Ground(Kind.THEOREM, "noise", "Noise on a computer is as good as real noise",
-                 "Sums and noise are on one lattice, and what rounding adds is in the noise scale: "
-                 "docs/proofs/gaussian-sum.md, docs/proofs/lattice-noise.md.")
+    yield Ground(
+        Kind.THEOREM,
+        "sampling",
+        "Samples have the law that is accounted",
+        "Events are named by the sampler that draws: docs/proofs/sampling.md.",
+    )
+    yield Ground(
+        Kind.THEOREM,
+        "noise",
+        "Noise on a computer is as good as real noise",
+        "Sums and noise are on one lattice, and what rounding adds is in the noise scale: "
+        "docs/proofs/gaussian-sum.md, docs/proofs/lattice-noise.md.",
+    )
     if record.durable:
-        yield Ground(Kind.THEOREM, "ledger", "The ledger counts at least what was released",
-                     "Given storage that keeps what it acknowledged: docs/proofs/ledger.md.")
+        yield Ground(
+            Kind.THEOREM,
+            "ledger",
+            "The ledger counts at least what was released",
+            "Given storage that keeps what it acknowledged: docs/proofs/ledger.md.",
+        )
     yield Ground(Kind.CITATION, "cipher", "The key stream looks random", _CIPHER)
 
 
 def _of_the_accounting(record: LedgerRecord, rule: Filter | None) -> Iterator[Ground]:
-    yield Ground(Kind.THEOREM, "composition", "Costs are composed with every error against us",
-                 "Discretisation, truncation and rounding are in the upper bound: docs/proofs/accounting-pld.md, "
-                 "docs/proofs/accounting-rdp.md.")
+    yield Ground(
+        Kind.THEOREM,
+        "composition",
+        "Costs are composed with every error against us",
+        "Discretisation, truncation and rounding are in the upper bound: "
+        "docs/proofs/accounting-pld.md, docs/proofs/accounting-rdp.md.",
+    )
     if rule is not None:
-        yield _referred("filter", f"The limit of a {rule.title} bounds whatever it admits", rule.reference)
+        yield _referred(
+            "filter", f"The limit of a {rule.title} bounds whatever it admits", rule.reference
+        )
     for method, policy, noise, reference in cited(record, rule):
-        yield _referred(f"{method}_{policy}_{noise}", f"{method.upper()} of {noise} noise under {policy} sampling",
-                        reference)
+        yield _referred(
+            f"{method}_{policy}_{noise}",
+            f"{method.upper()} of {noise} noise under {policy} sampling",
+            reference,
+        )
 
 
 def _referred(key: str, title: str, reference: str) -> Ground:
@@ -86,4 +127,10 @@ def _referred(key: str, title: str, reference: str) -> Ground:
 
 
 def _text(value: Any) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, list) else plain(value) if value is not None else "none"
+    return (
+        "; ".join(map(str, value))
+        if isinstance(value, list)
+        else plain(value)
+        if value is not None
+        else "none"
+    )

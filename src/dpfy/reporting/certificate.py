@@ -16,23 +16,33 @@ _MAY_DIFFER = ("$.ledger.read_by", "$.statement[10].text")  # by which version i
 
 
 def differences(ledger: Ledger, certificate: dict[str, Any]) -> list[str]:
-    """Return where a ``report.json`` says other than its ledger and its declared facts; none if all of it holds.
+    """Return where a ``report.json`` says other than its ledger and its declared facts; none if all
+    of it holds.
 
-    *Formal guarantee*: with none, the certificate is the report that this version computes from that very ledger, whose
-    hash chain was verified when it was read; numbers agree to a relative 1e-6.
+    *Formal guarantee*: with none, the certificate is the report that this version computes from
+    that very ledger, whose hash chain was verified when it was read; numbers agree to a relative
+    1e-6.
 
     *Assumes* that the declared facts are true: they are taken from the certificate.
     """
     if certificate.get("schema_version") != SCHEMA_VERSION:
-        raise InvalidArgument(f"Expected a report.json of schema_version {SCHEMA_VERSION}, got "
-                              f"{certificate.get('schema_version')!r}. Use the version of dpfy that wrote it.")
+        raise InvalidArgument(
+            f"Expected a report.json of schema_version {SCHEMA_VERSION}, got "
+            f"{certificate.get('schema_version')!r}. Use the version of dpfy that wrote it."
+        )
     try:
-        delta, facts = float(certificate["costs"]["delta"]), RunFacts.from_json(certificate["facts"])
+        delta, facts = (
+            float(certificate["costs"]["delta"]),
+            RunFacts.from_json(certificate["facts"]),
+        )
     except (KeyError, TypeError, ValueError):
-        raise InvalidArgument("The certificate lacks its δ or its declared facts; it is not a whole report.json."
-                              ) from None
+        raise InvalidArgument(
+            "The certificate lacks its δ or its declared facts; it is not a whole report.json."
+        ) from None
     again = json.loads(json.dumps(report(ledger, delta, facts).to_json()))
-    return [found for found in _compare(certificate, again, "$") if not found.startswith(_MAY_DIFFER)]
+    return [
+        found for found in _compare(certificate, again, "$") if not found.startswith(_MAY_DIFFER)
+    ]
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
@@ -40,8 +50,10 @@ def read_certificate(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InvalidArgument(f"There is no certificate at {path}. Write one with dpfy report --out, or name it with "
-                              "--facts.") from None
+        raise InvalidArgument(
+            f"There is no certificate at {path}. Write one with dpfy report --out, or name it with "
+            "--facts."
+        ) from None
     except ValueError:
         raise InvalidArgument(f"{path} is not JSON, so it is no report.json.") from None
     if not isinstance(value, dict):
@@ -65,7 +77,10 @@ def _compare(stated: Any, computed: Any, where: str) -> Iterator[str]:
 
 
 def _same(stated: Any, computed: Any) -> bool:
-    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (stated, computed)]
+    numbers = [
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in (stated, computed)
+    ]
     if all(numbers):
         return math.isclose(stated, computed, rel_tol=_ROUNDING, abs_tol=1e-12)
     return type(stated) is type(computed) and stated == computed

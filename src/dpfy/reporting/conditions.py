@@ -17,84 +17,157 @@ from dpfy.types import Unit
 _FEW = 5  # groups that are listed one by one
 _LAWS = {
     "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
-    "fixed_size": "Fixed size: every batch is a fresh random set of as many records; their total number is public.",
-    "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of that is part of δ.",
-    "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
-    "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification is claimed.",
-    "importance": "Importance: by its gradient's norm, a record takes part with at most this rate; what that tells of "
-                  "others is part of the cost.",
-    "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an event is an epoch.",
+    "fixed_size": "Fixed size: every batch is a fresh random set of as many records; their total "
+    "number is public.",
+    "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of "
+    "that is part of δ.",
+    "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no "
+    "amplification is claimed.",
+    "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification "
+    "is claimed.",
+    "importance": "Importance: by its gradient's norm, a record takes part with at most this rate; "
+    "what that tells of others is part of the cost.",
+    "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
+    "event is an epoch.",
 }
-HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = "holds", "does not hold", "declared", "not known", "recorded"
+HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
+    "holds",
+    "does not hold",
+    "declared",
+    "not known",
+    "recorded",
+)
 INTACT = "checked when it was read"
 CHECKED, ALLOWED = (Ground(kind, "", "", "").status for kind in (Kind.CHECK, Kind.ALLOWANCE))
 
 
 def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
-    """List what the accounting assumes and how that is known (guide, item 3b); only theorems hold."""
-    return (_sampling(record), _key(record, costs), _registered(record, costs), _arithmetic(costs),
-            _isolation(facts, record), _rounding(record), _constants(record), _small_delta(record, costs),
-            _durable(record), _intact(record), *_secrecy(record))
+    """List what the accounting assumes and how that is known (guide, item 3b); only theorems
+    hold.
+    """
+    return (
+        _sampling(record),
+        _key(record, costs),
+        _registered(record, costs),
+        _arithmetic(costs),
+        _isolation(facts, record),
+        _rounding(record),
+        _constants(record),
+        _small_delta(record, costs),
+        _durable(record),
+        _intact(record),
+        *_secrecy(record),
+    )
 
 
 def _sampling(record: LedgerRecord) -> Item:
     names = ", ".join(record.policies) or "none"
-    return Item("sampling", "The sampling that is accounted is the sampling that ran",
-                f"Sampling: {names}. By construction: the recorded event is named by the sampler that draws the batch, "
-                f"and no setting pairs one with another's accounting. {_laws(record)}".strip(), status=HOLDS)
+    return Item(
+        "sampling",
+        "The sampling that is accounted is the sampling that ran",
+        f"Sampling: {names}. By construction: the recorded event is named by the sampler that "
+        "draws the batch, and no setting pairs one with another's accounting. "
+        f"{_laws(record)}".strip(),
+        status=HOLDS,
+    )
 
 
 def _laws(record: LedgerRecord) -> str:
     """What the policies of a ledger mean, each in a sentence."""
-    return " ".join(law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies))
+    return " ".join(
+        law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies)
+    )
 
 
 def _key(record: LedgerRecord, costs: Costs) -> Item:
-    text = ("A fresh key from the operating system in every process, never saved; noise and samples are drawn from a "
-            "cipher under it." if costs.secret_key else
-            "Noise and samples can be recomputed and subtracted by whoever knows the key. Runs with such keys are for "
-            "testing.")
-    return Item("secret_key", "Noise and samples come from a secret key", f"Key source: {record.key_source}. {text}",
-                status=RECORDED if costs.secret_key else FAILS)
+    text = (
+        "A fresh key from the operating system in every process, never saved; noise and samples "
+        "are drawn from a cipher under it."
+        if costs.secret_key
+        else "Noise and samples can be recomputed and subtracted by whoever knows the key. Runs "
+        "with such keys are for testing."
+    )
+    return Item(
+        "secret_key",
+        "Noise and samples come from a secret key",
+        f"Key source: {record.key_source}. {text}",
+        status=RECORDED if costs.secret_key else FAILS,
+    )
 
 
 def _registered(record: LedgerRecord, costs: Costs) -> Item:
     if costs.filter is not None:
-        return Item("registered", "What may be spent was fixed before the first step",
-                    f"The header declares a {costs.filter.title}, whose guard was asked before each of the "
-                    f"{record.steps_reserved} reserved steps and admits all of them. They may have been chosen from "
-                    "outputs, and so may when to stop.", status=HOLDS)
+        return Item(
+            "registered",
+            "What may be spent was fixed before the first step",
+            f"The header declares a {costs.filter.title}, whose guard was asked before each of the "
+            f"{record.steps_reserved} reserved steps and admits all of them. They may have been "
+            "chosen from outputs, and so may when to stop.",
+            status=HOLDS,
+        )
     title = "The steps were fixed before the first one"
     if not record.registered:
-        return Item("registered", title, "The ledger registered no list of steps in advance. The numbers hold only if "
-                    "neither the steps nor their number were chosen from outputs.", status=UNKNOWN)
+        return Item(
+            "registered",
+            title,
+            "The ledger registered no list of steps in advance. The numbers hold only if neither "
+            "the steps nor their number were chosen from outputs.",
+            status=UNKNOWN,
+        )
     if record.unregistered:
-        return Item("registered", title, f"{record.unregistered} of {record.steps_reserved} reserved steps are not in "
-                    "the registered list, in its order.", status=FAILS)
-    early = (" The run has not used all of them: who stops after looking at outputs is entitled to the ε of all "
-             "registered steps only, which is the one claimed; the smaller ε of the reserved steps may be claimed if "
-             "stopping had nothing to do with the outputs." if record.steps_reserved < record.steps_registered else "")
+        return Item(
+            "registered",
+            title,
+            f"{record.unregistered} of {record.steps_reserved} reserved steps are not in the "
+            "registered list, in its order.",
+            status=FAILS,
+        )
+    early = (
+        " The run has not used all of them: who stops after looking at outputs is entitled to the "
+        "ε of all registered steps only, which is the one claimed; the smaller ε of the reserved "
+        "steps may be claimed if stopping had nothing to do with the outputs."
+        if record.steps_reserved < record.steps_registered
+        else ""
+    )
     beside = " but for what an interruption was charged" if record.interruptions else ""
-    return Item("registered", title, f"{record.steps_registered} steps are registered in the header; "
-                f"{record.steps_reserved} were reserved, all of them from that list{beside}.{early}", status=HOLDS)
+    return Item(
+        "registered",
+        title,
+        f"{record.steps_registered} steps are registered in the header; {record.steps_reserved} "
+        f"were reserved, all of them from that list{beside}.{early}",
+        status=HOLDS,
+    )
 
 
 def _arithmetic(costs: Costs) -> Item:
-    return Item("arithmetic", "Noise on a computer is as good as real noise",
-                "Sums and noise are rounded to one lattice, fixed before the data is seen: its step is a power of two "
-                "between 2^-29 and 2^-28 of the noise's standard deviation, or of 1/16 of the clip bound if that is "
-                "more. Rounding is exact, and what it adds to the bound is inside the noise scale, so the release is "
-                "post-processing of the Gaussian mechanism. Numerical δ recorded: "
-                f"{delta_text(costs.numerical_delta)}; it is set aside before ε is claimed.", status=HOLDS)
+    return Item(
+        "arithmetic",
+        "Noise on a computer is as good as real noise",
+        "Sums and noise are rounded to one lattice, fixed before the data is seen: its step is a "
+        "power of two between 2^-29 and 2^-28 of the noise's standard deviation, or of 1/16 of "
+        "the clip bound if that is more. Rounding is exact, and what it adds to the bound is "
+        "inside the noise scale, so the release is post-processing of the Gaussian mechanism. "
+        f"Numerical δ recorded: {delta_text(costs.numerical_delta)}; it is set aside before ε is "
+        "claimed.",
+        status=HOLDS,
+    )
 
 
 def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
     title = "A record influences nothing but its own clipped contribution"
     if not record.basis:
-        return Item("isolation", title, f"Not recorded in the ledger. Declared engine: {facts.engine}. Declared "
-                    f"isolation: {facts.isolation}.", status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED)
-    known = " ".join(ground.text for ground in grounds_in(record.basis)
-                     if ground.key in ("isolation", "slots", "no_memory"))
+        return Item(
+            "isolation",
+            title,
+            f"Not recorded in the ledger. Declared engine: {facts.engine}. Declared isolation: "
+            f"{facts.isolation}.",
+            status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED,
+        )
+    known = " ".join(
+        ground.text
+        for ground in grounds_in(record.basis)
+        if ground.key in ("isolation", "slots", "no_memory")
+    )
     return Item("isolation", title, f"Recorded by the run: {known}", status=CHECKED)
 
 
@@ -103,126 +176,232 @@ def _rounding(record: LedgerRecord) -> Item:
     title = "Other records do not change what a record adds, in its last bits either"
     if not record.basis:
         return Item("rounding", title, NOT_RECORDED, status=UNKNOWN)
-    allowed = [ground.text for ground in grounds_in(record.basis) if ground.kind is Kind.ALLOWANCE
-               and ground.key.startswith("last_bits")]
-    proved = "No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."
-    return Item("rounding", title, " ".join(allowed) or proved, status=ALLOWED if allowed else HOLDS)
+    allowed = [
+        ground.text
+        for ground in grounds_in(record.basis)
+        if ground.kind is Kind.ALLOWANCE and ground.key.startswith("last_bits")
+    ]
+    proved = (
+        "No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."
+    )
+    return Item(
+        "rounding", title, " ".join(allowed) or proved, status=ALLOWED if allowed else HOLDS
+    )
 
 
 def _constants(record: LedgerRecord) -> Item:
-    return Item("public_constants", "What is called public is public",
-                "Number of records, expected batch size, rate, number of steps and the first clip bound are constants "
-                "of the plan, never read off the data by the library. That they, the hyper-parameters and the initial "
-                "model are public is for whoever declared them to answer.", status=DECLARED)
+    return Item(
+        "public_constants",
+        "What is called public is public",
+        "Number of records, expected batch size, rate, number of steps and the first clip bound "
+        "are constants of the plan, never read off the data by the library. That they, the "
+        "hyper-parameters and the initial model are public is for whoever declared them to answer.",
+        status=DECLARED,
+    )
 
 
 def _small_delta(record: LedgerRecord, costs: Costs) -> Item:
     title = "δ is below one over the number of units"
     count = (record.plan or {}).get("records")
     if not isinstance(count, int) or count < 1:
-        return Item("small_delta", title, f"δ = {delta_text(costs.delta)}; the plan does not declare the number of "
-                    "records.", status=UNKNOWN)
+        return Item(
+            "small_delta",
+            title,
+            f"δ = {delta_text(costs.delta)}; the plan does not declare the number of records.",
+            status=UNKNOWN,
+        )
     usual = float(count) ** -1.1
     place = "within" if costs.delta <= usual * (1 + 1e-9) else "above"
-    return Item("small_delta", title, f"δ = {delta_text(costs.delta)} with {count} units; it is {place} the "
-                f"conventional {count}^-1.1 = {delta_text(usual)}.", status=HOLDS if costs.delta < 1 / count else FAILS)
+    return Item(
+        "small_delta",
+        title,
+        f"δ = {delta_text(costs.delta)} with {count} units; it is {place} the conventional "
+        f"{count}^-1.1 = {delta_text(usual)}.",
+        status=HOLDS if costs.delta < 1 / count else FAILS,
+    )
 
 
 def _durable(record: LedgerRecord) -> Item:
     if record.durable:
-        return Item("durable", "Everything that was spent is on record", "Each step was written to stable storage "
-                    "before records were read for it, so a crash can over-count and never under-count.", status=HOLDS)
-    return Item("durable", "Everything that was spent is on record",
-                "NOT DURABLE: the ledger lives in memory and is gone with its process; a crash leaves no trace of what "
-                "was spent.", status=FAILS)
+        return Item(
+            "durable",
+            "Everything that was spent is on record",
+            "Each step was written to stable storage before records were read for it, so a crash "
+            "can over-count and never under-count.",
+            status=HOLDS,
+        )
+    return Item(
+        "durable",
+        "Everything that was spent is on record",
+        "NOT DURABLE: the ledger lives in memory and is gone with its process; a crash leaves no "
+        "trace of what was spent.",
+        status=FAILS,
+    )
 
 
 def _intact(record: LedgerRecord) -> Item:
-    torn = (f"The last line is torn ({record.torn_bytes} bytes) and counts as one more step spent. "
-            if record.torn_bytes else "")
-    checked = ("Every line was checked against the chain of hashes and the remembered head. Restoring an older ledger "
-               "together with its head, anchor and checkpoint cannot be noticed locally." if record.durable else
-               "Only the process that kept it can vouch for it.")
-    return Item("intact", "The ledger is complete and unaltered", torn + checked,
-                status=INTACT if record.durable else UNKNOWN)
+    torn = (
+        f"The last line is torn ({record.torn_bytes} bytes) and counts as one more step spent. "
+        if record.torn_bytes
+        else ""
+    )
+    checked = (
+        "Every line was checked against the chain of hashes and the remembered head. Restoring an "
+        "older ledger together with its head, anchor and checkpoint cannot be noticed locally."
+        if record.durable
+        else "Only the process that kept it can vouch for it."
+    )
+    return Item(
+        "intact",
+        "The ledger is complete and unaltered",
+        torn + checked,
+        status=INTACT if record.durable else UNKNOWN,
+    )
 
 
 def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:
     """What a private selection rests on, where there is one."""
     text = None if record.search is None else record.search.secrecy
-    return () if text is None else (
-        Item("secret_trials", "Nothing is known of the search but its choice", text, status=DECLARED),)
+    return (
+        ()
+        if text is None
+        else (
+            Item(
+                "secret_trials",
+                "Nothing is known of the search but its choice",
+                text,
+                status=DECLARED,
+            ),
+        )
+    )
 
 
 def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
     """Say against whom the output is protected: levels B1 to B6 of §3.1 and the row of Table 1."""
     if not verdict.private:
-        return (Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
-                Item("table_1", "Row of Table 1", "None applies.", "Table 1"))
+        return (
+            Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
+            Item("table_1", "Row of Table 1", "None applies.", "Table 1"),
+        )
     whose = "users" if record.unit is Unit.USER else "records"
-    of_which = ", for the trial that was chosen: nothing about the others may be seen" if (
-        record.search is not None and record.search.secrecy) else ""
+    of_which = (
+        ", for the trial that was chosen: nothing about the others may be seen"
+        if (record.search is not None and record.search.secrecy)
+        else ""
+    )
     return (
-        Item("threat_level", "Threat level",
-             f"B4, and therefore B5 and B6{of_which}. Protected against somebody who sees every intermediate model and "
-             "noisy sum (B4), the final parameters (B5) or its predictions, any number of them (B6). Not protected: "
-             f"the raw data (B1), the training set (B2) and gradients of single {whose} (B3), which only access "
-             "control keeps from view.", "§3.1"),
-        Item("table_1", "Row of Table 1",
-             "Mode of access: model weights. Differential privacy is added in the training process; model weights and "
-             "model predictions may be public, the training data may not.", "Table 1"),
+        Item(
+            "threat_level",
+            "Threat level",
+            f"B4, and therefore B5 and B6{of_which}. Protected against somebody who sees every "
+            "intermediate model and noisy sum (B4), the final parameters (B5) or its predictions, "
+            "any number of them (B6). Not protected: the raw data (B1), the training set (B2) and "
+            f"gradients of single {whose} (B3), which only access control keeps from view.",
+            "§3.1",
+        ),
+        Item(
+            "table_1",
+            "Row of Table 1",
+            "Mode of access: model weights. Differential privacy is added in the training process; "
+            "model weights and model predictions may be public, the training data may not.",
+            "Table 1",
+        ),
     )
 
 
 def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
     """List what no number in the report covers."""
-    searched = "" if record.search is None else "The search on record is covered, and what came before it is not. "
+    searched = (
+        ""
+        if record.search is None
+        else "The search on record is covered, and what came before it is not. "
+    )
     return (
-        Item("timing", "Timing and other side channels",
-             "How long a step takes, memory, power and logs of the surrounding system depend on the records."),
-        Item("tuning", "Hyper-parameters chosen on private data",
-             f"{searched}If settings were chosen by looking at earlier runs on the same data, those runs have their "
-             f"own cost and so has the choice. Declared: {facts.hyperparameter_selection}."),
-        Item("curation", "Data curation",
-             "Cleaning, filtering, labelling and featurising with statistics of the private data came before the "
-             "ledger."),
-        Item("other_ledgers", "Other ledgers on the same data",
-             "Costs add up: releases recorded in another ledger on the same people compose with this one."),
-        Item("rollback", "Restored copies",
-             "If ledger, head, anchor and checkpoint are all restored from one older copy, steps can be repeated "
-             "without a trace in these files."),
-        Item("population", "Facts about the population",
-             "Differential privacy hides who took part. What the model teaches about people in general may be used for "
-             "inferences about anybody, whether in the data or not."),
+        Item(
+            "timing",
+            "Timing and other side channels",
+            "How long a step takes, memory, power and logs of the surrounding system depend on the "
+            "records.",
+        ),
+        Item(
+            "tuning",
+            "Hyper-parameters chosen on private data",
+            f"{searched}If settings were chosen by looking at earlier runs on the same data, those "
+            "runs have their own cost and so has the choice. Declared: "
+            f"{facts.hyperparameter_selection}.",
+        ),
+        Item(
+            "curation",
+            "Data curation",
+            "Cleaning, filtering, labelling and featurising with statistics of the private data "
+            "came before the ledger.",
+        ),
+        Item(
+            "other_ledgers",
+            "Other ledgers on the same data",
+            "Costs add up: releases recorded in another ledger on the same people compose with "
+            "this one.",
+        ),
+        Item(
+            "rollback",
+            "Restored copies",
+            "If ledger, head, anchor and checkpoint are all restored from one older copy, steps "
+            "can be repeated without a trace in these files.",
+        ),
+        Item(
+            "population",
+            "Facts about the population",
+            "Differential privacy hides who took part. What the model teaches about people in "
+            "general may be used for inferences about anybody, whether in the data or not.",
+        ),
     )
 
 
 def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
-    """Return the public constants of the plan in words; fields of other kinds of plans are left to the JSON."""
+    """Return the public constants of the plan in words; fields of other kinds of plans are left to
+    the JSON.
+    """
     plan = plan or {}
     budget = _part(plan, "budget")
     query = _part(plan, "query")
-    statistics = [f"{each['name']} (bound {plain(each['bound'])}{_how_often(each)})" for each in
-                  query.get("statistics", ()) if {"name", "bound"} <= set(each)]
+    statistics = [
+        f"{each['name']} (bound {plain(each['bound'])}{_how_often(each)})"
+        for each in query.get("statistics", ())
+        if {"name", "bound"} <= set(each)
+    ]
     values = {
-        "Records": plan.get("records"), "Expected batch size": plan.get("divisor"),
-        "Sampling rate": _rate(_part(plan, "sampling")), "Steps": plan.get("steps"),
-        "Clip bound": _clip_bounds(query.get("leaves", ())), "Clip schedule": _clip_schedule(plan),
-        "Contributions": _by_norm(plan), "Noise multiplier": plan.get("noise_multiplier"),
+        "Records": plan.get("records"),
+        "Expected batch size": plan.get("divisor"),
+        "Sampling rate": _rate(_part(plan, "sampling")),
+        "Steps": plan.get("steps"),
+        "Clip bound": _clip_bounds(query.get("leaves", ())),
+        "Clip schedule": _clip_schedule(plan),
+        "Contributions": _by_norm(plan),
+        "Noise multiplier": plan.get("noise_multiplier"),
         "Noise schedule": _part(plan, "noise_schedule").get("name"),
         "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,
-        "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}" if budget else None,
+        "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}"
+        if budget
+        else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
 
 
 def _clip_schedule(plan: dict[str, Any]) -> str | None:
-    """The name of the schedule of clip bounds; that of importance sampling has the ratios, which have a row."""
+    """The name of the schedule of clip bounds; that of importance sampling has the ratios, which
+    have a row.
+    """
     if _part(plan, "sampling").get("ratios"):
         return None
-    return next((_part(each, "schedule").get("name") for each in plan.get("controllers", ())
-                 if each.get("type") == "clip_schedule"), None)
+    return next(
+        (
+            _part(each, "schedule").get("name")
+            for each in plan.get("controllers", ())
+            if each.get("type") == "clip_schedule"
+        ),
+        None,
+    )
 
 
 def _by_norm(plan: dict[str, Any]) -> str | None:
@@ -231,7 +410,9 @@ def _by_norm(plan: dict[str, Any]) -> str | None:
     if not {"ratios", "batch_size", "population", "slack", "floor"} <= set(sampling):
         return None
     least, most = min(sampling["ratios"]), max(sampling["ratios"])
-    norms = f"norm {plain(most) if least == most else f'{plain(least)} to {plain(most)}'} clip bounds"
+    norms = (
+        f"norm {plain(most) if least == most else f'{plain(least)} to {plain(most)}'} clip bounds"
+    )
     limits = f"(slack {plain(sampling['slack'])}, floor {plain(sampling['floor'])})"
     if any(each.get("type") == "norm_sum" for each in plan.get("controllers", ())):
         return f"by sums of norms that are released, as planned each of {norms} {limits}"
@@ -253,15 +434,31 @@ def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
     if len(bounds) > _FEW:
         return f"{len(bounds)} groups, together {plain(math.hypot(*bounds))}"
     if len(bounds) > 1:
-        return ", ".join(f"{leaf.get('name')}: {plain(leaf['bound'])}" for leaf in leaves if "bound" in leaf)
+        return ", ".join(
+            f"{leaf.get('name')}: {plain(leaf['bound'])}" for leaf in leaves if "bound" in leaf
+        )
     return plain(bounds[0]) if bounds else None
 
 
 def _controllers(controllers: Sequence[dict[str, Any]]) -> str | None:
     """What chooses from releases, with its settings; a clip schedule does not."""
-    return "; ".join(", ".join([str(each.get("type", "")).replace("_", " "), *(
-        f"{name} {plain(value)}" for name, value in each.items() if isinstance(value, int | float | str)
-        and name != "type")]) for each in controllers if each.get("type") != "clip_schedule") or None
+    return (
+        "; ".join(
+            ", ".join(
+                [
+                    str(each.get("type", "")).replace("_", " "),
+                    *(
+                        f"{name} {plain(value)}"
+                        for name, value in each.items()
+                        if isinstance(value, int | float | str) and name != "type"
+                    ),
+                ]
+            )
+            for each in controllers
+            if each.get("type") != "clip_schedule"
+        )
+        or None
+    )
 
 
 def _how_often(statistic: dict[str, Any]) -> str:

@@ -9,7 +9,15 @@ from enum import StrEnum
 from typing import Any, Self
 
 from dpfy import _validate
-from dpfy.accounting import DominatedBy, Filter, FilterGuarantee, Guarantee, Reading, account, odometer
+from dpfy.accounting import (
+    DominatedBy,
+    Filter,
+    FilterGuarantee,
+    Guarantee,
+    Reading,
+    account,
+    odometer,
+)
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, NonPrivate, Poisson, Repeated, Sampled
@@ -24,9 +32,11 @@ _MEASURED = 16
 
 
 class Scope(StrEnum):
-    """Which list of steps a number is for; ``FILTER`` is every list that the declared filter would admit.
+    """Which list of steps a number is for; ``FILTER`` is every list that the declared filter would
+    admit.
 
-    ``ONE_TRIAL`` is one run of a search, as if its settings had been fixed in advance: to be compared, not claimed.
+    ``ONE_TRIAL`` is one run of a search, as if its settings had been fixed in advance: to be
+    compared, not claimed.
     """
 
     REGISTERED = "registered"
@@ -38,7 +48,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """ε of one list of steps by one method; ``interval`` is None where no rule applies, and ``note`` says why."""
+    """ε of one list of steps by one method; ``interval`` is None where no rule applies, and
+    ``note`` says why.
+    """
 
     scope: Scope
     method: str
@@ -54,17 +66,29 @@ class Claim:
     def to_json(self) -> dict[str, Any]:
         """Return the claim as plain JSON values; ``why_null`` says why there is no number."""
         interval = self.interval
-        missing = None if self.finite else self.note if interval is None else f"ε is infinite: {self.note}"
+        missing = (
+            None
+            if self.finite
+            else self.note
+            if interval is None
+            else f"ε is infinite: {self.note}"
+        )
         return {
-            "scope": str(self.scope), "method": self.method, "steps": self.steps, "note": self.note or None,
+            "scope": str(self.scope),
+            "method": self.method,
+            "steps": self.steps,
+            "note": self.note or None,
             "epsilon": finite(interval.upper) if interval else None,
-            "epsilon_lower": finite(interval.lower) if interval else None, "why_null": missing,
+            "epsilon_lower": finite(interval.lower) if interval else None,
+            "why_null": missing,
         }
 
 
 @dataclass(frozen=True)
 class Adjacency:
-    """ε of the same steps for another relation between neighbours; None where no rule applies; ``note`` says why."""
+    """ε of the same steps for another relation between neighbours; None where no rule applies;
+    ``note`` says why.
+    """
 
     relation: Relation
     epsilon: float | None
@@ -84,24 +108,32 @@ class Curve:
     epsilons: dict[str, tuple[float, ...]]
 
     def at(self, step: int, method: str) -> float:
-        """Return the ε of the first computed point that is not before ``step``: never less than the claim there."""
+        """Return the ε of the first computed point that is not before ``step``: never less than the
+        claim there.
+        """
         return self.epsilons[method][min(bisect_left(self.steps, step), len(self.steps) - 1)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the points as plain JSON values."""
-        return {"steps": list(self.steps),
-                "epsilons": {method: [finite(value) for value in values] for method, values in self.epsilons.items()}}
+        return {
+            "steps": list(self.steps),
+            "epsilons": {
+                method: [finite(value) for value in values]
+                for method, values in self.epsilons.items()
+            },
+        }
 
 
 @dataclass(frozen=True)
 class Costs:
     """Everything that was computed from the ledger at one δ.
 
-    ``guess`` bounds how often somebody who sees every released value, and tosses a fair coin for whether one unit of
-    privacy is in the data, can be right about the coin: (1 + δ(0))/2, where δ(0) bounds the total variation distance,
-    or what ε implies if that is less.
+    ``guess`` bounds how often somebody who sees every released value, and tosses a fair coin for
+    whether one unit of privacy is in the data, can be right about the coin: (1 + δ(0))/2, where
+    δ(0) bounds the total variation distance, or what ε implies if that is less.
 
-    With a ``filter`` the claim is its limit, and no number follows the steps: ``reading`` says how far the run came.
+    With a ``filter`` the claim is its limit, and no number follows the steps: ``reading`` says how
+    far the run came.
     """
 
     delta: float
@@ -119,12 +151,19 @@ class Costs:
 
     @classmethod
     def of(cls, ledger: Ledger, delta: float, measured: Iterable[int] = ()) -> Self:
-        """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps, thinned if they are many."""
+        """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps, thinned
+        if they are many.
+        """
         _validate.delta(delta)
         guarantees, refusals = _guarantees(ledger)
         best = next(iter(guarantees.values()))
         if isinstance(best, FilterGuarantee):
-            return cls._filtered(ledger, best, tuple(_filter_claim(each, delta) for each in guarantees.values()), delta)
+            return cls._filtered(
+                ledger,
+                best,
+                tuple(_filter_claim(each, delta) for each in guarantees.values()),
+                delta,
+            )
         claims = []
         for method in METHODS:
             if method in guarantees:
@@ -134,29 +173,47 @@ class Costs:
         headline = max((claim for claim in claims if claim.method == best.method), key=_upper)
         accounted = dict(_scopes(best))[headline.scope]
         return cls(
-            delta=delta, secret_key=best.private, numerical_delta=accounted.numerical_delta,
-            claims=(*claims, *_one_trial(ledger, best.relation, delta)), headline=headline,
+            delta=delta,
+            secret_key=best.private,
+            numerical_delta=accounted.numerical_delta,
+            claims=(*claims, *_one_trial(ledger, best.relation, delta)),
+            headline=headline,
             without_sampling=_without_sampling(accounted.source.events, accounted.relation, delta),
             guess=(1 + accounted.delta(0.0).upper) / 2,
-            curve=_curve(ledger.uses, guarantees, delta, measured), attacks=_attacks(accounted, headline),
-            adjacency=_adjacency(accounted, delta))
+            curve=_curve(ledger.uses, guarantees, delta, measured),
+            attacks=_attacks(accounted, headline),
+            adjacency=_adjacency(accounted, delta),
+        )
 
     @classmethod
-    def _filtered(cls, ledger: Ledger, guarantee: FilterGuarantee, claims: tuple[Claim, ...], delta: float) -> Self:
-        """A curve of ε over the steps would account a list that was not fixed in advance: there is none."""
+    def _filtered(
+        cls, ledger: Ledger, guarantee: FilterGuarantee, claims: tuple[Claim, ...], delta: float
+    ) -> Self:
+        """A curve of ε over the steps would account a list that was not fixed in advance: there is
+        none.
+        """
         return cls(
-            delta=delta, secret_key=guarantee.private, numerical_delta=guarantee.numerical_delta, claims=claims,
-            headline=claims[0], without_sampling=_filter_without_sampling(guarantee, claims[0], delta),
-            guess=_filter_guess(guarantee, delta), curve=Curve((), {}), attacks=_attacks(guarantee, claims[0]),
+            delta=delta,
+            secret_key=guarantee.private,
+            numerical_delta=guarantee.numerical_delta,
+            claims=claims,
+            headline=claims[0],
+            without_sampling=_filter_without_sampling(guarantee, claims[0], delta),
+            guess=_filter_guess(guarantee, delta),
+            curve=Curve((), {}),
+            attacks=_attacks(guarantee, claims[0]),
             filter=guarantee.filter,
-            reading=odometer(ledger, delta))
+            reading=odometer(ledger, delta),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
         return {
-            "delta": self.delta, "numerical_delta": self.numerical_delta,
+            "delta": self.delta,
+            "numerical_delta": self.numerical_delta,
             "claims": [claim.to_json() for claim in self.claims],
-            "without_sampling": self.without_sampling.to_json(), "curve": self.curve.to_json(),
+            "without_sampling": self.without_sampling.to_json(),
+            "curve": self.curve.to_json(),
             "odometer": _reading_json(self.reading),
             "adjacency": [each.to_json() for each in self.adjacency],
             "attacks": None if self.attacks is None else self.attacks.to_json(),
@@ -170,7 +227,9 @@ def _guarantees(ledger: Ledger) -> tuple[dict[str, Guarantee], dict[str, str]]:
     for method in METHODS:
         try:
             guarantee = account(ledger, method)
-            guarantees[guarantee.method] = guarantee  # most filters have one limit, whatever the method
+            guarantees[guarantee.method] = (
+                guarantee  # most filters have one limit, whatever the method
+            )
         except UnsupportedEvent as error:
             refusals[method] = str(error)
     if not guarantees:
@@ -196,7 +255,9 @@ def _claims(guarantee: Guarantee, delta: float) -> list[Claim]:
 
 
 def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
-    return Claim(scope, guarantee.method, guarantee.steps, guarantee.epsilon(delta), guarantee.note(delta))
+    return Claim(
+        scope, guarantee.method, guarantee.steps, guarantee.epsilon(delta), guarantee.note(delta)
+    )
 
 
 def _one_trial(ledger: Ledger, relation: Relation, delta: float) -> list[Claim]:
@@ -228,9 +289,13 @@ def _filter_without_sampling(guarantee: FilterGuarantee, claim: Claim, delta: fl
 
 
 def _filter_guess(guarantee: FilterGuarantee, delta: float) -> float:
-    """The better of two bounds: δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows from the claim."""
+    """The better of two bounds: δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows
+    from the claim.
+    """
     claim = guarantee.claim(delta)
-    return min((1 + guarantee.delta(0.0).upper) / 2, 1 - (1 - delta) / (1 + math.exp(min(claim, 700.0))))
+    return min(
+        (1 + guarantee.delta(0.0).upper) / 2, 1 - (1 - delta) / (1 + math.exp(min(claim, 700.0)))
+    )
 
 
 def _attacks(guarantee: Guarantee, headline: Claim) -> Attacks | None:
@@ -262,23 +327,43 @@ def _upper(claim: Claim) -> float:
 
 
 def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Claim:
-    """The same noise with every record in every step: what holds if amplification by sampling is not believed."""
+    """The same noise with every record in every step: what holds if amplification by sampling is
+    not believed.
+    """
     if not all(isinstance(run.event, Sampled | NonPrivate) for run in events):
-        return Claim(Scope.WITHOUT_SAMPLING, "pld", sum(run.times for run in events), None,
-                     "the ledger has events that are made of others")
-    full = [Repeated(replace(run.event, policy=Poisson(1.0)), run.times) if isinstance(run.event, Sampled) else run
-            for run in events]
+        return Claim(
+            Scope.WITHOUT_SAMPLING,
+            "pld",
+            sum(run.times for run in events),
+            None,
+            "the ledger has events that are made of others",
+        )
+    full = [
+        Repeated(replace(run.event, policy=Poisson(1.0)), run.times)
+        if isinstance(run.event, Sampled)
+        else run
+        for run in events
+    ]
     return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
 
 
-def _curve(events: Envelope, guarantees: dict[str, Guarantee], delta: float, measured: Iterable[int]) -> Curve:
+def _curve(
+    events: Envelope, guarantees: dict[str, Guarantee], delta: float, measured: Iterable[int]
+) -> Curve:
     total = sum(run.times for run in events)
     # Denser at first, where ε grows like the root of the number of steps.
     regular = {math.ceil(total * (point / _POINTS) ** 2) for point in range(_POINTS + 1)}
     steps = sorted(regular | {min(step, total) for step in thinned(sorted(set(measured)))} | {0})
-    return Curve(tuple(steps), {
-        method: tuple(account(_prefix(events, step), method, guarantee.relation).claim(delta) for step in steps)
-        for method, guarantee in guarantees.items()})
+    return Curve(
+        tuple(steps),
+        {
+            method: tuple(
+                account(_prefix(events, step), method, guarantee.relation).claim(delta)
+                for step in steps
+            )
+            for method, guarantee in guarantees.items()
+        },
+    )
 
 
 def thinned(steps: Sequence[int]) -> tuple[int, ...]:
@@ -289,7 +374,9 @@ def thinned(steps: Sequence[int]) -> tuple[int, ...]:
     """
     if len(steps) <= _MEASURED:
         return tuple(steps)
-    return tuple(steps[round(len(steps) * part / _MEASURED) - 1] for part in range(1, _MEASURED + 1))
+    return tuple(
+        steps[round(len(steps) * part / _MEASURED) - 1] for part in range(1, _MEASURED + 1)
+    )
 
 
 def _prefix(events: Envelope, steps: int) -> Envelope:

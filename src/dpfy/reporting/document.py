@@ -1,4 +1,6 @@
-"""``report(ledger, delta)``: everything that may be said about a run, computed once and written three ways."""
+"""``report(ledger, delta)``: everything that may be said about a run, computed once and written
+three ways.
+"""
 
 import json
 import os
@@ -23,8 +25,8 @@ SCHEMA_VERSION = 3
 class Report:
     """The statement of "How to DP-fy ML" §5.3.3 about one ledger at one δ.
 
-    *Formal guarantee*: where ``verdict.private`` is True, ``formal_statement`` holds for what the ledger recorded,
-    given the assumptions that the report lists with their status.
+    *Formal guarantee*: where ``verdict.private`` is True, ``formal_statement`` holds for what the
+    ledger recorded, given the assumptions that the report lists with their status.
 
     *Assumes* that the declared facts are true; they are marked as declared.
 
@@ -67,34 +69,65 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values that follow ``schema.json`` beside this module."""
         return {
-            "schema_version": SCHEMA_VERSION, "verdict": self.verdict.to_json(), "guarantee": self._guarantee(),
-            "formal_statement": self.formal_statement, "plain_statement": self.plain_statement,
-            "tier": self.tier.to_json(), "costs": self.costs.to_json(),
-            **{name: [item.to_json() for item in getattr(self, name)]
-               for name in ("statement", "assumptions", "protection", "exclusions")},
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict.to_json(),
+            "guarantee": self._guarantee(),
+            "formal_statement": self.formal_statement,
+            "plain_statement": self.plain_statement,
+            "tier": self.tier.to_json(),
+            "costs": self.costs.to_json(),
+            **{
+                name: [item.to_json() for item in getattr(self, name)]
+                for name in ("statement", "assumptions", "protection", "exclusions")
+            },
             "basis": [{**ground.to_json(), "status": ground.status} for ground in self.basis],
-            "facts": self.facts.to_json(), "ledger": self.record.to_json(),
+            "facts": self.facts.to_json(),
+            "ledger": self.record.to_json(),
         }
 
     def _guarantee(self) -> dict[str, Any]:
-        """The claim; a program that reads nothing else must not find a number that is no guarantee."""
+        """The claim; a program that reads nothing else must not find a number that is no
+        guarantee.
+        """
         claim, private = self.costs.headline.to_json(), self.verdict.private
-        void = {} if private else {"epsilon": None, "epsilon_lower": None, "why_null": " ".join(self.verdict.reasons)}
-        return {**claim, **void, "delta": self.costs.delta, "relation": str(self.record.relation),
-                "unit": str(self.record.unit), "guess": self.costs.guess if private else None}
+        void = (
+            {}
+            if private
+            else {
+                "epsilon": None,
+                "epsilon_lower": None,
+                "why_null": " ".join(self.verdict.reasons),
+            }
+        )
+        return {
+            **claim,
+            **void,
+            "delta": self.costs.delta,
+            "relation": str(self.record.relation),
+            "unit": str(self.record.unit),
+            "guess": self.costs.guess if private else None,
+        }
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-        """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder`` and return their paths."""
+        """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder`` and return their
+        paths.
+        """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        texts = {"report.md": self.to_markdown(), "report.html": self.to_html(),
-                 "report.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"}
+        texts = {
+            "report.md": self.to_markdown(),
+            "report.html": self.to_html(),
+            "report.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+            + "\n",
+        }
         for name, text in texts.items():
             (target / name).write_text(text, encoding="utf-8")
         return target / "report.md", target / "report.json", target / "report.html"
 
 
-def report(ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFacts | None = None) -> Report:
+def report(
+    ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFacts | None = None
+) -> Report:
     """Return the privacy report of a ledger, or of the ledger at a path, at ``delta``.
 
     >>> from dpfy.ledger import Header
@@ -111,8 +144,14 @@ def report(ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFact
     costs = Costs.of(ledger, delta, measured=[step for step, _ in facts.history])
     verdict = judge(record, costs)
     return Report(
-        facts=facts, record=record, costs=costs, verdict=verdict, tier=tier(facts, record, costs, verdict),
+        facts=facts,
+        record=record,
+        costs=costs,
+        verdict=verdict,
+        tier=tier(facts, record, costs, verdict),
         statement=statement.statement(facts, record, costs, verdict),
         assumptions=conditions.assumptions(facts, record, costs),
-        protection=conditions.protection(record, verdict), exclusions=conditions.exclusions(facts, record),
-        basis=grounds(record, costs.filter))
+        protection=conditions.protection(record, verdict),
+        exclusions=conditions.exclusions(facts, record),
+        basis=grounds(record, costs.filter),
+    )

@@ -8,14 +8,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Drawn in these, shown in the page's own colours; the two lines differ in dashes too, for whoever sees no colours.
+# Drawn in these, shown in the page's own colours; the two lines differ in dashes too, for whoever
+# sees no colours.
 INK, PALE, FIRST, SECOND = "#010203", "#040506", "#0072b2", "#d55e00"
 _SHOWN = {INK: "currentColor", PALE: "var(--line)", FIRST: "var(--pld)", SECOND: "var(--rdp)"}
 _SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "dpfy", "font.size": 10, "text.color": INK, "axes.labelcolor": INK,
-    "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": PALE, "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "figure.facecolor": "none", "axes.facecolor": "none", "legend.frameon": False, "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dpfy",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": PALE,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
 }
 
 
@@ -38,13 +53,17 @@ def axes_of(x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def svg_of(figure: "Figure", key: str, label: str) -> str:
-    """Return the bare element: no prologue, no addresses, ids that no other figure on the page has."""
+    """Return the bare element: no prologue, no addresses, ids that no other figure on the
+    page has.
+    """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(figure).print_svg(
+        buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     text = buffer.getvalue()
-    body = text[text.index(">", text.index("<svg")) + 1:]
+    body = text[text.index(">", text.index("<svg")) + 1 :]
     box = re.search(r'viewBox="([^"]+)"', text)
     assert box is not None
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

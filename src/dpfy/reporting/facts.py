@@ -16,8 +16,9 @@ Scalar = str | int | float | bool | None
 class RunFacts:
     """Public statements about a run that no ledger can know; a report marks them as declared.
 
-    ``history`` holds (step, value) pairs of ``metric`` measured on *public* data. ``isolation`` says why one record
-    cannot influence what another one contributes. ``records_per_user_at_most_one`` is None where nobody declares it.
+    ``history`` holds (step, value) pairs of ``metric`` measured on *public* data. ``isolation``
+    says why one record cannot influence what another one contributes.
+    ``records_per_user_at_most_one`` is None where nobody declares it.
 
     >>> facts = RunFacts(name="digits", record="one handwritten digit", history=[(10, 0.8), (20, 0.9)])
     >>> RunFacts.from_json(facts.to_json()) == facts
@@ -42,37 +43,56 @@ class RunFacts:
     def __post_init__(self) -> None:
         for item in fields(self):
             if item.type is str and not isinstance(getattr(self, item.name), str):
-                raise InvalidArgument(f"Expected {item.name}={getattr(self, item.name)!r} to be text.")
+                raise InvalidArgument(
+                    f"Expected {item.name}={getattr(self, item.name)!r} to be text."
+                )
         if self.records_per_user_at_most_one not in (True, False, None):
-            raise InvalidArgument("Expected records_per_user_at_most_one to be True, False or None (not declared), got "
-                                  f"{self.records_per_user_at_most_one!r}.")
+            raise InvalidArgument(
+                "Expected records_per_user_at_most_one to be True, False or None (not declared), "
+                f"got {self.records_per_user_at_most_one!r}."
+            )
         object.__setattr__(self, "hyperparameters", _scalars(self.hyperparameters))
         object.__setattr__(self, "history", tuple(_measurement(item) for item in self.history))
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain JSON values."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "hyperparameters": dict(self.hyperparameters),
-                "history": [list(pair) for pair in self.history]}
+        return {
+            **values,
+            "hyperparameters": dict(self.hyperparameters),
+            "history": [list(pair) for pair in self.history],
+        }
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Return the facts that :meth:`to_json` wrote; what is left out was not declared, unknown names are errors."""
+        """Return the facts that :meth:`to_json` wrote; what is left out was not declared, unknown
+        names are errors.
+        """
         known = [item.name for item in fields(cls)]
         if not isinstance(value, dict) or not set(value) <= set(known):
-            wrong = ", ".join(sorted(set(value) - set(known))) if isinstance(value, dict) else type(value).__name__
-            raise InvalidArgument(f"Expected facts with fields among {', '.join(known)}; got {wrong}.")
+            wrong = (
+                ", ".join(sorted(set(value) - set(known)))
+                if isinstance(value, dict)
+                else type(value).__name__
+            )
+            raise InvalidArgument(
+                f"Expected facts with fields among {', '.join(known)}; got {wrong}."
+            )
         return cls(**value)
 
 
 def _scalars(values: object) -> dict[str, Scalar]:
     if not isinstance(values, Mapping):
-        raise InvalidArgument(f"Expected hyperparameters to map names to values, got {type(values).__name__}.")
+        raise InvalidArgument(
+            f"Expected hyperparameters to map names to values, got {type(values).__name__}."
+        )
     for name, value in values.items():
         plain = isinstance(name, str) and isinstance(value, str | int | float | bool | None)
         if not plain or (isinstance(value, float) and not math.isfinite(value)):
-            raise InvalidArgument(f"Expected hyper-parameter {name!r}={value!r} to be text, a finite number, a truth "
-                                  "value or None.")
+            raise InvalidArgument(
+                f"Expected hyper-parameter {name!r}={value!r} to be text, a finite number, a truth "
+                "value or None."
+            )
     return dict(values)
 
 
@@ -80,5 +100,12 @@ def _measurement(item: object) -> tuple[int, float]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise InvalidArgument(f"Expected history to hold pairs (step, value), got {item!r}.")
     step = _validate.count("step", item[0], minimum=0)
-    return step, _validate.real("metric", item[1], -math.inf, math.inf, open_low=True, open_high=True,
-                                remedy="Leave out measurements that are not finite.")
+    return step, _validate.real(
+        "metric",
+        item[1],
+        -math.inf,
+        math.inf,
+        open_low=True,
+        open_high=True,
+        remedy="Leave out measurements that are not finite.",
+    )

@@ -10,73 +10,125 @@ from dpfy.reporting.page import STYLE
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
 
-_MARKS = {"holds": "✓", "does not hold": "✗", "declared": "◦", "not known": "?", "recorded": "◦", "cited": "◦",
-          "checked on synthetic input": "◦", "checked when it was read": "◦", "allowed for, not proved": "~"}
+_MARKS = {
+    "holds": "✓",
+    "does not hold": "✗",
+    "declared": "◦",
+    "not known": "?",
+    "recorded": "◦",
+    "cited": "◦",
+    "checked on synthetic input": "◦",
+    "checked when it was read": "◦",
+    "allowed for, not proved": "~",
+}
 
 
 def render(report: "Report") -> str:
     """Return the whole page."""
     facts, private = report.facts, report.verdict.private
     title = _escape(f"{'' if private else 'NOT PRIVATE: '}{facts.title}: {facts.name}")
-    return "\n".join((
-        '<!DOCTYPE html>', '<html lang="en">', "<head>", '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f"<title>{title}</title>", f"<style>{STYLE}</style>", "</head>", "<body>", "<main>",
-        _summary(report), _figures(report),
-        *(_table(table) for table in layout.tables(report) if table.rows),
-        "<footer>The items follow Ponomareva et al. 2023, <cite>How to DP-fy ML</cite>. Ledger head "
-        f"<code>{_escape(report.record.head_hash)}</code>.</footer>",
-        "</main>", "</body>", "</html>", ""))
+    return "\n".join(
+        (
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{title}</title>",
+            f"<style>{STYLE}</style>",
+            "</head>",
+            "<body>",
+            "<main>",
+            _summary(report),
+            _figures(report),
+            *(_table(table) for table in layout.tables(report) if table.rows),
+            "<footer>The items follow Ponomareva et al. 2023, <cite>How to DP-fy ML</cite>. "
+            f"Ledger head <code>{_escape(report.record.head_hash)}</code>.</footer>",
+            "</main>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
 
 
 def _summary(report: "Report") -> str:
     facts, private = report.facts, report.verdict.private
     flag = "" if private else '<p class="void">NOT PRIVATE</p>'
     number = f'<p class="number">{_escape(layout.headline(report))}</p>' if private else ""
-    cautions = "".join(f'<p class="caution">{_escape(text)}</p>' for text in layout.cautions(report))
-    tiles = "".join(f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
-                    for name, value in layout.key_facts(report))
-    return (f'<header class="{"good" if private else "bad"}">{flag}<h1>{_escape(facts.title)}</h1>'
-            f'<p class="name">{_escape(facts.name)}</p>{number}{cautions}'
-            f"<p>{_escape(report.plain_statement)}</p>"
-            f'<p class="formal">{_escape(report.formal_statement)}</p><dl class="tiles">{tiles}</dl></header>')
+    cautions = "".join(
+        f'<p class="caution">{_escape(text)}</p>' for text in layout.cautions(report)
+    )
+    tiles = "".join(
+        f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
+        for name, value in layout.key_facts(report)
+    )
+    return (
+        f'<header class="{"good" if private else "bad"}">{flag}<h1>{_escape(facts.title)}</h1>'
+        f'<p class="name">{_escape(facts.name)}</p>{number}{cautions}'
+        f"<p>{_escape(report.plain_statement)}</p>"
+        f'<p class="formal">{_escape(report.formal_statement)}</p><dl '
+        f'class="tiles">{tiles}</dl></header>'
+    )
 
 
 def _figures(report: "Report") -> str:
     void = "" if report.verdict.private else " NOT PRIVATE: this ε is no guarantee."
     drawn = (
-        (plots.epsilon_plot(report.record, report.costs), "Privacy spent: ε over the steps, by accounting method."),
-        (plots.metric_plot(report.facts, report.costs),
-         f"Metric on public data over the ε spent when it was measured: {report.facts.metric}."),
-        (plots.tradeoff_plot(report.costs),
-         "Errors of whoever tells whether one unit of privacy took part: no point below the line is reachable."),
+        (
+            plots.epsilon_plot(report.record, report.costs),
+            "Privacy spent: ε over the steps, by accounting method.",
+        ),
+        (
+            plots.metric_plot(report.facts, report.costs),
+            f"Metric on public data over the ε spent when it was measured: {report.facts.metric}.",
+        ),
+        (
+            plots.tradeoff_plot(report.costs),
+            "Errors of whoever tells whether one unit of privacy took part: no point below the "
+            "line is reachable.",
+        ),
     )
-    figures = "".join(f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
-                      for svg, caption in drawn if svg)
+    figures = "".join(
+        f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
+        for svg, caption in drawn
+        if svg
+    )
     return f'<section class="figures">{figures}</section>' if figures else ""
 
 
 def _table(table: layout.Table) -> str:
     head = "".join(f'<th scope="col">{_escape(name)}</th>' for name in table.columns)
-    body = "".join("<tr>" + "".join(_cell(index, cell) for index, cell in enumerate(row)) + "</tr>"
-                   for row in table.rows)
+    body = "".join(
+        "<tr>" + "".join(_cell(index, cell) for index, cell in enumerate(row)) + "</tr>"
+        for row in table.rows
+    )
     lead = f"<p>{_escape(table.lead)}</p>" if table.lead else ""
-    return (f'<section><h2>{_escape(table.title)}</h2>{lead}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div></section>")
+    return (
+        f"<section><h2>{_escape(table.title)}</h2>{lead}<div "
+        f'class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></section>"
+    )
 
 
 def _cell(index: int, text: str) -> str:
     if index == 0:
         return f'<th scope="row">{_escape(text)}</th>'
     if text in _MARKS:
-        return f'<td class="status {re.sub("[ ,]+", "-", text)}">{_MARKS[text]} {_escape(text)}</td>'
+        return (
+            f'<td class="status {re.sub("[ ,]+", "-", text)}">{_MARKS[text]} {_escape(text)}</td>'
+        )
     return f"<td>{_breakable(text)}</td>"
 
 
 def _breakable(text: str) -> str:
-    """Let a hash or another long word wrap in a narrow column; ordinary words and numbers stay whole."""
-    return _escape(re.sub(r"(\S{16})(?=\S)", "\\1\0", text.replace("\0", ""))).replace("\0", "<wbr>")
+    """Let a hash or another long word wrap in a narrow column; ordinary words and numbers stay
+    whole.
+    """
+    return _escape(re.sub(r"(\S{16})(?=\S)", "\\1\0", text.replace("\0", ""))).replace(
+        "\0", "<wbr>"
+    )
 
 
 def _escape(text: str) -> str:

@@ -17,7 +17,8 @@ def render(report: "Report") -> str:
         f"# {warning}{escape(facts.title)}: {escape(facts.name)}",
         f"**{escape(layout.headline(report))}**",
         *(f"> **{escape(caution)}**" for caution in layout.cautions(report)),
-        escape(report.formal_statement), escape(report.plain_statement),
+        escape(report.formal_statement),
+        escape(report.plain_statement),
         "\n".join(f"- {name}: {escape(value)}" for name, value in layout.key_facts(report)),
         *(_table(table) for table in layout.tables(report) if table.rows),
         "The items follow Ponomareva et al. 2023, *How to DP-fy ML*.",
@@ -26,7 +27,11 @@ def render(report: "Report") -> str:
 
 
 def _table(table: layout.Table) -> str:
-    lines = [_row(table.columns), "|" + "---|" * len(table.columns), *(_row(row) for row in table.rows)]
+    lines = [
+        _row(table.columns),
+        "|" + "---|" * len(table.columns),
+        *(_row(row) for row in table.rows),
+    ]
     lead = f"{escape(table.lead)}\n\n" if table.lead else ""
     return f"## {escape(table.title)}\n\n{lead}" + "\n".join(lines)
 

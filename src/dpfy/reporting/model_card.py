@@ -10,12 +10,23 @@ if TYPE_CHECKING:
 
 
 def render(report: "Report") -> str:
-    """Return a section that can be pasted into a model card: the claim, its meaning, and what it does not cover."""
-    guarantee = [f"**{escape(layout.headline(report))}**", escape(report.formal_statement),
-                 escape(report.plain_statement)]
-    listed = "\n".join(f"- {name}: {escape(value)}" for name, value in (
-        *layout.key_facts(report), ("Data", report.facts.dataset), ("One record", report.facts.record),
-        ("Hyper-parameters chosen", report.facts.hyperparameter_selection),
-        ("Ledger (SHA-256)", report.record.head_hash)))
+    """Return a section that can be pasted into a model card: the claim, its meaning, and what it
+    does not cover.
+    """
+    guarantee = [
+        f"**{escape(layout.headline(report))}**",
+        escape(report.formal_statement),
+        escape(report.plain_statement),
+    ]
+    listed = "\n".join(
+        f"- {name}: {escape(value)}"
+        for name, value in (
+            *layout.key_facts(report),
+            ("Data", report.facts.dataset),
+            ("One record", report.facts.record),
+            ("Hyper-parameters chosen", report.facts.hyperparameter_selection),
+            ("Ledger (SHA-256)", report.record.head_hash),
+        )
+    )
     left = "\n".join(f"- {escape(item.title)}" for item in report.exclusions)
     return "\n\n".join(["## Privacy", *guarantee, listed, f"Not covered:\n\n{left}"]) + "\n"

@@ -3,12 +3,15 @@
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-_EXACT = Context(prec=400)  # a float has up to 309 digits before its point; three more are asked for
+_EXACT = Context(
+    prec=400
+)  # a float has up to 309 digits before its point; three more are asked for
 _PLACES = 3
 
 
 def epsilon_text(value: float, *, lower: bool = False) -> str:
-    """Return ε rounded up (a ``lower`` bound: down) to three decimals, or three significant digits if it is small.
+    """Return ε rounded up (a ``lower`` bound: down) to three decimals, or three significant digits
+    if it is small.
 
     >>> epsilon_text(2.99512), epsilon_text(2.99512, lower=True), epsilon_text(0.0123449), epsilon_text(math.inf)
     ('2.996', '2.995', '0.0124', '∞')
@@ -21,7 +24,9 @@ def epsilon_text(value: float, *, lower: bool = False) -> str:
     if exact.adjusted() >= 6 or exact.adjusted() < -6:
         return _scientific(exact, ROUND_FLOOR if lower else ROUND_CEILING)
     places = max(_PLACES, _PLACES - 1 - exact.adjusted())
-    return str(exact.quantize(Decimal(1).scaleb(-places), ROUND_FLOOR if lower else ROUND_CEILING, _EXACT))
+    return str(
+        exact.quantize(Decimal(1).scaleb(-places), ROUND_FLOOR if lower else ROUND_CEILING, _EXACT)
+    )
 
 
 def delta_text(value: float) -> str:

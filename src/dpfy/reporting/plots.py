@@ -20,7 +20,11 @@ _LINES: dict[str, dict[str, Any]] = {
 def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
     """Draw ε over the reserved steps by method; None if there is nothing finite to draw."""
     curve = costs.curve
-    finite = {method: values for method, values in curve.epsilons.items() if all(map(math.isfinite, values))}
+    finite = {
+        method: values
+        for method, values in curve.epsilons.items()
+        if all(map(math.isfinite, values))
+    }
     if len(curve.steps) < 2 or not finite:
         return None
     with drawing():
@@ -28,27 +32,46 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
         for method, values in finite.items():
             axes.plot(curve.steps, values, **_LINES[method])
         claim = costs.headline
-        if claim.scope is Scope.REGISTERED and claim.interval and record.steps_reserved < claim.steps:
-            axes.axhline(claim.interval.upper, color=INK, linewidth=1, linestyle=":",
-                         label=f"claimed: all {claim.steps} registered steps")
+        if (
+            claim.scope is Scope.REGISTERED
+            and claim.interval
+            and record.steps_reserved < claim.steps
+        ):
+            axes.axhline(
+                claim.interval.upper,
+                color=INK,
+                linewidth=1,
+                linestyle=":",
+                label=f"claimed: all {claim.steps} registered steps",
+            )
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.legend(loc="best")
-        return svg_of(figure, "epsilon", "ε over the number of reserved steps, by accounting method")
+        return svg_of(
+            figure, "epsilon", "ε over the number of reserved steps, by accounting method"
+        )
 
 
 def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
-    """Draw the declared metric over the ε that had been spent when it was measured; None without measurements or ε."""
+    """Draw the declared metric over the ε that had been spent when it was measured; None without
+    measurements or ε.
+    """
     method = costs.headline.method
     epsilons = costs.curve.epsilons.get(method, ())
     if not facts.history or not epsilons or not all(map(math.isfinite, epsilons)):
         return None
     steps, values = zip(*sorted(facts.history), strict=True)
-    spent = np.interp(steps, costs.curve.steps, epsilons)  # between computed points, for the eye only
+    spent = np.interp(
+        steps, costs.curve.steps, epsilons
+    )  # between computed points, for the eye only
     with drawing():
-        figure, axes = axes_of(f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})",
-                               _one_line(facts.metric))
-        axes.plot(spent, values, marker="o" if len(steps) <= 60 else None, markersize=4, color=FIRST)
+        figure, axes = axes_of(
+            f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})",
+            _one_line(facts.metric),
+        )
+        axes.plot(
+            spent, values, marker="o" if len(steps) <= 60 else None, markersize=4, color=FIRST
+        )
         return svg_of(figure, "metric", "metric on public data over the ε spent")
 
 
@@ -65,7 +88,11 @@ def tradeoff_plot(costs: Costs) -> str | None:
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.legend(loc="best")
-        return svg_of(figure, "tradeoff", "least false negative rate of any attack over its false positive rate")
+        return svg_of(
+            figure,
+            "tradeoff",
+            "least false negative rate of any attack over its false positive rate",
+        )
 
 
 def _one_line(text: str) -> str:

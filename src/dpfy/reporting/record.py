@@ -33,7 +33,8 @@ class LedgerRecord:
     plan: dict[str, Any] | None
     registered: Envelope
     reserved: Envelope
-    interruptions: Envelope = ()  # what reserved steps were charged for searches that did not end by themselves
+    # what reserved steps were charged for searches that did not end by themselves
+    interruptions: Envelope = ()
     strict: bool = False
     basis: tuple[dict[str, Any], ...] = ()
 
@@ -42,14 +43,31 @@ class LedgerRecord:
         """Return the snapshot of ``ledger``."""
         header = ledger.header
         if header is None:
-            raise LedgerError("The ledger has no header yet: it names neither unit nor relation. "
-                              "Register a plan first.")
+            raise LedgerError(
+                "The ledger has no header yet: it names neither unit nor relation. Register a plan "
+                "first."
+            )
         return cls(
-            file=ledger.path.name if ledger.path else None, lines=ledger.lines, head_hash=ledger.head_hash,
-            torn_bytes=ledger.torn_bytes, durable=ledger.durable, unit=header.unit, relation=header.relation,
-            key_source=header.key_source, created=header.created, written_by=header.library, read_by=__version__,
-            guard=header.guard, filter=header.filter, plan=header.plan, registered=header.envelope,
-            reserved=ledger.uses, interruptions=ledger.interruptions, strict=header.strict, basis=ledger.basis)
+            file=ledger.path.name if ledger.path else None,
+            lines=ledger.lines,
+            head_hash=ledger.head_hash,
+            torn_bytes=ledger.torn_bytes,
+            durable=ledger.durable,
+            unit=header.unit,
+            relation=header.relation,
+            key_source=header.key_source,
+            created=header.created,
+            written_by=header.library,
+            read_by=__version__,
+            guard=header.guard,
+            filter=header.filter,
+            plan=header.plan,
+            registered=header.envelope,
+            reserved=ledger.uses,
+            interruptions=ledger.interruptions,
+            strict=header.strict,
+            basis=ledger.basis,
+        )
 
     @property
     def steps_registered(self) -> int:
@@ -65,10 +83,11 @@ class LedgerRecord:
     def unregistered(self) -> int:
         """How many reserved steps do not follow the registered list in order.
 
-        A list that skips registered steps, or ends early, is still dominated by it step by step; one that adds or
-        reorders steps is not. The step that stands for a torn last line is left out: its reservation never
-        returned, so nothing was released for it. Under a filter every step that its guard admitted is covered. What
-        an interruption is charged is part of what the registered list is held to.
+        A list that skips registered steps, or ends early, is still dominated by it step by step;
+        one that adds or reorders steps is not. The step that stands for a torn last line is left
+        out: its reservation never returned, so nothing was released for it. Under a filter every
+        step that its guard admitted is covered. What an interruption is charged is part of what the
+        registered list is held to.
         """
         if not self.registered or self.filter is not None:
             return 0
@@ -93,8 +112,14 @@ class LedgerRecord:
     def kinds(self) -> tuple[tuple[str, str], ...]:
         """The sampling policies in use, each with the noise of its queries."""
         events = [leaf for run in (*self.registered, *self.reserved) for leaf in leaves(run.event)]
-        return tuple(dict.fromkeys((event.policy.tag, NOISES.get(type(query), query.tag)) for event in events
-                                   if isinstance(event, Sampled) for query in event.queries))
+        return tuple(
+            dict.fromkeys(
+                (event.policy.tag, NOISES.get(type(query), query.tag))
+                for event in events
+                if isinstance(event, Sampled)
+                for query in event.queries
+            )
+        )
 
     @property
     def search(self) -> Search | None:
@@ -109,22 +134,40 @@ class LedgerRecord:
     @property
     def engines(self) -> tuple[str, ...]:
         """The engines that runs recorded."""
-        return tuple(dict.fromkeys(str(facts["engine"]) for facts in self.basis if "engine" in facts))
+        return tuple(
+            dict.fromkeys(str(facts["engine"]) for facts in self.basis if "engine" in facts)
+        )
 
     @property
     def exposures(self) -> tuple[str, ...]:
         """The recorded reasons of what was released without any guarantee."""
-        return tuple(dict.fromkeys(run.event.reason for run in self.reserved if isinstance(run.event, NonPrivate)))
+        return tuple(
+            dict.fromkeys(
+                run.event.reason for run in self.reserved if isinstance(run.event, NonPrivate)
+            )
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the snapshot as plain JSON values."""
         return {
-            "file": self.file, "lines": self.lines, "head_hash": self.head_hash, "durable": self.durable,
-            "torn_bytes": self.torn_bytes, "unit": str(self.unit), "relation": str(self.relation),
-            "key_source": self.key_source, "created": self.created, "written_by": self.written_by,
-            "read_by": self.read_by, "guard": self.guard, "filter": self.filter, "plan": self.plan,
-            "steps_registered": self.steps_registered, "steps_reserved": self.steps_reserved,
+            "file": self.file,
+            "lines": self.lines,
+            "head_hash": self.head_hash,
+            "durable": self.durable,
+            "torn_bytes": self.torn_bytes,
+            "unit": str(self.unit),
+            "relation": str(self.relation),
+            "key_source": self.key_source,
+            "created": self.created,
+            "written_by": self.written_by,
+            "read_by": self.read_by,
+            "guard": self.guard,
+            "filter": self.filter,
+            "plan": self.plan,
+            "steps_registered": self.steps_registered,
+            "steps_reserved": self.steps_reserved,
             "registered": [run.to_json() for run in self.registered],
             "reserved": [run.to_json() for run in self.reserved],
-            "strict": self.strict, "basis": list(self.basis),
+            "strict": self.strict,
+            "basis": list(self.basis),
         }

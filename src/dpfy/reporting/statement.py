@@ -14,11 +14,16 @@ from dpfy.reporting.search import RULE
 from dpfy.reporting.verdict import Verdict
 from dpfy.types import Relation, Unit
 
-METHOD_NAMES = {"pld": "PLD", "rdp": "RDP",
-                **{rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter)}}
-_COMPOSITION = ("PLD composes the privacy loss distributions of all steps numerically, with discretisation and "
-                "truncation rounded against us, and certifies a lower bound as well; RDP adds up Rényi divergences and "
-                "is looser.")
+METHOD_NAMES = {
+    "pld": "PLD",
+    "rdp": "RDP",
+    **{rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter)},
+}
+_COMPOSITION = (
+    "PLD composes the privacy loss distributions of all steps numerically, with discretisation and "
+    "truncation rounded against us, and certifies a lower bound as well; RDP adds up Rényi "
+    "divergences and is looser."
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,24 @@ class Item:
 
     def to_json(self) -> dict[str, Any]:
         """Return the item as plain JSON values."""
-        return {"key": self.key, "title": self.title, "text": self.text, "guide": self.guide or None,
-                "status": self.status or None}
+        return {
+            "key": self.key,
+            "title": self.title,
+            "text": self.text,
+            "guide": self.guide or None,
+            "status": self.status or None,
+        }
 
 
 _RELATIONS = {
-    Relation.ADD_OR_REMOVE_ONE: ("add-or-remove-one", "one of them has one {unit} more than the other"),
-    Relation.ZERO_OUT: ("zero-out", "one {unit} is replaced in one of them by a null that contributes nothing"),
+    Relation.ADD_OR_REMOVE_ONE: (
+        "add-or-remove-one",
+        "one of them has one {unit} more than the other",
+    ),
+    Relation.ZERO_OUT: (
+        "zero-out",
+        "one {unit} is replaced in one of them by a null that contributes nothing",
+    ),
     Relation.REPLACE_ONE: ("replace-one", "one {unit} has another value"),
 }
 
@@ -50,71 +66,121 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
     assert costs.headline.interval is not None
     name, difference = _RELATIONS[record.relation]
-    output = ("The training mechanism, whose output is the whole sequence of released noisy sums and hence every model "
-              "computed from them" if record.search is None else f"The search, whose output is {record.search.output}")
-    return (f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, {delta_text(costs.delta)})-"
-            f"differentially private in the central model, for {name} neighbours: data sets are neighbours if "
-            f"{difference.format(unit=record.unit)}.")
+    output = (
+        "The training mechanism, whose output is the whole sequence of released noisy sums and "
+        "hence every model computed from them"
+        if record.search is None
+        else f"The search, whose output is {record.search.output}"
+    )
+    return (
+        f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, "
+        f"{delta_text(costs.delta)})-differentially private in the central model, for {name} "
+        f"neighbours: data sets are neighbours if {difference.format(unit=record.unit)}."
+    )
 
 
 def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
     """Return what the guarantee means to somebody who does not read formulas."""
     whose = "one user's data" if record.unit is Unit.USER else "one record"
     if not verdict.private:
-        return ("Nothing in this report protects anybody. Do not release the model on its account; repeat the run "
-                "after mending what is named above.")
-    changed = ("is the one that was used or another" if record.relation is Relation.REPLACE_ONE
-               else "was used in training or not")
-    return (f"Suppose a coin decides whether {whose} {changed}, and an expert who sees everything that was released, "
-            f"and knows all the other data, has to tell which: the expert is right at most "
-            f"{percent_text(min(1.0, costs.guess))} of the time, where blind guessing is right 50 % of the time.")
+        return (
+            "Nothing in this report protects anybody. Do not release the model on its account; "
+            "repeat the run after mending what is named above."
+        )
+    changed = (
+        "is the one that was used or another"
+        if record.relation is Relation.REPLACE_ONE
+        else "was used in training or not"
+    )
+    return (
+        f"Suppose a coin decides whether {whose} {changed}, and an expert who sees everything that "
+        "was released, and knows all the other data, has to tell which: the expert is right at "
+        f"most {percent_text(min(1.0, costs.guess))} of the time, where blind guessing is right 50 "
+        "% of the time."
+    )
 
 
-def statement(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> tuple[Item, ...]:
+def statement(
+    facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict
+) -> tuple[Item, ...]:
     """Answer every item of the guide's list from the ledger and the declared facts."""
     return (
-        Item("dp_setting", "DP setting",
-             "Central differential privacy: whoever trains sees the raw records, and is trusted to run the mechanism "
-             "as recorded and to let nothing out but its output.", "1"),
+        Item(
+            "dp_setting",
+            "DP setting",
+            "Central differential privacy: whoever trains sees the raw records, and is trusted to "
+            "run the mechanism as recorded and to let nothing out but its output.",
+            "1",
+        ),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
         Item("output", "Output of the mechanism", _output(facts, record), "2b"),
         Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
         Item("adjacency", "Adjacency", _adjacency(record), "2d"),
         Item("accounting", "Type of accounting", _accounting(record, costs), "3a"),
-        Item("assumptions", "Accounting assumptions",
-             "Listed in the table of assumptions, each with whether it holds and how that is known.", "3b"),
-        Item("formal_statement", "Formal statement", formal_statement(record, costs, verdict), "3c"),
-        Item("tuning_statement", "Statement for the tuning process", _tuning(facts, record, costs, verdict), "3c"),
-        Item("without_amplification", "Without amplification by sampling", _unamplified(costs), "3b"),
+        Item(
+            "assumptions",
+            "Accounting assumptions",
+            "Listed in the table of assumptions, each with whether it holds and how that is known.",
+            "3b",
+        ),
+        Item(
+            "formal_statement", "Formal statement", formal_statement(record, costs, verdict), "3c"
+        ),
+        Item(
+            "tuning_statement",
+            "Statement for the tuning process",
+            _tuning(facts, record, costs, verdict),
+            "3c",
+        ),
+        Item(
+            "without_amplification", "Without amplification by sampling", _unamplified(costs), "3b"
+        ),
         Item("verifiability", "Transparency and verifiability", _verifiability(record), "4"),
     )
 
 
 def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
-    reads, others = ((f"the {record.steps_reserved} steps that this ledger reserved", "choosing hyper-parameters or "
-                      "architecture") if record.search is None else (record.search.reads, "choosing what to search"))
-    return (f"Covered: all reads of the private records by {reads}, each recorded before the records were read. Not "
-            f"covered: every other read of the same data, such as exploring it, {others} on it, or training with "
-            "another ledger. "
-            f"How the hyper-parameters were chosen (declared): {facts.hyperparameter_selection}. Public data used "
-            f"(declared): {facts.public_data}.")
+    reads, others = (
+        (
+            f"the {record.steps_reserved} steps that this ledger reserved",
+            "choosing hyper-parameters or architecture",
+        )
+        if record.search is None
+        else (record.search.reads, "choosing what to search")
+    )
+    return (
+        f"Covered: all reads of the private records by {reads}, each recorded before the records "
+        "were read. Not covered: every other read of the same data, such as exploring it, "
+        f"{others} on it, or training with another ledger. How the hyper-parameters were chosen "
+        f"(declared): {facts.hyperparameter_selection}. Public data used (declared): "
+        f"{facts.public_data}."
+    )
 
 
 def _output(facts: RunFacts, record: LedgerRecord) -> str:
     output = "the noisy sums of all steps" if record.search is None else record.search.output
-    return (f"{output[:1].upper()}{output[1:]}. What is computed from them and public data is post-processing with "
-            f"the same guarantee: every iterate, optimizer state, average and the final model. Released (declared): "
-            f"{facts.released}.")
+    return (
+        f"{output[:1].upper()}{output[1:]}. What is computed from them and public data is "
+        "post-processing with the same guarantee: every iterate, optimizer state, average and the "
+        f"final model. Released (declared): {facts.released}."
+    )
 
 
 def _unit(facts: RunFacts, record: LedgerRecord) -> str:
     if record.unit is Unit.USER:
-        return ("User: everything that one user contributed, features and labels. "
-                f"A record is (declared): {facts.record}.")
-    owned = {True: "declared to be at most one", False: "declared to be possibly more than one",
-             None: NOT_DECLARED}[facts.records_per_user_at_most_one]
-    return (f"Record: one whole record, features and label. A record is (declared): {facts.record}. Records that one "
-            f"user owns: {owned}.")
+        return (
+            "User: everything that one user contributed, features and labels. A record is "
+            f"(declared): {facts.record}."
+        )
+    owned = {
+        True: "declared to be at most one",
+        False: "declared to be possibly more than one",
+        None: NOT_DECLARED,
+    }[facts.records_per_user_at_most_one]
+    return (
+        f"Record: one whole record, features and label. A record is (declared): {facts.record}. "
+        f"Records that one user owns: {owned}."
+    )
 
 
 def _adjacency(record: LedgerRecord) -> str:
@@ -123,14 +189,21 @@ def _adjacency(record: LedgerRecord) -> str:
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
-    rules = [f"{METHOD_NAMES[method]}, {policy} sampling, {noise} noise: {reference}."
-             for method, policy, noise, reference in cited(record, costs.filter)]
-    rule, by = costs.filter, f"The claim is by {METHOD_NAMES[costs.headline.method]}. {_COMPOSITION}"
+    rules = [
+        f"{METHOD_NAMES[method]}, {policy} sampling, {noise} noise: {reference}."
+        for method, policy, noise, reference in cited(record, costs.filter)
+    ]
+    rule, by = (
+        costs.filter,
+        f"The claim is by {METHOD_NAMES[costs.headline.method]}. {_COMPOSITION}",
+    )
     if rule is not None:
         listed = by if isinstance(rule, DominatedBy) else ""
-        by = (f"The claim is the limit of a {rule.title} ({rule.reference}), declared before the first step. "
-              "It covers every run that the filter would have admitted, steps chosen from outputs included, and "
-              f"does not shrink when less of it is used. {listed}").rstrip()
+        by = (
+            f"The claim is the limit of a {rule.title} ({rule.reference}), declared before the "
+            "first step. It covers every run that the filter would have admitted, steps chosen "
+            f"from outputs included, and does not shrink when less of it is used. {listed}"
+        ).rstrip()
     if record.search is not None and record.search.laws:
         rules.append(RULE)
     return " ".join((by, "Rules:", *rules))
@@ -140,34 +213,60 @@ def _tuning(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdic
     """What holds for the choice of settings."""
     declared = f" Declared: {facts.hyperparameter_selection}."
     if record.search is None:
-        return ("No guarantee is stated for the choice of hyper-parameters: reads of private data for it, if there "
-                f"were any, are not in this ledger.{declared}")
-    one = [claim.interval.upper for claim in costs.claims if claim.scope is Scope.ONE_TRIAL and claim.interval]
-    texts = [f"({epsilon_text(epsilon)}, {delta_text(costs.delta)})" for epsilon in
-             (costs.headline.interval.upper if costs.headline.interval else math.inf, *one[:1])]
-    return record.search.statement(texts[0] if verdict.private else None, texts[1] if one else None) + declared
+        return (
+            "No guarantee is stated for the choice of hyper-parameters: reads of private data for "
+            f"it, if there were any, are not in this ledger.{declared}"
+        )
+    one = [
+        claim.interval.upper
+        for claim in costs.claims
+        if claim.scope is Scope.ONE_TRIAL and claim.interval
+    ]
+    texts = [
+        f"({epsilon_text(epsilon)}, {delta_text(costs.delta)})"
+        for epsilon in (
+            costs.headline.interval.upper if costs.headline.interval else math.inf,
+            *one[:1],
+        )
+    ]
+    return (
+        record.search.statement(texts[0] if verdict.private else None, texts[1] if one else None)
+        + declared
+    )
 
 
 def _unamplified(costs: Costs) -> str:
     claim: Claim = costs.without_sampling
     if claim.finite and claim.interval is not None and claim.method not in METHODS:
-        return (f"The {METHOD_NAMES[claim.method]} charges each step as if every record took part in it, so its limit, "
-                f"ε = {epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}, assumes none.")
+        return (
+            f"The {METHOD_NAMES[claim.method]} charges each step as if every record took part in "
+            f"it, so its limit, ε = {epsilon_text(claim.interval.upper)} at δ = "
+            f"{delta_text(costs.delta)}, assumes none."
+        )
     if not claim.finite or claim.interval is None:
         return f"There is no finite bound for the same noise without sampling: {claim.note or 'it is infinite'}."
-    return (f"If no amplification by sampling is assumed (every record in every one of the {claim.steps} steps, the "
-            f"same noise), the bound is ε = {epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}. "
-            "It holds however the batches were formed, as long as a record enters a step at most once.")
+    return (
+        "If no amplification by sampling is assumed (every record in every one of the "
+        f"{claim.steps} steps, the same noise), the bound is ε = "
+        f"{epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}. It holds however "
+        "the batches were formed, as long as a record enters a step at most once."
+    )
 
 
 def _verifiability(record: LedgerRecord) -> str:
     file = record.file or "the ledger"
-    recheck = (f"Anybody who has {file} can check the chain with 'dpfy ledger verify' and repeat every number with "
-               "'dpfy report'." if record.durable else
-               "The ledger was kept in memory only, so nobody can check these numbers after the process has ended.")
-    return (f"Trained and recorded with dpfy {record.written_by}, accounted with dpfy {record.read_by}, open source "
-            f"under Apache-2.0. This report is about the ledger whose last line has the SHA-256 hash "
-            f"{record.head_hash}. {recheck}")
+    recheck = (
+        f"Anybody who has {file} can check the chain with 'dpfy ledger verify' and repeat every "
+        "number with 'dpfy report'."
+        if record.durable
+        else "The ledger was kept in memory only, so nobody can check these numbers after the "
+        "process has ended."
+    )
+    return (
+        f"Trained and recorded with dpfy {record.written_by}, accounted with dpfy "
+        f"{record.read_by}, open source under Apache-2.0. This report is about the ledger whose "
+        f"last line has the SHA-256 hash {record.head_hash}. {recheck}"
+    )
 
 
 def scope_name(scope: Scope) -> str:
@@ -176,6 +275,7 @@ def scope_name(scope: Scope) -> str:
         Scope.REGISTERED: "All registered steps",
         Scope.RESERVED: "Steps reserved so far",
         Scope.FILTER: "Whatever the filter admits",
-        Scope.ONE_TRIAL: "One trial of the search, as if settings had been fixed in advance (no guarantee)",
+        Scope.ONE_TRIAL: "One trial of the search, as if settings had been fixed in advance (no "
+        "guarantee)",
         Scope.WITHOUT_SAMPLING: "Same noise, without amplification by sampling",
     }[scope]

@@ -42,45 +42,79 @@ def judge(record: LedgerRecord, costs: Costs) -> Verdict:
     """Collect everything that voids the guarantee; an empty list means that it stands."""
     reasons = []
     if not costs.secret_key:
-        reasons.append(f"Noise and samples came from a key that is not secret ({record.key_source}): whoever knows it "
-                       "can subtract the noise.")
+        reasons.append(
+            f"Noise and samples came from a key that is not secret ({record.key_source}): whoever "
+            "knows it can subtract the noise."
+        )
     if record.exposures:
-        reasons.append("The ledger records releases without any protection: " + "; ".join(record.exposures) + ".")
+        reasons.append(
+            "The ledger records releases without any protection: "
+            + "; ".join(record.exposures)
+            + "."
+        )
         if record.search is not None and record.search.void:
             reasons.append(record.search.void)
     elif not costs.headline.finite:
-        reasons.append(f"No finite ε holds at this δ: {costs.headline.note or 'the bound is infinite'}.")
+        reasons.append(
+            f"No finite ε holds at this δ: {costs.headline.note or 'the bound is infinite'}."
+        )
     if record.unregistered:
-        reasons.append(f"{record.unregistered} reserved steps are not among those registered before the first step; "
-                       "steps added after looking at outputs are not covered by this accounting.")
+        reasons.append(
+            f"{record.unregistered} reserved steps are not among those registered before the first "
+            "step; steps added after looking at outputs are not covered by this accounting."
+        )
     return Verdict(tuple(reasons))
 
 
 _TIERS = (
     (1.0, "Tier 1, strong formal guarantee (ε ≤ 1)."),
     (10.0, "Tier 2, reasonable guarantee (1 < ε ≤ 10)."),
-    (math.inf, "Tier 3, weak formal guarantee (ε > 10): it is not by itself evidence of anonymisation; further "
-               "measures such as an empirical audit are called for."),
+    (
+        math.inf,
+        "Tier 3, weak formal guarantee (ε > 10): it is not by itself evidence of anonymisation; "
+        "further measures such as an empirical audit are called for.",
+    ),
 )
 
 
 def tier(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> Tier:
-    """Return the tier, which the guide defines for whole users and for add-or-remove or zero-out neighbours only."""
+    """Return the tier, which the guide defines for whole users and for add-or-remove or zero-out
+    neighbours only.
+    """
     if not verdict.private:
         return Tier(None, "Not applicable: there is no guarantee to place in a tier.")
     if record.relation is Relation.REPLACE_ONE:
-        return Tier(None, "Not applicable: the tiers are defined for add-or-remove and zero-out neighbours, and this "
-                          "guarantee is for replacing one.")
+        return Tier(
+            None,
+            "Not applicable: the tiers are defined for add-or-remove and zero-out neighbours, and "
+            "this guarantee is for replacing one.",
+        )
     if record.unit is not Unit.USER and facts.records_per_user_at_most_one is not True:
-        said = "it is declared that a user may own several" if facts.records_per_user_at_most_one is False else \
-            "nobody declared that a user owns at most one"
-        return Tier(None, f"Not applicable: the tiers are about users, the unit here is one record, and {said}. A user "
-                          "with k records is protected by about k times this ε, at a larger δ.")
+        said = (
+            "it is declared that a user may own several"
+            if facts.records_per_user_at_most_one is False
+            else "nobody declared that a user owns at most one"
+        )
+        return Tier(
+            None,
+            f"Not applicable: the tiers are about users, the unit here is one record, and {said}. "
+            "A user with k records is protected by about k times this ε, at a larger δ.",
+        )
     if record.unit is Unit.USER and facts.record == NOT_DECLARED:
-        return Tier(None, "Not applicable: the unit is the user, but nobody declared that one item of the data set "
-                          "holds all that one user contributed.")
+        return Tier(
+            None,
+            "Not applicable: the unit is the user, but nobody declared that one item of the data "
+            "set holds all that one user contributed.",
+        )
     assert costs.headline.interval is not None
-    number, text = next((index, text) for index, (limit, text) in enumerate(_TIERS, start=1)
-                        if costs.headline.interval.upper <= limit)
-    declared = "" if record.unit is Unit.USER else " It rests on the declaration that a user owns at most one record."
+    number, text = next(
+        (index, text)
+        for index, (limit, text) in enumerate(_TIERS, start=1)
+        if costs.headline.interval.upper <= limit
+    )
+    declared = (
+        ""
+        if record.unit is Unit.USER
+        else " It rests on the declaration that a user owns at most one record."
+    )
     return Tier(number, text + declared)

@@ -1,1 +1,15 @@
 """Take private steps: reserve the event, draw the sample, bound, add noise, release."""
+
+from dpfy._lazy import exports
+
+__getattr__, __all__ = exports(
+    __name__,
+    {
+        "checkpoint": ("resume",),
+        "contributing": ("ContributingShare",),
+        "loss_queries": ("FirstBelow", "PrivateArgmin"),
+        "released": ("Released",),
+        "resources": ("Resources", "estimate_resources"),
+        "run": ("Batch", "Run"),
+    },
+)

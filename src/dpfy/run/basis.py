@@ -1,4 +1,6 @@
-"""What a run rests on, collected before its first release and recorded in its ledger: nothing of it is from records."""
+"""What a run rests on, collected before its first release and recorded in its ledger: nothing of it
+is from records.
+"""
 
 import platform
 import random
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     from dpfy.run.run import Run
 
 _RANDOM_NUMBERS = "Random numbers of the loss, such as dropout masks"
-_LIBRARIES = re.compile(r"^\s*- (.*(?:Math Kernel Library|MKL-DNN|OpenBLAS|Accelerate|CUDA Runtime|CuDNN).*)$", re.M)
+_LIBRARIES = re.compile(
+    r"^\s*- (.*(?:Math Kernel Library|MKL-DNN|OpenBLAS|Accelerate|CUDA Runtime|CuDNN).*)$", re.M
+)
 
 
 def record_basis(run: "Run", probe: "Probe", engine: Engine) -> None:
-    """Record in the ledger what the steps of ``engine`` rest on; refuse what a strict run must not rest on.
+    """Record in the ledger what the steps of ``engine`` rest on; refuse what a strict run must not
+    rest on.
 
-    To be called before the engine sees a record. Of several processes rank 0 writes, and all of them check.
+    To be called before the engine sees a record. Of several processes rank 0 writes, and all of
+    them check.
 
     Raises:
         IsolationError: in a strict run, if the loss gives other bits for equal input.
@@ -39,12 +45,19 @@ def record_basis(run: "Run", probe: "Probe", engine: Engine) -> None:
     if run.strict:
         _check_strictly(probe, engine)
     if run._ranks.first:
-        run.ledger.record_basis({"engine": engine.name, "strict": run.strict, "environment": _environment(run),
-                                 "grounds": [each.to_json() for each in _grounds(run, engine, draws)]})
+        run.ledger.record_basis(
+            {
+                "engine": engine.name,
+                "strict": run.strict,
+                "environment": _environment(run),
+                "grounds": [each.to_json() for each in _grounds(run, engine, draws)],
+            }
+        )
 
 
 def draws_random_numbers(probe: "Probe") -> bool:
     """Tell whether computing a loss moves a generator, as dropout does, on synthetic input."""
+
     def call() -> None:
         with torch.enable_grad():
             LossCall(probe.model, probe.loss_fn)(*probe.made_up().arguments)
@@ -57,13 +70,19 @@ def draws_random_numbers(probe: "Probe") -> bool:
 
 def _generators() -> tuple[Any, ...]:
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return (random.getstate(), numpy_state(), *(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)))
+    return (
+        random.getstate(),
+        numpy_state(),
+        *(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)),
+    )
 
 
 def _check_strictly(probe: "Probe", engine: Engine) -> None:
     """Refuse a loss whose bits may depend on more than the record."""
     if not isinstance(engine, LoopEngine):
-        raise IsolationError(f"A strict run computes records one by one, and the engine is {engine.name!r}.")
+        raise IsolationError(
+            f"A strict run computes records one by one, and the engine is {engine.name!r}."
+        )
     made = probe.made_up()
     call, state = LossCall(probe.model, probe.loss_fn), Substitutes(probe.model, probe.parameters)
     last, again = made.size - 1, bookmark()
@@ -71,9 +90,11 @@ def _check_strictly(probe: "Probe", engine: Engine) -> None:
     again()
     alone = engine.gradients_at(call, state, made.record(last), 0)[0]
     if not all(_same_bits(one, other) for one, other in zip(in_company, alone, strict=True)):
-        raise IsolationError("The gradient of a synthetic record has other bits when it is computed again, so that a "
-                             "strict run is not possible: something in the model is not deterministic. Try "
-                             "torch.use_deterministic_algorithms(True), or torch.set_num_threads(1).")
+        raise IsolationError(
+            "The gradient of a synthetic record has other bits when it is computed again, so that "
+            "a strict run is not possible: something in the model is not deterministic. Try "
+            "torch.use_deterministic_algorithms(True), or torch.set_num_threads(1)."
+        )
 
 
 def _same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
@@ -88,66 +109,124 @@ def _grounds(run: "Run", engine: Engine, draws: bool) -> Iterator[Ground]:
     yield from _rounding(run, engine)
     yield from _shape(run)
     if draws and engine.one_by_one:
-        yield Ground(Kind.THEOREM, "random_numbers", _RANDOM_NUMBERS, "The cipher draws whole states of torch's, "
-                     "numpy's and Python's generators for each record alone, so that what it draws is independent of "
-                     "all others: docs/proofs/isolation.md.")
+        yield Ground(
+            Kind.THEOREM,
+            "random_numbers",
+            _RANDOM_NUMBERS,
+            "The cipher draws whole states of torch's, numpy's and Python's generators for each "
+            "record alone, so that what it draws is independent of all others: "
+            "docs/proofs/isolation.md.",
+        )
     elif draws:
-        yield Ground(Kind.ALLOWANCE, "random_numbers", _RANDOM_NUMBERS, "They come from torch's, numpy's and Python's "
-                     "generators, whose whole states are drawn from the cipher for every chunk. That their output "
-                     "stands in for independent numbers is not proved.")
+        yield Ground(
+            Kind.ALLOWANCE,
+            "random_numbers",
+            _RANDOM_NUMBERS,
+            "They come from torch's, numpy's and Python's generators, whose whole states are drawn "
+            "from the cipher for every chunk. That their output stands in for independent numbers "
+            "is not proved.",
+        )
     if not is_stacked(run._records.data):
-        yield Ground(Kind.THEOREM, "loading", "Random numbers that loading a record draws",
-                     "The generators have states that follow from a secret key of the step and from the record's "
-                     "index, in loading processes too: docs/proofs/isolation.md.")
+        yield Ground(
+            Kind.THEOREM,
+            "loading",
+            "Random numbers that loading a record draws",
+            "The generators have states that follow from a secret key of the step and from the "
+            "record's index, in loading processes too: docs/proofs/isolation.md.",
+        )
 
 
 def _isolation(run: "Run", engine: Engine) -> Iterator[Ground]:
     title = "A record's gradient is computed without the others"
     if run.plan.query.slots is not None:
-        yield Ground(Kind.THEOREM, "slots", "A record changes the mean of one slot",
-                     "Means of slots are clipped, and a slot shares its arithmetic with no other: "
-                     "docs/proofs/microbatches.md.")
+        yield Ground(
+            Kind.THEOREM,
+            "slots",
+            "A record changes the mean of one slot",
+            "Means of slots are clipped, and a slot shares its arithmetic with no other: "
+            "docs/proofs/microbatches.md.",
+        )
     else:
-        yield Ground(Kind.THEOREM, "contribution", "A record adds at most the clip bound",
-                     "Its weight is computed from the very gradient that is added, or from an upper bound of its norm: "
-                     "docs/proofs/gaussian-sum.md, docs/proofs/clipping-engines.md.")
-        yield Ground(Kind.THEOREM if engine.isolates else Kind.CHECK, "isolation", title,
-                     f"Engine {engine.name}, {engine.isolation}.")
+        yield Ground(
+            Kind.THEOREM,
+            "contribution",
+            "A record adds at most the clip bound",
+            "Its weight is computed from the very gradient that is added, or from an upper bound "
+            "of its norm: docs/proofs/gaussian-sum.md, docs/proofs/clipping-engines.md.",
+        )
+        yield Ground(
+            Kind.THEOREM if engine.isolates else Kind.CHECK,
+            "isolation",
+            title,
+            f"Engine {engine.name}, {engine.isolation}.",
+        )
         if not isinstance(engine, LoopEngine):
-            yield Ground(Kind.CHECK, "agreement", "The engine computes what it should",
-                         f"Sums of {engine.name} were compared with those of records that were differentiated one by "
-                         "one, for this model and this loss.")
-    yield Ground(Kind.CHECK, "no_memory", "Model and loss keep nothing of a record",
-                 "Losses, buffers, parameters and attributes were looked at before and after other input.")
+            yield Ground(
+                Kind.CHECK,
+                "agreement",
+                "The engine computes what it should",
+                f"Sums of {engine.name} were compared with those of records that were "
+                "differentiated one by one, for this model and this loss.",
+            )
+    yield Ground(
+        Kind.CHECK,
+        "no_memory",
+        "Model and loss keep nothing of a record",
+        "Losses, buffers, parameters and attributes were looked at before and after other input.",
+    )
 
 
 def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
     """Yield what is known of last bits."""
     if run.strict:
-        yield Ground(Kind.THEOREM, "last_bits", "One record more changes no bit of what the others add",
-                     "Each is copied to memory of its own, aligned alike, and given alone to kernels of one shape; "
-                     "what float64 sums lose is in the noise scale: docs/proofs/isolation.md.")
-        yield Ground(Kind.CHECK, "equal_bits", "Equal records give equal bits",
-                     "The gradient of a record was computed among others and alone, and compared bit by bit.")
+        yield Ground(
+            Kind.THEOREM,
+            "last_bits",
+            "One record more changes no bit of what the others add",
+            "Each is copied to memory of its own, aligned alike, and given alone to kernels of one "
+            "shape; what float64 sums lose is in the noise scale: docs/proofs/isolation.md.",
+        )
+        yield Ground(
+            Kind.CHECK,
+            "equal_bits",
+            "Equal records give equal bits",
+            "The gradient of a record was computed among others and alone, and compared bit by "
+            "bit.",
+        )
         return
     co_batched = co_batched_records(run, engine)
     if co_batched:
-        yield Ground(Kind.ALLOWANCE, "last_bits", "Last bits of what the others add",
-                     f"One record more may change how kernels round what up to {co_batched} others of its block add. "
-                     f"The noise is scaled for {engine.rounding:.2g} clip bounds for each of them, and assumes that "
-                     f"none lies where a derivative jumps. Parameters: {_dtypes(run)}. docs/proofs/isolation.md.")
+        yield Ground(
+            Kind.ALLOWANCE,
+            "last_bits",
+            "Last bits of what the others add",
+            f"One record more may change how kernels round what up to {co_batched} others of its "
+            f"block add. The noise is scaled for {engine.rounding:.2g} clip bounds for each of "
+            "them, and assumes that none lies where a derivative jumps. Parameters: "
+            f"{_dtypes(run)}. docs/proofs/isolation.md.",
+        )
     if co_batched and run.plan.query.statistics:
-        yield Ground(Kind.ALLOWANCE, "last_bits_of_statistics", "Last bits of the others' statistics",
-                     f"As above, with {ROUNDING:.2g} bounds of a statistic for each of up to {co_batched} others: "
-                     "docs/proofs/queries.md.")
+        yield Ground(
+            Kind.ALLOWANCE,
+            "last_bits_of_statistics",
+            "Last bits of the others' statistics",
+            f"As above, with {ROUNDING:.2g} bounds of a statistic for each of up to {co_batched} "
+            "others: docs/proofs/queries.md.",
+        )
     if run._importance is not None:
-        yield Ground(Kind.ALLOWANCE, "last_bits_of_norms", "Last bits of the norms by which records are accepted",
-                     "One record more may move the norms of others by 2^-19 of their size; what coins tell by that is "
-                     "part of the cost: docs/proofs/dpis.md.")
+        yield Ground(
+            Kind.ALLOWANCE,
+            "last_bits_of_norms",
+            "Last bits of the norms by which records are accepted",
+            "One record more may move the norms of others by 2^-19 of their size; what coins tell "
+            "by that is part of the cost: docs/proofs/dpis.md.",
+        )
 
 
 def co_batched_records(run: "Run", engine: Engine) -> int:
-    """Return how many records may share their arithmetic with another one, by public and released numbers."""
+    """Return how many records may share their arithmetic with another one, by public and released
+    numbers.
+    """
     if run.plan.query.slots is not None:
         return 0
     step = max(1, run._taken)
@@ -155,34 +234,50 @@ def co_batched_records(run: "Run", engine: Engine) -> int:
 
 
 def _shape(run: "Run") -> Iterator[Ground]:
-    yield Ground(Kind.DECLARATION, "shape", "What a record looks like", f"Declared by {run.declared}: "
-                 f"{run._example.shapes}. What is larger or of another type contributes nothing.")
+    yield Ground(
+        Kind.DECLARATION,
+        "shape",
+        "What a record looks like",
+        f"Declared by {run.declared}: {run._example.shapes}. What is larger or of another type "
+        "contributes nothing.",
+    )
 
 
 def _environment(run: "Run") -> dict[str, Any]:
     """Where it was computed and with what, as plain JSON values."""
     device = next(iter(run._parameters.values())).device
     return {
-        "dpfy": __version__, "python": platform.python_version(), "torch": str(torch.__version__),
-        "libraries": [" ".join(found.split()) for found in _LIBRARIES.findall(torch.__config__.show())],
-        "processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability(),
+        "dpfy": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "libraries": [
+            " ".join(found.split()) for found in _LIBRARIES.findall(torch.__config__.show())
+        ],
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "parameters": _dtypes(run), "matmul_precision": Ambient.present().matmul_precision,
+        "parameters": _dtypes(run),
+        "matmul_precision": Ambient.present().matmul_precision,
         "autocast": torch.is_autocast_enabled(device.type),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "threads": torch.get_num_threads(), "processes": run._ranks.size,
+        "threads": torch.get_num_threads(),
+        "processes": run._ranks.size,
         "loading_processes": run._records.num_workers,
     }
 
 
 def _dtypes(run: "Run") -> str:
-    return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in run._parameters.values()}))
+    return ", ".join(
+        sorted({str(p.dtype).removeprefix("torch.") for p in run._parameters.values()})
+    )
 
 
 def _processor() -> str:
     """The processor's own name where Linux tells it, else its kind."""
     try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+        found = re.search(
+            r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M
+        )
     except OSError:
         found = None
     return found.group(1).strip() if found else platform.processor() or platform.machine()

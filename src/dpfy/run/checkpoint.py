@@ -1,11 +1,13 @@
-"""Save a run and go on with it: model, optimizers and what else is public; never noise or sampling state.
+"""Save a run and go on with it: model, optimizers and what else is public; never noise or sampling
+state.
 
-A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and is lost: the
-resumed run draws fresh samples and fresh noise, and stops early rather than exceed the plan. Of several processes rank
-0 reads and writes the files.
+A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and
+is lost: the resumed run draws fresh samples and fresh noise, and stops early rather than exceed the
+plan. Of several processes rank 0 reads and writes the files.
 
-A ledger in the folder of its checkpoint or beside it is named by its place relative to the folder: the two can be moved
-together, and say nothing about the machine. Schema 1 named every ledger by the path that privatize was given.
+A ledger in the folder of its checkpoint or beside it is named by its place relative to the folder:
+the two can be moved together, and say nothing about the machine. Schema 1 named every ledger by the
+path that privatize was given.
 """
 
 import os
@@ -31,34 +33,57 @@ _SCHEMAS = (1, 2)
 
 
 def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-    """Write the run's public state to ``directory`` and return the file; see :meth:`dpfy.Run.save`."""
+    """Write the run's public state to ``directory`` and return the file; see
+    :meth:`dpfy.Run.save`.
+    """
     if not run._ranks.first:
         return Path(directory) / FILE
     ledger = run.ledger
     if ledger.path is None:
-        raise CheckpointError("A run with an in-memory ledger cannot be resumed. Give privatize a ledger file.")
+        raise CheckpointError(
+            "A run with an in-memory ledger cannot be resumed. Give privatize a ledger file."
+        )
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    write_state(folder / FILE, {
-        "schema": _SCHEMAS[-1],
-        "plan": run.plan.to_json(),
-        "ledger": {"path": _place(ledger.path, folder), "lines": ledger.lines, "hash": ledger.head_hash,
-                   "steps": ledger.count, "taken": run.steps_taken},
-        "model": run.model.state_dict(),
-        "optimizers": [{"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers],
-        "controllers": run._steering.state_dict(),
-        "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
-    })
+    write_state(
+        folder / FILE,
+        {
+            "schema": _SCHEMAS[-1],
+            "plan": run.plan.to_json(),
+            "ledger": {
+                "path": _place(ledger.path, folder),
+                "lines": ledger.lines,
+                "hash": ledger.head_hash,
+                "steps": ledger.count,
+                "taken": run.steps_taken,
+            },
+            "model": run.model.state_dict(),
+            "optimizers": [
+                {"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers
+            ],
+            "controllers": run._steering.state_dict(),
+            "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
+        },
+    )
     return folder / FILE
 
 
-def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-           data: Any, ledger: str | Path | None = None, *, extra: Mapping[str, Any] | None = None,
-           **options: Any) -> Run:
-    """Continue the run that :meth:`dpfy.Run.save` wrote to ``directory``, with fresh samples and fresh noise.
+def resume(
+    directory: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    data: Any,
+    ledger: str | Path | None = None,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Continue the run that :meth:`dpfy.Run.save` wrote to ``directory``, with fresh samples and
+    fresh noise.
 
-    The state of the model, the optimizers and of every object in ``extra`` is restored in place. ``options`` are those
-    of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise, the ledger's place are the saved ones.
+    The state of the model, the optimizers and of every object in ``extra`` is restored in place.
+    ``options`` are those of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise,
+    the ledger's place are the saved ones.
     """
     state = _shared_state(Path(directory) / FILE, ledger)
     saved = state["ledger"]
@@ -69,7 +94,8 @@ def resume(directory: str | Path, model: nn.Module, optimizer: torch.optim.Optim
     run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
     run._steering.load_state_dict(state.get("controllers", {}))
-    # Steps that were reserved by hand count too; where an event is an epoch, what is left of the last one is lost.
+    # Steps that were reserved by hand count too; where an event is an epoch, what is left of the
+    # last one is lost.
     each_counts = run._ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
     lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
     run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % lost))
@@ -85,8 +111,10 @@ def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
     def check() -> bytes:
         state.update(read_state(file))
         if state.get("schema") not in _SCHEMAS:
-            raise CheckpointError(f"Expected a checkpoint of schema {' or '.join(map(str, _SCHEMAS))}, got "
-                                  f"{state.get('schema')!r}. Read it with the version of dpfy that wrote it.")
+            raise CheckpointError(
+                f"Expected a checkpoint of schema {' or '.join(map(str, _SCHEMAS))}, got "
+                f"{state.get('schema')!r}. Read it with the version of dpfy that wrote it."
+            )
         _check_ledger(_ledger_path(file.parent, state, ledger), state["ledger"])
         return file.read_bytes() if ranks.size > 1 else b""
 
@@ -100,13 +128,20 @@ def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
 
 
 def _place(ledger: Path, folder: Path) -> str:
-    """Return how a checkpoint in ``folder`` names its ledger: from there if it is inside or beside it, else in full."""
-    ledger, folder = ledger.parent.resolve() / ledger.name, folder.resolve()  # a link to a ledger stays a link
+    """Return how a checkpoint in ``folder`` names its ledger: from there if it is inside or beside
+    it, else in full.
+    """
+    ledger, folder = (
+        ledger.parent.resolve() / ledger.name,
+        folder.resolve(),
+    )  # a link to a ledger stays a link
     return os.path.relpath(ledger, folder) if ledger.is_relative_to(folder.parent) else str(ledger)
 
 
 def _ledger_path(folder: Path, state: dict[str, Any], given: str | Path | None) -> Path:
-    """Return where to look for the ledger: where one was told, or else where the checkpoint says it was."""
+    """Return where to look for the ledger: where one was told, or else where the checkpoint says it
+    was.
+    """
     if given is not None:
         return Path(given)
     saved = Path(state["ledger"]["path"])
@@ -114,36 +149,58 @@ def _ledger_path(folder: Path, state: dict[str, Any], given: str | Path | None) 
 
 
 def _lost(steps: int) -> str:
-    return "1 step after the checkpoint was paid for and is lost" if steps == 1 else \
-        f"{steps} steps after the checkpoint were paid for and are lost"
+    return (
+        "1 step after the checkpoint was paid for and is lost"
+        if steps == 1
+        else f"{steps} steps after the checkpoint were paid for and are lost"
+    )
 
 
 def _check_ledger(path: Path, saved: dict[str, Any]) -> None:
     """Refuse a ledger that does not contain the line at which the checkpoint was made."""
     if not path.exists():
-        raise CheckpointError(f"The ledger {path} of this checkpoint is missing. Without it nobody knows what was "
-                              "spent; restore it, or give its new place as ledger=.")
+        raise CheckpointError(
+            f"The ledger {path} of this checkpoint is missing. Without it nobody knows what was "
+            "spent; restore it, or give its new place as ledger=."
+        )
     found = Ledger.read(path).hash_at(saved["lines"])
     if found is None:
-        raise CheckpointError(f"The checkpoint is newer than the ledger {path}: it was made after line "
-                              f"{saved['lines']}. Restore the latest ledger.")
+        raise CheckpointError(
+            f"The checkpoint is newer than the ledger {path}: it was made after line "
+            f"{saved['lines']}. Restore the latest ledger."
+        )
     if found != saved["hash"]:
-        raise CheckpointError(f"The checkpoint belongs to another ledger than {path}. Give its own as ledger=.")
+        raise CheckpointError(
+            f"The checkpoint belongs to another ledger than {path}. Give its own as ledger=."
+        )
 
 
-def _restore(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], state: dict[str, Any],
-             extra: Mapping[str, Any]) -> None:
-    kinds, given = [saved["type"] for saved in state["optimizers"]], [type(each).__name__ for each in optimizers]
+def _restore(
+    model: nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    state: dict[str, Any],
+    extra: Mapping[str, Any],
+) -> None:
+    kinds, given = (
+        [saved["type"] for saved in state["optimizers"]],
+        [type(each).__name__ for each in optimizers],
+    )
     if kinds != given:
-        raise CheckpointError(f"The checkpoint has the optimizers {', '.join(kinds)}, got {', '.join(given)}.")
+        raise CheckpointError(
+            f"The checkpoint has the optimizers {', '.join(kinds)}, got {', '.join(given)}."
+        )
     plain = sorted(name for name, value in extra.items() if not hasattr(value, "load_state_dict"))
     if plain:
-        raise CheckpointError(f"Expected objects with load_state_dict in extra, not {', '.join(plain)}; plain values "
-                              "are in run.restored.")
+        raise CheckpointError(
+            f"Expected objects with load_state_dict in extra, not {', '.join(plain)}; plain values "
+            "are in run.restored."
+        )
     missing = sorted(set(extra) - set(state["extra"]))
     if missing:
-        raise CheckpointError(f"The checkpoint has no state for {', '.join(missing)}; it has "
-                              f"{', '.join(sorted(state['extra'])) or 'none'}.")
+        raise CheckpointError(
+            f"The checkpoint has no state for {', '.join(missing)}; it has "
+            f"{', '.join(sorted(state['extra'])) or 'none'}."
+        )
     try:
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -151,7 +208,9 @@ def _restore(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], st
         for name, value in extra.items():
             value.load_state_dict(state["extra"][name])
     except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"The checkpoint does not fit the model, optimizer or extra state: {error}") from None
+        raise CheckpointError(
+            f"The checkpoint does not fit the model, optimizer or extra state: {error}"
+        ) from None
 
 
 def _state_of(value: Any) -> Any:

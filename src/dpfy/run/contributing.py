@@ -1,7 +1,9 @@
-"""The share of records that contribute: what was released of it so far, and when it is too low to be chance.
+"""The share of records that contribute: what was released of it so far, and when it is too low to
+be chance.
 
-A record that cannot be loaded, or whose loss or gradient is not finite, contributes nothing, and nobody is told. If
-all of them are like that, a run trains on pure noise. Counts that were released with noise, and paid for, may tell.
+A record that cannot be loaded, or whose loss or gradient is not finite, contributes nothing, and
+nobody is told. If all of them are like that, a run trains on pure noise. Counts that were released
+with noise, and paid for, may tell.
 """
 
 import math
@@ -21,9 +23,10 @@ _WIDENED = 1.1  # by how much arithmetic may widen the noise beyond the plan's, 
 class ContributingShare:
     """Follows what steps released of :class:`dpfy.Contributing`, and says once when it is low.
 
-    *Formal guarantee*: it sees released values alone. If at least nine tenths of the declared records contribute at
-    every step, :meth:`observe` speaks in the course of a whole run with a probability below 10⁻⁶: the noise and the
-    random size of samples are allowed for. Proof: docs/proofs/queries.md.
+    *Formal guarantee*: it sees released values alone. If at least nine tenths of the declared
+    records contribute at every step, :meth:`observe` speaks in the course of a whole run with a
+    probability below 10⁻⁶: the noise and the random size of samples are allowed for. Proof:
+    docs/proofs/queries.md.
 
     >>> import dpfy, torch
     >>> share = ContributingShare(dpfy.dpsgd(records=1000, batch_size=100, steps=5, statistics=[dpfy.Contributing()]))
@@ -35,29 +38,44 @@ class ContributingShare:
     def __init__(self, plan: Plan) -> None:
         found = [each for each in plan.query.statistics if isinstance(each, Contributing)]
         if not found:
-            raise InvalidArgument("The plan does not release how many records contribute. Make it with "
-                                  "statistics=[dpfy.Contributing()].")
+            raise InvalidArgument(
+                "The plan does not release how many records contribute. Make it with "
+                "statistics=[dpfy.Contributing()]."
+            )
         self._statistic, self._plan, self._told = found[0], plan, False
         self._expected = _expected_sample(plan)
         self._counted, self._variance, self._steps = 0.0, 0.0, 0
 
     @property
     def mean(self) -> float | None:
-        """The mean of what was released, as a share of the expected sample; None before there is one."""
-        return self._counted / (self._steps * self._expected) if self._steps and self._expected > 0 else None
+        """The mean of what was released, as a share of the expected sample; None before there is
+        one.
+        """
+        return (
+            self._counted / (self._steps * self._expected)
+            if self._steps and self._expected > 0
+            else None
+        )
 
     @property
     def upper(self) -> float:
-        """What the share is at most, however often it is asked, but for a probability of 10⁻⁶; infinity at first."""
+        """What the share is at most, however often it is asked, but for a probability of 10⁻⁶;
+        infinity at first.
+        """
         if self.mean is None:
             return math.inf
-        # The lower tail of a sample's size is no heavier than that of a Gaussian whose variance is the mean (Chernoff).
-        # All steps together have 10⁻⁶, of which step t has the part 1/(t(t + 1)).
+        # The lower tail of a sample's size is no heavier than that of a Gaussian whose variance is
+        # the mean (Chernoff). All steps together have 10⁻⁶, of which step t has the part 1/(t(t +
+        # 1)).
         likely = math.log(self._steps * (self._steps + 1) / _FALSE_ALARM)
-        return (self._counted + math.sqrt(2 * self._variance * likely)) / (self._steps * self._expected)
+        return (self._counted + math.sqrt(2 * self._variance * likely)) / (
+            self._steps * self._expected
+        )
 
     def observe(self, released: Released) -> str | None:
-        """Take in what a step released; return what is to be said, if there is anything, and only once."""
+        """Take in what a step released; return what is to be said, if there is anything, and only
+        once.
+        """
         value = released.statistics.get(self._statistic.name)
         if value is None:
             return None
@@ -72,11 +90,14 @@ class ContributingShare:
 
     def _text(self) -> str:
         assert self.mean is not None  # something was released
-        return (f"Only about {max(0.0, self.mean):.0%} of the expected records contributed so far, surely less than "
-                f"{math.ceil(100 * self.upper)}% (a noisy count that is paid for). The others fail to load or have no "
-                "finite gradient, and are left out. Usual causes: labels outside the classes, token ids beyond the "
-                "vocabulary, columns of NaN, another shape than the declared example, fewer records than declared. The "
-                "owner of the data can look at them with `dpfy inspect-data`.")
+        return (
+            f"Only about {max(0.0, self.mean):.0%} of the expected records contributed so far, "
+            f"surely less than {math.ceil(100 * self.upper)}% (a noisy count that is paid for). "
+            "The others fail to load or have no finite gradient, and are left out. Usual causes: "
+            "labels outside the classes, token ids beyond the vocabulary, columns of NaN, another "
+            "shape than the declared example, fewer records than declared. The owner of the data "
+            "can look at them with `dpfy inspect-data`."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was released so far, as plain numbers."""
@@ -84,11 +105,16 @@ class ContributingShare:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self._counted, self._variance, self._steps = state["counted"], state["variance"], state["steps"]
+        self._counted, self._variance, self._steps = (
+            state["counted"],
+            state["variance"],
+            state["steps"],
+        )
 
 
 def _expected_sample(plan: Plan) -> float:
-    """How many records a sample has in expectation, or somewhat fewer: a sample that is cut has at most its capacity.
+    """How many records a sample has in expectation, or somewhat fewer: a sample that is cut has at
+    most its capacity.
 
     E min(N, c) is at least min(E N, c) − √(E N)/2, by the mean deviation of N.
     """

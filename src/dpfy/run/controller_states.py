@@ -1,4 +1,6 @@
-"""The controllers of a run and what they remember: from released values to the setting of the next step."""
+"""The controllers of a run and what they remember: from released values to the setting of the next
+step.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +25,10 @@ class ControllerStates:
         self._states = [controller.start(plan.query, parameters) for controller in plan.controllers]
         if self.needs_gradients and engine not in ("auto", *PER_RECORD_GRADIENTS):
             names = " or ".join(map(repr, PER_RECORD_GRADIENTS))
-            raise InvalidArgument(f"The plan bounds gradients in coordinates of their own (adaclip); engine {engine!r} "
-                                  f"provides norms only. Use {names}.")
+            raise InvalidArgument(
+                "The plan bounds gradients in coordinates of their own (adaclip); engine "
+                f"{engine!r} provides norms only. Use {names}."
+            )
 
     @property
     def needs_gradients(self) -> bool:
@@ -40,25 +44,36 @@ class ControllerStates:
 
     def observe(self, released: Outcome) -> None:
         """Take in what a step released."""
-        self._states = [controller.update(state, released)
-                        for controller, state in zip(self._plan.controllers, self._states, strict=True)]
+        self._states = [
+            controller.update(state, released)
+            for controller, state in zip(self._plan.controllers, self._states, strict=True)
+        ]
 
     def on_public_metric(self, value: float) -> None:
         """Take in what was measured on public data."""
-        self._states = [controller.on_public_metric(state, value)
-                        for controller, state in zip(self._plan.controllers, self._states, strict=True)]
+        self._states = [
+            controller.on_public_metric(state, value)
+            for controller, state in zip(self._plan.controllers, self._states, strict=True)
+        ]
 
     def state_dict(self) -> dict[str, State]:
         """Return what every controller remembers, by its tag."""
-        return {controller.tag: state for controller, state in zip(self._plan.controllers, self._states, strict=True)}
+        return {
+            controller.tag: state
+            for controller, state in zip(self._plan.controllers, self._states, strict=True)
+        }
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        missing = [controller.tag for controller in self._plan.controllers if controller.tag not in states]
+        missing = [
+            controller.tag for controller in self._plan.controllers if controller.tag not in states
+        ]
         if missing:
             raise CheckpointError(f"The checkpoint has no state of the controller {missing[0]!r}.")
-        self._states = [_placed(states[controller.tag], started)
-                        for controller, started in zip(self._plan.controllers, self._states, strict=True)]
+        self._states = [
+            _placed(states[controller.tag], started)
+            for controller, started in zip(self._plan.controllers, self._states, strict=True)
+        ]
 
 
 def _placed(value: Any, like: Any) -> Any:

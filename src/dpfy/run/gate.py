@@ -18,19 +18,24 @@ from dpfy.noise.native.kernels import IN_NUMPY, kernels_for
 class Gate:
     """Knows which gradient tensors a release produced, and stops every optimizer step on any other.
 
-    A gradient counts as released while it is the very tensor that a release left there, with the same bits. The same
-    tensor full of zeros, as ``zero_grad(set_to_none=False)`` leaves it, passes too. Optimizers that were not given to
-    ``privatize`` are stopped as well, if they hold one of the run's parameters.
+    A gradient counts as released while it is the very tensor that a release left there, with the
+    same bits. The same tensor full of zeros, as ``zero_grad(set_to_none=False)`` leaves it, passes
+    too. Optimizers that were not given to ``privatize`` are stopped as well, if they hold one of
+    the run's parameters.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(
+        self, optimizers: Iterable[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]
+    ) -> None:
         self._optimizers = tuple(optimizers)
         self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._released: dict[str, _Mark] = {}
         self._inside = ""
         self.mark_released()  # there are none, or zeros
-        self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers
+        ]
         self._handles.append(register_optimizer_step_pre_hook(_others(weakref.ref(self))))
         for earlier in [gate for gate in _live if not self._names.keys().isdisjoint(gate._names)]:
             earlier.close()  # a new run of the same parameters takes over
@@ -38,26 +43,38 @@ class Gate:
 
     def mark_released(self) -> None:
         """Take the present gradients as released."""
-        self._released = {name: _Mark(weakref.ref(p.grad), p.grad._version, _bits(p.grad))
-                          for name, p in self._parameters.items() if p.grad is not None}
+        self._released = {
+            name: _Mark(weakref.ref(p.grad), p.grad._version, _bits(p.grad))
+            for name, p in self._parameters.items()
+            if p.grad is not None
+        }
 
     def check(self, action: str) -> None:
-        """Raise unless every gradient is released, and the trainable parameters are those of the start."""
+        """Raise unless every gradient is released, and the trainable parameters are those of the
+        start.
+        """
         for optimizer in self._optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                if id(parameter) not in self._names and (parameter.requires_grad or parameter.grad is not None):
+                if id(parameter) not in self._names and (
+                    parameter.requires_grad or parameter.grad is not None
+                ):
                     raise UnreleasedGradient(
-                        f"Refused {action}: a parameter was unfrozen or added to the optimizer after privatize, so no "
-                        "release covers it. Close this run and start another with the parameters you want to train.")
+                        f"Refused {action}: a parameter was unfrozen or added to the optimizer "
+                        "after privatize, so no release covers it. Close this run and start "
+                        "another with the parameters you want to train."
+                    )
         if self._inside:
-            raise UnreleasedGradient(f"Refused {action} inside of {self._inside}: what the block leaves in the "
-                                     "gradients counts as released when it ends. Step after the block.")
+            raise UnreleasedGradient(
+                f"Refused {action} inside of {self._inside}: what the block leaves in the "
+                "gradients counts as released when it ends. Step after the block."
+            )
         for name, parameter in self._parameters.items():
             if parameter.grad is not None and not self._is_released(name, parameter.grad):
                 raise UnreleasedGradient(
-                    f"Refused {action}: the gradient of {name!r} was not released. Use run.backward(loss_fn, batch) "
-                    "instead of loss.backward(); wrap deliberate edits in run.postprocessing() and gradients of public "
-                    "data in run.public().")
+                    f"Refused {action}: the gradient of {name!r} was not released. Use "
+                    "run.backward(loss_fn, batch) instead of loss.backward(); wrap deliberate "
+                    "edits in run.postprocessing() and gradients of public data in run.public()."
+                )
 
     @contextmanager
     def vouched(self, action: str) -> Iterator[None]:
@@ -77,9 +94,14 @@ class Gate:
         _live.discard(self)
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer that was not given to privatize trains one of the run's parameters."""
+        """Whether an optimizer that was not given to privatize trains one of the run's
+        parameters.
+        """
         return optimizer not in self._optimizers and any(
-            id(parameter) in self._names for group in optimizer.param_groups for parameter in group["params"])
+            id(parameter) in self._names
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
 
     def _is_released(self, name: str, gradient: torch.Tensor) -> bool:
         mark = self._released.get(name)
@@ -88,12 +110,18 @@ class Gate:
         unedited = gradient._version == mark.version and _bits(gradient) == mark.bits
         return unedited or _extremes(gradient) == (0, 0)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         self.check("opt.step()")
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer itself
+        closure = kwargs.get(
+            "closure", args[1] if len(args) > 1 else None
+        )  # args[0] is the optimizer itself
         if closure is None:
             return None
-        return (args[0], self._checked(closure), *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+        return (args[0], self._checked(closure), *args[2:]), {
+            k: v for k, v in kwargs.items() if k != "closure"
+        }
 
     def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The hook ran before the closure: look again after it, and refuse a second evaluation."""
@@ -103,8 +131,10 @@ class Gate:
             nonlocal calls
             calls += 1
             if calls > 1:
-                raise UnreleasedGradient("The optimizer evaluates its closure more than once per step, but one batch "
-                                         "licenses one release. Use an optimizer that evaluates it once.")
+                raise UnreleasedGradient(
+                    "The optimizer evaluates its closure more than once per step, but one batch "
+                    "licenses one release. Use an optimizer that evaluates it once."
+                )
             result = closure()
             self.check("opt.step(closure)")
             return result
@@ -114,7 +144,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How a release left one gradient. Edits through ``.data`` are not counted in the version, hence the bits."""
+    """How a release left one gradient. Edits through ``.data`` are not counted in the version,
+    hence the bits.
+    """
 
     gradient: Callable[[], torch.Tensor | None]
     version: int
@@ -122,16 +154,23 @@ class _Mark:
 
 
 _live: weakref.WeakSet[Gate] = weakref.WeakSet()
-_INTEGERS = {1: torch.int8, 2: torch.int16}  # wider numbers as halves of 32 bits, whose sums cannot overflow
+_INTEGERS = {
+    1: torch.int8,
+    2: torch.int16,
+}  # wider numbers as halves of 32 bits, whose sums cannot overflow
 
 
 def _bits(gradient: torch.Tensor) -> int:
-    """The sum of all bit patterns, which is exact and so does not depend on the number of threads."""
+    """The sum of all bit patterns, which is exact and so does not depend on the number of
+    threads.
+    """
     whole = gradient.detach().contiguous().view(-1)
     patterns = whole.view(_INTEGERS.get(whole.element_size(), torch.int32))
     if not patterns.is_cpu:
         return int(patterns.sum(dtype=torch.int64))
-    numbers = patterns.numpy()  # which widens while it adds, where torch makes a wide copy first: four times as long
+    numbers = (
+        patterns.numpy()
+    )  # which widens while it adds, where torch makes a wide copy first: four times as long
     kernels = kernels_for(len(numbers), shared=True) if numbers.itemsize == 4 else IN_NUMPY
     return kernels.total(numbers)
 
@@ -145,14 +184,23 @@ def _extremes(values: torch.Tensor) -> tuple[float, float]:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether no value is infinite or NaN; a fraction of the cost of ``values.isfinite().all()``."""
+    """Whether no value is infinite or NaN; a fraction of the cost of
+    ``values.isfinite().all()``.
+    """
     return all(map(math.isfinite, _extremes(values)))
 
 
 def _others(gate: "weakref.ref[Gate]") -> Callable[..., Any]:
     """The hook for optimizers that were not given to privatize."""
-    def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+
+    def hook(
+        optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         owner = gate()
-        return owner._before_step(optimizer, args, kwargs) if owner is not None and owner.holds(optimizer) else None
+        return (
+            owner._before_step(optimizer, args, kwargs)
+            if owner is not None and owner.holds(optimizer)
+            else None
+        )
 
     return hook

@@ -1,9 +1,10 @@
-"""Questions about the losses of a sample, for recipes that look before they step: one answer, nothing else.
+"""Questions about the losses of a sample, for recipes that look before they step: one answer,
+nothing else.
 
     reserve the event ─▶ draw a sample ─▶ clipped losses, model by model ─▶ noisy choice or comparison ─▶ a place
 
-What one record more does to the losses of the others, in their last bits, is in the sensitivity that is declared; the
-proof is in ``docs/proofs/algorithms.md``.
+What one record more does to the losses of the others, in their last bits, is in the sensitivity
+that is declared; the proof is in ``docs/proofs/algorithms.md``.
 """
 
 import math
@@ -31,7 +32,9 @@ from dpfy.sandbox.rng_isolation import isolated_rng
 Weights = Mapping[str, torch.Tensor]
 """Values of the trained parameters, by their names in the model."""
 _STEPS = 2**32  # of the bound: sums of clipped losses are whole numbers of them, and exact
-_ARITHMETIC = 2.0**-19  # bounds by which float64 may move a difference of two sums and of what is asked for
+_ARITHMETIC = (
+    2.0**-19
+)  # bounds by which float64 may move a difference of two sums and of what is asked for
 
 
 class _Search:
@@ -41,26 +44,36 @@ class _Search:
 
     def __init__(self, run: Run, bound: float) -> None:
         if not isinstance(run.plan.sampling, Poisson):
-            raise InvalidArgument(f"Expected poisson or full sampling, got {run.plan.sampling.tag}: there is no rule "
-                                  "for choices and comparisons on other samples.")
+            raise InvalidArgument(
+                f"Expected poisson or full sampling, got {run.plan.sampling.tag}: there is no rule "
+                "for choices and comparisons on other samples."
+            )
         if run._ranks.size > 1:
-            raise InvalidArgument("Searches over losses run in one process; this one is one of several.")
+            raise InvalidArgument(
+                "Searches over losses run in one process; this one is one of several."
+            )
         if run.strict:
-            raise InvalidArgument("A strict run compares no losses: that last bits of the others' losses hardly move "
-                                  "is an allowance. Take steps with run.backward, or leave strict=True out.")
+            raise InvalidArgument(
+                "A strict run compares no losses: that last bits of the others' losses hardly move "
+                "is an allowance. Take steps with run.backward, or leave strict=True out."
+            )
         self._run, self._bound = run, _validate.real("bound", bound, LEAST, MOST)
         self._blocks = BatchPartition.planned(run.plan.expected_batch, run.largest_chunk)
 
     @property
     def sensitivity(self) -> float:
-        """The bound, and what last bits do: companions in a block move two sums by ROUNDING bounds, float64 by less."""
+        """The bound, and what last bits do: companions in a block move two sums by ROUNDING bounds,
+        float64 by less.
+        """
         return self._bound * (1 + 2 * self._blocks.largest * ROUNDING + _ARITHMETIC)
 
     @property
     def event(self) -> Sampled:
         """What an answer costs, however many models are looked at."""
         run = self._run
-        return replace(self.mechanism.event, policy=run.plan.sampling, adaptive=run.plan.filter is not None)
+        return replace(
+            self.mechanism.event, policy=run.plan.sampling, adaptive=run.plan.filter is not None
+        )
 
     def _losses(self, loss_fn: LossFn) -> "_Losses":
         """Pay, then draw a sample."""
@@ -68,90 +81,127 @@ class _Search:
 
 
 class PrivateArgmin(_Search):
-    """Which of several models has the least loss on a sample of the run, by the exponential mechanism.
+    """Which of several models has the least loss on a sample of the run, by the exponential
+    mechanism.
 
-    *Formal guarantee*: the event is on stable storage, and the ledger's guard has admitted it, before a record is read;
-    nothing but the answer leaves. One record adds to each sum a loss clipped to [0, ``bound``], so it moves all sums
-    one way: with ε = ``epsilon`` the choice is ε-differentially private and ε²/8-zCDP.
+    *Formal guarantee*: the event is on stable storage, and the ledger's guard has admitted it,
+    before a record is read; nothing but the answer leaves. One record adds to each sum a loss
+    clipped to [0, ``bound``], so it moves all sums one way: with ε = ``epsilon`` the choice is
+    ε-differentially private and ε²/8-zCDP.
 
     *Assumes* that the models were chosen from released and public values.
 
-    Reference: J. Lee & D. Kifer, Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration
-    Privacy Budget, 2018; McSherry & Talwar 2007.
+    Reference: J. Lee & D. Kifer, Concentrated Differentially Private Gradient Descent with Adaptive
+    per-Iteration Privacy Budget, 2018; McSherry & Talwar 2007.
     """
 
     def __init__(self, run: Run, bound: float, epsilon: float) -> None:
         super().__init__(run, bound)
-        self.mechanism = ExponentialMechanism.with_epsilon(epsilon, self.sensitivity, monotone=True, name="step size")
+        self.mechanism = ExponentialMechanism.with_epsilon(
+            epsilon, self.sensitivity, monotone=True, name="step size"
+        )
 
     def of(self, loss_fn: LossFn, models: Iterable[Weights]) -> int:
         """Return the place of a model whose loss is least, or nearly so."""
         losses = self._losses(loss_fn)
-        return self.mechanism.release([-losses.of(model) for model in models], self._run._streams.noise)
+        return self.mechanism.release(
+            [-losses.of(model) for model in models], self._run._streams.noise
+        )
 
 
 class FirstBelow(_Search):
-    """The first of several models whose loss on a sample of the run is lower by as much as is asked for.
+    """The first of several models whose loss on a sample of the run is lower by as much as is asked
+    for.
 
-    *Formal guarantee*: as of :class:`PrivateArgmin`; the answer is that of the sparse vector technique with one answer
-    above, ε-differentially private whatever the number of models. One record moves each difference of sums by at most
-    ``bound``, in either direction.
+    *Formal guarantee*: as of :class:`PrivateArgmin`; the answer is that of the sparse vector
+    technique with one answer above, ε-differentially private whatever the number of models. One
+    record moves each difference of sums by at most ``bound``, in either direction.
 
     *Assumes* that models and differences were chosen from released and public values.
 
-    Reference: C. Chen & J. Lee, Stochastic Adaptive Line Search for Differentially Private Optimization, 2020; Lyu, Su
-    & Li 2017, Theorem 4.
+    Reference: C. Chen & J. Lee, Stochastic Adaptive Line Search for Differentially Private
+    Optimization, 2020; Lyu, Su & Li 2017, Theorem 4.
     """
 
     def __init__(self, run: Run, bound: float, epsilon: float) -> None:
         super().__init__(run, bound)
         self.mechanism = SparseVector.with_epsilon(epsilon, 0.0, self.sensitivity, name="decrease")
 
-    def of(self, loss_fn: LossFn, start: Weights, models: Iterable[tuple[Weights, float]]) -> int | None:
-        """Return the place of the first model whose summed loss is below that of ``start`` by the number beside it."""
+    def of(
+        self, loss_fn: LossFn, start: Weights, models: Iterable[tuple[Weights, float]]
+    ) -> int | None:
+        """Return the place of the first model whose summed loss is below that of ``start`` by the
+        number beside it.
+        """
         losses = self._losses(loss_fn)
 
         def differences() -> Iterator[float]:
             before = losses.of(start)
             for model, decrease in models:
-                yield before - losses.of(model) - min(decrease, _STEPS * self._bound)  # more is never reached
+                yield (
+                    before - losses.of(model) - min(decrease, _STEPS * self._bound)
+                )  # more is never reached
 
         return self.mechanism.release(differences(), self._run._streams.noise)
 
 
 def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
-    """Set noise and clip bounds of the steps to come, as factors of the planned, in a plan that is ``RecipeControlled``."""
+    """Set noise and clip bounds of the steps to come, as factors of the planned, in a plan that is
+    ``RecipeControlled``.
+    """
     steering = run._steering
     states = steering.state_dict()
-    controller = next((each for each in run.plan.controllers if isinstance(each, RecipeControlled)), None)
+    controller = next(
+        (each for each in run.plan.controllers if isinstance(each, RecipeControlled)), None
+    )
     if controller is None:
-        raise InvalidArgument("The recipe chooses noise from outputs, and the plan does not say so. Give the plan "
-                              "controllers=[dpfy.recipes.Directed()], then calibrate it.")
+        raise InvalidArgument(
+            "The recipe chooses noise from outputs, and the plan does not say so. Give the plan "
+            "controllers=[dpfy.recipes.Directed()], then calibrate it."
+        )
     steering.load_state_dict({**states, controller.tag: controller.directed(noise, bounds)})
 
 
 class _Losses:
-    """The losses of one sample, paid for and drawn; for any weights, the sum of them, each clipped. Sensitive."""
+    """The losses of one sample, paid for and drawn; for any weights, the sum of them, each clipped.
+    Sensitive.
+    """
 
-    def __init__(self, run: Run, loss_fn: LossFn, bound: float, blocks: BatchPartition, event: Sampled) -> None:
+    def __init__(
+        self, run: Run, loss_fn: LossFn, bound: float, blocks: BatchPartition, event: Sampled
+    ) -> None:
         self._run, self._bound = run, bound
         run._streams.refresh()
         run.ledger.reserve(event, note={"loss bound": bound})
         with isolated_rng(run._streams.training):
-            self._engine = run._engine_for(loss_fn)  # judged on made-up input: no record changes another one's loss
-        words = torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1) \
-            if (drawn := run._draw()) else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
+            self._engine = run._engine_for(
+                loss_fn
+            )  # judged on made-up input: no record changes another one's loss
+        words = (
+            torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1)
+            if (drawn := run._draw())
+            else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
+        )
         indices, tags = words[0], words[1]
         self._sample = run._records.sample(indices, words[2:])
         places = blocks.of(tags)
-        # A loss that is only safe one record at a time is not asked for the losses of many at once either.
-        self._parts = [*indices.split(1)] if self._engine.isolates else [
-            part for place in places.unique() for part in
-            blocks.divided(indices[places == place], tags[places == place])]
+        # A loss that is only safe one record at a time is not asked for the losses of many at once
+        # either.
+        self._parts = (
+            [*indices.split(1)]
+            if self._engine.isolates
+            else [
+                part
+                for place in places.unique()
+                for part in blocks.divided(indices[places == place], tags[places == place])
+            ]
+        )
         self._call = LossCall(run.model, loss_fn)
 
     def of(self, weights: Weights) -> float:
-        """Return Σ clip(loss, [0, bound]); a loss that is no number counts as the bound, one that raises as zero."""
+        """Return Σ clip(loss, [0, bound]); a loss that is no number counts as the bound, one that
+        raises as zero.
+        """
         total = 0
         others = Substitutes(self._run.model, dict(self._run._trained())).others
         state = {f"model.{name}": value for name, value in {**others, **weights}.items()}
@@ -159,7 +209,11 @@ class _Losses:
         def steps(chunk: Chunk) -> int:
             if chunk.size > 1 and not self._engine.accepts(chunk):
                 return sum(steps(chunk.record(place)) for place in range(chunk.size))
-            losses = per_unit(functional_call(self._call, state, chunk.arguments), chunk)[0].detach().double()
+            losses = (
+                per_unit(functional_call(self._call, state, chunk.arguments), chunk)[0]
+                .detach()
+                .double()
+            )
             clipped = torch.where(losses.isnan(), self._bound, losses).clamp(0.0, self._bound)
             return int((clipped * (_STEPS / self._bound)).round().sum())
 

@@ -37,7 +37,9 @@ def norms_followed(plan: Plan) -> NormSumSampling | None:
 
 
 def extra_releases(plan: Plan, ledger: Ledger) -> int:
-    """Return how many releases the ledger holds, since the plan was registered, that are none of its steps."""
+    """Return how many releases the ledger holds, since the plan was registered, that are none of
+    its steps.
+    """
     beside = {run.event for run in plan.extra_events}
     if not beside:
         return 0
@@ -51,14 +53,19 @@ def extra_releases(plan: Plan, ledger: Ledger) -> int:
 def due_before(run: "Run", step: int) -> Event | None:
     """Return what has to be released before a step, or None."""
     controller = norms_followed(run.plan)
-    return None if controller is None or not controller.due(_state(run, controller), step) else controller.event
+    return (
+        None
+        if controller is None or not controller.due(_state(run, controller), step)
+        else controller.event
+    )
 
 
 def release_norms(run: "Run", loss_fn: LossFn, step: int) -> None:
     """Release the sums of norms of an epoch, after the number of records if that is not public.
 
-    *Formal guarantee*: every event is on stable storage, and the ledger's guard has admitted it, before a record is
-    read for it; nothing but the noised sums leaves, and the clip bound, rate and noise of the steps follow from them.
+    *Formal guarantee*: every event is on stable storage, and the ledger's guard has admitted it,
+    before a record is read for it; nothing but the noised sums leaves, and the clip bound, rate and
+    noise of the steps follow from them.
 
     Proof: docs/proofs/dpis.md.
     """
@@ -67,9 +74,15 @@ def release_norms(run: "Run", loss_fn: LossFn, step: int) -> None:
     run._streams.refresh()
     state = dict(_state(run, controller))
     declared = sampler.policy.population
-    if controller.size_event is not None and controller.size_stddev is not None and state["size"] is None:
+    if (
+        controller.size_event is not None
+        and controller.size_stddev is not None
+        and state["size"] is None
+    ):
         run.ledger.reserve(controller.size_event)
-        counted = noised(min(len(run._records), _MOST * declared), controller.size_stddev, run._noise)
+        counted = noised(
+            min(len(run._records), _MOST * declared), controller.size_stddev, run._noise
+        )
         state["size"] = size_of(declared, counted)
     size = state["size"] or float(declared)
     run.ledger.reserve(controller.event)
@@ -92,9 +105,11 @@ def release_norms(run: "Run", loss_fn: LossFn, step: int) -> None:
 
 
 def norm_sum(norms: np.ndarray, clip: float, floor: float, most: float) -> float:
-    """Return Σ clamp(norm/clip, floor, 1), or ``most`` if that is less; what is not finite counts as the floor or 1.
+    """Return Σ clamp(norm/clip, floor, 1), or ``most`` if that is less; what is not finite counts
+    as the floor or 1.
 
-    Each term is a whole number of small steps, so the sum is exact and one record more adds at most 1.
+    Each term is a whole number of small steps, so the sum is exact and one record more adds at most
+    1.
 
     >>> norm_sum(np.array([0.0, 0.5, 3.0, np.nan]), clip=2.0, floor=0.125, most=100.0)
     1.5
@@ -104,7 +119,9 @@ def norm_sum(norms: np.ndarray, clip: float, floor: float, most: float) -> float
 
 
 def noised(total: float, stddev: float, noise: Noise, co_batched: int = 0) -> float:
-    """Return a sum in which one record more counts at most 1, and moves so many others in their last bits."""
+    """Return a sum in which one record more counts at most 1, and moves so many others in their
+    last bits.
+    """
     mechanism = GaussianSum(1.0, stddev, 1, co_batched, MOVED + 1 / _STEPS)
     return float(mechanism.release(torch.tensor([total], dtype=torch.float64), noise))
 
@@ -114,8 +131,15 @@ def _norms(run: "Run", loss_fn: LossFn, declared: int) -> np.ndarray:
     with isolated_rng(run._streams.training):
         engine = run._engine_for(loss_fn)
         clipping = ReleaseLayout(run.plan.query, run._trained(), ()).clipping(grid=1.0)
-        return all_norms(run._records, engine, loss_fn, clipping, declared, run._streams.sampling,
-                         run._largest_chunk(engine))
+        return all_norms(
+            run._records,
+            engine,
+            loss_fn,
+            clipping,
+            declared,
+            run._streams.sampling,
+            run._largest_chunk(engine),
+        )
 
 
 def _state(run: "Run", controller: NormSumSampling) -> dict[str, Any]:

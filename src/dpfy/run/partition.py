@@ -1,10 +1,12 @@
-"""A sample in blocks that records draw for themselves, so that a record meets the arithmetic of few others.
+"""A sample in blocks that records draw for themselves, so that a record meets the arithmetic of few
+others.
 
-The last bits of a float32 sum depend on what it is a sum of, and those of a kernel on how many records it is given. If
-blocks were consecutive records, one record more would shift all of them and move every other record's last bits. Here
-each record draws its block independently of the others, and in a block that is too large its half, and half of a half.
-One record more then changes one block, or divides it, and all other blocks are computed from the same records in the
-same order, to the same bits.
+The last bits of a float32 sum depend on what it is a sum of, and those of a kernel on how many
+records it is given. If blocks were consecutive records, one record more would shift all of them and
+move every other record's last bits. Here each record draws its block independently of the others,
+and in a block that is too large its half, and half of a half. One record more then changes one
+block, or divides it, and all other blocks are computed from the same records in the same order, to
+the same bits.
 """
 
 import math
@@ -13,9 +15,15 @@ from functools import lru_cache
 
 import torch
 
-_LIKELIEST = 20 * math.log(2)  # a block is larger than is likely, and divided, with a probability below 2^-20
-_ROOM = 0.8  # of the largest chunk, for an expected block of several: most blocks are then one chunk
-_LARGEST = 1024  # records of an expected block: more of them are hardly quicker, and need more noise
+_LIKELIEST = 20 * math.log(
+    2
+)  # a block is larger than is likely, and divided, with a probability below 2^-20
+_ROOM = (
+    0.8  # of the largest chunk, for an expected block of several: most blocks are then one chunk
+)
+_LARGEST = (
+    1024  # records of an expected block: more of them are hardly quicker, and need more noise
+)
 _BITS = 63  # of a lot
 
 
@@ -31,8 +39,12 @@ class BatchPartition:
     largest: int
 
     @classmethod
-    def planned(cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1) -> "BatchPartition":
-        """Return one block if it is expected to be a chunk, or as many as leave room in one; as many for every rank."""
+    def planned(
+        cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1
+    ) -> "BatchPartition":
+        """Return one block if it is expected to be a chunk, or as many as leave room in one; as
+        many for every rank.
+        """
         chunk = largest_chunk or _LARGEST
         size = max(1.0, min(chunk if expected_batch <= chunk else _ROOM * chunk, _LARGEST))
         count = ranks * max(1, math.ceil(expected_batch / (ranks * size)))
@@ -43,10 +55,11 @@ class BatchPartition:
         return drawn_from(self.count, tags)
 
     def divided(self, indices: torch.Tensor, tags: torch.Tensor) -> list[torch.Tensor]:
-        """Divide the records of a block into parts of at most ``largest``: while there are more, each draws a half.
+        """Divide the records of a block into parts of at most ``largest``: while there are more,
+        each draws a half.
 
-        However many records there are, one more is in a part of its own, or makes a part larger, or has a part of
-        ``largest`` divided. It touches no record outside of that part.
+        However many records there are, one more is in a part of its own, or makes a part larger, or
+        has a part of ``largest`` divided. It touches no record outside of that part.
         """
         waiting, parts = [(indices, tags, 0)], []
         while waiting:
@@ -80,6 +93,8 @@ def drawn_from(count: int, tags: torch.Tensor) -> torch.Tensor:
 
 
 def even_parts(indices: torch.Tensor, largest: int | None) -> list[torch.Tensor]:
-    """Divide indices into as few parts as are not larger than ``largest``, of about the same size."""
+    """Divide indices into as few parts as are not larger than ``largest``, of about the same
+    size.
+    """
     parts = math.ceil(len(indices) / (largest or _LARGEST))
     return list(indices.tensor_split(parts)) if parts else []

@@ -32,34 +32,53 @@ from dpfy.run.strict import strict_engine
 from dpfy.types import Unit
 
 
-def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], data: Any,
-              plan: Plan, ledger: str | Path | Ledger = "run.dpl", *, max_physical_batch: int | None = None,
-              engine: str = "auto", collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0,
-              example_input: Any = None, insecure_test_key: int | bytes | None = None,
-              anchor: str | Path | None = None, block: int = 1, announce: bool = True, unit: Unit | str | None = None,
-              unit_of: Any = None, rows_per_user: int | None = None, strict: bool = False) -> Run:
-    """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer stay what they are.
+def privatize(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    data: Any,
+    plan: Plan,
+    ledger: str | Path | Ledger = "run.dpl",
+    *,
+    max_physical_batch: int | None = None,
+    engine: str = "auto",
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    example_input: Any = None,
+    insecure_test_key: int | bytes | None = None,
+    anchor: str | Path | None = None,
+    block: int = 1,
+    announce: bool = True,
+    unit: Unit | str | None = None,
+    unit_of: Any = None,
+    rows_per_user: int | None = None,
+    strict: bool = False,
+) -> Run:
+    """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer
+    stay what they are.
 
-    ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling: it is not
-    iterated, the run draws by the same law from its own generator. ``max_physical_batch`` limits the rows in memory, of
-    which the engine takes as many as suit it, and changes nothing but last bits of a result. ``example_input`` is a
-    collated batch of synthetic examples, of the largest shape that a record may have: it decides the engine and the
-    scale of the noise, and records that do not fit it contribute nothing. A ``TensorDataset`` needs none, nor does a
-    data set that has it as an attribute. ``anchor`` keeps the ledger's head in a second place; ``block``
-    reserves that many steps at once; ``announce`` says so when steps were spent on the ledger before. With
-    ``insecure_test_key`` nothing is private: the ledger says so. A plan under a filter (:meth:`Plan.under`) declares it
-    in the ledger, whose guard then admits or refuses every step before records are read: those of the plan, and what
-    your own code reserves with ``run.ledger.reserve`` for its own mechanisms.
+    ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's
+    sampling: it is not iterated, the run draws by the same law from its own generator.
+    ``max_physical_batch`` limits the rows in memory, of which the engine takes as many as suit it,
+    and changes nothing but last bits of a result. ``example_input`` is a collated batch of
+    synthetic examples, of the largest shape that a record may have: it decides the engine and the
+    scale of the noise, and records that do not fit it contribute nothing. A ``TensorDataset`` needs
+    none, nor does a data set that has it as an attribute. ``anchor`` keeps the ledger's head in a
+    second place; ``block`` reserves that many steps at once; ``announce`` says so when steps were
+    spent on the ledger before. With ``insecure_test_key`` nothing is private: the ledger says so. A
+    plan under a filter (:meth:`Plan.under`) declares it in the ledger, whose guard then admits or
+    refuses every step before records are read: those of the plan, and what your own code reserves
+    with ``run.ledger.reserve`` for its own mechanisms.
 
-    For a plan that protects users (``unit="user"``, here or in the plan, whose ``records`` count them) ``unit_of`` says
-    whose the rows are: a sequence with one id per row, or a function from a row's index to its id. A step draws users;
-    each takes part with at most ``rows_per_user`` of its rows (16), drawn anew, and the mean of their losses.
-    ``loss_fn`` still returns one loss per row.
+    For a plan that protects users (``unit="user"``, here or in the plan, whose ``records`` count
+    them) ``unit_of`` says whose the rows are: a sequence with one id per row, or a function from a
+    row's index to its id. A step draws users; each takes part with at most ``rows_per_user`` of its
+    rows (16), drawn anew, and the mean of their losses. ``loss_fn`` still returns one loss per row.
 
     ``strict`` refuses whatever rests on an allowance instead of a proof: docs/how-to/engines.md.
 
-    In a process group of ``torch.distributed`` every rank calls this with the same arguments. The model becomes that of
-    rank 0, each sample is divided among the ranks, and the ledger and the noise are rank 0's.
+    In a process group of ``torch.distributed`` every rank calls this with the same arguments. The
+    model becomes that of rank 0, each sample is divided among the ranks, and the ledger and the
+    noise are rank 0's.
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
@@ -77,37 +96,75 @@ def privatize(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torc
     if collate_fn is not None and example.record is not None:
         check_collation(collate_fn, example.record)
     ranks = Ranks.present()
-    streams = Streams(noise=SecureStream(insecure_test_key, purpose="noise"),
-                      sampling=SecureStream(insecure_test_key, purpose="sampling"),
-                      training=ranks.own(SecureStream(insecure_test_key, purpose="training")))
-    records = records_by_unit(data, collate_fn, num_workers, plan.unit, unit_of, rows_per_user, example.chunk,
-                              streams.training)
+    streams = Streams(
+        noise=SecureStream(insecure_test_key, purpose="noise"),
+        sampling=SecureStream(insecure_test_key, purpose="sampling"),
+        training=ranks.own(SecureStream(insecure_test_key, purpose="training")),
+    )
+    records = records_by_unit(
+        data,
+        collate_fn,
+        num_workers,
+        plan.unit,
+        unit_of,
+        rows_per_user,
+        example.chunk,
+        streams.training,
+    )
     if (declared := getattr(plan.sampling, "records", None)) is not None:
         require_declared(len(records), declared)
     if strict:
         engine = strict_engine(
-            engine, sampling=plan.sampling.tag, test_key=insecure_test_key is not None,
+            engine,
+            sampling=plan.sampling.tag,
+            test_key=insecure_test_key is not None,
             devices={p.device.type for p in parameters.values()},
-            anchored=ledger.anchored if isinstance(ledger, Ledger) else anchor is not None)
+            anchored=ledger.anchored if isinstance(ledger, Ledger) else anchor is not None,
+        )
     if ranks.size > 1:
-        ranks.agree({"plan": plan.to_json(), "number of records": len(records),
-                     "unit_of or rows_per_user": records.owners,
-                     "engine or max_physical_batch": (engine, max_physical_batch),
-                     "example_input": repr(example.chunk.signature),
-                     "set of trained parameters": [(name, p.shape, p.dtype) for name, p in parameters.items()]})
+        ranks.agree(
+            {
+                "plan": plan.to_json(),
+                "number of records": len(records),
+                "unit_of or rows_per_user": records.owners,
+                "engine or max_physical_batch": (engine, max_physical_batch),
+                "example_input": repr(example.chunk.signature),
+                "set of trained parameters": [
+                    (name, p.shape, p.dtype) for name, p in parameters.items()
+                ],
+            }
+        )
         ranks.share([*model.parameters(), *model.buffers()])
     with ranks.together():
-        opened = _open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict) if ranks.first else None
+        opened = (
+            _open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict)
+            if ranks.first
+            else None
+        )
     try:
-        run = Run(model, optimizers, parameters, records, plan, opened, streams, engine, example, ranks,
-                  max_physical_batch, strict)
+        run = Run(
+            model,
+            optimizers,
+            parameters,
+            records,
+            plan,
+            opened,
+            streams,
+            engine,
+            example,
+            ranks,
+            max_physical_batch,
+            strict,
+        )
     except BaseException:
         if opened is not None and opened is not ledger:
             opened.close()  # nobody else could
         raise
     if opened is not None and opened.plan_count > 0 and announce:
-        sys.stdout.write(f"{plan.steps - run.steps_left} of the plan's {plan.steps} steps were spent on this ledger "
-                         f"before; {run.steps_left} are left. dpfy.resume continues a saved model.\n")
+        sys.stdout.write(
+            f"{plan.steps - run.steps_left} of the plan's {plan.steps} steps were spent on this "
+            f"ledger before; {run.steps_left} are left. dpfy.resume continues a saved model.\n"
+        )
     return run
 
 
@@ -116,27 +173,47 @@ def _protecting(plan: Plan, unit: Unit | str | None) -> Plan:
     if unit is None or _validate.choice("unit", unit, tuple(Unit)) == plan.unit:
         return plan
     if plan.unit is Unit.USER:
-        raise InvalidArgument("The plan protects users. Make one with unit='record' if records are what is to be "
-                              "protected; leave unit= out otherwise.")
+        raise InvalidArgument(
+            "The plan protects users. Make one with unit='record' if records are what is to be "
+            "protected; leave unit= out otherwise."
+        )
     return replace(plan, unit=Unit(unit))
 
 
-def as_optimizers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-                  ) -> tuple[torch.optim.Optimizer, ...]:
+def as_optimizers(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> tuple[torch.optim.Optimizer, ...]:
     """Return one or several optimizers as a tuple."""
     return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
 
 
-def _open_ledger(ledger: str | Path | Ledger, plan: Plan, key_source: str, anchor: str | Path | None,
-                 block: int, strict: bool) -> Ledger:
+def _open_ledger(
+    ledger: str | Path | Ledger,
+    plan: Plan,
+    key_source: str,
+    anchor: str | Path | None,
+    block: int,
+    strict: bool,
+) -> Ledger:
     guard, rule = plan.guard(), plan.filter
-    # Under a filter nothing but the filter is claimed, and a list of steps would not hold those chosen from outputs.
-    header = Header(unit=plan.unit, relation=plan.relation, plan=plan.to_json(), key_source=key_source,
-                    guard=guard.describe(), envelope=plan.envelope if rule is None else (),
-                    filter=None if rule is None else rule.to_json(), library=__version__, strict=strict)
+    # Under a filter nothing but the filter is claimed, and a list of steps would not hold those
+    # chosen from outputs.
+    header = Header(
+        unit=plan.unit,
+        relation=plan.relation,
+        plan=plan.to_json(),
+        key_source=key_source,
+        guard=guard.describe(),
+        envelope=plan.envelope if rule is None else (),
+        filter=None if rule is None else rule.to_json(),
+        library=__version__,
+        strict=strict,
+    )
     if isinstance(ledger, Ledger):
         if anchor is not None or block != 1:
-            raise InvalidArgument("anchor= and block= belong to Ledger.open; this ledger is open already.")
+            raise InvalidArgument(
+                "anchor= and block= belong to Ledger.open; this ledger is open already."
+            )
         ledger.register(guard, header)
         return ledger
     return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
@@ -146,8 +223,15 @@ def _check_model(model: nn.Module) -> None:
     require_python_modules(model)
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            raise InvalidArgument(f"{type(module).__name__} averages raw gradients. Pass the module inside (its "
-                                  ".module): in a process group the run divides the work itself.")
-    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
-        raise InvalidArgument("Compiled models drop the substitution of parameters that per-example gradients need. "
-                              "Pass the module that you compiled, and let loss_fn call it.")
+            raise InvalidArgument(
+                f"{type(module).__name__} averages raw gradients. Pass the module inside (its "
+                ".module): in a process group the run divides the work itself."
+            )
+    if any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for module in model.modules()
+    ):
+        raise InvalidArgument(
+            "Compiled models drop the substitution of parameters that per-example gradients need. "
+            "Pass the module that you compiled, and let loss_fn call it."
+        )

@@ -1,11 +1,12 @@
-"""Several processes, one mechanism: the ranks share the work on the records, and nothing else changes.
+"""Several processes, one mechanism: the ranks share the work on the records, and nothing else
+changes.
 
     rank 0:  reserve ─▶ draw ─┬─▶ share ─▶ bounded sums ─┬─▶ noise ─┬─▶ Released
     others:                   └─▶ share ─▶ bounded sums ─┘          └─▶ Released
 
-The ledger, the keys of sampling and noise, and the only copy of the whole sum are with rank 0. Between the ranks travel
-shares of the sample and unnoised sums: both are sensitive, and the network is trusted like the processes themselves.
-Messages are bytes and tensors; nothing is unpickled.
+The ledger, the keys of sampling and noise, and the only copy of the whole sum are with rank 0.
+Between the ranks travel shares of the sample and unnoised sums: both are sensitive, and the network
+is trusted like the processes themselves. Messages are bytes and tensors; nothing is unpickled.
 """
 
 import hashlib
@@ -26,14 +27,20 @@ from dpfy.records.records import Records
 from dpfy.sandbox.record_keys import KEY_BYTES
 from dpfy.sandbox.rng_isolation import isolated_rng
 
-_ANNOUNCED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells the processes that it starts
+_ANNOUNCED = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)  # what torchrun tells the processes that it starts
 
 
 @dataclass(frozen=True)
 class Ranks:
     """The processes of a run, as one of them sees them; a process that is alone is rank 0 of 1.
 
-    *Assumes*: every rank calls the same methods in the same order, is honest, and sees the same data set.
+    *Assumes*: every rank calls the same methods in the same order, is honest, and sees the same
+    data set.
 
     >>> Ranks().from_first(lambda: b"alone, everybody agrees")
     b'alone, everybody agrees'
@@ -44,12 +51,16 @@ class Ranks:
 
     @classmethod
     def present(cls) -> "Ranks":
-        """Return the ranks of the process group; refuse a process that was started as one of several without one."""
+        """Return the ranks of the process group; refuse a process that was started as one of
+        several without one.
+        """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         if _announced():
-            raise InvalidArgument(f"This process was started as one of {os.environ['WORLD_SIZE']}, and each would "
-                                  "spend a budget of its own. Call torch.distributed.init_process_group() first.")
+            raise InvalidArgument(
+                f"This process was started as one of {os.environ['WORLD_SIZE']}, and each would "
+                "spend a budget of its own. Call torch.distributed.init_process_group() first."
+            )
         return cls()
 
     @property
@@ -59,7 +70,9 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block without messages on every rank; what it raises on one of them is raised on all."""
+        """Run a block without messages on every rank; what it raises on one of them is raised on
+        all.
+        """
         if self.size == 1:
             yield
             return
@@ -88,15 +101,22 @@ class Ranks:
         return bool(flag)
 
     def agree(self, declared: Mapping[str, Any]) -> None:
-        """Raise on every rank if one of them has another value than rank 0; the values stay where they are."""
-        mine = {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in declared.items()}
+        """Raise on every rank if one of them has another value than rank 0; the values stay where
+        they are.
+        """
+        mine = {
+            name: hashlib.sha256(repr(value).encode()).hexdigest()
+            for name, value in declared.items()
+        }
         first = json.loads(self.from_first(lambda: json.dumps(mine).encode()))
         with self.together():
             differ = [name for name in mine if mine[name] != first[name]]
             if differ:
-                raise InvalidArgument(f"Rank {self.rank} has another {' and '.join(differ)} than rank 0. Give every "
-                                      "rank the same arguments and the whole data set in the same order: the run "
-                                      "itself divides each sample among the ranks.")
+                raise InvalidArgument(
+                    f"Rank {self.rank} has another {' and '.join(differ)} than rank 0. Give every "
+                    "rank the same arguments and the whole data set in the same order: the run "
+                    "itself divides each sample among the ranks."
+                )
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite the tensors with those of rank 0, bit by bit and all of a device at once."""
@@ -108,17 +128,25 @@ class Ranks:
             if not len(packed):
                 continue
             _exchange(lambda part: dist.broadcast(part, 0), packed)
-            for tensor, part in zip(some, packed.split([each.nbytes for each in some]), strict=True):
-                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # wider types need aligned memory
+            for tensor, part in zip(
+                some, packed.split([each.nbytes for each in some]), strict=True
+            ):
+                tensor.copy_(
+                    part.clone().view(tensor.dtype).view(tensor.shape)
+                )  # wider types need aligned memory
 
     def own(self, stream: SecureStream) -> SecureStream:
-        """Return a stream that no other rank has, also where a test key gives all of them the same one."""
+        """Return a stream that no other rank has, also where a test key gives all of them the same
+        one.
+        """
         for _ in range(self.rank):
             stream = stream.split()
         return stream
 
     def sum_to_first(self, total: torch.Tensor) -> None:
-        """Replace ``total`` on rank 0 by the sum over the ranks; elsewhere it is undefined afterwards."""
+        """Replace ``total`` on rank 0 by the sum over the ranks; elsewhere it is undefined
+        afterwards.
+        """
         if self.size > 1:
             _exchange(lambda part: dist.reduce(part, 0), total)
 
@@ -146,7 +174,9 @@ class Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Be in the process group that the environment announces, unless the program made one, while the block runs."""
+    """Be in the process group that the environment announces, unless the program made one, while
+    the block runs.
+    """
     joins = _announced() and not dist.is_initialized()
     if joins:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -160,8 +190,9 @@ def joined() -> Iterator[Ranks]:
 def check_same_records(ranks: Ranks, records: Records) -> None:
     """Raise on every rank unless all see the same records at a few places.
 
-    The same indices would otherwise stand for other records on another rank, and somebody's record could enter a step
-    twice. Augmentation draws from generators in one known state; what is random even so cannot be compared.
+    The same indices would otherwise stand for other records on another rank, and somebody's record
+    could enter a step twice. Augmentation draws from generators in one known state; what is random
+    even so cannot be compared.
     """
     if ranks.size > 1:
         with ranks.together():
@@ -176,13 +207,19 @@ def _digest(records: Records) -> str:
     with isolated_rng(SecureStream(insecure_test_key=0, purpose="training")):
         for chunk in map(known.alone, known.spread()):
             for leaf in chunk.leaves() if chunk is not None else ():
-                plain = _bytes(leaf).cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else leaf
+                plain = (
+                    _bytes(leaf).cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else leaf
+                )
                 digest.update(repr(plain).encode())
     return digest.hexdigest()
 
 
 def _announced() -> bool:
-    return dist.is_available() and all(name in os.environ for name in _ANNOUNCED) and os.environ["WORLD_SIZE"] != "1"
+    return (
+        dist.is_available()
+        and all(name in os.environ for name in _ANNOUNCED)
+        and os.environ["WORLD_SIZE"] != "1"
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,13 +228,17 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _exchange(operation: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> None:
-    """Carry out a collective operation on ``tensor`` in place; NCCL alone has no way for what is not on a GPU."""
+    """Carry out a collective operation on ``tensor`` in place; NCCL alone has no way for what is
+    not on a GPU.
+    """
     carried = tensor.to(torch.cuda.current_device()) if dist.get_backend() == "nccl" else tensor
     try:
         operation(carried)
     except RuntimeError as error:
-        raise RankFailed("Another process of this run was lost, so nothing more is released. The ledger keeps what was "
-                         "spent; start all processes again and resume from the last checkpoint.") from error
+        raise RankFailed(
+            "Another process of this run was lost, so nothing more is released. The ledger keeps "
+            "what was spent; start all processes again and resume from the last checkpoint."
+        ) from error
     tensor.copy_(carried)
 
 
@@ -212,6 +253,8 @@ def _mirrored(source: int, described: bytes) -> DpfyError:
     told = json.loads(described)
     kind = getattr(errors, told["kind"], None)
     if told["text"] is None or kind is None:
-        return RankFailed(f"Rank {source} stopped with {told['kind']}. The ledger keeps what was spent.")
+        return RankFailed(
+            f"Rank {source} stopped with {told['kind']}. The ledger keeps what was spent."
+        )
     mirrored: DpfyError = kind(told["text"])
     return mirrored

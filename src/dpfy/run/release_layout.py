@@ -1,4 +1,6 @@
-"""The one vector that a step sums up and noises: a piece for every trained parameter and for every statistic."""
+"""The one vector that a step sums up and noises: a piece for every trained parameter and for every
+statistic.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,13 +17,17 @@ from dpfy.mechanisms.controllers import Coordinates
 from dpfy.mechanisms.query import ClippedSum, NormalisedSum, NormOfSum, Query, Statistic
 from dpfy.mechanisms.statistics import bounded_sum
 
-_LARGEST_NORM = 4.0  # of a sum, in clip bounds times the divisor: public, so that its rounding is known
+_LARGEST_NORM = (
+    4.0  # of a sum, in clip bounds times the divisor: public, so that its rounding is known
+)
 _REHEARSED = 2.0**-40  # the lattice of a rehearsal, whose sums nobody sees
 
 
 @dataclass(frozen=True)
 class ReleaseLayout:
-    """Where the sums of one step are in its vector, and in which units, so that one noise suits all of them."""
+    """Where the sums of one step are in its vector, and in which units, so that one noise suits all
+    of them.
+    """
 
     query: Query
     parameters: Mapping[str, nn.Parameter]
@@ -31,129 +37,208 @@ class ReleaseLayout:
     @property
     def sizes(self) -> list[int]:
         """How many numbers each piece has: gradients first, then statistics."""
-        return [*(p.numel() for p in self.parameters.values()), *(each.size for each in self.statistics)]
+        return [
+            *(p.numel() for p in self.parameters.values()),
+            *(each.size for each in self.statistics),
+        ]
 
     def split(self, vector: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return views of the vector: gradients in the shapes of the parameters, and flat statistics."""
+        """Return views of the vector: gradients in the shapes of the parameters, and flat
+        statistics.
+        """
         views = vector.split(self.sizes)
         count = len(self.parameters)
-        return [view.view(p.shape) for view, p in zip(views, self.parameters.values(), strict=False)], \
-            list(views[count:])
+        return [
+            view.view(p.shape) for view, p in zip(views, self.parameters.values(), strict=False)
+        ], list(views[count:])
 
     def clipping(self, grid: float) -> Clipping:
         """Return how records are bounded and in which units their gradients are summed."""
         leaves = self.query.leaves
         chosen = [leaf_of(name, leaves) for name in self.parameters]
-        scales = tuple(leaves[group].scale_of(name) for name, group in zip(self.parameters, chosen, strict=True))
-        sum_scales = tuple(scale * self.query.sum_scale(leaves[group]) for scale, group in zip(scales, chosen, strict=True))
+        scales = tuple(
+            leaves[group].scale_of(name)
+            for name, group in zip(self.parameters, chosen, strict=True)
+        )
+        sum_scales = tuple(
+            scale * self.query.sum_scale(leaves[group])
+            for scale, group in zip(scales, chosen, strict=True)
+        )
         gammas = tuple(leaf.gamma if isinstance(leaf, NormalisedSum) else 0.0 for leaf in leaves)
         weigh = ClipEach(tuple(leaf.bound for leaf in leaves), gammas if any(gammas) else ())
-        return Clipping(weigh, grid, tuple(chosen), scales if set(scales) != {1.0} else (), sum_scales,
-                        tuple(self.coordinates[name] for name in self.parameters) if self.coordinates else ())
+        return Clipping(
+            weigh,
+            grid,
+            tuple(chosen),
+            scales if set(scales) != {1.0} else (),
+            sum_scales,
+            tuple(self.coordinates[name] for name in self.parameters) if self.coordinates else (),
+        )
 
     def add_statistics(self, seen: Sequence[RecordStats], totals: Sequence[torch.Tensor]) -> None:
         """Add what the records that were seen contribute to the statistics."""
         names = [leaf.name for leaf in self.query.leaves]
         for statistic, total in zip(self.statistics, totals, strict=True):
             for records in seen:
-                total += bounded_sum(statistic, records.stats, records.norms, names,
-                                     self.query.sum_scale(statistic)).to(total.device)
+                total += bounded_sum(
+                    statistic, records.stats, records.norms, names, self.query.sum_scale(statistic)
+                ).to(total.device)
 
     @property
     def completes(self) -> bool:
         """Whether the query wants something done with whole sums."""
-        return self.query.least_sample is not None or any(isinstance(each, NormOfSum) for each in self.statistics)
+        return self.query.least_sample is not None or any(
+            isinstance(each, NormOfSum) for each in self.statistics
+        )
 
     def complete(self, vector: torch.Tensor, records: int, divisor: float) -> None:
-        """Do it with their vector: divide the sums by the size of the sample, or take their norm."""
+        """Do it with their vector: divide the sums by the size of the sample, or take their
+        norm.
+        """
         gradients, statistics = self.split(vector)
         least = self.query.least_sample
         if least is not None and records > least:
             for gradient in gradients:
                 gradient *= least / records
         for each, total in zip(self.statistics, statistics, strict=True):
-            if isinstance(each, NormOfSum):  # the gradients are in units of their bound over the root of their share
-                norm = float(torch.linalg.vector_norm(vector[:sum(map(torch.numel, gradients))]))
+            if isinstance(
+                each, NormOfSum
+            ):  # the gradients are in units of their bound over the root of their share
+                norm = float(torch.linalg.vector_norm(vector[: sum(map(torch.numel, gradients))]))
                 bounds = norm / math.sqrt(self.query.noise_share(self.query.leaves[0]))
                 total.fill_(min(bounds, _LARGEST_NORM * divisor) / self.query.sum_scale(each))
 
     def norm_rounding(self, divisor: float) -> float:
-        """By how much float64 may move the norm of a sum from its own, in both of two neighbours, if it is asked for.
+        """By how much float64 may move the norm of a sum from its own, in both of two neighbours,
+        if it is asked for.
 
-        Adding d squares and taking the root has a relative error of at most (d + 2)·2⁻⁵³, and the norm is limited.
+        Adding d squares and taking the root has a relative error of at most (d + 2)·2⁻⁵³, and the
+        norm is limited.
         """
         if not any(isinstance(each, NormOfSum) for each in self.statistics):
             return 0.0
-        return 2 * _LARGEST_NORM * divisor * (sum(p.numel() for p in self.parameters.values()) + 2) * 2.0**-53
+        return (
+            2
+            * _LARGEST_NORM
+            * divisor
+            * (sum(p.numel() for p in self.parameters.values()) + 2)
+            * 2.0**-53
+        )
 
     def factors(self, divisor: float) -> list[float]:
         """Return what every noised sum is multiplied by: its unit over the public divisor."""
-        return [scale / divisor for scale in (*self.clipping(grid=1.0).sum_scales, *map(self.query.sum_scale, self.statistics))]
+        return [
+            scale / divisor
+            for scale in (
+                *self.clipping(grid=1.0).sum_scales,
+                *map(self.query.sum_scale, self.statistics),
+            )
+        ]
 
     def outputs(self, sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a place for every released piece: as parameters are, or in float64 where more is done with them.
+        """Return a place for every released piece: as parameters are, or in float64 where more is
+        done with them.
 
-        A sum that is as its parameter is gives up its own place: nothing of it is left in memory then.
+        A sum that is as its parameter is gives up its own place: nothing of it is left in memory
+        then.
         """
         parameters, shapes = self.parameters.values(), [each.shape for each in self.statistics]
         device = next(iter(parameters)).device
         dtype = torch.float64 if self.coordinates else None
-        return [*(_place(total, p.shape, dtype or p.dtype, p.device)
-                  for total, p in zip(sums, parameters, strict=False)),
-                *(torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes)]
+        return [
+            *(
+                _place(total, p.shape, dtype or p.dtype, p.device)
+                for total, p in zip(sums, parameters, strict=False)
+            ),
+            *(torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes),
+        ]
 
-    def named(self, outputs: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def named(
+        self, outputs: Sequence[torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return what was released, in the user's units: gradients and statistics by name."""
         count = len(self.parameters)
-        return {name: _outside(output, p, self.coordinates.get(name))
-                for (name, p), output in zip(self.parameters.items(), outputs, strict=False)}, \
-            {each.name: output for each, output in zip(self.statistics, outputs[count:], strict=True)}
+        return {
+            name: _outside(output, p, self.coordinates.get(name))
+            for (name, p), output in zip(self.parameters.items(), outputs, strict=False)
+        }, {
+            each.name: output for each, output in zip(self.statistics, outputs[count:], strict=True)
+        }
 
     def stddevs(self, noise: float) -> dict[str, float | torch.Tensor]:
-        """Return the noise of every gradient in the user's units, given that of the vector over the divisor."""
+        """Return the noise of every gradient in the user's units, given that of the vector over the
+        divisor.
+        """
         sum_scales = self.clipping(grid=1.0).sum_scales
-        return {name: noise * scale * (self.coordinates[name].scale if self.coordinates else 1.0)
-                for name, scale in zip(self.parameters, sum_scales, strict=True)}
+        return {
+            name: noise * scale * (self.coordinates[name].scale if self.coordinates else 1.0)
+            for name, scale in zip(self.parameters, sum_scales, strict=True)
+        }
 
 
 def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: ReleaseLayout) -> None:
-    """Clip made-up records as the plan says: what fails for every record would pass for silence in a step."""
+    """Clip made-up records as the plan says: what fails for every record would pass for silence in
+    a step.
+    """
     seen = engine.bounded_sums(loss_fn, made_up, pieces.clipping(_REHEARSED)).seen
     sums = [torch.zeros(each.size, dtype=torch.float64) for each in pieces.statistics]
     pieces.add_statistics(seen, sums)
 
 
 def leaf_of(parameter: str, leaves: Sequence[ClippedSum]) -> int:
-    """Return the number of the clipped sum that has a parameter: one that names it, or the one that has the rest."""
+    """Return the number of the clipped sum that has a parameter: one that names it, or the one that
+    has the rest.
+    """
     for number, leaf in enumerate(leaves):
         if parameter in leaf.parameters:
             return number
     for number, leaf in enumerate(leaves):
         if not leaf.parameters:
             return number
-    raise InvalidArgument(f"The trainable parameter {parameter!r} is in none of the plan's clipped sums. Make the "
-                          "groups from this model, freeze the parameter, or add a sum without parameters for the rest.")
+    raise InvalidArgument(
+        f"The trainable parameter {parameter!r} is in none of the plan's clipped sums. Make the "
+        "groups from this model, freeze the parameter, or add a sum without parameters for the "
+        "rest."
+    )
 
 
-def check_leaves(query: Query, parameters: Mapping[str, nn.Parameter], everything: Mapping[str, nn.Parameter]) -> None:
-    """Raise unless every trained parameter is in a clipped sum, and every sum's parameters are the model's."""
+def check_leaves(
+    query: Query, parameters: Mapping[str, nn.Parameter], everything: Mapping[str, nn.Parameter]
+) -> None:
+    """Raise unless every trained parameter is in a clipped sum, and every sum's parameters are the
+    model's.
+    """
     for name in parameters:
         leaf_of(name, query.leaves)
-    unknown = next((name for leaf in query.leaves for name in leaf.parameters if name not in everything), None)
+    unknown = next(
+        (name for leaf in query.leaves for name in leaf.parameters if name not in everything), None
+    )
     if unknown is not None:
-        raise InvalidArgument(f"The plan's clipped sums name the parameter {unknown!r}, which the model does not have. "
-                              "Make the groups from this model.")
+        raise InvalidArgument(
+            f"The plan's clipped sums name the parameter {unknown!r}, which the model does not "
+            "have. Make the groups from this model."
+        )
 
 
-def _place(total: torch.Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the sum itself or fresh memory; never a sum in float64, whose vector is used again in the next step."""
-    if dtype == total.dtype == torch.float32 and total.shape == shape and total.is_contiguous() \
-            and total.device == device:
+def _place(
+    total: torch.Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the sum itself or fresh memory; never a sum in float64, whose vector is used again in
+    the next step.
+    """
+    if (
+        dtype == total.dtype == torch.float32
+        and total.shape == shape
+        and total.is_contiguous()
+        and total.device == device
+    ):
         return total.detach()
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _outside(output: torch.Tensor, parameter: nn.Parameter, coordinates: Coordinates | None) -> torch.Tensor:
+def _outside(
+    output: torch.Tensor, parameter: nn.Parameter, coordinates: Coordinates | None
+) -> torch.Tensor:
     """Return a released sum as a gradient of the parameter."""
     if coordinates is None:
         return output

@@ -9,9 +9,10 @@ import torch
 class Released:
     """What left the mechanism: noisy sums divided by the plan's public divisor.
 
-    ``gradients`` are by parameter name, ``statistics`` by the names that the plan gives them; those that are not due at
-    this step are not there. What they were released with is public: the ``noise_multiplier`` of the step, the
-    ``bounds`` of its clipped sums, and the standard deviation of the noise in every gradient, a number or a tensor.
+    ``gradients`` are by parameter name, ``statistics`` by the names that the plan gives them; those
+    that are not due at this step are not there. What they were released with is public: the
+    ``noise_multiplier`` of the step, the ``bounds`` of its clipped sums, and the standard deviation
+    of the noise in every gradient, a number or a tensor.
     """
 
     gradients: dict[str, torch.Tensor]

@@ -29,15 +29,18 @@ _FEW = 16  # records of the smaller of two measurements
 _CHUNKS = 3  # of the larger one: what a chunk leaves behind is then in memory, as in a long run
 _STEPS = 3
 _OPTIMIZERS: dict[str, Any] = {  # steps of length 0 leave the parameters as they are
-    "sgd": partial(torch.optim.SGD, lr=0.0, momentum=0.9), "adam": partial(torch.optim.Adam, lr=0.0)}
+    "sgd": partial(torch.optim.SGD, lr=0.0, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.0),
+}
 
 
 @dataclass(frozen=True)
 class Resources:
     """What private steps of one model take on this machine; printed, a few lines.
 
-    Memory is that of the whole process (of the allocator, on an accelerator) at its peak. It grows with the records in
-    memory at once, a chunk, and not with the batch: a batch of any size is computed in chunks.
+    Memory is that of the whole process (of the allocator, on an accelerator) at its peak. It grows
+    with the records in memory at once, a chunk, and not with the batch: a batch of any size is
+    computed in chunks.
     """
 
     engine: str
@@ -56,35 +59,55 @@ class Resources:
 
     def epochs_within(self, seconds: float, records: int, batch_size: float) -> float:
         """Return how many epochs fit into this time."""
-        return seconds / self.seconds(batch_size, 1) * batch_size / _validate.count("records", records)
+        return (
+            seconds / self.seconds(batch_size, 1) * batch_size / _validate.count("records", records)
+        )
 
     def largest_batch(self, seconds: float, steps: int) -> int:
-        """Return the largest expected batch of which ``steps`` fit into this time; 0 if none does."""
+        """Return the largest expected batch of which ``steps`` fit into this time; 0 if none
+        does.
+        """
         left = seconds / _validate.count("steps", steps) - self.seconds_per_step
         return max(0, math.floor(left / self.seconds_per_record))
 
     def largest_chunk(self, memory: float) -> int:
-        """Return how many records may be in memory at once (``max_physical_batch``) for this peak; 0 if none may."""
+        """Return how many records may be in memory at once (``max_physical_batch``) for this peak;
+        0 if none may.
+        """
         spare = memory - (self.peak_bytes - self.records_at_once * self.bytes_per_record)
         return max(0, math.floor(spare / self.bytes_per_record))
 
     def __str__(self) -> str:
-        return (f"engine {self.engine!r}, {self.parameters:,} parameters\n"
-                f"peak {self.peak_bytes / 2**20:,.0f} MB with {self.records_at_once:,} records at once, "
-                f"{self.bytes_per_record / 2**20:.3f} MB for each of them\n"
-                f"{1e3 * self.seconds(self.batch_size):,.1f} ms for a step of {self.batch_size:,}: "
-                f"{1e3 * self.seconds_per_record:.3f} ms per record and {1e3 * self.seconds_per_step:.1f} ms besides")
+        return (
+            f"engine {self.engine!r}, {self.parameters:,} parameters\n"
+            f"peak {self.peak_bytes / 2**20:,.0f} MB with {self.records_at_once:,} records at "
+            "once, "
+            f"{self.bytes_per_record / 2**20:.3f} MB for each of them\n"
+            f"{1e3 * self.seconds(self.batch_size):,.1f} ms for a step of {self.batch_size:,}: "
+            f"{1e3 * self.seconds_per_record:.3f} ms per record and "
+            f"{1e3 * self.seconds_per_step:.1f} ms besides"
+        )
 
 
-def estimate_resources(model: nn.Module, batch: Any, loss_fn: LossFn | None = None, *, batch_size: int,
-                       max_physical_batch: int | None = None, optimizer: str = "sgd") -> Resources:
-    """Take a few private steps of length 0 on made-up records; return what they took. The model stays as it was.
+def estimate_resources(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: LossFn | None = None,
+    *,
+    batch_size: int,
+    max_physical_batch: int | None = None,
+    optimizer: str = "sgd",
+) -> Resources:
+    """Take a few private steps of length 0 on made-up records; return what they took. The model
+    stays as it was.
 
-    ``batch`` is a collated batch of *made-up* examples and ``loss_fn`` a function of its fields, as for
-    :func:`dpfy.explain`. ``optimizer`` is ``"sgd"``, with momentum, or ``"adam"``. No record is read, nothing is spent.
+    ``batch`` is a collated batch of *made-up* examples and ``loss_fn`` a function of its fields, as
+    for :func:`dpfy.explain`. ``optimizer`` is ``"sgd"``, with momentum, or ``"adam"``. No record is
+    read, nothing is spent.
 
-    Peaks are measured and not counted, because kernels take room that no formula of weights and activations knows: the
-    review's b·C + (1 + b)·L (Section 4.3) is that of an engine which keeps every record's gradient.
+    Peaks are measured and not counted, because kernels take room that no formula of weights and
+    activations knows: the review's b·C + (1 + b)·L (Section 4.3) is that of an engine which keeps
+    every record's gradient.
 
     >>> found = estimate_resources(nn.Linear(10, 2), torch.rand(4, 10), batch_size=64)
     >>> found.engine, found.parameters, found.largest_batch(seconds=0.0, steps=1)
@@ -94,33 +117,56 @@ def estimate_resources(model: nn.Module, batch: Any, loss_fn: LossFn | None = No
     _validate.count("batch_size", batch_size)
     _validate.choice("optimizer", optimizer, tuple(_OPTIMIZERS))
     chosen = explain(model, chunk.arguments, loss)
-    at_once = min(limit for limit in (batch_size, chosen.records_at_once, max_physical_batch) if limit)
+    at_once = min(
+        limit for limit in (batch_size, chosen.records_at_once, max_physical_batch) if limit
+    )
     with _gradients_kept(model):
-        _measured(model, chunk, loss, 2, max_physical_batch, optimizer)  # what torch loads on first use
-        few = _measured(model, chunk, loss, max(1, min(_FEW, at_once // 2)), max_physical_batch, optimizer)
-        many = _measured(model, chunk, loss, min(batch_size, _CHUNKS * at_once), max_physical_batch, optimizer)
-    per_record = max(0.0, many.seconds - few.seconds) / max(1, many.batch - few.batch) or many.seconds / many.batch
+        _measured(
+            model, chunk, loss, 2, max_physical_batch, optimizer
+        )  # what torch loads on first use
+        few = _measured(
+            model, chunk, loss, max(1, min(_FEW, at_once // 2)), max_physical_batch, optimizer
+        )
+        many = _measured(
+            model, chunk, loss, min(batch_size, _CHUNKS * at_once), max_physical_batch, optimizer
+        )
+    per_record = (
+        max(0.0, many.seconds - few.seconds) / max(1, many.batch - few.batch)
+        or many.seconds / many.batch
+    )
     return Resources(
-        engine=chosen.engine, parameters=sum(p.numel() for p in model.parameters()), batch_size=batch_size,
-        records_at_once=many.at_once, peak_bytes=many.peak,
+        engine=chosen.engine,
+        parameters=sum(p.numel() for p in model.parameters()),
+        batch_size=batch_size,
+        records_at_once=many.at_once,
+        peak_bytes=many.peak,
         bytes_per_record=max(1.0, (many.peak - few.peak) / max(1, many.at_once - few.at_once)),
-        seconds_per_record=per_record, seconds_per_step=max(0.0, few.seconds - few.batch * per_record))
+        seconds_per_record=per_record,
+        seconds_per_step=max(0.0, few.seconds - few.batch * per_record),
+    )
 
 
 def measure_made(made: Any, fields: Fields, batch_size: int) -> Resources:
-    """Return the resources of a model, or of a tuple of a model and its loss, on records of these types and shapes.
+    """Return the resources of a model, or of a tuple of a model and its loss, on records of these
+    types and shapes.
 
     Without a loss, a last field of one whole number is a class.
     """
     model, *rest = made if isinstance(made, tuple) and made else (made,)
     if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"Expected a torch.nn.Module, or a tuple that begins with one; got a "
-                              f"{type(model).__name__}.")
+        raise InvalidArgument(
+            "Expected a torch.nn.Module, or a tuple that begins with one; got a "
+            f"{type(model).__name__}."
+        )
     loss = next((part for part in rest if callable(part)), None)
     if loss is None and len(fields) > 1 and fields[-1] == ("int64", ()):
         loss = F.cross_entropy
-    return estimate_resources(model, made_up(fields), None if loss is None else of_fields(model, loss),
-                              batch_size=batch_size)
+    return estimate_resources(
+        model,
+        made_up(fields),
+        None if loss is None else of_fields(model, loss),
+        batch_size=batch_size,
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +181,10 @@ class _MadeUp(Dataset[Any]):
     """The same few made-up records over and over."""
 
     def __init__(self, chunk: Chunk, records: int) -> None:
-        self.records, self.made_up = records, [self._fields(chunk, place) for place in range(chunk.size)]
+        self.records, self.made_up = (
+            records,
+            [self._fields(chunk, place) for place in range(chunk.size)],
+        )
 
     def __len__(self) -> int:
         return self.records
@@ -148,15 +197,29 @@ class _MadeUp(Dataset[Any]):
         return tuple(field[0] for field in chunk.record(place).arguments)
 
 
-def _measured(model: nn.Module, chunk: Chunk, loss: LossFn, batch: int, max_physical_batch: int | None,
-              optimizer: str) -> _Measurement:
+def _measured(
+    model: nn.Module,
+    chunk: Chunk,
+    loss: LossFn,
+    batch: int,
+    max_physical_batch: int | None,
+    optimizer: str,
+) -> _Measurement:
     """Take a few steps whose samples are all records, so that they have no luck."""
     own = _OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
     plan = dpsgd(records=batch, batch_size=batch, steps=_STEPS, clip=1e-3, noise_multiplier=1e-3)
     device, times = next(model.parameters()).device, []
     _reset_peak(device)
-    with privatize(model, own, _MadeUp(chunk, batch), plan, Ledger.in_memory(), max_physical_batch=max_physical_batch,
-                   example_input=chunk.arguments, announce=False) as run:
+    with privatize(
+        model,
+        own,
+        _MadeUp(chunk, batch),
+        plan,
+        Ledger.in_memory(),
+        max_physical_batch=max_physical_batch,
+        example_input=chunk.arguments,
+        announce=False,
+    ) as run:
         for step in run:
             began = time.perf_counter()
             own.zero_grad()
@@ -166,7 +229,9 @@ def _measured(model: nn.Module, chunk: Chunk, loss: LossFn, batch: int, max_phys
         largest = run.largest_chunk
     own.zero_grad()
     # The first step probes the model; a run of many steps does not.
-    return _Measurement(batch, min(batch, largest or batch), _peak(device), statistics.median(times[1:]))
+    return _Measurement(
+        batch, min(batch, largest or batch), _peak(device), statistics.median(times[1:])
+    )
 
 
 @contextmanager
@@ -202,5 +267,9 @@ def _peak(device: torch.device) -> int:
         import resource  # which Windows lacks
         import sys
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
+    return next(
+        int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")
+    )

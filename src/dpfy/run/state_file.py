@@ -1,4 +1,5 @@
-"""State dictionaries as one safetensors file: tensors as they are, everything else as JSON in its header.
+"""State dictionaries as one safetensors file: tensors as they are, everything else as JSON in its
+header.
 
 Nothing is pickled, so reading a checkpoint runs no code; and one file is replaced atomically.
 """
@@ -20,7 +21,9 @@ _KEY = "dpfy"
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state`` (nested dicts, lists, tuples, tensors and plain values) durably, replacing ``path`` at once."""
+    """Write ``state`` (nested dicts, lists, tuples, tensors and plain values) durably, replacing
+    ``path`` at once.
+    """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _encode(state, "", tensors)
     data = save(tensors, metadata={_KEY: json.dumps(skeleton, allow_nan=False)})
@@ -37,8 +40,10 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error.strerror}. The checkpoint before it, if any, is "
-                              "still whole.") from error
+        raise CheckpointError(
+            f"{path} could not be written: {error.strerror}. The checkpoint before it, if any, is "
+            "still whole."
+        ) from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -51,7 +56,9 @@ def read_state(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"There is no checkpoint at {path}. Check the path.") from None
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a whole dpfy checkpoint ({type(error).__name__}). Use another.") from None
+        raise CheckpointError(
+            f"{path} is not a whole dpfy checkpoint ({type(error).__name__}). Use another."
+        ) from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is not a dpfy checkpoint.")
     return state
@@ -63,22 +70,31 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[key] = value.detach().to("cpu").contiguous().clone()
         return {"tensor": key}
     if isinstance(value, Mapping):
-        return {"dict": [[_encode(k, "", tensors), _encode(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
+        return {
+            "dict": [
+                [_encode(k, "", tensors), _encode(v, f"{name}.{k}", tensors)]
+                for k, v in value.items()
+            ]
+        }
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
+        return {
+            kind: [_encode(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        }
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise CheckpointError(f"The state holds a {type(value).__name__} at {name.lstrip('.')!r}; only tensors, numbers, "
-                          "texts, lists and dicts can be saved without pickling. Leave it out or convert it.")
+    raise CheckpointError(
+        f"The state holds a {type(value).__name__} at {name.lstrip('.')!r}; only tensors, numbers, "
+        "texts, lists and dicts can be saved without pickling. Leave it out or convert it."
+    )
 
 
 def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
-    (kind, content), = value.items()
+    ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":

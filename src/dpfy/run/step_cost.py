@@ -22,7 +22,9 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """Time and memory of private steps on this machine, and the time of plain ones; printed, a few words."""
+    """Time and memory of private steps on this machine, and the time of plain ones; printed, a few
+    words.
+    """
 
     resources: Resources
     plain_seconds: float
@@ -34,25 +36,37 @@ class Expected:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return {**asdict(self.resources), "plain_seconds": self.plain_seconds, "slowdown": self.slowdown}
+        return {
+            **asdict(self.resources),
+            "plain_seconds": self.plain_seconds,
+            "slowdown": self.slowdown,
+        }
 
     def __str__(self) -> str:
         found = self.resources
         private = 1e3 * found.seconds(found.batch_size)
-        return (f"A private step of {found.batch_size:,} records takes {private:,.1f} ms, "
-                f"{self.slowdown:.1f} times a plain one ({1e3 * self.plain_seconds:,.1f} ms), and the process "
-                f"{found.peak_bytes / 2**20:,.0f} MB at its peak, with {found.records_at_once:,} records at once; "
-                f"{found.bytes_per_record / 2**20:.3f} MB for each record more")
+        return (
+            f"A private step of {found.batch_size:,} records takes {private:,.1f} ms, "
+            f"{self.slowdown:.1f} times a plain one ({1e3 * self.plain_seconds:,.1f} ms), and the "
+            f"process {found.peak_bytes / 2**20:,.0f} MB at its peak, with "
+            f"{found.records_at_once:,} records at once; {found.bytes_per_record / 2**20:.3f} MB "
+            "for each record more"
+        )
 
 
 def measure(made: Any, fields: Fields, batch_size: int) -> Expected:
-    """Measure what a step of a model takes on made-up records; ``made`` is as for :func:`dpfy.checks.check.check`."""
+    """Measure what a step of a model takes on made-up records; ``made`` is as for
+    :func:`dpfy.checks.check.check`.
+    """
     parts = Parts.of(made)
     return expected(parts.model, made_up(fields), parts.loss(len(fields)), batch_size=batch_size)
 
 
-def expected(model: nn.Module, batch: Any, loss_fn: LossFn | None = None, *, batch_size: int) -> Expected:
-    """Take a few private and a few plain steps of length 0 on made-up records; the model stays as it was.
+def expected(
+    model: nn.Module, batch: Any, loss_fn: LossFn | None = None, *, batch_size: int
+) -> Expected:
+    """Take a few private and a few plain steps of length 0 on made-up records; the model stays as
+    it was.
 
     Arguments are those of :func:`~dpfy.run.resources.estimate_resources`.
 

@@ -9,14 +9,16 @@ from dpfy.run.release_layout import ReleaseLayout
 class SumAccumulator:
     """The sums of one step, a tensor for every piece of its vector. Sensitive.
 
-    What the first chunk sums up stays as the engine formed it, in float32 mostly: if it is the only one, the noise is
-    added to it there, and no float64 vector as long as the model is zeroed, read and written before.
+    What the first chunk sums up stays as the engine formed it, in float32 mostly: if it is the only
+    one, the noise is added to it there, and no float64 vector as long as the model is zeroed, read
+    and written before.
     """
 
     def __init__(self, pieces: ReleaseLayout, vector: torch.Tensor, several: bool) -> None:
         self._pieces = pieces
         self._vector = vector  # whatever it holds is overwritten
-        self._several = several  # chunks are expected, so that a tensor for the first one would only be in the way
+        # chunks are expected, so that a tensor for the first one would only be in the way
+        self._several = several
         self._gradients, self._statistics = pieces.split(vector)
         self._formed: list[torch.Tensor] | None = None
 
@@ -46,7 +48,9 @@ class SumAccumulator:
         return [*(self._formed or ()), *self._statistics]
 
     def forget(self) -> None:
-        """Overwrite them, where somebody else releases them or nobody does: the vector outlives a step."""
+        """Overwrite them, where somebody else releases them or nobody does: the vector outlives a
+        step.
+        """
         set_to_zero(self._vector)
         for formed in self._formed or ():
             set_to_zero(formed.detach())

@@ -1,9 +1,10 @@
 """Dropout masks from a generator that the proof covers.
 
-On some processors torch draws masks on the CPU by a library whose generator has 31 bits of state, seeded anew by one
-number for every mask. The masks of a chunk are then one of two billion, and not independent. There dropout layers
-draw from the Mersenne twister instead, whose whole state is secret; masks that are drawn inside of other operations, as
-in attention and between recurrent layers, cannot be, and a model that has them is refused.
+On some processors torch draws masks on the CPU by a library whose generator has 31 bits of state,
+seeded anew by one number for every mask. The masks of a chunk are then one of two billion, and not
+independent. There dropout layers draw from the Mersenne twister instead, whose whole state is
+secret; masks that are drawn inside of other operations, as in attention and between recurrent
+layers, cannot be, and a model that has them is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ _MANY = 4096  # numbers: more than the twister has before it turns
 
 @lru_cache(maxsize=1)
 def are_covered() -> bool:
-    """Whether torch draws masks from the twister: it has turned then, and is one number further otherwise."""
+    """Whether torch draws masks from the twister: it has turned then, and is one number further
+    otherwise.
+    """
     with torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state().view(torch.int64)[TORCH_STATE].clone()
         torch.empty(_MANY, dtype=torch.float32).bernoulli_(0.5)
@@ -44,14 +47,22 @@ def covered_masks() -> Iterator[None]:
 
 
 _CHANNELS = {"dropout": None, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2}
-"""How many axes a mask has, of those functions that can be written by one; the others are refused like attention."""
+"""How many axes a mask has, of those functions that can be written by one; the others are refused
+like attention.
+"""
 
 
-def _dropout(original: Callable[..., torch.Tensor], axes: int | None) -> Callable[..., torch.Tensor]:
-    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _dropout(
+    original: Callable[..., torch.Tensor], axes: int | None
+) -> Callable[..., torch.Tensor]:
+    def dropout(
+        input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
         if not training or p in (0.0, 1.0) or not input.is_cpu:
             return original(input, p, training, inplace)
-        shape = input.shape if axes is None else (*input.shape[:axes], *(1 for _ in input.shape[axes:]))
+        shape = (
+            input.shape if axes is None else (*input.shape[:axes], *(1 for _ in input.shape[axes:]))
+        )
         kept = (torch.rand(shape, dtype=torch.float32) >= p).to(input.dtype) / (1 - p)
         return input.mul_(kept) if inplace else input * kept
 

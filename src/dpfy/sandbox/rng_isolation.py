@@ -19,11 +19,18 @@ from dpfy.sandbox.silence import silence
 from dpfy.sandbox.torch_settings import certified
 
 _SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (torch, ("manual_seed", "seed")), (torch.random, ("manual_seed", "seed")), (random, ("seed",)),
-    (np.random, ("seed",)))
+    (torch, ("manual_seed", "seed")),
+    (torch.random, ("manual_seed", "seed")),
+    (random, ("seed",)),
+    (np.random, ("seed",)),
+)
 _SETTING: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    *_SEEDING, (torch, ("set_rng_state",)), (torch.random, ("set_rng_state",)), (random, ("setstate",)),
-    (np.random, ("set_state",)))
+    *_SEEDING,
+    (torch, ("set_rng_state",)),
+    (torch.random, ("set_rng_state",)),
+    (random, ("setstate",)),
+    (np.random, ("set_state",)),
+)
 
 
 _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
@@ -31,17 +38,25 @@ _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
 
 @contextmanager
 def isolated_rng(stream: SecureStream) -> Iterator[None]:
-    """Compute on private records: in certified arithmetic, with secret randomness, and without a sound.
+    """Compute on private records: in certified arithmetic, with secret randomness, and without a
+    sound.
 
-    With a known seed the masks of all records would depend on how many came before them, and one record would change
-    everybody's gradient. Fresh secret masks are independent of the sample, so each record's contribution is its own.
-    The generators outside go on where they were: how far they are moved would tell how many records there were.
-    Seeding one of them has no effect inside. Whatever user code writes to stdout, stderr or a log, and every warning,
-    is dropped: it may speak of a record.
+    With a known seed the masks of all records would depend on how many came before them, and one
+    record would change everybody's gradient. Fresh secret masks are independent of the sample, so
+    each record's contribution is its own. The generators outside go on where they were: how far
+    they are moved would tell how many records there were. Seeding one of them has no effect inside.
+    Whatever user code writes to stdout, stderr or a log, and every warning, is dropped: it may
+    speak of a record.
     """
     python, numpy = random.getstate(), np.random.get_state()
-    with certified(), silence(), covered_masks(), _without_seeding(), warnings.catch_warnings(), \
-            torch.random.fork_rng():
+    with (
+        certified(),
+        silence(),
+        covered_masks(),
+        _without_seeding(),
+        warnings.catch_warnings(),
+        torch.random.fork_rng(),
+    ):
         warnings.simplefilter("ignore")
         token = _stream.set(stream)
         try:
@@ -54,14 +69,18 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
 
 
 def renew_randomness() -> None:
-    """Give the generators fresh secret states: what code did to them while it had other records ends here."""
+    """Give the generators fresh secret states: what code did to them while it had other records
+    ends here.
+    """
     if (stream := _stream.get()) is not None:
         _reseed(stream)
 
 
 @dataclass
 class Randomness:
-    """What a loss does to generators: whether it seeds them, draws from those of Python or numpy, or draws masks."""
+    """What a loss does to generators: whether it seeds them, draws from those of Python or numpy,
+    or draws masks.
+    """
 
     seeded: bool = False
     in_python: bool = False
@@ -69,7 +88,9 @@ class Randomness:
 
 
 def bookmark() -> Callable[[], None]:
-    """Return a function that puts the generators back to where they are now, to draw the same numbers once more."""
+    """Return a function that puts the generators back to where they are now, to draw the same
+    numbers once more.
+    """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
@@ -84,7 +105,9 @@ def bookmark() -> Callable[[], None]:
 
 
 def fix_seed(seed: int) -> None:
-    """Seed the generators, of torch those of devices at hand: its own function notes a stack trace for each other."""
+    """Seed the generators, of torch those of devices at hand: its own function notes a stack trace
+    for each other.
+    """
     seed_python(seed)
     seed_numpy(seed)
     torch.default_generator.manual_seed(seed)
@@ -93,7 +116,9 @@ def fix_seed(seed: int) -> None:
 
 
 def _reseed(stream: SecureStream) -> None:
-    """Fill the whole states of the three generators; their seeds alone would have too few values."""
+    """Fill the whole states of the three generators; their seeds alone would have too few
+    values.
+    """
     words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
     random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
     np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
@@ -105,8 +130,10 @@ def _reseed(stream: SecureStream) -> None:
 
 
 @contextmanager
-def _replaced(functions: tuple[tuple[Any, tuple[str, ...]], ...],
-              other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def _replaced(
+    functions: tuple[tuple[Any, tuple[str, ...]], ...],
+    other: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
     """Put other functions in the places of some inside the block."""
     originals = [(home, name, getattr(home, name)) for home, names in functions for name in names]
     try:
@@ -123,7 +150,9 @@ def _without_seeding() -> AbstractContextManager[None]:
     speaker = threading.get_ident()
 
     def inert(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: None if threading.get_ident() == speaker else function(*args, **kwargs)
+        return lambda *args, **kwargs: (
+            None if threading.get_ident() == speaker else function(*args, **kwargs)
+        )
 
     return _replaced(_SEEDING, inert)
 
@@ -144,6 +173,7 @@ def watched_generators() -> Iterator["Randomness"]:
         def setting(*args: Any, **kwargs: Any) -> Any:
             found.seeded = True
             return function(*args, **kwargs)
+
         return setting
 
     try:

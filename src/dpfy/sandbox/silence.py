@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_OURS_TO_KEEP = ("torch",)  # loggers that speak of compilation, and not of what a loss function was given
+_OURS_TO_KEEP = (
+    "torch",
+)  # loggers that speak of compilation, and not of what a loss function was given
 
 
 class Silence:
@@ -18,9 +20,13 @@ class Silence:
 
 @contextmanager
 def silence() -> Iterator[Silence]:
-    """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it wrote anything."""
+    """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it
+    wrote anything.
+    """
     found, speaker = Silence(), threading.get_ident()
-    streams = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")}
+    streams = {
+        name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")
+    }
     call_handlers = logging.Logger.callHandlers
 
     def handle(logger: logging.Logger, record: logging.LogRecord) -> None:

@@ -1,8 +1,10 @@
-"""The state of torch that decides how numbers are computed: ours around private computation, the user's inside of it.
+"""The state of torch that decides how numbers are computed: ours around private computation, the
+user's inside of it.
 
-The bounds on rounding in the proofs are those of IEEE arithmetic. Autocast, TF32 or flushed denormals around a step
-would void them without a word, so a step runs in a state of its own, whatever the program around it has set. What the
-user wrote, the loss function and the data set, still sees autocast and the default dtype as the user set them.
+The bounds on rounding in the proofs are those of IEEE arithmetic. Autocast, TF32 or flushed
+denormals around a step would void them without a word, so a step runs in a state of its own,
+whatever the program around it has set. What the user wrote, the loss function and the data set,
+still sees autocast and the default dtype as the user set them.
 """
 
 import threading
@@ -19,11 +21,21 @@ import torch
 _accelerator = torch.accelerator.current_accelerator(check_available=True)
 _DEVICES = ("cpu",) if _accelerator is None else ("cpu", _accelerator.type)
 _BACKENDS: Any = torch.backends
-_MULTIPLIERS: tuple[Any, ...] = (_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn)
+_MULTIPLIERS: tuple[Any, ...] = (
+    _BACKENDS.mkldnn.matmul,
+    _BACKENDS.mkldnn.conv,
+    _BACKENDS.mkldnn.rnn,
+)
 if torch.cuda.is_available():
     _MULTIPLIERS += (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
-_FULL = ("ieee", "none")  # of float32 products; "none" is what a backend says that knows no other way
-_WARN, _RAISE = 1, 2  # of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
+_FULL = (
+    "ieee",
+    "none",
+)  # of float32 products; "none" is what a backend says that knows no other way
+_WARN, _RAISE = (
+    1,
+    2,
+)  # of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
 _NUMBERS_PER_THREAD = 2**17  # more than torch leaves to a single thread
 _TINY = np.float32(2.0**-140)
 
@@ -32,7 +44,9 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True)
 class Ambient:
-    """Torch's settings that a computation depends on; most of them belong to the process, some to the thread."""
+    """Torch's settings that a computation depends on; most of them belong to the process, some to
+    the thread.
+    """
 
     autocast: tuple[tuple[bool, torch.dtype], ...]
     caches_casts: bool
@@ -48,43 +62,66 @@ class Ambient:
     def present(cls) -> "Ambient":
         """Return the settings as they are now."""
         return cls(
-            tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES),
-            torch.is_autocast_cache_enabled(), torch.get_default_dtype(),
-            tuple(backend.fp32_precision for backend in _MULTIPLIERS), torch.get_deterministic_debug_mode(),
+            tuple(
+                (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+                for device in _DEVICES
+            ),
+            torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(),
+            tuple(backend.fp32_precision for backend in _MULTIPLIERS),
+            torch.get_deterministic_debug_mode(),
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-            _flushes_denormals(), torch.get_num_threads(), torch.is_anomaly_enabled())
+            _flushes_denormals(),
+            torch.get_num_threads(),
+            torch.is_anomaly_enabled(),
+        )
 
     @property
     def matmul_precision(self) -> str:
-        """How float32 products are computed: ``highest``, or the ways that backends were told to take instead."""
+        """How float32 products are computed: ``highest``, or the ways that backends were told to
+        take instead.
+        """
         others = sorted({found for found in self.precisions if found not in _FULL})
         return ", ".join(others) or "highest"
 
     def certified(self) -> "Ambient":
-        """Return the settings that the proofs assume: IEEE float32, nothing rounded behind our back.
+        """Return the settings that the proofs assume: IEEE float32, nothing rounded behind our
+        back.
 
-        Deterministic kernels make a block of the same records the same to the last bit; a program that wants an error
-        where there is none keeps that.
+        Deterministic kernels make a block of the same records the same to the last bit; a program
+        that wants an error where there is none keeps that.
         """
         return replace(
-            self, autocast=tuple((False, dtype) for _, dtype in self.autocast), caches_casts=False,
+            self,
+            autocast=tuple((False, dtype) for _, dtype in self.autocast),
+            caches_casts=False,
             default_dtype=torch.float32,
             precisions=tuple(found if found in _FULL else "ieee" for found in self.precisions),
-            deterministic=max(self.deterministic, _WARN), fills_memory=False, flushes_denormals=False,
-            threads=1 if _pool_flushes_denormals(self.threads) else self.threads, detects_anomalies=False)
+            deterministic=max(self.deterministic, _WARN),
+            fills_memory=False,
+            flushes_denormals=False,
+            threads=1 if _pool_flushes_denormals(self.threads) else self.threads,
+            detects_anomalies=False,
+        )
 
     def for_users_code(self, users: "Ambient") -> "Ambient":
-        """Return the same with what a loss function may rely on: the user's autocast and default dtype."""
+        """Return the same with what a loss function may rely on: the user's autocast and default
+        dtype.
+        """
         return replace(self, autocast=users.autocast, default_dtype=users.default_dtype)
 
     def impose(self) -> None:
         """Set everything that is otherwise now."""
         now = Ambient.present()
-        for device, (enabled, dtype), cast in zip(_DEVICES, self.autocast, now.autocast, strict=True):
+        for device, (enabled, dtype), cast in zip(
+            _DEVICES, self.autocast, now.autocast, strict=True
+        ):
             if (enabled, dtype) != cast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
-        for backend, precision, found in zip(_MULTIPLIERS, self.precisions, now.precisions, strict=True):
+        for backend, precision, found in zip(
+            _MULTIPLIERS, self.precisions, now.precisions, strict=True
+        ):
             if precision != found:
                 backend.fp32_precision = precision
         if self.caches_casts != now.caches_casts:
@@ -110,7 +147,8 @@ _around: ContextVar[tuple[Ambient, Ambient] | None] = ContextVar("around", defau
 def certified() -> Iterator[None]:
     """Compute in the state that the proofs assume, with gradients, and leave torch as it was found.
 
-    One thread of a process at a time: generators and most of torch's settings belong to all of them.
+    One thread of a process at a time: generators and most of torch's settings belong to all of
+    them.
     """
     with _one_at_a_time:
         if _around.get() is not None:
@@ -130,7 +168,9 @@ def certified() -> Iterator[None]:
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """Give code of the user's its autocast and default dtype back; whatever it sets ends with it."""
+    """Give code of the user's its autocast and default dtype back; whatever it sets ends with
+    it.
+    """
     found = _around.get()
     if found is None:
         yield
@@ -147,7 +187,9 @@ def users_code() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Set hooks on saved tensors aside, which would be given the activations of records and may round them."""
+    """Set hooks on saved tensors aside, which would be given the activations of records and may
+    round them.
+    """
     stack: Any = torch._C._autograd
     found = []
     while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
@@ -161,13 +203,17 @@ def _without_hooks() -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread takes the smallest numbers for zero; torch can be told to, and does not say."""
+    """Whether this thread takes the smallest numbers for zero; torch can be told to, and does not
+    say.
+    """
     return not float(torch.from_numpy(np.full(1, _TINY)) * 1)
 
 
 @lru_cache(maxsize=8)
 def _pool_flushes_denormals(threads: int) -> bool:
-    """Whether torch's other threads do: they were born so if this one flushed at the time, and cannot be told."""
+    """Whether torch's other threads do: they were born so if this one flushed at the time, and
+    cannot be told.
+    """
     if threads == 1:
         return False
     numbers = torch.from_numpy(np.full(threads * _NUMBERS_PER_THREAD, _TINY))

@@ -7,11 +7,13 @@ import torch
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Return a block in which ``torch.compile`` compiles nothing and calls nothing that it compiled before.
+    """Return a block in which ``torch.compile`` compiles nothing and calls nothing that it compiled
+    before.
 
-    Gradients of single records are taken with hooks and substituted parameters, in the probe for batches of many sizes.
-    The compiler would make code for each of them, hooks included: 133 s at the first step of a small network, whose
-    later steps would be slower too. And the code that is probed would not be the code that is trained.
+    Gradients of single records are taken with hooks and substituted parameters, in the probe for
+    batches of many sizes. The compiler would make code for each of them, hooks included: 133 s at
+    the first step of a small network, whose later steps would be slower too. And the code that is
+    probed would not be the code that is trained.
     """
     if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and the import takes seconds
         return nullcontext()

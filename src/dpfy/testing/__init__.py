@@ -1,7 +1,8 @@
-"""Public conformance suites: what every controller, engine, sampler, noise and accounting rule has to satisfy.
+"""Public conformance suites: what every controller, engine, sampler, noise and accounting rule has
+to satisfy.
 
-Each suite raises ``AssertionError`` with what it found. Run them over your own values; dpfy's tests run them over
-every registered one.
+Each suite raises ``AssertionError`` with what it found. Run them over your own values; dpfy's tests
+run them over every registered one.
 """
 
 from importlib import import_module

@@ -1,4 +1,6 @@
-"""Conformance of controllers: explicit state, usable settings whatever was released, and the events of the plan."""
+"""Conformance of controllers: explicit state, usable settings whatever was released, and the events
+of the plan.
+"""
 
 import copy
 import json
@@ -20,24 +22,42 @@ from dpfy.run.state_file import read_state, write_state
 
 _SHAPES = {"first.weight": (3, 2), "first.bias": (3,), "last.weight": (1, 3)}
 _FLAT = (ClippedSum(0.7),)
-_GROUPS = (ClippedSum(0.5, "first", ("first.weight", "first.bias"), share=0.75), ClippedSum(2.0, "last", share=0.25))
-_SIZES = (1.0, 1.0, 1.0, 1e-3, 0.0, -1.0, 50.0, 1e12, -1e12, 1e-12)  # of released values: noise knows no limits
+_GROUPS = (
+    ClippedSum(0.5, "first", ("first.weight", "first.bias"), share=0.75),
+    ClippedSum(2.0, "last", share=0.25),
+)
+_SIZES = (
+    1.0,
+    1.0,
+    1.0,
+    1e-3,
+    0.0,
+    -1.0,
+    50.0,
+    1e12,
+    -1e12,
+    1e-12,
+)  # of released values: noise knows no limits
 _STEPS = 3 * len(_SIZES)
 _NOISE = 1.3
 
 
 def check_controller(controller: Controller) -> None:
-    """Raise ``AssertionError`` unless a controller keeps what plans, ledgers and checkpoints rely on.
+    """Raise ``AssertionError`` unless a controller keeps what plans, ledgers and checkpoints rely
+    on.
 
-    It is a fact with a JSON round trip; it extends a query once; its state is explicit, is not changed in place and
-    survives a checkpoint; and after releases of any size its settings have bounds, noise and scales above zero, and the
-    sums of the plan: the same events, or the same up to a noise that is marked as adaptive.
+    It is a fact with a JSON round trip; it extends a query once; its state is explicit, is not
+    changed in place and survives a checkpoint; and after releases of any size its settings have
+    bounds, noise and scales above zero, and the sums of the plan: the same events, or the same up
+    to a noise that is marked as adaptive.
 
     >>> from dpfy.mechanisms.controllers import QuantileClipping
     >>> check_controller(QuantileClipping())
     """
     again = Fact.from_json(json.loads(json.dumps(controller.to_json())))
-    assert again == controller and hash(again) == hash(controller), "the JSON round trip changes the controller"
+    assert again == controller and hash(again) == hash(controller), (
+        "the JSON round trip changes the controller"
+    )
     accepted = 0
     for leaves in (_FLAT, _GROUPS):
         try:
@@ -45,7 +65,9 @@ def check_controller(controller: Controller) -> None:
         except InvalidArgument:
             continue
         accepted += 1
-        assert controller.extend_query(query) == query, "a query that was extended is extended once more"
+        assert controller.extend_query(query) == query, (
+            "a query that was extended is extended once more"
+        )
         _check_run(controller, query)
     assert accepted, "the controller accepts neither one clipped sum nor groups"
 
@@ -57,40 +79,67 @@ def _check_run(controller: Controller, query: Query) -> None:
         kept = copy.deepcopy(state)
         setting = controller.configure(state, step, StepConfig(query))
         _check_setting(controller, setting, query, step)
-        new = controller.on_public_metric(controller.update(state, _released(parameters, setting, step, size)), size)
+        new = controller.on_public_metric(
+            controller.update(state, _released(parameters, setting, step, size)), size
+        )
         assert _equal(state, kept), "a state was changed in place; return another one"
         state = new
     restored = _through_a_checkpoint(state)
     assert _equal(restored, state), "the state does not survive a checkpoint"
-    before, after = (controller.configure(each, _STEPS + 1, StepConfig(query)) for each in (state, restored))
-    assert before.query == after.query and before.noise == after.noise, "a restored state makes another setting"
+    before, after = (
+        controller.configure(each, _STEPS + 1, StepConfig(query)) for each in (state, restored)
+    )
+    assert before.query == after.query and before.noise == after.noise, (
+        "a restored state makes another setting"
+    )
 
 
 def _check_setting(controller: Controller, setting: StepConfig, query: Query, step: int) -> None:
     for leaf in setting.query.leaves:
         assert 0 < leaf.bound < float("inf"), f"the bound of {leaf.name!r} became {leaf.bound}"
-    assert 0 < setting.noise < float("inf"), f"the noise became {setting.noise} times the planned one"
-    assert setting.noise == 1 or controller.adaptive, "the noise is chosen from outputs, and adaptive is False"
-    assert setting.query.sum_queries(_NOISE, step) == query.sum_queries(_NOISE, step), \
-        "the sums, their shares or their names are not those of the plan; its events would be others"
-    assert replace(setting.query, leaves=query.leaves, statistics=query.statistics) == query, \
+    assert 0 < setting.noise < float("inf"), (
+        f"the noise became {setting.noise} times the planned one"
+    )
+    assert setting.noise == 1 or controller.adaptive, (
+        "the noise is chosen from outputs, and adaptive is False"
+    )
+    assert setting.query.sum_queries(_NOISE, step) == query.sum_queries(_NOISE, step), (
+        "the sums, their shares or their names are not those of the plan; its events would be "
+        "others"
+    )
+    assert replace(setting.query, leaves=query.leaves, statistics=query.statistics) == query, (
         "more than the bounds of sums and statistics has changed"
+    )
     for name, place in setting.coordinates.items():
-        assert place.scale.shape == _SHAPES[name], f"the scale of {name!r} has another shape than the parameter"
-        assert bool((place.scale > 0).all()) and bool(place.scale.isfinite().all()), f"a scale of {name!r} is unusable"
+        assert place.scale.shape == _SHAPES[name], (
+            f"the scale of {name!r} has another shape than the parameter"
+        )
+        assert bool((place.scale > 0).all()) and bool(place.scale.isfinite().all()), (
+            f"a scale of {name!r} is unusable"
+        )
 
 
-def _released(parameters: dict[str, torch.nn.Parameter], setting: StepConfig, step: int, size: float) -> Released:
+def _released(
+    parameters: dict[str, torch.nn.Parameter], setting: StepConfig, step: int, size: float
+) -> Released:
     """A made-up release of a given size, in proportion to the bounds."""
     generator, query = torch.Generator().manual_seed(step), setting.query
     pieces = ReleaseLayout(query, parameters, query.due(step), setting.coordinates)
     vector = torch.randn(sum(pieces.sizes), generator=generator, dtype=torch.float64) * size
     outputs = pieces.outputs(pieces.split(vector)[0])
-    for part, factor, output in zip(vector.split(pieces.sizes), pieces.factors(divisor=10.0), outputs, strict=True):
+    for part, factor, output in zip(
+        vector.split(pieces.sizes), pieces.factors(divisor=10.0), outputs, strict=True
+    ):
         output.copy_((part * factor).view_as(output))
     gradients, statistics = pieces.named(outputs)
-    return Released(gradients, step, statistics, _NOISE, {leaf.name: leaf.bound for leaf in query.leaves},
-                    pieces.stddevs(_NOISE / 10))
+    return Released(
+        gradients,
+        step,
+        statistics,
+        _NOISE,
+        {leaf.name: leaf.bound for leaf in query.leaves},
+        pieces.stddevs(_NOISE / 10),
+    )
 
 
 def _through_a_checkpoint(state: State) -> State:
@@ -100,8 +149,10 @@ def _through_a_checkpoint(state: State) -> State:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-               for a, b in zip(_values(one), _values(other), strict=True))
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(_values(one), _values(other), strict=True)
+    )
 
 
 def _values(state: Any) -> Iterator[Any]:

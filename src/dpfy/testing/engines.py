@@ -1,4 +1,6 @@
-"""Conformance of clipping engines: equal to one record at a time, bounded by every record, deaf to bad ones."""
+"""Conformance of clipping engines: equal to one record at a time, bounded by every record, deaf to
+bad ones.
+"""
 
 import math
 from collections.abc import Callable
@@ -25,11 +27,15 @@ class EngineCase:
     example: Callable[[int], tuple[torch.Tensor, ...]]
 
     def loss(self, model: nn.Module) -> Callable[..., torch.Tensor]:
-        """Return the per-example loss: half the mean square of the output's distance from a fixed pattern."""
+        """Return the per-example loss: half the mean square of the output's distance from a fixed
+        pattern.
+        """
 
         def loss_fn(*fields: torch.Tensor) -> torch.Tensor:
             output = model(*fields).flatten(1)
-            return (output - torch.linspace(-1, 1, output.shape[1], dtype=output.dtype)).square().mean(1) / 2
+            return (
+                output - torch.linspace(-1, 1, output.shape[1], dtype=output.dtype)
+            ).square().mean(1) / 2
 
         return loss_fn
 
@@ -100,44 +106,80 @@ def _floats(*shape: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
 
 
 ENGINE_CASES = (
-    EngineCase("linear", lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), _floats(6)),
+    EngineCase(
+        "linear", lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), _floats(6)
+    ),
     EngineCase("linear on sequences", lambda: nn.Linear(6, 3), _floats(5, 6)),
     EngineCase("conv1d", lambda: nn.Conv1d(2, 3, 3, stride=2), _floats(2, 9)),
-    EngineCase("conv2d", lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 2, groups=2)),
-               _floats(2, 6, 6)),
-    EngineCase("layer norm", lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)), _floats(3, 6)),
-    EngineCase("group norm", lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), _floats(2, 5, 5)),
+    EngineCase(
+        "conv2d",
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 2, groups=2)
+        ),
+        _floats(2, 6, 6),
+    ),
+    EngineCase(
+        "layer norm", lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)), _floats(3, 6)
+    ),
+    EngineCase(
+        "group norm",
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+        _floats(2, 5, 5),
+    ),
     EngineCase("tied and reused", _Tied, _floats(5)),
     EngineCase("bare parameter", _Bias, _floats(5)),
     EngineCase("lstm", _Recurrent, _floats(5, 4)),
     EngineCase("gru, time first", _TimeFirst, _floats(5, 4)),
     EngineCase("attention", _Attention, _floats(4, 8)),
-    EngineCase("embedding", _Tokens, lambda size: (torch.rand(size, 1), torch.randint(7, (size, 5)))),
+    EngineCase(
+        "embedding", _Tokens, lambda size: (torch.rand(size, 1), torch.randint(7, (size, 5)))
+    ),
 )
 """Models that every engine is tried on."""
 
 
-def check_engine(engine: type[Engine], case: EngineCase, dtype: torch.dtype = torch.float64, seed: int = 0,
-                 grouped: bool = False) -> None:
-    """Check one engine on one model: the oracle's sums, any chunking, one record's bound, and poisoned records.
+def check_engine(
+    engine: type[Engine],
+    case: EngineCase,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    grouped: bool = False,
+) -> None:
+    """Check one engine on one model: the oracle's sums, any chunking, one record's bound, and
+    poisoned records.
 
     With ``grouped`` every parameter is a group with a bound of its own.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = case.model().to(dtype)
-        fields, *others = (tuple(field.to(dtype) if field.is_floating_point() else field for field in case.example(5))
-                           for _ in range(3))
+        fields, *others = (
+            tuple(
+                field.to(dtype) if field.is_floating_point() else field for field in case.example(5)
+            )
+            for _ in range(3)
+        )
     tolerance = 1e-5 if dtype == torch.float64 else 1e-4
     subject = _Subject(engine(model, dict(model.named_parameters())), case.loss(model), grouped)
     oracle = _Subject(LoopEngine(model, dict(model.named_parameters())), case.loss(model), grouped)
-    subject.engine.prepare(subject.loss_fn, lambda size, variant: Chunk(
-        tuple(field[:size] for field in others[variant % len(others)]), size))
+    subject.engine.prepare(
+        subject.loss_fn,
+        lambda size, variant: Chunk(
+            tuple(field[:size] for field in others[variant % len(others)]), size
+        ),
+    )
     norm = float(oracle.sums(fields, 1e9).norm())
     for bound in (norm / 50, 1e9):  # all clipped; none clipped
         expected = oracle.sums(fields, bound)
-        _close(subject.sums(fields, bound), expected, tolerance, f"{case.name}: differs from the oracle")
-        halves = subject.sums(tuple(f[:2] for f in fields), bound) + subject.sums(tuple(f[2:] for f in fields), bound)
+        _close(
+            subject.sums(fields, bound),
+            expected,
+            tolerance,
+            f"{case.name}: differs from the oracle",
+        )
+        halves = subject.sums(tuple(f[:2] for f in fields), bound) + subject.sums(
+            tuple(f[2:] for f in fields), bound
+        )
         _close(halves, expected, tolerance, f"{case.name}: depends on the chunking")
     _check_bound(subject, fields, norm / 50, case.name)
     _check_poisons(subject, fields, norm / 50, tolerance, case.name)
@@ -154,27 +196,38 @@ class _Subject:
         groups = tuple(range(len(totals))) if self.grouped else (0,) * len(totals)
         count = max(groups) + 1
         clipping = Clipping(ClipEach((bound / math.sqrt(count),) * count), _GRID, groups)
-        self.engine.bounded_sums(self.loss_fn, Chunk(fields, len(fields[0])), clipping).add_to(totals)
+        self.engine.bounded_sums(self.loss_fn, Chunk(fields, len(fields[0])), clipping).add_to(
+            totals
+        )
         return torch.cat([total.flatten() for total in totals])
 
 
-def _check_bound(subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, name: str) -> None:
+def _check_bound(
+    subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, name: str
+) -> None:
     """However large its input, a record moves the sum by at most the bound."""
     rest = subject.sums(tuple(f[1:] for f in fields), bound)
     for scale in (1.0, 1e3, 1e6):
         first = (torch.cat([fields[0][:1] * scale, fields[0][1:]]), *fields[1:])
         moved = float((subject.sums(first, bound) - rest).norm())
-        assert moved <= bound * (1 + 1e-6), f"{name}: one record moved the sum by {moved / bound:.3f} bounds"
+        assert moved <= bound * (1 + 1e-6), (
+            f"{name}: one record moved the sum by {moved / bound:.3f} bounds"
+        )
 
 
-def _check_poisons(subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, tolerance: float,
-                   name: str) -> None:
-    """NaN, infinite, huge and subnormal records contribute at most the bound and leave the others alone."""
+def _check_poisons(
+    subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, tolerance: float, name: str
+) -> None:
+    """NaN, infinite, huge and subnormal records contribute at most the bound and leave the others
+    alone.
+    """
     rest = subject.sums(tuple(f[1:] for f in fields), bound)
     for poison in _POISONS:
         first = (torch.cat([torch.full_like(fields[0][:1], poison), fields[0][1:]]), *fields[1:])
         moved = subject.sums(first, bound) - rest
-        assert bool(moved.isfinite().all()), f"{name}: a record of {poison} makes the sum non-finite"
+        assert bool(moved.isfinite().all()), (
+            f"{name}: a record of {poison} makes the sum non-finite"
+        )
         limit = bound * (1 + 1e-6) + tolerance * float(rest.norm())
         assert float(moved.norm()) <= limit, f"{name}: a record of {poison} exceeds the bound"
 
@@ -182,4 +235,6 @@ def _check_poisons(subject: _Subject, fields: tuple[torch.Tensor, ...], bound: f
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, message: str) -> None:
     distance = float((found - expected).norm())
     scale = float(expected.norm()) or 1.0
-    assert distance <= tolerance * scale, f"{message}: relative distance {distance / scale:.2e} > {tolerance:.0e}"
+    assert distance <= tolerance * scale, (
+        f"{message}: relative distance {distance / scale:.2e} > {tolerance:.0e}"
+    )

@@ -14,19 +14,28 @@ _NOISES = (0.4, 0.8, 1.6, 6.4)
 _RELATIVE = 1e-9  # equal events are composed by the same arithmetic
 
 
-def check_rule(method: str, policy: Policy, relation: Relation | str, delta: float = DELTA,
-               query: Callable[[float, float], RecordedQuery] = SumQuery, scales: bool = True) -> None:
-    """Assert the laws of composition and noise for one rule, on steps sampled by ``policy`` that answer a ``query``.
+def check_rule(
+    method: str,
+    policy: Policy,
+    relation: Relation | str,
+    delta: float = DELTA,
+    query: Callable[[float, float], RecordedQuery] = SumQuery,
+    scales: bool = True,
+) -> None:
+    """Assert the laws of composition and noise for one rule, on steps sampled by ``policy`` that
+    answer a ``query``.
 
-    ``query`` makes one of a bound and a noise; ``scales`` says that its cost depends on their ratio alone.
+    ``query`` makes one of a bound and a noise; ``scales`` says that its cost depends on their ratio
+    alone.
 
-    n equal events cost what one event repeated n times does; more noise never costs more, and more steps never cost
-    less; nothing asked costs nothing; no noise costs ∞; the cost survives JSON; brackets are ordered; Gaussian sums on
-    one sample cost what their collapsed noise does.
+    n equal events cost what one event repeated n times does; more noise never costs more, and more
+    steps never cost less; nothing asked costs nothing; no noise costs ∞; the cost survives JSON;
+    brackets are ordered; Gaussian sums on one sample cost what their collapsed noise does.
 
     >>> from dpfy.ledger.events import Poisson
     >>> check_rule("rdp", Poisson(0.1), "add_or_remove_one")
     """
+
     def cost(*events: Event | Repeated) -> Interval:
         return account(events, method, relation).epsilon(delta)
 
@@ -36,22 +45,39 @@ def check_rule(method: str, policy: Policy, relation: Relation | str, delta: flo
     _check_composition(cost, step)
     _check_noise(cost, step)
     _check_nothing_and_everything(cost, step)
-    assert query is not SumQuery or cost(Sampled(policy, ())) == Interval(0.0, 0.0), "a step without queries costs"
-    event = Sampled(policy, (SumQuery(3.0, 6.0), SumQuery(4.0, 8.0))) if query is SumQuery else step(6.0, bound=3.0)
-    again = account(json.dumps([Repeated(event, _STEPS).to_json()]), method, relation).epsilon(delta)
+    assert query is not SumQuery or cost(Sampled(policy, ())) == Interval(0.0, 0.0), (
+        "a step without queries costs"
+    )
+    event = (
+        Sampled(policy, (SumQuery(3.0, 6.0), SumQuery(4.0, 8.0)))
+        if query is SumQuery
+        else step(6.0, bound=3.0)
+    )
+    again = account(json.dumps([Repeated(event, _STEPS).to_json()]), method, relation).epsilon(
+        delta
+    )
     assert again == cost(Repeated(event, _STEPS)), "the cost changes when events go through JSON"
     if not scales:
         return
     single = cost(Repeated(step(math.sqrt(2) if query is SumQuery else 2.0), _STEPS)).upper
-    assert math.isclose(again.upper, single, rel_tol=1e-6), f"scaled queries cost {again.upper}, not {single}"
+    assert math.isclose(again.upper, single, rel_tol=1e-6), (
+        f"scaled queries cost {again.upper}, not {single}"
+    )
 
 
 def _check_composition(cost: Callable[..., Interval], step: Callable[[float], Sampled]) -> None:
     apart = cost(*(step(0.8) for _ in range(_STEPS))).upper
     together = cost(Repeated(step(0.8), _STEPS)).upper
-    assert math.isclose(apart, together, rel_tol=_RELATIVE), f"{_STEPS} events cost {apart}, repeated {together}"
-    mixed, ordered = cost(step(0.8), step(1.6), step(0.8)).upper, cost(Repeated(step(0.8), 2), step(1.6)).upper
-    assert math.isclose(mixed, ordered, rel_tol=_RELATIVE), "the order of the events changes the cost"
+    assert math.isclose(apart, together, rel_tol=_RELATIVE), (
+        f"{_STEPS} events cost {apart}, repeated {together}"
+    )
+    mixed, ordered = (
+        cost(step(0.8), step(1.6), step(0.8)).upper,
+        cost(Repeated(step(0.8), 2), step(1.6)).upper,
+    )
+    assert math.isclose(mixed, ordered, rel_tol=_RELATIVE), (
+        "the order of the events changes the cost"
+    )
     costs = [cost(Repeated(step(0.8), times)).upper for times in (0, 1, 2, 10, 100)]
     assert costs == sorted(costs), f"more steps cost less: {costs}"
 
@@ -64,6 +90,8 @@ def _check_noise(cost: Callable[..., Interval], step: Callable[[float], Sampled]
     assert uppers == sorted(uppers, reverse=True), f"more noise costs more: {uppers}"
 
 
-def _check_nothing_and_everything(cost: Callable[..., Interval], step: Callable[..., Sampled]) -> None:
+def _check_nothing_and_everything(
+    cost: Callable[..., Interval], step: Callable[..., Sampled]
+) -> None:
     assert cost() == cost(step(1.0, bound=0.0)) == Interval(0.0, 0.0), "nothing costs"
     assert cost(step(0.0)).upper == math.inf, "a sum without noise has a finite cost"

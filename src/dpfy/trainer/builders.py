@@ -34,39 +34,62 @@ class TrainingData:
     unit: str
     source: reference_data.DataSource | None = None
     owners: Any = None  # of the rows, where users are protected
-    example: Any = None  # a collated batch of synthetic examples, where the data set itself declares none
+    example: Any = (
+        None  # a collated batch of synthetic examples, where the data set itself declares none
+    )
 
 
 def completed(config: TrainConfig) -> TrainConfig:
-    """Fill in what was left open: what suits a reference data set, or settings for a first run on any other."""
+    """Fill in what was left open: what suits a reference data set, or settings for a first run on
+    any other.
+    """
     adapts = named_optimizer(config.optimizer)[0]
     descends = adapts in ("sgd", "adadp")
     if config.data in reference_data.NAMES:
         known = recommended(config.data)
         defaults: dict[str, Any] = {
-            "epochs": known["epochs"], "batch_size": int(known["batch_size"]), "clip": known["clip"],
-            "learning_rate": known["lr"] if descends else 1e-3, "momentum": known["momentum"],
+            "epochs": known["epochs"],
+            "batch_size": int(known["batch_size"]),
+            "clip": known["clip"],
+            "learning_rate": known["lr"] if descends else 1e-3,
+            "momentum": known["momentum"],
             "ema": 0.0,
         }
     elif config.records is None:
         return config  # such data cannot be loaded, which is told there
     else:
-        delta = config.delta if not isinstance(config.delta, str) else min(0.5, config.records**-1.1)  # "auto"
-        defaults = vars(first_run(
-            config.records, epsilon=config.epsilon, delta=delta, epochs=config.epochs, batch_size=config.batch_size,
-            clip=config.clip, learning_rate=config.learning_rate, optimizer="sgd" if descends else "adam"))
+        delta = (
+            config.delta if not isinstance(config.delta, str) else min(0.5, config.records**-1.1)
+        )  # "auto"
+        defaults = vars(
+            first_run(
+                config.records,
+                epsilon=config.epsilon,
+                delta=delta,
+                epochs=config.epochs,
+                batch_size=config.batch_size,
+                clip=config.clip,
+                learning_rate=config.learning_rate,
+                optimizer="sgd" if descends else "adam",
+            )
+        )
     defaults["delta"] = default_delta(config.records)  # reference data sets have fewer than 100,000
     if adapts == "adadp":
         defaults["momentum"] = 0.0
-    if config.sampling == "importance":  # for each record in a sample, about three more are computed on
+    if (
+        config.sampling == "importance"
+    ):  # for each record in a sample, about three more are computed on
         defaults["batch_size"] = max(1, defaults["batch_size"] // 4)
     if config.tail is not None:
         defaults["ema"] = 0.0
-    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
+    return replace(
+        config, **{name: value for name, value in defaults.items() if getattr(config, name) is None}
+    )
 
 
-def load_data(config: TrainConfig, train: Any, test: Any, unit_of: Any = None,
-              example_input: Any = None) -> TrainingData:
+def load_data(
+    config: TrainConfig, train: Any, test: Any, unit_of: Any = None, example_input: Any = None
+) -> TrainingData:
     """Return the data that was given as objects or that the configuration names."""
     owners = make_object(config.users) if unit_of is None and config.users is not None else unit_of
     if example_input is None and config.example is not None:
@@ -74,22 +97,32 @@ def load_data(config: TrainConfig, train: Any, test: Any, unit_of: Any = None,
     if owners is None:
         return replace(_load_records(config, train, test), example=example_input)
     if config.records is None:
-        raise InvalidArgument("Data that is protected by user needs records=, the declared public number of users: it "
-                              "is never read off the data.")
-    return replace(_load_records(config, train, test), owners=owners, unit="all rows of one user",
-                   example=example_input)
+        raise InvalidArgument(
+            "Data that is protected by user needs records=, the declared public number of users: "
+            "it is never read off the data."
+        )
+    return replace(
+        _load_records(config, train, test),
+        owners=owners,
+        unit="all rows of one user",
+        example=example_input,
+    )
 
 
 def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:
     if train is None and ":" not in config.data:
         source = reference_data.load(config.data, config.data_dir)
         records = config.records or source.records
-        return TrainingData(source.train, source.test, records, source.description, source.unit, source)
+        return TrainingData(
+            source.train, source.test, records, source.description, source.unit, source
+        )
     if train is None:
         train, test = _own_data(config.data)
     if config.records is None:
-        raise InvalidArgument("Your own data needs records=, the declared public number of records: it is never read "
-                              "off the data.")
+        raise InvalidArgument(
+            "Your own data needs records=, the declared public number of records: it is never read "
+            "off the data."
+        )
     return TrainingData(train, test, config.records, f"own data ({config.data})", "one record")
 
 
@@ -98,7 +131,9 @@ def _own_data(reference: str) -> tuple[Any, Any]:
     if isinstance(loaded, tuple) and len(loaded) == 2:
         return loaded
     if isinstance(loaded, tuple) or not hasattr(loaded, "__len__"):
-        raise DataError(f"Expected {reference} to return a data set, or a pair of a private and a public one.")
+        raise DataError(
+            f"Expected {reference} to return a data set, or a pair of a private and a public one."
+        )
     return loaded, None
 
 
@@ -107,7 +142,9 @@ def make_model(config: TrainConfig, data: TrainingData) -> nn.Module:
     if config.model is not None:
         model = make_object(config.model)
         if not isinstance(model, nn.Module):
-            raise InvalidArgument(f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}.")
+            raise InvalidArgument(
+                f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}."
+            )
         return model
     if data.source is None:
         raise InvalidArgument("Your own data needs model=, your own network as module:factory.")
@@ -115,15 +152,21 @@ def make_model(config: TrainConfig, data: TrainingData) -> nn.Module:
 
 
 def without_batchnorm(config: TrainConfig, model: nn.Module, data: TrainingData) -> nn.Module:
-    """Return the model with other layers in the place of BatchNorm, if the configuration says which."""
+    """Return the model with other layers in the place of BatchNorm, if the configuration says
+    which.
+    """
     if config.batchnorm == "refuse":
         return model
     if config.batchnorm != "public":
         return fix(model, config.batchnorm)
     if data.test is None:
-        raise InvalidArgument("batchnorm='public' takes the statistics of public records, and there are none. Give "
-                              "test=, or choose group or private.")
-    return fix(model, "public", public=next(iter(DataLoader(data.test, batch_size=_EVALUATION_BATCH)))[0])
+        raise InvalidArgument(
+            "batchnorm='public' takes the statistics of public records, and there are none. Give "
+            "test=, or choose group or private."
+        )
+    return fix(
+        model, "public", public=next(iter(DataLoader(data.test, batch_size=_EVALUATION_BATCH)))[0]
+    )
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -142,14 +185,19 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def make_average(config: TrainConfig, model: nn.Module, steps: int) -> AveragedModel | None:
-    """Return what averages the weights, with weights that fade or over the last steps; None if nothing does."""
+    """Return what averages the weights, with weights that fade or over the last steps; None if
+    nothing does.
+    """
     if config.tail is not None:
         return TailAverage(model, steps, config.tail)
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
+    return (
+        AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
+    )
 
 
-def make_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer,
-                   steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+def make_scheduler(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
     """Return the schedule of the learning rate over ``steps``."""
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda done: 1.0,

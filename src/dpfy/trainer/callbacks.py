@@ -1,4 +1,6 @@
-"""What a trainer tells others: declared constants, released values and results on public data, nothing else."""
+"""What a trainer tells others: declared constants, released values and results on public data,
+nothing else.
+"""
 
 import csv
 import importlib.util
@@ -34,7 +36,9 @@ class Evaluation:
 
 
 class Callback:
-    """Override what you want to hear about; the trainer calls nothing else and passes nothing private."""
+    """Override what you want to hear about; the trainer calls nothing else and passes nothing
+    private.
+    """
 
     def on_start(self, steps: int, step: int) -> None:
         """A run of ``steps`` begins or goes on after ``step``."""
@@ -46,7 +50,9 @@ class Callback:
         """The model was evaluated on public data."""
 
     def on_notice(self, text: str) -> None:
-        """Released values show that something is wrong with the run; the trainer prints the text too."""
+        """Released values show that something is wrong with the run; the trainer prints the text
+        too.
+        """
 
     def on_end(self) -> None:
         """The run ended, early or not."""
@@ -79,8 +85,10 @@ class TensorBoardLog(Callback):
     def check() -> None:
         """Raise unless TensorBoard is installed, before a run begins."""
         if importlib.util.find_spec("tensorboard") is None:
-            raise InvalidArgument("TensorBoard is not installed. Install the extra dpfy[tensorboard], or leave "
-                                  "tensorboard off.")
+            raise InvalidArgument(
+                "TensorBoard is not installed. Install the extra dpfy[tensorboard], or leave "
+                "tensorboard off."
+            )
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -21,10 +21,12 @@ _UNCLIPPED = 1e4  # a bound that no sensible gradient reaches
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Trains a fresh classifier as a trial says, with its clipping and noise, and returns its accuracy on ``test``.
+    """Trains a fresh classifier as a trial says, with its clipping and noise, and returns its
+    accuracy on ``test``.
 
-    *Assumes* that ``train`` and ``test`` are public or proxy data: what comes back is not private, no ledger is kept.
-    Proxy data that are smaller than the batch are taken whole, with the same noise in the mean gradient.
+    *Assumes* that ``train`` and ``test`` are public or proxy data: what comes back is not private,
+    no ledger is kept. Proxy data that are smaller than the batch are taken whole, with the same
+    noise in the mean gradient.
     """
 
     model: Callable[[], nn.Module]
@@ -36,25 +38,46 @@ class Rehearsal:
 
     @classmethod
     def named(cls, data: str, model: str | None = None, data_dir: str | None = None) -> "Rehearsal":
-        """Return the rehearsal on a reference data set, or on ``module:loader`` that returns a pair of public sets."""
-        config = TrainConfig(data=data, model=model, data_dir=data_dir, records=1)  # the number is for runs only
+        """Return the rehearsal on a reference data set, or on ``module:loader`` that returns a pair
+        of public sets.
+        """
+        config = TrainConfig(
+            data=data, model=model, data_dir=data_dir, records=1
+        )  # the number is for runs only
         loaded = load_data(config, None, None)
         if loaded.test is None:
-            raise InvalidArgument(f"Expected {data} to return a pair of data sets: one to train on, one to measure on.")
-        return cls(lambda: make_model(config, loaded), loaded.train, loaded.test, example_input=loaded.example)
+            raise InvalidArgument(
+                f"Expected {data} to return a pair of data sets: one to train on, one to measure "
+                "on."
+            )
+        return cls(
+            lambda: make_model(config, loaded),
+            loaded.train,
+            loaded.test,
+            example_input=loaded.example,
+        )
 
     def __call__(self, trial: Trial) -> float:
         """Train and measure; a run that diverges has accuracy 0."""
         torch.manual_seed(self.seed)
         model = self.model()
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=trial.learning_rate,
-                                    momentum=self.momentum)
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=trial.learning_rate,
+            momentum=self.momentum,
+        )
         records = len(self.train)
         batch = min(trial.batch_size, records)
-        plan = dpsgd(records=records, batch_size=batch, steps=trial.steps, clip=trial.clip or _UNCLIPPED,
-                     noise_multiplier=trial.noise_multiplier * batch / trial.batch_size)
-        with privatize(model, optimizer, self.train, plan, Ledger.in_memory(),
-                       example_input=self.example_input) as run:
+        plan = dpsgd(
+            records=records,
+            batch_size=batch,
+            steps=trial.steps,
+            clip=trial.clip or _UNCLIPPED,
+            noise_multiplier=trial.noise_multiplier * batch / trial.batch_size,
+        )
+        with privatize(
+            model, optimizer, self.train, plan, Ledger.in_memory(), example_input=self.example_input
+        ) as run:
             for step in run:
                 optimizer.zero_grad()
                 run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), step)

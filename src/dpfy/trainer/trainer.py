@@ -49,16 +49,21 @@ from dpfy.trainer.options import importance_options, named_algorithm, named_clip
 from dpfy.types import Budget, Interval, Unit
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
-_METRICS = (Statistic("accuracy", bound=1.0), Statistic("loss", bound=4.0))  # a loss above 4 counts as 4
-_READINGS = 40  # how often the ε shown on the way is brought up to date; each reading is a computation of its own
+_METRICS = (
+    Statistic("accuracy", bound=1.0),
+    Statistic("loss", bound=4.0),
+)  # a loss above 4 counts as 4
+# how often the ε shown on the way is brought up to date; each reading is a computation of its own
+_READINGS = 40
 
 
 @dataclass(frozen=True)
 class TrainingResult:
     """What a training run left behind; all of it is released or public.
 
-    ``claim`` is the ε one may claim at ``delta``: that of the whole plan where the run stopped early after looking.
-    ``contributing`` is the mean of the noisy shares of records that contributed, if they were released.
+    ``claim`` is the ε one may claim at ``delta``: that of the whole plan where the run stopped
+    early after looking. ``contributing`` is the mean of the noisy shares of records that
+    contributed, if they were released.
     """
 
     folder: Path
@@ -71,26 +76,40 @@ class TrainingResult:
 
 
 class Trainer:
-    """Trains a model with DP-SGD, or DPIS, as a :class:`~dpfy.trainer.config.TrainConfig` says, and writes the report.
+    """Trains a model with DP-SGD, or DPIS, as a :class:`~dpfy.trainer.config.TrainConfig` says, and
+    writes the report.
 
-    *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so everything in its
-    folder and everything that callbacks see is a function of released values, declared constants and public data.
+    *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so
+    everything in its folder and everything that callbacks see is a function of released values,
+    declared constants and public data.
 
-    ``model``, ``train``, ``test``, ``unit_of``, which says whose the rows are if users are to be protected, and
-    ``example_input``, which declares the shape of a record (see :func:`dpfy.privatize`), may be given as objects in the
-    place of what the configuration names. Started several times by ``torchrun``, the trainer
-    joins the others; rank 0 alone writes files and tells callbacks.
+    ``model``, ``train``, ``test``, ``unit_of``, which says whose the rows are if users are to be
+    protected, and ``example_input``, which declares the shape of a record (see
+    :func:`dpfy.privatize`), may be given as objects in the place of what the configuration names.
+    Started several times by ``torchrun``, the trainer joins the others; rank 0 alone writes files
+    and tells callbacks.
     """
 
-    def __init__(self, config: TrainConfig | None = None, *, model: nn.Module | None = None, train: Any = None,
-                 test: Any = None, unit_of: Any = None, example_input: Any = None,
-                 callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(
+        self,
+        config: TrainConfig | None = None,
+        *,
+        model: nn.Module | None = None,
+        train: Any = None,
+        test: Any = None,
+        unit_of: Any = None,
+        example_input: Any = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         config = config or TrainConfig()
         self.config = completed(config)
         self.data = load_data(self.config, train, test, unit_of, example_input)
         torch.manual_seed(self.config.seed)
-        self.model = without_batchnorm(self.config, model if model is not None else make_model(
-            self.config, self.data), self.data)
+        self.model = without_batchnorm(
+            self.config,
+            model if model is not None else make_model(self.config, self.data),
+            self.data,
+        )
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
@@ -119,13 +138,21 @@ class Trainer:
     def resume(self) -> TrainingResult:
         """Go on from the last checkpoint in the folder, with fresh samples and fresh noise.
 
-        A run that was lost before its first checkpoint begins again; what its ledger has spent by then stays spent.
+        A run that was lost before its first checkpoint begins again; what its ledger has spent by
+        then stays spent.
         """
         with joined() as ranks:
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
                 return self._train(self._begin_again())
-            run = resume(self.folder, self.model, self.optimizer, self.data.train, self.folder / LEDGER,
-                         extra=self._stateful(), **self._options())
+            run = resume(
+                self.folder,
+                self.model,
+                self.optimizer,
+                self.data.train,
+                self.folder / LEDGER,
+                extra=self._stateful(),
+                **self._options(),
+            )
             try:
                 self._adopt(run.plan)
             except CheckpointError:
@@ -138,50 +165,82 @@ class Trainer:
         return any((self.folder / name).exists() for name in (CHECKPOINT, MODEL))
 
     def _make_folder(self) -> bytes:
-        """Make the folder with its settings, or not at all: killed from here on, the run can be resumed."""
+        """Make the folder with its settings, or not at all: killed from here on, the run can be
+        resumed.
+        """
         if self.folder.exists():
-            raise InvalidArgument(f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
-                                  f"{self.folder}`.")
+            raise InvalidArgument(
+                f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
+                f"{self.folder}`."
+            )
         staged = self.folder.with_name(f"{self.folder.name}.new")
         staged.mkdir(parents=True, exist_ok=True)
-        (staged / CONFIG).write_text(json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8")
+        (staged / CONFIG).write_text(
+            json.dumps(self.config.to_mapping(), indent=2) + "\n", encoding="utf-8"
+        )
         staged.rename(self.folder)
         return str(self.folder).encode()
 
     def _begin(self) -> Run:
         self.plan = _shared_plan(self.plan)
-        return privatize(self.model, self.optimizer, self.data.train, self.plan, self.folder / LEDGER, announce=False,
-                         **self._options())
+        return privatize(
+            self.model,
+            self.optimizer,
+            self.data.train,
+            self.plan,
+            self.folder / LEDGER,
+            announce=False,
+            **self._options(),
+        )
 
     def _begin_again(self) -> Run:
         ranks, ledger = Ranks.present(), self.folder / LEDGER
         with ranks.together():
-            header = Ledger.read(ledger, self.config.anchor).header if ranks.first and ledger.exists() else None
+            header = (
+                Ledger.read(ledger, self.config.anchor).header
+                if ranks.first and ledger.exists()
+                else None
+            )
             if header is not None and header.plan is not None:
                 self._adopt(Plan.from_json(header.plan))
         run = self._begin()
         run.lost_steps = run.steps_taken
         if run.lost_steps and ranks.first:
-            sys.stdout.write(f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid for and "
-                             f"are lost; {run.steps_left} of {self.plan.steps} are left.\n")
+            sys.stdout.write(
+                f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid "
+                f"for and are lost; {run.steps_left} of {self.plan.steps} are left.\n"
+            )
         return run
 
     def _adopt(self, registered: Plan) -> None:
         """Take the plan as registered, whatever today's accountant would calibrate."""
-        if replace(self.plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter) != registered:
-            raise CheckpointError(f"The settings in {self.folder / CONFIG} make another plan than the one that was "
-                                  "registered. Restore them; a new plan needs a new run.")
+        if (
+            replace(
+                self.plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter
+            )
+            != registered
+        ):
+            raise CheckpointError(
+                f"The settings in {self.folder / CONFIG} make another plan than the one that was "
+                "registered. Restore them; a new plan needs a new run."
+            )
         self.plan = registered
 
     def _options(self) -> dict[str, Any]:
         config = self.config
-        return {"engine": config.engine, "max_physical_batch": config.max_physical_batch,
-                "num_workers": config.num_workers, "anchor": config.anchor, "unit_of": self.data.owners,
-                "rows_per_user": config.rows_per_user, "example_input": self.data.example, "strict": config.strict}
+        return {
+            "engine": config.engine,
+            "max_physical_batch": config.max_physical_batch,
+            "num_workers": config.num_workers,
+            "anchor": config.anchor,
+            "unit_of": self.data.owners,
+            "rows_per_user": config.rows_per_user,
+            "example_input": self.data.example,
+            "strict": config.strict,
+        }
 
     def _make_plan(self) -> Plan:
-        return self._uncalibrated().calibrate(
-            epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
+        return self._uncalibrated().calibrate(epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
 
     def _uncalibrated(self) -> Plan:
         return self._by_norm() if self.config.sampling == "importance" else self._by_chance()
@@ -194,40 +253,72 @@ class Trainer:
             clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
         if isinstance(gamma := named_clipping(config.clipping), float):
             clip = clip_automatically(clip, gamma=gamma)
-        plan = dpsgd(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs, clip=clip,
-                     statistics=self._statistics(), sampling=config.sampling, capacity=config.capacity,
-                     relation=config.relation, unit=Unit.RECORD if self.data.owners is None else Unit.USER,
-                     **plan_options(config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm))
-        if self.data.test is None and any(isinstance(each, ValidationDecay) for each in plan.controllers):
-            raise InvalidArgument("Noise that follows the accuracy on public data needs public data, and there is "
-                                  "none. Give test=, or use a schedule that is fixed in advance.")
+        plan = dpsgd(
+            records=self.data.records,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            clip=clip,
+            statistics=self._statistics(),
+            sampling=config.sampling,
+            capacity=config.capacity,
+            relation=config.relation,
+            unit=Unit.RECORD if self.data.owners is None else Unit.USER,
+            **plan_options(
+                config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm
+            ),
+        )
+        if self.data.test is None and any(
+            isinstance(each, ValidationDecay) for each in plan.controllers
+        ):
+            raise InvalidArgument(
+                "Noise that follows the accuracy on public data needs public data, and there is "
+                "none. Give test=, or use a schedule that is fixed in advance."
+            )
         return plan
 
     def _by_norm(self) -> Plan:
         """A plan in which records are drawn by the norms of their gradients."""
         config = self.config
         if self._statistics() or self.data.owners is not None:
-            raise InvalidArgument("Importance sampling protects records and releases nothing beside gradients. Leave "
-                                  "unit_of out, and use a model without PrivateBatchNorm, or sampling='poisson'.")
+            raise InvalidArgument(
+                "Importance sampling protects records and releases nothing beside gradients. Leave "
+                "unit_of out, and use a model without PrivateBatchNorm, or sampling='poisson'."
+            )
         assert config.batch_size is not None  # as completed
-        return dpis(records=self.data.records, batch_size=config.batch_size, epochs=config.epochs,
-                    clip=config.clip or 1.0, noise_schedule=config.noise_schedule, relation=config.relation,
-                    **importance_options(config.ratio, config.ratio_schedule, config.slack, config.floor,
-                                         config.norm_sum))
+        return dpis(
+            records=self.data.records,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            clip=config.clip or 1.0,
+            noise_schedule=config.noise_schedule,
+            relation=config.relation,
+            **importance_options(
+                config.ratio, config.ratio_schedule, config.slack, config.floor, config.norm_sum
+            ),
+        )
 
     def _statistics(self) -> list[Statistic]:
-        """What is released beside the gradient: metrics, if they are wanted, and what private BatchNorm layers need.
+        """What is released beside the gradient: metrics, if they are wanted, and what private
+        BatchNorm layers need.
 
-        The share of records that contributed is released too, unless records are drawn by their norms: of those that
-        are proposed and not accepted nobody would know.
+        The share of records that contributed is released too, unless records are drawn by their
+        norms: of those that are proposed and not accepted nobody would know.
         """
         metrics = _METRICS if self.config.private_metrics else ()
         needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
         counted = self.config.contributing and self.config.sampling != "importance"
-        return [*metrics, *(batchnorm_statistics(self.model) if needed else ()), *([Contributing()] if counted else ())]
+        return [
+            *metrics,
+            *(batchnorm_statistics(self.model) if needed else ()),
+            *([Contributing()] if counted else ()),
+        ]
 
     def _stateful(self) -> dict[str, Any]:
-        found = {"scheduler": self.scheduler, "average": self.average, "contributing": self.contributing}
+        found = {
+            "scheduler": self.scheduler,
+            "average": self.average,
+            "contributing": self.contributing,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     @property
@@ -255,21 +346,36 @@ class Trainer:
                 stopped_early = self._steps(run, callbacks)
             except KeyboardInterrupt:
                 self._save(run)
-                raise TrainingInterrupted(f"Interrupted; the state is saved and the ledger keeps what was spent. Go on "
-                                          f"with: dpfy train --resume {self.folder}") from None
+                raise TrainingInterrupted(
+                    "Interrupted; the state is saved and the ledger keeps what was spent. Go on "
+                    f"with: dpfy train --resume {self.folder}"
+                ) from None
             finally:
                 _tell(callbacks, "on_end")
             self._save(run)
         found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
         share = None if self.contributing is None else self.contributing.mean
-        return TrainingResult(self.folder, Interval(*found["spent"]), found["claim"], self._delta,
-                              tuple(self._evaluations), stopped_early, share)
+        return TrainingResult(
+            self.folder,
+            Interval(*found["spent"]),
+            found["claim"],
+            self._delta,
+            tuple(self._evaluations),
+            stopped_early,
+            share,
+        )
 
     def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
-        """Take the steps of the plan; return whether the public data said to stop before the last."""
+        """Take the steps of the plan; return whether the public data said to stop before the
+        last.
+        """
         ranks = Ranks.present()
         per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
-        epsilon = run.spent(self._delta).upper if ranks.first and self.plan.steps > run.steps_left else 0.0
+        epsilon = (
+            run.spent(self._delta).upper
+            if ranks.first and self.plan.steps > run.steps_left
+            else 0.0
+        )
         for released, rate in self._walk(run):
             step = released.step
             if self.average is not None:
@@ -279,8 +385,11 @@ class Trainer:
             if ranks.first and (evaluates or step % between == 0):
                 epsilon = run.spent(self._delta).upper
             self._notice(released, callbacks)
-            metrics = {name: float(value) for name, value in released.statistics.items()
-                       if not value.ndim and name != Contributing.name}  # which is spoken of if it is low
+            metrics = {
+                name: float(value)
+                for name, value in released.statistics.items()
+                if not value.ndim and name != Contributing.name
+            }  # which is spoken of if it is low
             _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
             if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
                 return True
@@ -322,42 +431,72 @@ class Trainer:
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
 
-    def _evaluate(self, run: Run, step: int, epsilon: float, callbacks: tuple[Callback, ...]) -> bool:
+    def _evaluate(
+        self, run: Run, step: int, epsilon: float, callbacks: tuple[Callback, ...]
+    ) -> bool:
         """Measure the accuracy on public data; return whether it has not improved for too long."""
         if self.data.test is None:
             return False
         found = Ranks.present().from_first(
-            lambda: json.dumps([epsilon, accuracy_of(self._evaluated_model(), self.data.test)]).encode())
+            lambda: json.dumps(
+                [epsilon, accuracy_of(self._evaluated_model(), self.data.test)]
+            ).encode()
+        )
         self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
         run.measured(self._evaluations[-1].accuracy)
         _tell(callbacks, "on_evaluation", self._evaluations[-1])
         recent = [evaluation.accuracy for evaluation in self._evaluations]
         patience = self.config.early_stop
-        return bool(patience) and len(recent) > patience and max(recent[:-patience]) >= max(recent[-patience:])
+        return (
+            bool(patience)
+            and len(recent) > patience
+            and max(recent[:-patience]) >= max(recent[-patience:])
+        )
 
     def _save(self, run: Run) -> None:
         values = [[getattr(e, item.name) for item in fields(Evaluation)] for e in self._evaluations]
         run.save(self.folder, extra={**self._stateful(), "evaluations": values})
 
     def _finish(self, run: Run, stopped_early: bool) -> bytes:
-        """Write the model and the report; return what was spent and what may be claimed, as JSON."""
+        """Write the model and the report; return what was spent and what may be claimed, as
+        JSON.
+        """
         save_model(self._evaluated_model(), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
-        use = "evaluation and for the statistics of BatchNorm" if self.config.batchnorm == "public" else \
-            "evaluation only"
+        use = (
+            "evaluation and for the statistics of BatchNorm"
+            if self.config.batchnorm == "public"
+            else "evaluation only"
+        )
         public = "none" if self.data.test is None else f"the held-out test records, for {use}"
         facts = RunFacts(
-            name=self.folder.name, title=f"Privacy report: {self.folder.name}", dataset=self.data.description,
-            record=self.data.unit, released="the model after every step", engine=run.engine, isolation=run.isolation,
-            model=f"{type(self.model).__name__} with {sum(p.numel() for p in self.model.parameters()):,} parameters",
-            hyperparameters={name: value for name, value in self.config.to_mapping().items() if name != "data_dir"},
-            public_data=public, metric="accuracy on public data", history=history,
+            name=self.folder.name,
+            title=f"Privacy report: {self.folder.name}",
+            dataset=self.data.description,
+            record=self.data.unit,
+            released="the model after every step",
+            engine=run.engine,
+            isolation=run.isolation,
+            model=f"{type(self.model).__name__} with "
+            f"{sum(p.numel() for p in self.model.parameters()):,} parameters",
+            hyperparameters={
+                name: value
+                for name, value in self.config.to_mapping().items()
+                if name != "data_dir"
+            },
+            public_data=public,
+            metric="accuracy on public data",
+            history=history,
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
         report(ledger, self._delta, facts).write(self.folder)
         spent = run.spent(self._delta)
         registered = account(ledger).envelope
-        claim = registered.claim(self._delta) if stopped_early and registered is not None else spent.upper
+        claim = (
+            registered.claim(self._delta)
+            if stopped_early and registered is not None
+            else spent.upper
+        )
         return json.dumps({"spent": spent, "claim": claim}).encode()
 
 
@@ -367,21 +506,28 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
 
     def settings() -> bytes:
         try:
-            return json.dumps(dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))).encode()
+            return json.dumps(
+                dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))
+            ).encode()
         except (OSError, ValueError, TypeError):
-            raise CheckpointError(f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged)."
-                                  ) from None
+            raise CheckpointError(
+                f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged)."
+            ) from None
 
     with joined() as ranks:
         values = json.loads(ranks.from_first(settings))
-        values.setdefault("contributing", False)  # a run of an older version has released nothing of the kind
+        values.setdefault(
+            "contributing", False
+        )  # a run of an older version has released nothing of the kind
         config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
         return Trainer(config, callbacks=callbacks).resume()
 
 
 def _shared_plan(plan: Plan) -> Plan:
     """Return the plan of rank 0: it is calibrated or registered there."""
-    return Plan.from_json(json.loads(Ranks.present().from_first(lambda: json.dumps(plan.to_json()).encode())))
+    return Plan.from_json(
+        json.loads(Ranks.present().from_first(lambda: json.dumps(plan.to_json()).encode()))
+    )
 
 
 def _tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:

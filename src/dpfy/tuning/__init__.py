@@ -5,5 +5,15 @@ from dpfy.tuning.folder import TuningResult
 from dpfy.tuning.search import finish_tuning, resume_tuning, share_tuning, tune, work_on_tuning
 from dpfy.tuning.space import Choice, Space, Uniform
 
-__all__ = ["Choice", "Space", "TuneConfig", "TuningResult", "Uniform", "finish_tuning", "resume_tuning",
-           "share_tuning", "tune", "work_on_tuning"]
+__all__ = [
+    "Choice",
+    "Space",
+    "TuneConfig",
+    "TuningResult",
+    "Uniform",
+    "finish_tuning",
+    "resume_tuning",
+    "share_tuning",
+    "tune",
+    "work_on_tuning",
+]

@@ -20,13 +20,14 @@ SCORES = ("public", "private")
 class TuneConfig:
     """Everything that ``dpfy tune`` and :func:`dpfy.tuning.tune` need; public constants only.
 
-    ``epsilon``, at the ``delta`` of ``base``, is the budget of the whole search, the released model included.
-    ``accounting="select"`` runs a secret number of trials, drawn from ``law`` with mean ``trials``, and releases the
-    best one's model; ``"compose"`` pays for all of ``trials`` and may show them; ``"public"`` says that all of the data
-    are public, so that nothing is charged, and ``epsilon`` is that of the run for which settings are sought. ``score``
-    says what makes a trial the best: its accuracy on public data, or the noisy accuracy on private samples that it
-    releases itself, in its last epoch.
-    ``proposals="bayesian"``, unless it is a selection, follows Optuna, which may keep its study in ``storage``.
+    ``epsilon``, at the ``delta`` of ``base``, is the budget of the whole search, the released model
+    included. ``accounting="select"`` runs a secret number of trials, drawn from ``law`` with mean
+    ``trials``, and releases the best one's model; ``"compose"`` pays for all of ``trials`` and may
+    show them; ``"public"`` says that all of the data are public, so that nothing is charged, and
+    ``epsilon`` is that of the run for which settings are sought. ``score`` says what makes a trial
+    the best: its accuracy on public data, or the noisy accuracy on private samples that it releases
+    itself, in its last epoch. ``proposals="bayesian"``, unless it is a selection, follows Optuna,
+    which may keep its study in ``storage``.
 
     >>> config = TuneConfig(TrainConfig(), Space.parse(["clip=0.5,1"]), epsilon=3.0)
     >>> TuneConfig.from_json(config.to_json()) == config
@@ -45,8 +46,10 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         if self.epsilon is None:
-            raise InvalidArgument("A search needs a budget for all of it, the trials that lose included: give epsilon. "
-                                  "(The one in the settings is that of a single run.)")
+            raise InvalidArgument(
+                "A search needs a budget for all of it, the trials that lose included: give "
+                "epsilon. (The one in the settings is that of a single run.)"
+            )
         _validate.epsilon(self.epsilon)
         _validate.choice("accounting", self.accounting, ACCOUNTING)
         _validate.choice("law", self.law, LAWS)
@@ -59,28 +62,40 @@ class TuneConfig:
             self.trials_law  # noqa: B018 (it checks the mean)
             self._check_selection()
         if self.accounting == "public" and self.score != "public":
-            raise InvalidArgument("Expected score='public' with accounting='public': nothing in such a search is "
-                                  "private.")
+            raise InvalidArgument(
+                "Expected score='public' with accounting='public': nothing in such a search is "
+                "private."
+            )
         self._check_base()
 
     def _check_selection(self) -> None:
         if self.proposals != "random":
-            raise InvalidArgument(f"Expected proposals='random' with accounting='select', got {self.proposals!r}: its "
-                                  "trials must be independent, and proposals that learn from earlier ones make them "
-                                  "depend on each other. Use accounting='compose'.")
+            raise InvalidArgument(
+                f"Expected proposals='random' with accounting='select', got {self.proposals!r}: "
+                "its trials must be independent, and proposals that learn from earlier ones make "
+                "them depend on each other. Use accounting='compose'."
+            )
         if self.storage is not None:
-            raise InvalidArgument("A selection stores nothing about its trials: their number and scores are secret. "
-                                  "Leave storage out, or use accounting='compose'.")
+            raise InvalidArgument(
+                "A selection stores nothing about its trials: their number and scores are secret. "
+                "Leave storage out, or use accounting='compose'."
+            )
 
     def _check_base(self) -> None:
         if self.base.early_stop:
-            raise InvalidArgument("Trials take all of their steps, which are paid for before. Leave early_stop out.")
+            raise InvalidArgument(
+                "Trials take all of their steps, which are paid for before. Leave early_stop out."
+            )
         if self.base.algorithm != "dpsgd":
-            raise InvalidArgument(f"Expected algorithm='dpsgd' in a search, got {self.base.algorithm!r}: its steps are "
-                                  "chosen from outputs, and those of a trial are declared before it.")
+            raise InvalidArgument(
+                f"Expected algorithm='dpsgd' in a search, got {self.base.algorithm!r}: its steps "
+                "are chosen from outputs, and those of a trial are declared before it."
+            )
         if self.base.strict:
-            raise InvalidArgument("A search is not strict: nobody may see what its trials rest on. Leave strict out, "
-                                  "or train with settings that were not chosen on private data.")
+            raise InvalidArgument(
+                "A search is not strict: nobody may see what its trials rest on. Leave strict out, "
+                "or train with settings that were not chosen on private data."
+            )
         for name, each in self.space.settings.items():
             for value in each.corners:  # what no run takes is noticed before there is a ledger
                 self.base.with_flags({name: value})
@@ -90,7 +105,9 @@ class TuneConfig:
         """The law of the number of trials of a selection."""
         if self.law == "poisson":
             return PoissonTrials(self.trials)
-        return NegativeBinomialTrials.with_mean(self.trials, shape=1.0 if self.law == "geometric" else 0.0)
+        return NegativeBinomialTrials.with_mean(
+            self.trials, shape=1.0 if self.law == "geometric" else 0.0
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the search as plain JSON values."""
@@ -100,5 +117,10 @@ class TuneConfig:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the search that :meth:`to_json` wrote."""
-        return cls(**{**value, "base": TrainConfig.from_mapping(value["base"]),
-                      "space": Space.from_json(value["space"])})
+        return cls(
+            **{
+                **value,
+                "base": TrainConfig.from_mapping(value["base"]),
+                "space": Space.from_json(value["space"]),
+            }
+        )

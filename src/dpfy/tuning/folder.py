@@ -1,4 +1,6 @@
-"""What a search leaves behind: the released model, its settings, the ledger, the report, and what all of it covers."""
+"""What a search leaves behind: the released model, its settings, the ledger, the report, and what
+all of it covers.
+"""
 
 import contextlib
 import json
@@ -33,10 +35,10 @@ SEARCH, TRIALS, RESULT, CLAIMS = "search.json", "trials.json", "tuning.json", "c
 class TuningResult:
     """What a search released; ``final_run`` and ``with_tuning`` are ε at ``delta``.
 
-    ``with_tuning`` covers the trials and the choice, and is the one to claim; a search on public data costs nothing.
-    ``final_run`` would hold had the settings been fixed in advance. ``settings`` is None if there was no trial,
-    ``failure`` names why the best one has no model. ``trials`` are those of a search that shows them; of a selection
-    nothing is known but the best.
+    ``with_tuning`` covers the trials and the choice, and is the one to claim; a search on public
+    data costs nothing. ``final_run`` would hold had the settings been fixed in advance.
+    ``settings`` is None if there was no trial, ``failure`` names why the best one has no model.
+    ``trials`` are those of a search that shows them; of a selection nothing is known but the best.
     """
 
     folder: Path
@@ -49,15 +51,31 @@ class TuningResult:
     trials: tuple[dict[str, Any], ...] | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values, with what each guarantee covers; an infinite ε is null."""
-        words = (("the search, which looked at public data only: nothing is charged for it",
-                  "a run on private records with these settings") if self.with_tuning == 0 else
-                 ("the search and the released model",
-                  "the final run only, as if its settings had been fixed in advance"))
-        covers = [{"covers": what, "epsilon": _finite(epsilon), "delta": self.delta}
-                  for what, epsilon in zip(words, (self.with_tuning, self.final_run), strict=True)]
-        return {"settings": self.settings, "failure": self.failure, "accuracy_on_public_data": self.accuracy,
-                "guarantees": covers, "trials": None if self.trials is None else list(self.trials)}
+        """Return the result as plain JSON values, with what each guarantee covers; an infinite ε is
+        null.
+        """
+        words = (
+            (
+                "the search, which looked at public data only: nothing is charged for it",
+                "a run on private records with these settings",
+            )
+            if self.with_tuning == 0
+            else (
+                "the search and the released model",
+                "the final run only, as if its settings had been fixed in advance",
+            )
+        )
+        covers = [
+            {"covers": what, "epsilon": _finite(epsilon), "delta": self.delta}
+            for what, epsilon in zip(words, (self.with_tuning, self.final_run), strict=True)
+        ]
+        return {
+            "settings": self.settings,
+            "failure": self.failure,
+            "accuracy_on_public_data": self.accuracy,
+            "guarantees": covers,
+            "trials": None if self.trials is None else list(self.trials),
+        }
 
 
 class Folder:
@@ -68,12 +86,18 @@ class Folder:
         self.ledger = path / LEDGER
 
     @classmethod
-    def create(cls, path: Path, config: TuneConfig, noise_multiplier: float, shared: bool = False) -> "Folder":
+    def create(
+        cls, path: Path, config: TuneConfig, noise_multiplier: float, shared: bool = False
+    ) -> "Folder":
         """Make the folder with the declared search in it, or refuse one that exists."""
         if path.exists():
-            raise InvalidArgument(f"{path} exists. Choose another name, or go on with `dpfy tune --resume {path}`.")
+            raise InvalidArgument(
+                f"{path} exists. Choose another name, or go on with `dpfy tune --resume {path}`."
+            )
         staged = path.with_name(f"{path.name}.new")
-        if staged.exists():  # what a lost process left: its claims would make workers take trials that run elsewhere
+        if (
+            staged.exists()
+        ):  # what a lost process left: its claims would make workers take trials that run elsewhere
             shutil.rmtree(staged)
         staged.mkdir(parents=True)
         if shared:
@@ -85,13 +109,17 @@ class Folder:
     def search(self) -> tuple[TuneConfig, float]:
         """Return what was declared, and the noise that was calibrated for it."""
         if (self.path / RESULT).exists():
-            raise InvalidArgument(f"The search in {self.path} has ended; its result is in {RESULT}.")
+            raise InvalidArgument(
+                f"The search in {self.path} has ended; its result is in {RESULT}."
+            )
         try:
             value = json.loads((self.path / SEARCH).read_text(encoding="utf-8"))
             return TuneConfig.from_json(value["search"]), float(value["noise_multiplier"])
         except (OSError, ValueError, TypeError, KeyError):
-            raise CheckpointError(f"{self.path} holds no search that could be resumed ({SEARCH} is missing or "
-                                  "damaged).") from None
+            raise CheckpointError(
+                f"{self.path} holds no search that could be resumed ({SEARCH} is missing or "
+                "damaged)."
+            ) from None
 
     @property
     def shared(self) -> bool:
@@ -110,7 +138,9 @@ class Folder:
         """
         for number in range(1, trials + 1):
             try:
-                file = os.open(self.path / CLAIMS / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+                file = os.open(
+                    self.path / CLAIMS / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY
+                )
             except FileExistsError:
                 continue
             directory = os.open(self.path / CLAIMS, os.O_RDONLY)
@@ -125,20 +155,36 @@ class Folder:
 
     def trials(self) -> list[dict[str, Any]]:
         """Return the finished trials of a search that shows them; one that failed scores -inf."""
-        found = [json.loads(text) for path in self.path.glob("trial-*.json") if (text := _read(path)) is not None]
-        return [{**trial, "score": -math.inf if trial["score"] is None else trial["score"]}
-                for trial in sorted(found, key=lambda trial: int(trial["trial"]))]
+        found = [
+            json.loads(text)
+            for path in self.path.glob("trial-*.json")
+            if (text := _read(path)) is not None
+        ]
+        return [
+            {**trial, "score": -math.inf if trial["score"] is None else trial["score"]}
+            for trial in sorted(found, key=lambda trial: int(trial["trial"]))
+        ]
 
     def keep(self, outcome: Outcome, number: int) -> None:
         """Make a finished trial durable, with its model, and let go of the models of worse ones."""
         model = self.path / f"trial-{number}.safetensors"
         if outcome.model is not None:
             save_model(outcome.model, str(model))
-        _write(self.path / f"trial-{number}.json", {
-            "trial": number, "settings": outcome.settings, "score": _finite(outcome.score), "failure": outcome.failure,
-            "engine": outcome.engine, "isolation": outcome.isolation})
+        _write(
+            self.path / f"trial-{number}.json",
+            {
+                "trial": number,
+                "settings": outcome.settings,
+                "score": _finite(outcome.score),
+                "failure": outcome.failure,
+                "engine": outcome.engine,
+                "isolation": outcome.isolation,
+            },
+        )
         trials = self.trials()
-        for other in trials:  # none is removed but for one that is there, whoever else does the same
+        for (
+            other
+        ) in trials:  # none is removed but for one that is there, whoever else does the same
             if other["trial"] != _best(trials)["trial"]:
                 (self.path / f"trial-{other['trial']}.safetensors").unlink(missing_ok=True)
         if (self.path / RESULT).exists():  # the search ended meanwhile
@@ -156,17 +202,36 @@ class Folder:
                     load_model(model, str(self.path / f"trial-{found['trial']}.safetensors"))
                 except FileNotFoundError:
                     if missing == found["trial"]:
-                        raise CheckpointError(f"The model of trial {missing}, the best one, is not in {self.path}. "
-                                              "Restore its file.") from None
-                    missing = found["trial"]  # a worker has just kept a better one, and let go of this
+                        raise CheckpointError(
+                            f"The model of trial {missing}, the best one, is not in {self.path}. "
+                            "Restore its file."
+                        ) from None
+                    missing = found[
+                        "trial"
+                    ]  # a worker has just kept a better one, and let go of this
                     continue
-            return Outcome(found["settings"], found["score"], model, found["engine"], found["isolation"],
-                           found["failure"])
+            return Outcome(
+                found["settings"],
+                found["score"],
+                model,
+                found["engine"],
+                found["isolation"],
+                found["failure"],
+            )
         return None
 
-    def release(self, best: Outcome | None, config: TuneConfig, base: TrainConfig, draft: Trainer, plan: Plan,
-                delta: float) -> TuningResult:
-        """Write what is released: a function of the best trial's output, of what was declared and of public data."""
+    def release(
+        self,
+        best: Outcome | None,
+        config: TuneConfig,
+        base: TrainConfig,
+        draft: Trainer,
+        plan: Plan,
+        delta: float,
+    ) -> TuningResult:
+        """Write what is released: a function of the best trial's output, of what was declared and
+        of public data.
+        """
         model = None if best is None else best.model
         accuracy = None
         if model is not None:
@@ -175,12 +240,22 @@ class Folder:
                 accuracy = None if draft.data.test is None else accuracy_of(model, draft.data.test)
         final_run = account(Composed.of(plan.envelope), relation=plan.relation).claim(delta)
         chosen = base.with_flags(best.settings if best else {})
-        trials = None if config.accounting == "select" else tuple(
-            {**trial, "score": _finite(trial["score"])} for trial in self.trials())
+        trials = (
+            None
+            if config.accounting == "select"
+            else tuple({**trial, "score": _finite(trial["score"])} for trial in self.trials())
+        )
         with_tuning = self._report(config, chosen, best, draft, final_run, delta)
         result = TuningResult(
-            self.path, settings=best.settings if best else None, failure=best.failure if best else None,
-            accuracy=accuracy, final_run=final_run, with_tuning=with_tuning, delta=delta, trials=trials)
+            self.path,
+            settings=best.settings if best else None,
+            failure=best.failure if best else None,
+            accuracy=accuracy,
+            final_run=final_run,
+            with_tuning=with_tuning,
+            delta=delta,
+            trials=trials,
+        )
         _write(self.path / "settings.json", chosen.to_mapping())
         if trials is not None:
             _write(self.path / TRIALS, list(trials))
@@ -192,22 +267,41 @@ class Folder:
         return result
 
     def _forget_times(self, anchor: str | None) -> None:
-        """Date every file back to the declaration: from when it began to when it ended, a search tells its trials."""
+        """Date every file back to the declaration: from when it began to when it ended, a search
+        tells its trials.
+        """
         declared = (self.path / SEARCH).stat().st_mtime_ns
         for place in (*self.path.iterdir(), *([] if anchor is None else [Path(anchor)]), self.path):
             with contextlib.suppress(OSError):  # an anchor may be somebody else's
                 os.utime(place, ns=(declared, declared))
 
-    def _report(self, config: TuneConfig, chosen: TrainConfig, best: Outcome | None, draft: Trainer, final_run: float,
-                delta: float) -> float:
+    def _report(
+        self,
+        config: TuneConfig,
+        chosen: TrainConfig,
+        best: Outcome | None,
+        draft: Trainer,
+        final_run: float,
+        delta: float,
+    ) -> float:
         """Write the report and return the ε of the search."""
         if config.accounting == "public":
-            (self.path / "report.md").write_text(_PUBLIC.format(
-                name=self.path.name, data=draft.data.description, searched=_searched(config), epsilon=_shown(final_run),
-                delta=delta), encoding="utf-8")
+            (self.path / "report.md").write_text(
+                _PUBLIC.format(
+                    name=self.path.name,
+                    data=draft.data.description,
+                    searched=_searched(config),
+                    epsilon=_shown(final_run),
+                    delta=delta,
+                ),
+                encoding="utf-8",
+            )
             return 0.0
-        statement = report(Ledger.read(self.ledger, config.base.anchor), delta,
-                           _facts(self.path.name, config, chosen, best, draft, final_run, delta))
+        statement = report(
+            Ledger.read(self.ledger, config.base.anchor),
+            delta,
+            _facts(self.path.name, config, chosen, best, draft, final_run, delta),
+        )
         statement.write(self.path)
         interval = statement.costs.headline.interval
         return math.inf if interval is None else interval.upper
@@ -228,29 +322,56 @@ def _best(trials: list[dict[str, Any]]) -> dict[str, Any]:
     return max(trials, key=lambda trial: (trial["score"], -trial["trial"]))
 
 
-def _facts(name: str, config: TuneConfig, chosen: TrainConfig, best: Outcome | None, draft: Trainer, final_run: float,
-           delta: float) -> RunFacts:
-    shown = "the models and scores of all trials" if config.accounting == "compose" else (
-        "the model and the settings of the best trial, and nothing about the others")
-    score = "for the scores of trials and for evaluation" if config.score == "public" else "for evaluation"
+def _facts(
+    name: str,
+    config: TuneConfig,
+    chosen: TrainConfig,
+    best: Outcome | None,
+    draft: Trainer,
+    final_run: float,
+    delta: float,
+) -> RunFacts:
+    shown = (
+        "the models and scores of all trials"
+        if config.accounting == "compose"
+        else ("the model and the settings of the best trial, and nothing about the others")
+    )
+    score = (
+        "for the scores of trials and for evaluation"
+        if config.score == "public"
+        else "for evaluation"
+    )
     return RunFacts(
-        name=name, title=f"Privacy report: {name}", dataset=draft.data.description, record=draft.data.unit,
-        released=shown, engine=(best and best.engine) or "not known: the trial failed",
+        name=name,
+        title=f"Privacy report: {name}",
+        dataset=draft.data.description,
+        record=draft.data.unit,
+        released=shown,
+        engine=(best and best.engine) or "not known: the trial failed",
         isolation=(best and best.isolation) or "not known: the trial failed",
-        model=f"{type(draft.model).__name__} with {sum(p.numel() for p in draft.model.parameters()):,} parameters",
-        hyperparameters={key: value for key, value in chosen.to_mapping().items() if key != "data_dir"},
+        model=f"{type(draft.model).__name__} with "
+        f"{sum(p.numel() for p in draft.model.parameters()):,} parameters",
+        hyperparameters={
+            key: value for key, value in chosen.to_mapping().items() if key != "data_dir"
+        },
         hyperparameter_selection=_selection(config, final_run, delta),
-        public_data="none" if draft.data.test is None else f"the held-out test records, {score}")
+        public_data="none" if draft.data.test is None else f"the held-out test records, {score}",
+    )
 
 
 def _selection(config: TuneConfig, final_run: float, delta: float) -> str:
     if config.accounting == "select":
-        how = (f"the best of a secret number of independent trials, drawn from a {config.law} law of mean "
-               f"{config.trials:g}")
+        how = (
+            f"the best of a secret number of independent trials, drawn from a {config.law} law of "
+            f"mean {config.trials:g}"
+        )
     else:
         how = f"the best of {config.trials:g} trials ({config.proposals} proposals), all of which are counted"
-    return (f"counted in this ledger: {_searched(config)} are those of {how}; the score is {config.score}. The final "
-            f"run only, had its settings been fixed in advance, would be ({_shown(final_run)}, {delta:g})-DP")
+    return (
+        f"counted in this ledger: {_searched(config)} are those of {how}; the score is "
+        f"{config.score}. The final run only, had its settings been fixed in advance, would be "
+        f"({_shown(final_run)}, {delta:g})-DP"
+    )
 
 
 def _searched(config: TuneConfig) -> str:

@@ -38,19 +38,26 @@ class AtRandom:
 class Bayesian:
     """Proposals of Optuna's tree-structured Parzen estimator.
 
-    *Assumes* that every trial is paid for by composition: the events of a trial are fixed in advance, and its settings
-    may then depend on what earlier trials released.
+    *Assumes* that every trial is paid for by composition: the events of a trial are fixed in
+    advance, and its settings may then depend on what earlier trials released.
 
-    ``storage`` is a database of Optuna's in which the study is kept; without one it lives in memory.
+    ``storage`` is a database of Optuna's in which the study is kept; without one it lives in
+    memory.
     """
 
     def __init__(self, space: Space, seed: int, storage: str | None, name: str) -> None:
         self._optuna = _optuna()
         self._kept = storage is not None
-        self._distributions = {setting: self._distribution(each) for setting, each in space.settings.items()}
+        self._distributions = {
+            setting: self._distribution(each) for setting, each in space.settings.items()
+        }
         self._study = self._optuna.create_study(
-            storage=storage, study_name=name, direction="maximize", load_if_exists=True,
-            sampler=self._optuna.samplers.TPESampler(seed=seed))
+            storage=storage,
+            study_name=name,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=self._optuna.samplers.TPESampler(seed=seed),
+        )
         self._asked: Any = None
 
     def propose(self) -> dict[str, Scalar]:
@@ -63,11 +70,20 @@ class Bayesian:
         states = self._optuna.trial.TrialState
         failed = math.isinf(score)
         if self._asked is not None:
-            self._study.tell(self._asked, None if failed else score, state=states.FAIL if failed else states.COMPLETE)
+            self._study.tell(
+                self._asked,
+                None if failed else score,
+                state=states.FAIL if failed else states.COMPLETE,
+            )
         elif not self._kept:
-            self._study.add_trial(self._optuna.trial.create_trial(
-                params=settings, distributions=self._distributions, value=None if failed else score,
-                state=states.FAIL if failed else states.COMPLETE))
+            self._study.add_trial(
+                self._optuna.trial.create_trial(
+                    params=settings,
+                    distributions=self._distributions,
+                    value=None if failed else score,
+                    state=states.FAIL if failed else states.COMPLETE,
+                )
+            )
 
     def _distribution(self, each: Uniform | Choice) -> Any:
         kinds = self._optuna.distributions
@@ -77,23 +93,31 @@ class Bayesian:
 
 
 def check_storage(storage: str, name: str) -> None:
-    """Refuse a database that Optuna cannot open, or with a study of this name: no ledger of ours has its trials."""
+    """Refuse a database that Optuna cannot open, or with a study of this name: no ledger of ours
+    has its trials.
+    """
     optuna = _optuna()
     try:
         names = optuna.get_all_study_names(storage)
     except Exception as error:  # of Optuna's, or of what it talks to the database with
-        raise InvalidArgument(f"Optuna cannot use storage={storage!r} ({type(error).__name__}). Expected the address "
-                              "of a database, such as 'sqlite:///study.db'.") from None
+        raise InvalidArgument(
+            f"Optuna cannot use storage={storage!r} ({type(error).__name__}). Expected the address "
+            "of a database, such as 'sqlite:///study.db'."
+        ) from None
     if name in names:
-        raise InvalidArgument(f"storage={storage!r} has a study {name!r} of another search, whose trials this one does "
-                              "not count. Choose another name.")
+        raise InvalidArgument(
+            f"storage={storage!r} has a study {name!r} of another search, whose trials this one "
+            "does not count. Choose another name."
+        )
 
 
 def _optuna() -> Any:
     try:
         import optuna  # type: ignore[import-not-found, unused-ignore]
     except ModuleNotFoundError:
-        raise InvalidArgument("Bayesian proposals need Optuna. Install the extra dpfy[tune], or use proposals='random'."
-                              ) from None
+        raise InvalidArgument(
+            "Bayesian proposals need Optuna. Install the extra dpfy[tune], or use "
+            "proposals='random'."
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -1,4 +1,6 @@
-"""A search from its budget to the released model: trials in scopes of one ledger, and what may be said of them."""
+"""A search from its budget to the released model: trials in scopes of one ledger, and what may be
+said of them.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,66 +32,100 @@ from dpfy.types import Budget
 Tell = Callable[[int, int], None]
 
 
-def tune(config: TuneConfig, *, model: Callable[[], nn.Module] | None = None, train: Any = None, test: Any = None,
-         unit_of: Any = None, tell: Tell = lambda done, trials: None, insecure_test_key: int | None = None,
-         ) -> TuningResult:
+def tune(
+    config: TuneConfig,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    train: Any = None,
+    test: Any = None,
+    unit_of: Any = None,
+    tell: Tell = lambda done, trials: None,
+    insecure_test_key: int | None = None,
+) -> TuningResult:
     """Search for settings within one budget, and release the best trial's model.
 
-    *Formal guarantee*: ledger, model, settings and everything else in the folder, taken together, are (``epsilon``,
-    ``delta``)-differentially private for the unit and the relation of ``config.base``: trials, choice and model. Under
-    ``"select"`` nothing tells how many trials there were, or what became of the others; under ``"compose"`` all may be
-    seen. A trial that fails is an outcome that scores lowest, and is never repeated.
+    *Formal guarantee*: ledger, model, settings and everything else in the folder, taken together,
+    are (``epsilon``, ``delta``)-differentially private for the unit and the relation of
+    ``config.base``: trials, choice and model. Under ``"select"`` nothing tells how many trials
+    there were, or what became of the others; under ``"compose"`` all may be seen. A trial that
+    fails is an outcome that scores lowest, and is never repeated.
 
-    *Assumes* what :class:`dpfy.Run` does; under ``"select"``, that how long the search takes is not seen, and that the
-    code of models and data sets neither keeps nor tells how often it was called: what it prints, warns and logs inside
-    trials is dropped, and every trial finds the generators of torch, NumPy and Python as the first one did.
+    *Assumes* what :class:`dpfy.Run` does; under ``"select"``, that how long the search takes is not
+    seen, and that the code of models and data sets neither keeps nor tells how often it was called:
+    what it prints, warns and logs inside trials is dropped, and every trial finds the generators of
+    torch, NumPy and Python as the first one did.
 
-    ``model`` makes a new model at each call. ``tell`` hears how many of all trials are done, under ``"compose"`` only.
-    With ``insecure_test_key`` the whole search repeats, and nothing is private.
+    ``model`` makes a new model at each call. ``tell`` hears how many of all trials are done, under
+    ``"compose"`` only. With ``insecure_test_key`` the whole search repeats, and nothing is private.
 
-    Reference: Papernot & Steinke 2022; ``docs/proofs/private-selection.md``, Theorem 1; ``docs/proofs/scopes.md``.
+    Reference: Papernot & Steinke 2022; ``docs/proofs/private-selection.md``, Theorem 1;
+    ``docs/proofs/scopes.md``.
     """
     search = _Search(config, Objects(model, train, test, unit_of), insecure_test_key)
     folder, noise_multiplier = search.declared()
     return search.run(folder, noise_multiplier, tell)
 
 
-def resume_tuning(folder: str | Path, *, model: Callable[[], nn.Module] | None = None, train: Any = None,
-                  test: Any = None, unit_of: Any = None, tell: Tell = lambda done, trials: None) -> TuningResult:
-    """Go on with an interrupted search, with the trials that were not begun; the one that was lost stays paid for.
+def resume_tuning(
+    folder: str | Path,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    train: Any = None,
+    test: Any = None,
+    unit_of: Any = None,
+    tell: Tell = lambda done, trials: None,
+) -> TuningResult:
+    """Go on with an interrupted search, with the trials that were not begun; the one that was lost
+    stays paid for.
 
-    A selection cannot be resumed: what was seen of it is not known, and every trial was charged, or is charged now if
-    the process was lost.
+    A selection cannot be resumed: what was seen of it is not known, and every trial was charged, or
+    is charged now if the process was lost.
     """
-    found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), shared=False)
+    found, search, noise_multiplier = _opened(
+        folder, Objects(model, train, test, unit_of), shared=False
+    )
     if search.config.accounting == "select":
         if found.ledger.exists():
-            Ledger.open(found.ledger, anchor=search.config.base.anchor).close()  # charges what a lost process left
-        raise InvalidArgument("A selection that was interrupted cannot go on: its trials may have been seen, so each "
-                              f"is charged as if it had been released; `dpfy report {folder}` says what holds then. "
-                              "Begin a new search with a budget of its own; accounting='compose' can be resumed.")
+            Ledger.open(
+                found.ledger, anchor=search.config.base.anchor
+            ).close()  # charges what a lost process left
+        raise InvalidArgument(
+            "A selection that was interrupted cannot go on: its trials may have been seen, so each "
+            f"is charged as if it had been released; `dpfy report {folder}` says what holds then. "
+            "Begin a new search with a budget of its own; accounting='compose' can be resumed."
+        )
     search.check()
     return search.run(found, noise_multiplier, tell)
 
 
-def share_tuning(config: TuneConfig, *, model: Callable[[], nn.Module] | None = None, train: Any = None,
-                 test: Any = None, unit_of: Any = None) -> Path:
+def share_tuning(
+    config: TuneConfig,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    train: Any = None,
+    test: Any = None,
+    unit_of: Any = None,
+) -> Path:
     """Declare a search and pay for all of its trials, which workers take; return its folder.
 
-    *Formal guarantee*: that of :func:`tune` under composition, for all workers together. The ledger has every trial,
-    durably, before the first can be taken.
+    *Formal guarantee*: that of :func:`tune` under composition, for all workers together. The ledger
+    has every trial, durably, before the first can be taken.
 
-    *Assumes* that workers share the folder, on a file system on which a file that must not exist is made only once, and
-    that nobody restores an earlier copy of it.
+    *Assumes* that workers share the folder, on a file system on which a file that must not exist is
+    made only once, and that nobody restores an earlier copy of it.
 
     Reference: ``docs/proofs/scopes.md``, Claim 4; Vadhan & Zhang 2023 (concurrent composition).
     """
     if config.accounting == "select":
-        raise InvalidArgument("Expected accounting='compose' or 'public' for workers: how many trials a selection has "
-                              "is secret, and workers would see it.")
+        raise InvalidArgument(
+            "Expected accounting='compose' or 'public' for workers: how many trials a selection "
+            "has is secret, and workers would see it."
+        )
     if config.proposals == "bayesian" and config.storage is None:
-        raise InvalidArgument("Bayesian proposals of several workers need storage=, a database of Optuna's from which "
-                              "they learn of each other. Give one, or use proposals='random'.")
+        raise InvalidArgument(
+            "Bayesian proposals of several workers need storage=, a database of Optuna's from "
+            "which they learn of each other. Give one, or use proposals='random'."
+        )
     search = _Search(config, Objects(model, train, test, unit_of), None)
     folder, noise_multiplier = search.declared(shared=True)
     if config.accounting == "compose":
@@ -100,43 +136,78 @@ def share_tuning(config: TuneConfig, *, model: Callable[[], nn.Module] | None = 
     return folder.path
 
 
-def work_on_tuning(folder: str | Path, *, data_dir: str | None = None, model: Callable[[], nn.Module] | None = None,
-                   train: Any = None, test: Any = None, unit_of: Any = None,
-                   tell: Tell = lambda done, trials: None) -> int:
+def work_on_tuning(
+    folder: str | Path,
+    *,
+    data_dir: str | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    train: Any = None,
+    test: Any = None,
+    unit_of: Any = None,
+    tell: Tell = lambda done, trials: None,
+) -> int:
     """Take trials of a shared search until none is left; return how many were done here.
 
-    As many processes as one likes may do so at once, on as many machines. A trial that a lost worker had begun is not
-    taken again: it stays paid for.
+    As many processes as one likes may do so at once, on as many machines. A trial that a lost
+    worker had begun is not taken again: it stays paid for.
     """
-    found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), True, data_dir)
+    found, search, noise_multiplier = _opened(
+        folder, Objects(model, train, test, unit_of), True, data_dir
+    )
     search.check()
-    return search.work(found, noise_multiplier, search.claimed(found, noise_multiplier), lambda: found.begun, tell)
+    return search.work(
+        found, noise_multiplier, search.claimed(found, noise_multiplier), lambda: found.begun, tell
+    )
 
 
-def finish_tuning(folder: str | Path, *, data_dir: str | None = None, model: Callable[[], nn.Module] | None = None,
-                  train: Any = None, test: Any = None, unit_of: Any = None) -> TuningResult:
-    """Release the best of the trials that workers have finished; the search has then ended, and no trial is left."""
-    found, search, noise_multiplier = _opened(folder, Objects(model, train, test, unit_of), True, data_dir)
+def finish_tuning(
+    folder: str | Path,
+    *,
+    data_dir: str | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    train: Any = None,
+    test: Any = None,
+    unit_of: Any = None,
+) -> TuningResult:
+    """Release the best of the trials that workers have finished; the search has then ended, and no
+    trial is left.
+    """
+    found, search, noise_multiplier = _opened(
+        folder, Objects(model, train, test, unit_of), True, data_dir
+    )
     search.paid(found, noise_multiplier)
     trials = int(search.config.trials)
     if not found.trials():
-        raise InvalidArgument(f"No trial of the search in {folder} is finished, so there is nothing to release. " + (
-            f"Start workers with `dpfy tune --work {folder}`." if found.begun < trials else
-            "All of them were begun, and stay paid for: wait for workers that run; if none does, begin a new search."))
+        raise InvalidArgument(
+            f"No trial of the search in {folder} is finished, so there is nothing to release. "
+            + (
+                f"Start workers with `dpfy tune --work {folder}`."
+                if found.begun < trials
+                else "All of them were begun, and stay paid for: wait for workers that run; if "
+                "none does, begin a new search."
+            )
+        )
     while found.claim(trials) is not None:  # a worker that came later would find none
         continue
     return search.release(found, search.best(found, noise_multiplier), noise_multiplier)
 
 
-def _opened(folder: str | Path, objects: Objects, shared: bool, data_dir: str | None = None,
-            ) -> tuple[Folder, "_Search", float]:
+def _opened(
+    folder: str | Path,
+    objects: Objects,
+    shared: bool,
+    data_dir: str | None = None,
+) -> tuple[Folder, "_Search", float]:
     """The search that a folder holds."""
     found = Folder(Path(folder))
     config, noise_multiplier = found.search()
     if found.shared != shared:
-        raise InvalidArgument(f"The search in {folder} is shared: go on with `dpfy tune --work {folder}`, and end it "
-                              f"with `dpfy tune --finish {folder}`." if found.shared else
-                              f"The search in {folder} is not shared by workers. Begin one with --share.")
+        raise InvalidArgument(
+            f"The search in {folder} is shared: go on with `dpfy tune --work {folder}`, and end it "
+            f"with `dpfy tune --finish {folder}`."
+            if found.shared
+            else f"The search in {folder} is not shared by workers. Begin one with --share."
+        )
     if data_dir is not None:
         config = replace(config, base=replace(config.base, data_dir=data_dir))
     return found, _Search(config, objects, None), noise_multiplier
@@ -153,74 +224,114 @@ class _Search:
     def __post_init__(self) -> None:
         base = self.config.base
         # Trials are silent, so none of them pays for what would have to be said aloud.
-        changes: dict[str, Any] = {"epsilon": self.config.epsilon, "anchor": None, "contributing": False,
-                                   "private_metrics": base.private_metrics or self.config.score == "private"}
+        changes: dict[str, Any] = {
+            "epsilon": self.config.epsilon,
+            "anchor": None,
+            "contributing": False,
+            "private_metrics": base.private_metrics or self.config.score == "private",
+        }
         self.draft = Trial(replace(base, **changes), self.objects)
         if base.delta is None:
             changes["delta"] = self.draft.config.delta
-        if base.delta == "auto":  # settled here: a trial that said so again would be a trial that is heard
+        if (
+            base.delta == "auto"
+        ):  # settled here: a trial that said so again would be a trial that is heard
             changes["delta"] = min(0.5, float(self.draft.data.records) ** -1.1)
         self.base = replace(base, **changes)
-        assert self.config.epsilon is not None and isinstance(self.base.delta, float | int)  # as they are checked
+        assert self.config.epsilon is not None and isinstance(
+            self.base.delta, float | int
+        )  # as they are checked
         self.budget = Budget(self.config.epsilon, self.base.delta)
         self.stream = SecureStream(self.insecure_test_key, purpose="training")
 
     def check(self) -> None:
         """Refuse what cannot be searched, before there is a ledger."""
         if Ranks.present().size > 1:
-            raise InvalidArgument("A search runs its trials in one process. Start it without torchrun.")
+            raise InvalidArgument(
+                "A search runs its trials in one process. Start it without torchrun."
+            )
         if self.draft.plan.adaptive:
-            raise InvalidArgument("Trials are declared before they run, and this plan chooses its noise from outputs. "
-                                  "Use a noise schedule that is fixed in advance.")
+            raise InvalidArgument(
+                "Trials are declared before they run, and this plan chooses its noise from "
+                "outputs. Use a noise schedule that is fixed in advance."
+            )
         if self.config.score == "public" and self.draft.data.test is None:
-            raise InvalidArgument("There are no public records to score trials on. Give test=, or use "
-                                  "score='private', which scores by noisy numbers that trials release.")
+            raise InvalidArgument(
+                "There are no public records to score trials on. Give test=, or use "
+                "score='private', which scores by noisy numbers that trials release."
+            )
         if self.config.proposals == "bayesian":
             Bayesian(self.config.space, 0, None, "check")
 
     def declared(self, shared: bool = False) -> tuple[Folder, float]:
         """Check the search, calibrate its noise and make its folder."""
         self.check()
-        noise_multiplier = calibrate_envelope(self.envelope, epsilon=self.budget.epsilon, delta=self.budget.delta,
-                                              relation=self.draft.plan.relation)
+        noise_multiplier = calibrate_envelope(
+            self.envelope,
+            epsilon=self.budget.epsilon,
+            delta=self.budget.delta,
+            relation=self.draft.plan.relation,
+        )
         base = self.config.base
         name = base.name or f"tune-{base.data.replace(':', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
         if self.config.proposals == "bayesian" and self.config.storage is not None:
             check_storage(self.config.storage, name)
-        return Folder.create(Path(base.out) / name, self.config, noise_multiplier, shared), noise_multiplier
+        return Folder.create(
+            Path(base.out) / name, self.config, noise_multiplier, shared
+        ), noise_multiplier
 
     def plan(self, noise_multiplier: float) -> Plan:
         """The plan of a trial."""
         return replace(self.draft.plan, noise_multiplier=noise_multiplier)
 
     def envelope(self, noise_multiplier: float) -> Envelope:
-        """The events of the whole search; of one on public data, those of the run that it is for."""
+        """The events of the whole search; of one on public data, those of the run that it is
+        for.
+        """
         run = Composed.of(self.plan(noise_multiplier).envelope)
         if self.config.accounting == "select":
             return (Repeated(Selected(run, self.config.trials_law), 1),)
-        return (Repeated(run, int(self.config.trials) if self.config.accounting == "compose" else 1),)
+        return (
+            Repeated(run, int(self.config.trials) if self.config.accounting == "compose" else 1),
+        )
 
     def ledger(self, folder: Folder, noise_multiplier: float) -> Ledger:
         """The ledger of the search, open for writing."""
         envelope, plan = self.envelope(noise_multiplier), self.plan(noise_multiplier)
         guard = EnvelopeGuard(envelope, self.budget, plan.relation)
-        declared = {**plan.to_json(), "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
-                    "tuning": {name: value for name, value in self.config.to_json().items() if name != "base"}}
-        header = Header(unit=plan.unit, relation=plan.relation, plan=declared, envelope=envelope,
-                        key_source=self.stream.key_source, guard=guard.describe(), library=__version__)
+        declared = {
+            **plan.to_json(),
+            "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
+            "tuning": {
+                name: value for name, value in self.config.to_json().items() if name != "base"
+            },
+        }
+        header = Header(
+            unit=plan.unit,
+            relation=plan.relation,
+            plan=declared,
+            envelope=envelope,
+            key_source=self.stream.key_source,
+            guard=guard.describe(),
+            library=__version__,
+        )
         return Ledger.open(folder.ledger, guard, header, anchor=self.config.base.anchor)
 
     def run(self, folder: Folder, noise_multiplier: float, tell: Tell) -> TuningResult:
         """Run what is left of the trials in this process and release the best."""
         if self.config.accounting == "public":
-            self.work(folder, noise_multiplier, self._free(folder), lambda: len(folder.trials()), tell)
+            self.work(
+                folder, noise_multiplier, self._free(folder), lambda: len(folder.trials()), tell
+            )
             return self.release(folder, self.best(folder, noise_multiplier), noise_multiplier)
         (event,) = self.envelope(noise_multiplier)
         with self.ledger(folder, noise_multiplier) as ledger:
             if self.config.accounting == "select":
                 best = self._select(ledger, event, noise_multiplier)
             else:
-                self.work(folder, noise_multiplier, _paid(ledger, event), lambda: ledger.count, tell)
+                self.work(
+                    folder, noise_multiplier, _paid(ledger, event), lambda: ledger.count, tell
+                )
                 best = self.best(folder, noise_multiplier)
         return self.release(folder, best, noise_multiplier)
 
@@ -228,43 +339,64 @@ class _Search:
         """The best of the trials that are kept."""
         return folder.best(lambda: Trial(self.base, self.objects, noise_multiplier))
 
-    def release(self, folder: Folder, best: Outcome | None, noise_multiplier: float) -> TuningResult:
+    def release(
+        self, folder: Folder, best: Outcome | None, noise_multiplier: float
+    ) -> TuningResult:
         """Release a trial, with what the whole search costs."""
-        return folder.release(best, self.config, self.base, self.draft, self.plan(noise_multiplier), self.budget.delta)
+        return folder.release(
+            best, self.config, self.base, self.draft, self.plan(noise_multiplier), self.budget.delta
+        )
 
-    def work(self, folder: Folder, noise_multiplier: float, tickets: Iterator[tuple[int, Ledger]],
-             begun: Callable[[], int], tell: Tell) -> int:
-        """Carry out trials and return how many; each is paid for, so it may be kept, shown and learnt from."""
+    def work(
+        self,
+        folder: Folder,
+        noise_multiplier: float,
+        tickets: Iterator[tuple[int, Ledger]],
+        begun: Callable[[], int],
+        tell: Tell,
+    ) -> int:
+        """Carry out trials and return how many; each is paid for, so it may be kept, shown and
+        learnt from.
+        """
         proposals, trials, done = self._proposals(folder), int(self.config.trials), 0
         tell(begun(), trials)
         try:
             for number, ledger in tickets:
                 found = self._try(proposals, noise_multiplier, ledger)
                 folder.keep(found, number)
-                proposals.learn(found.settings, found.score)  # in a storage that may fail: the trial is kept
+                proposals.learn(
+                    found.settings, found.score
+                )  # in a storage that may fail: the trial is kept
                 done += 1
                 tell(begun(), trials)
         except KeyboardInterrupt:
-            raise TrainingInterrupted("Interrupted; finished trials are kept, and the one under way stays paid for. Go "
-                                      f"on with: dpfy tune --{'work' if folder.shared else 'resume'} {folder.path}"
-                                      ) from None
+            raise TrainingInterrupted(
+                "Interrupted; finished trials are kept, and the one under way stays paid for. Go "
+                f"on with: dpfy tune --{'work' if folder.shared else 'resume'} {folder.path}"
+            ) from None
         return done
 
     def claimed(self, folder: Folder, noise_multiplier: float) -> Iterator[tuple[int, Ledger]]:
-        """The trials of a shared search that are left for this process, each with a ledger that admits it only."""
+        """The trials of a shared search that are left for this process, each with a ledger that
+        admits it only.
+        """
         (event,) = self.envelope(noise_multiplier)
         outer = self.paid(folder, noise_multiplier)
         while (number := folder.claim(int(self.config.trials))) is not None:
             yield number, Scope(outer, event.event)
 
     def paid(self, folder: Folder, noise_multiplier: float) -> Ledger:
-        """The ledger of a shared search, for reading, or a refusal of one without all of its trials."""
+        """The ledger of a shared search, for reading, or a refusal of one without all of its
+        trials.
+        """
         if self.config.accounting == "public":
             return Ledger.in_memory()
         ledger = Ledger.read(folder.ledger, self.config.base.anchor)
         if ledger.uses != self.envelope(noise_multiplier):
-            raise LedgerMismatch(f"{folder.ledger} does not hold the trials of this search: settings, data or library "
-                                 "make other ones here, or not all of them were paid for. Nothing was read.")
+            raise LedgerMismatch(
+                f"{folder.ledger} does not hold the trials of this search: settings, data or "
+                "library make other ones here, or not all of them were paid for. Nothing was read."
+            )
         return ledger
 
     def _free(self, folder: Folder) -> Iterator[tuple[int, Ledger]]:
@@ -273,21 +405,29 @@ class _Search:
             yield number, Ledger.in_memory()
 
     def _select(self, ledger: Ledger, event: Repeated, noise_multiplier: float) -> Outcome | None:
-        """Nothing is written or said between the first trial and the last, and each begins as the first did."""
+        """Nothing is written or said between the first trial and the last, and each begins as the
+        first did.
+        """
         assert isinstance(event.event, Selected)
         law, proposals = event.event.trials, AtRandom(self.config.space, self.stream)
         numbers = SecureStream(self.insecure_test_key, purpose="sampling")
         best: Outcome | None = None
         try:
-            with silence(), Selection(ledger, event.event, lambda: draw_trials(law, numbers)) as trials:
+            with (
+                silence(),
+                Selection(ledger, event.event, lambda: draw_trials(law, numbers)) as trials,
+            ):
                 for trial in trials:
                     with alike():
                         found = self._try(proposals, noise_multiplier, trial)
-                    # Of equal scores the first stays: trials are alike, so their order tells nothing.
+                    # Of equal scores the first stays: trials are alike, so their order tells
+                    # nothing.
                     best = found if best is None or found.score > best.score else best
         except KeyboardInterrupt:
-            raise TrainingInterrupted("Interrupted. Every trial is charged as if it had been released, which is beyond "
-                                      "the budget: a selection has to end by itself.") from None
+            raise TrainingInterrupted(
+                "Interrupted. Every trial is charged as if it had been released, which is beyond "
+                "the budget: a selection has to end by itself."
+            ) from None
         return best
 
     def _proposals(self, folder: Folder) -> Proposals:
@@ -301,8 +441,15 @@ class _Search:
 
     def _try(self, proposals: Proposals, noise_multiplier: float, ledger: Ledger) -> Outcome:
         key = None if self.insecure_test_key is None else self.stream.words(4).tobytes()
-        return try_settings(self.base, proposals.propose(), noise_multiplier, self.config.score, self.objects, ledger,
-                            key)
+        return try_settings(
+            self.base,
+            proposals.propose(),
+            noise_multiplier,
+            self.config.score,
+            self.objects,
+            ledger,
+            key,
+        )
 
 
 def _paid(ledger: Ledger, run: Repeated) -> Iterator[tuple[int, Ledger]]:

@@ -1,4 +1,6 @@
-"""Where a search looks: one distribution for each setting, public and fixed before the first trial."""
+"""Where a search looks: one distribution for each setting, public and fixed before the first
+trial.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,8 +12,19 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
 
-# The events of a run are the same whatever these are. Others change what a trial costs, and all trials cost the same.
-SEARCHABLE = ("clip", "ema", "learning_rate", "momentum", "optimizer", "schedule", "seed", "tail", "warmup_steps")
+# The events of a run are the same whatever these are. Others change what a trial costs, and all
+# trials cost the same.
+SEARCHABLE = (
+    "clip",
+    "ema",
+    "learning_rate",
+    "momentum",
+    "optimizer",
+    "schedule",
+    "seed",
+    "tail",
+    "warmup_steps",
+)
 _EXAMPLES = "learning_rate=log:0.05:5, momentum=0:0.95 or clip=0.5,1,2"
 Scalar = str | int | float
 
@@ -90,31 +103,39 @@ class Space:
             raise InvalidArgument(f"Expected at least one setting to search, such as {_EXAMPLES}.")
         for name in self.settings:
             if name not in SEARCHABLE:
-                raise InvalidArgument(f"Expected {name!r} to be one of {', '.join(SEARCHABLE)}: what else there is "
-                                      "either is no setting or would make one trial cost more than another. Fix it for "
-                                      "the whole search.")
+                raise InvalidArgument(
+                    f"Expected {name!r} to be one of {', '.join(SEARCHABLE)}: what else there is "
+                    "either is no setting or would make one trial cost more than another. Fix it "
+                    "for the whole search."
+                )
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
-        """Return the space that flags describe: ``name=low:high``, ``name=log:low:high`` or ``name=a,b,c``."""
+        """Return the space that flags describe: ``name=low:high``, ``name=log:low:high`` or
+        ``name=a,b,c``.
+        """
         found: dict[str, Uniform | Choice] = {}
         for text in texts:
             name, given, values = text.partition("=")
             name = name.strip().replace("-", "_")
             if not given or name in found:
-                raise InvalidArgument(f"Expected {text!r} to give one setting its values, once: {_EXAMPLES}.")
+                raise InvalidArgument(
+                    f"Expected {text!r} to give one setting its values, once: {_EXAMPLES}."
+                )
             found[name] = _distribution(text, values)
         return cls(found)
 
     def draw(self, stream: SecureStream) -> dict[str, Scalar]:
         """Draw settings, independently of everything else.
 
-        *Assumes* that the stream stays secret where the number of trials does: who could repeat the draws would know
-        which of them was chosen.
+        *Assumes* that the stream stays secret where the number of trials does: who could repeat the
+        draws would know which of them was chosen.
         """
         words = stream.words(len(self.settings))
-        return {name: each.at(int(word >> 11) / 2**53)
-                for (name, each), word in zip(self.settings.items(), words, strict=True)}
+        return {
+            name: each.at(int(word >> 11) / 2**53)
+            for (name, each), word in zip(self.settings.items(), words, strict=True)
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the space as plain JSON values."""
@@ -123,8 +144,12 @@ class Space:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the space that :meth:`to_json` wrote."""
-        return cls({name: Choice(tuple(each["values"])) if "values" in each else Uniform(**each)
-                    for name, each in value.items()})
+        return cls(
+            {
+                name: Choice(tuple(each["values"])) if "values" in each else Uniform(**each)
+                for name, each in value.items()
+            }
+        )
 
 
 def _distribution(text: str, values: str) -> Uniform | Choice:

@@ -1,4 +1,6 @@
-"""Textbook theorems give the textbooks' numbers, and each generation claims less than the one before."""
+"""Textbook theorems give the textbooks' numbers, and each generation claims less than the one
+before.
+"""
 
 import math
 from itertools import product
@@ -6,13 +8,22 @@ from itertools import product
 import pytest
 
 from dpfy.accounting import account
-from dpfy.accounting.extras.textbook import EpsilonDelta, advanced, basic, compare, group, optimal, parallel
+from dpfy.accounting.extras.textbook import (
+    EpsilonDelta,
+    advanced,
+    basic,
+    compare,
+    group,
+    optimal,
+    parallel,
+)
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 
 
 def test_group_privacy_of_the_guide():
-    # The guide, §2.2: (2, 1e-24) for one of k = 20 examples is (40, 4.7e-6) for all of them: k·e^{kε}·δ.
+    # The guide, §2.2: (2, 1e-24) for one of k = 20 examples is (40, 4.7e-6) for all of them:
+    # k·e^{kε}·δ.
     printed = group(EpsilonDelta(2.0, 1e-24), 20, simple=True)
     assert printed.epsilon == 40.0
     assert f"{printed.delta:.1e}" == "4.7e-06"
@@ -45,10 +56,14 @@ def test_optimal_composition_is_that_of_randomised_responses(times, epsilon):
 
     for slack in (1e-6, 1e-3, 0.05):
         composed = optimal(EpsilonDelta(epsilon, 0.0), times, slack)
-        delta = sum(max(0.0, probability(answers, 1) - math.exp(composed.epsilon) * probability(answers, 0))
-                    for answers in product((0, 1), repeat=times))
+        delta = sum(
+            max(0.0, probability(answers, 1) - math.exp(composed.epsilon) * probability(answers, 0))
+            for answers in product((0, 1), repeat=times)
+        )
         assert delta <= slack
-        assert composed.epsilon == pytest.approx(0.0, abs=1e-9) or delta == pytest.approx(slack, rel=1e-4)
+        assert composed.epsilon == pytest.approx(0.0, abs=1e-9) or delta == pytest.approx(
+            slack, rel=1e-4
+        )
         assert composed.delta == pytest.approx(slack)
 
 
@@ -61,9 +76,12 @@ def test_optimal_composition_adds_the_failures():
 def test_advanced_composition_is_the_printed_formula():
     # The guide's Appendix B: ε·√(2k·ln(1/δ')) + k·ε·(e^ε − 1)/(e^ε + 1)
     epsilon, times, slack = 0.05, 400, 1e-6
-    printed = (epsilon * math.sqrt(2 * times * math.log(1 / slack))
-               + times * epsilon * (math.exp(epsilon) - 1) / (math.exp(epsilon) + 1))
-    assert advanced(EpsilonDelta(epsilon, 1e-9), times, slack) == pytest.approx((printed, 4e-7 + slack))
+    printed = epsilon * math.sqrt(2 * times * math.log(1 / slack)) + times * epsilon * (
+        math.exp(epsilon) - 1
+    ) / (math.exp(epsilon) + 1)
+    assert advanced(EpsilonDelta(epsilon, 1e-9), times, slack) == pytest.approx(
+        (printed, 4e-7 + slack)
+    )
     assert advanced(EpsilonDelta(2.0, 0.0), 2, slack).epsilon == 4.0  # basic is better there
     assert advanced(EpsilonDelta(1.0, 0.0), 0, slack) == (0.0, slack)
 
@@ -84,7 +102,14 @@ def test_basic_adds_and_parallel_takes_the_worst():
 
 def test_each_generation_claims_less():
     rows = compare(rate=0.01, noise_multiplier=1.0, steps=1000, delta=1e-5)
-    names = ["basic", "advanced", "optimal for (ε, δ)", "Rényi, 2016 conversion", "Rényi", "privacy loss distribution"]
+    names = [
+        "basic",
+        "advanced",
+        "optimal for (ε, δ)",
+        "Rényi, 2016 conversion",
+        "Rényi",
+        "privacy loss distribution",
+    ]
     assert list(rows) == names
     assert list(rows.values()) == sorted(rows.values(), reverse=True)
     run = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 1000)
@@ -92,9 +117,16 @@ def test_each_generation_claims_less():
     assert rows["basic"] == pytest.approx(1000 * account(Repeated(run.event, 1)).claim(1e-8))
 
 
-@pytest.mark.parametrize("claim", [EpsilonDelta(-1.0, 0.0), EpsilonDelta(1.0, 1.5), EpsilonDelta(math.nan, 0.0)])
+@pytest.mark.parametrize(
+    "claim", [EpsilonDelta(-1.0, 0.0), EpsilonDelta(1.0, 1.5), EpsilonDelta(math.nan, 0.0)]
+)
 def test_bad_claims_are_refused(claim):
-    for theorem in (lambda: basic([claim]), lambda: parallel([claim]), lambda: advanced(claim, 2, 1e-5),
-                    lambda: optimal(claim, 2, 1e-5), lambda: group(claim, 2)):
+    for theorem in (
+        lambda: basic([claim]),
+        lambda: parallel([claim]),
+        lambda: advanced(claim, 2, 1e-5),
+        lambda: optimal(claim, 2, 1e-5),
+        lambda: group(claim, 2),
+    ):
         with pytest.raises(InvalidArgument):
             theorem()

@@ -19,7 +19,9 @@ def choices(epsilon, times):
 
 
 def two_losses(t, epsilon):
-    """P and Q of the loss t, else t − ε, as an exponential mechanism between two candidates has them."""
+    """P and Q of the loss t, else t − ε, as an exponential mechanism between two candidates has
+    them.
+    """
     q = math.expm1(epsilon - t) / math.expm1(epsilon)
     return math.exp(t) * q, q
 
@@ -35,36 +37,55 @@ def fixed_in_advance(epsilon, times, at):
 
 
 def asked(epsilon, times, choose, at, p=1.0, q=1.0):
-    """P − e^at·Q of all answers of mechanisms that ``choose`` picks from the loss so far; every answer by itself."""
+    """P − e^at·Q of all answers of mechanisms that ``choose`` picks from the loss so far; every
+    answer by itself.
+    """
     if times == 0:
         return max(p - math.exp(at) * q, 0.0)
     t = choose(times, math.log(p / q))
     high = two_losses(t, epsilon)
-    return (asked(epsilon, times - 1, choose, at, p * high[0], q * high[1])
-            + asked(epsilon, times - 1, choose, at, p * (1 - high[0]), q * (1 - high[1])))
+    return asked(epsilon, times - 1, choose, at, p * high[0], q * high[1]) + asked(
+        epsilon, times - 1, choose, at, p * (1 - high[0]), q * (1 - high[1])
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "times"), [(0.5, 1), (0.5, 3), (2.0, 5)])
 def test_no_adaptive_choice_costs_more(epsilon, times):
-    """Random choices, and those that look at what is missing: fails if choices that know the loss are left out."""
+    """Random choices, and those that look at what is missing: fails if choices that know the loss
+    are left out.
+    """
     rng, found = np.random.default_rng(4), account(choices(epsilon, times))
     for at in (0.0, 0.3 * times * epsilon, 0.6 * times * epsilon):
         lower, upper = found.delta(at)
         table = rng.uniform(0.02, 0.98, size=(12, times + 1)) * epsilon
         worst = max(asked(epsilon, times, lambda left, _, row=row: row[left], at) for row in table)
         for pull in (0.5, 1.0):
-            worst = max(worst, asked(epsilon, times, lambda left, loss, pull=pull, at=at: min(max(
-                (epsilon + pull * (at - loss) / left) / 2, 0.01 * epsilon), 0.99 * epsilon), at))
+            worst = max(
+                worst,
+                asked(
+                    epsilon,
+                    times,
+                    lambda left, loss, pull=pull, at=at: min(
+                        max((epsilon + pull * (at - loss) / left) / 2, 0.01 * epsilon),
+                        0.99 * epsilon,
+                    ),
+                    at,
+                ),
+            )
         assert worst <= upper * (1 + 1e-9)
         assert lower <= upper <= 1.01 * worst + 1e-12 or times > 1  # one mechanism: the closed form
         assert 0.97 * upper <= lower <= upper * (1 + 1e-9)
 
 
 def test_choosing_adaptively_costs_more_than_in_advance_and_less_than_the_composed_envelope():
-    """Fails if t is the same for all answers: 0.1333 instead of 0.1357 at ε = 0.62 (ten times 0.5)."""
+    """Fails if t is the same for all answers: 0.1333 instead of 0.1357 at ε = 0.62 (ten times
+    0.5).
+    """
     at = 98 * 0.5 / 79  # on the lattice of the lower bound
     lower, upper = account(choices(0.5, 10)).delta(at * (1 - 1e-12))
-    assert fixed_in_advance(0.5, 10, at) < 0.985 * lower and lower == pytest.approx(0.1357, rel=1e-3)
+    assert fixed_in_advance(0.5, 10, at) < 0.985 * lower and lower == pytest.approx(
+        0.1357, rel=1e-3
+    )
     assert upper < 1.001 * lower
     assert upper < 0.95 * envelope(0.5, 10, at)
 
@@ -104,7 +125,12 @@ def test_choices_compose_with_sums_of_samples():
 
 
 def test_what_is_not_computed_is_bounded_as_before():
-    assert not countable(0.1, 1) and not countable(0.1, 1001) and not countable(200.0, 5) and not countable(0.0, 5)
+    assert (
+        not countable(0.1, 1)
+        and not countable(0.1, 1001)
+        and not countable(200.0, 5)
+        and not countable(0.0, 5)
+    )
     many = account(choices(0.002, 1500)).epsilon(DELTA)
     few = account(choices(0.002, 200)).epsilon(DELTA)
     assert few.upper < many.upper < 1500 * 0.002

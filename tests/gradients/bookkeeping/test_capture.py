@@ -1,4 +1,6 @@
-"""Units of several rows: every engine against plain autograd on one row at a time, and what no user may do."""
+"""Units of several rows: every engine against plain autograd on one row at a time, and what no user
+may do.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,12 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine, VmapEngine
-from dpfy.gradients.bookkeeping.contributions import EmbeddingRows, Materialized, OuterProduct, combined
+from dpfy.gradients.bookkeeping.contributions import (
+    EmbeddingRows,
+    Materialized,
+    OuterProduct,
+    combined,
+)
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
@@ -18,7 +25,9 @@ ENGINES = {"loop": LoopEngine, "vmap": VmapEngine, "bookkeeping": Strict, "ghost
 
 
 def floats(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64
+    )
 
 
 def tokens(high, *shape):
@@ -37,11 +46,16 @@ class Recurrent(nn.Module):
 
 
 class Attending(nn.Module):
-    """A class token and positions, which are parameters outside of layers, and attention over them."""
+    """A class token and positions, which are parameters outside of layers, and attention over
+    them.
+    """
 
     def __init__(self):
         super().__init__()
-        self.token, self.places = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.zeros(1, 4, 4))
+        self.token, self.places = (
+            nn.Parameter(torch.zeros(1, 1, 4)),
+            nn.Parameter(torch.zeros(1, 4, 4)),
+        )
         self.attention, self.norm = nn.MultiheadAttention(4, 2, batch_first=True), nn.LayerNorm(4)
 
     def forward(self, x):
@@ -73,15 +87,26 @@ class Scaled(nn.Module):
 
 
 MODELS = {
-    "linear": (lambda: nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), lambda n: floats(n, 3)),
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)),
+        lambda n: floats(n, 3),
+    ),
     "linear, wide": (lambda: nn.Linear(40, 30), lambda n: floats(n, 40)),
     "sequences": (lambda: nn.Linear(3, 4), lambda n: floats(n, 5, 3)),
     "sequences, wide": (lambda: nn.Linear(60, 70), lambda n: floats(n, 2, 60)),
-    "conv, few channels": (lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.PReLU(3)), lambda n: floats(n, 2, 4, 4)),
-    "conv, many channels": (lambda: nn.Sequential(nn.Conv2d(8, 8, 2), nn.GroupNorm(2, 8)),
-                            lambda n: floats(n, 8, 4, 4)),
+    "conv, few channels": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.PReLU(3)),
+        lambda n: floats(n, 2, 4, 4),
+    ),
+    "conv, many channels": (
+        lambda: nn.Sequential(nn.Conv2d(8, 8, 2), nn.GroupNorm(2, 8)),
+        lambda n: floats(n, 8, 4, 4),
+    ),
     "embedding": (lambda: nn.Embedding(4, 3), lambda n: tokens(4, n, 5)),
-    "layer norm": (lambda: nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), lambda n: floats(n, 4, 3)),
+    "layer norm": (
+        lambda: nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
+        lambda n: floats(n, 4, 3),
+    ),
     "lstm": (Recurrent, lambda n: floats(n, 5, 3)),
     "attention": (Attending, lambda n: floats(n, 3, 4)),
     "tied": (TiedEmbedding, lambda n: tokens(7, n, 3)),
@@ -92,8 +117,12 @@ MODELS = {
 def prepared(engine, model, loss_fn, fields):
     """An engine that has seen rows like those of ``fields``."""
     made = engine(model, trained_of(model))
-    made.prepare(loss_fn, lambda size, seed: Chunk(
-        tuple(f[torch.arange(seed, seed + size) % len(f)] for f in fields), size))
+    made.prepare(
+        loss_fn,
+        lambda size, seed: Chunk(
+            tuple(f[torch.arange(seed, seed + size) % len(f)] for f in fields), size
+        ),
+    )
     return made
 
 
@@ -104,19 +133,30 @@ def summed(engine, loss_fn, chunk, clipping):
 
 
 def gradients_of_users(model, loss_fn, fields, rows):
-    """The mean over each user's rows of the gradients of single rows, by plain autograd: no chunk, no engine."""
+    """The mean over each user's rows of the gradients of single rows, by plain autograd: no chunk,
+    no engine.
+    """
     parameters = list(trained_of(model).values())
-    singles = [torch.autograd.grad(loss_fn(*(f[row:row + 1] for f in fields)).sum(), parameters)
-               for row in range(len(fields[0]))]
-    return [[torch.stack([g[place] for g in singles[start:start + rows]]).mean(0) for place in range(len(parameters))]
-            for start in range(0, len(singles), rows)]
+    singles = [
+        torch.autograd.grad(loss_fn(*(f[row : row + 1] for f in fields)).sum(), parameters)
+        for row in range(len(fields[0]))
+    ]
+    return [
+        [
+            torch.stack([g[place] for g in singles[start : start + rows]]).mean(0)
+            for place in range(len(parameters))
+        ]
+        for start in range(0, len(singles), rows)
+    ]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_user_is_the_mean_over_its_rows_with_their_cross_terms(engine, name, rows):
-    """Norms of single rows, their sum, rows of a neighbour or a sum instead of the mean would all fail."""
+    """Norms of single rows, their sum, rows of a neighbour or a sum instead of the mean would all
+    fail.
+    """
     if (engine, name) == ("vmap", "lstm"):
         pytest.skip("torch cannot vectorise an LSTM")
     make, field = MODELS[name]
@@ -135,7 +175,9 @@ def test_a_user_is_the_mean_over_its_rows_with_their_cross_terms(engine, name, r
         weights = bounds(norms)
         found = summed(made, loss_fn, chunk, Clipping(bounds, GRID, groups))
         for place, (total, group) in enumerate(zip(found, groups, strict=True)):
-            expected = sum(user[place] * weight for user, weight in zip(users, weights[:, group], strict=True))
+            expected = sum(
+                user[place] * weight for user, weight in zip(users, weights[:, group], strict=True)
+            )
             assert float((total - expected).norm()) <= 1e-5 * bounds.bounds[group], (place, groups)
 
 
@@ -156,8 +198,10 @@ def test_statistics_of_a_user_are_means_over_its_rows(engine):
 
 # What no user may do
 
-NUMBERS = st.one_of(st.floats(-100, 100, width=32), st.sampled_from(
-    [0.0, 1e-38, 1e18, -1e18, 3e38, float("nan"), float("inf"), -float("inf")]))
+NUMBERS = st.one_of(
+    st.floats(-100, 100, width=32),
+    st.sampled_from([0.0, 1e-38, 1e18, -1e18, 3e38, float("nan"), float("inf"), -float("inf")]),
+)
 BOUND = 0.5
 
 
@@ -175,13 +219,17 @@ def chunks_of_users(draw):
 
 
 @pytest.mark.parametrize("outputs", [2, 40], ids=["written out", "from Gram matrices"])
-@pytest.mark.parametrize("engine", [LoopEngine, VmapEngine, BookkeepingEngine, GhostEngine], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "engine", [LoopEngine, VmapEngine, BookkeepingEngine, GhostEngine], ids=lambda e: e.name
+)
 def test_one_user_more_moves_the_sum_by_at_most_the_bound(engine, outputs):
     torch.manual_seed(0)
     model = nn.Linear(3, outputs)
 
     def loss_fn(x):
-        return model(x).sum(1)  # linear: the gradient is the row itself, so that rows cancel as they are
+        return model(x).sum(
+            1
+        )  # linear: the gradient is the row itself, so that rows cancel as they are
 
     made = prepared(engine, model, loss_fn, (torch.rand(5, 3),))
 
@@ -192,7 +240,10 @@ def test_one_user_more_moves_the_sum_by_at_most_the_bound(engine, outputs):
         users, rows = x.shape[:2]
         rest = [user for user in range(users) if user != position]
         clipping = Clipping(clip_to(BOUND), GRID, (0, 0))
-        both = [summed(made, loss_fn, Chunk((some.flatten(0, 1),), len(some), rows), clipping) for some in (x, x[rest])]
+        both = [
+            summed(made, loss_fn, Chunk((some.flatten(0, 1),), len(some), rows), clipping)
+            for some in (x, x[rest])
+        ]
         moved = torch.cat([(a - b).flatten() for a, b in zip(*both, strict=True)]).norm()
         assert float(moved) <= BOUND * (1 + 1e-9 + users * made.rounding)
 
@@ -211,7 +262,9 @@ def test_the_bound_is_reached_by_a_user_and_not_by_each_of_its_rows(engine):
     assert float(torch.cat([f.flatten() for f in found]).norm()) == pytest.approx(BOUND, rel=1e-4)
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, VmapEngine, BookkeepingEngine, GhostEngine], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "engine", [LoopEngine, VmapEngine, BookkeepingEngine, GhostEngine], ids=lambda e: e.name
+)
 def test_a_row_that_is_not_finite_takes_its_user_out_and_nobody_else(engine):
     model = nn.Linear(3, 2)
     x = torch.ones(6, 3)
@@ -227,21 +280,32 @@ def test_a_row_that_is_not_finite_takes_its_user_out_and_nobody_else(engine):
 
 # Folding
 
+
 def test_folding_keeps_what_a_unit_adds_and_never_shows_less_than_its_norm():
     a, b, places = floats(6, 2, 3), floats(6, 2, 4), tokens(4, 6, 2)
     rows = EmbeddingRows(places, floats(6, 2, 3), 4)
-    for part in (OuterProduct(a, b), OuterProduct(a, b).instantiate(), rows, combined([rows, OuterProduct(a, b)])):
-        sum_scales = part.folded(3)
+    for part in (
+        OuterProduct(a, b),
+        OuterProduct(a, b).instantiate(),
+        rows,
+        combined([rows, OuterProduct(a, b)]),
+    ):
+        layers = part.folded(3)
         for position in range(2):
-            total, expected = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.float64)
-            units.add_sum(torch.eye(2, dtype=torch.float64)[position], total)
+            total, expected = (
+                torch.zeros(4, 3, dtype=torch.float64),
+                torch.zeros(4, 3, dtype=torch.float64),
+            )
+            layers.add_sum(torch.eye(2, dtype=torch.float64)[position], total)
             part.add_sum((torch.arange(6) // 3 == position).double(), expected)
             torch.testing.assert_close(total, expected)
-            norm = units.norms().squared[position].sqrt()
+            norm = layers.norms().squared[position].sqrt()
             assert total.norm() <= norm <= total.norm() * (1 + 1e-9)
 
 
 def test_short_floats_of_a_unit_are_added_up_in_float32():
-    gradients = torch.full((1, 512, 1), 1 + 2**-7, dtype=torch.bfloat16)  # their sum in bfloat16 would be 512
+    gradients = torch.full(
+        (1, 512, 1), 1 + 2**-7, dtype=torch.bfloat16
+    )  # their sum in bfloat16 would be 512
     folded = Materialized(gradients, lambda summed: summed.view(1)).folded(512)
     assert folded.gradients.item() == 512 + 4

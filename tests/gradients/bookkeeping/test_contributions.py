@@ -1,4 +1,6 @@
-"""What float32 must not do: a norm below the truth, a contribution above the bound, a record that moves the others."""
+"""What float32 must not do: a norm below the truth, a contribution above the bound, a record that
+moves the others.
+"""
 
 import math
 from fractions import Fraction
@@ -24,12 +26,16 @@ from dpfy.gradients.bookkeeping.strategies import RAMP_ROUNDING
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
 
-ENGINES = pytest.mark.parametrize("engine", [BookkeepingEngine, GhostEngine], ids=lambda engine: engine.name)
+ENGINES = pytest.mark.parametrize(
+    "engine", [BookkeepingEngine, GhostEngine], ids=lambda engine: engine.name
+)
 BOUND = 1.0
 
 
 def summed(model):
-    """A loss that is linear in the outputs: all of them have the gradient one, so that inputs cancel as they are."""
+    """A loss that is linear in the outputs: all of them have the gradient one, so that inputs
+    cancel as they are.
+    """
     return lambda *fields: model(*fields).flatten(1).sum(1)
 
 
@@ -37,11 +43,18 @@ def moved_by(subject, fields, position):
     """How far the sums move when one record is taken out, in float64."""
     rest = [row for row in range(len(fields[0])) if row != position]
     together = subject.sums(fields, clip_to(BOUND))
-    others = subject.sums(tuple(f[rest] for f in fields), clip_to(BOUND)) if rest else [0.0] * len(together)
-    return float(torch.cat([(a - b).flatten() for a, b in zip(together, others, strict=True)]).norm())
+    others = (
+        subject.sums(tuple(f[rest] for f in fields), clip_to(BOUND))
+        if rest
+        else [0.0] * len(together)
+    )
+    return float(
+        torch.cat([(a - b).flatten() for a, b in zip(together, others, strict=True)]).norm()
+    )
 
 
 # Cancelling activations
+
 
 class Twice(nn.Module):
     """A linear layer that is used on both halves of a record."""
@@ -79,7 +92,8 @@ CANCELLING = {
 @pytest.mark.parametrize("size", [1e5, 1e6])
 @pytest.mark.parametrize("steps", [2, 5, 64])
 def test_time_steps_that_cancel_stay_within_the_bound(engine, case, size, steps):
-    # In float32 a norm from Gram matrices loses all digits here, and three to three hundred bounds pass through.
+    # In float32 a norm from Gram matrices loses all digits here, and three to three hundred bounds
+    # pass through.
     make, order = CANCELLING[case]
     model = make()
     features = next(p.shape[1] for p in model.parameters() if p.ndim > 1)
@@ -91,11 +105,13 @@ def test_time_steps_that_cancel_stay_within_the_bound(engine, case, size, steps)
 
 # A record at the edge between the two ways of doing it
 
-def nearly_cancelling(octaves):
-    """Records of two steps whose terms cancel by 2^octaves or barely more: they differ in the last bit of one number.
 
-    Nothing is rounded in their sums, so that only what is decided about the record can tell the two apart.
-    """
+def nearly_cancelling(octaves):
+    """Records of two steps whose terms cancel by 2^octaves or barely more: they differ in the last
+    bit of one number.
+
+    Nothing is rounded in their sums, so that only what is decided about the record can tell the two
+    apart."""
     x = torch.zeros(1, 2, 1000)
     x[0, 0, 1:] = torch.linspace(0.5, 1, 999)
 
@@ -125,22 +141,32 @@ class Uneven(nn.Module):
         return self.layer(x).flatten(1).sum(1, keepdim=True) + self.shift(x[:, :, 1])
 
 
-WEIGHS = {"flat": clip_to(BOUND), "each": ClipEach((BOUND, 0.1)), "normalised": ClipEach((BOUND, 0.1), (0.01, 0.01))}
+WEIGHS = {
+    "flat": clip_to(BOUND),
+    "each": ClipEach((BOUND, 0.1)),
+    "normalised": ClipEach((BOUND, 0.1), (0.01, 0.01)),
+}
 
 
 @ENGINES
 @pytest.mark.parametrize("weigh", WEIGHS)
 @pytest.mark.parametrize("octaves", [13.999, 14, 17, 19.999, 20])
 def test_the_last_bit_of_a_companion_never_decides_how_it_is_done(engine, weigh, octaves):
-    # At 2^20 the bound of the norm exceeds the norm by an eighth: a step between them would move the sum as far.
+    # At 2^20 the bound of the norm exceeds the norm by an eighth: a step between them would move
+    # the sum as far.
     grouped, example = weigh != "flat", torch.randn(5, 2, 1000)
     subject = Subject.prepared(Uneven(), (example,), engine=engine, loss=summed, grouped=grouped)
     ordinary = torch.ones(1, 2, 1000)
     sums, norms = [], []
     for record in nearly_cancelling(octaves):
-        totals = [torch.zeros_like(p, dtype=torch.float64) for p in subject.engine.parameters.values()]
-        bounded = subject.engine.bounded_sums(subject.loss_fn, Chunk((torch.cat([ordinary, record]),), 2),
-                                              Clipping(WEIGHS[weigh], GRID, subject.groups))
+        totals = [
+            torch.zeros_like(p, dtype=torch.float64) for p in subject.engine.parameters.values()
+        ]
+        bounded = subject.engine.bounded_sums(
+            subject.loss_fn,
+            Chunk((torch.cat([ordinary, record]),), 2),
+            Clipping(WEIGHS[weigh], GRID, subject.groups),
+        )
         bounded.add_to(totals)
         sums.append(torch.cat([total.flatten() for total in totals]))
         norms.append(torch.cat([seen.norms for seen in bounded.seen]).sqrt())
@@ -151,7 +177,9 @@ def test_the_last_bit_of_a_companion_never_decides_how_it_is_done(engine, weigh,
 
 @ENGINES
 @pytest.mark.parametrize("octaves", [14, 15, 17, 19.9, 20, 20.9])
-def test_a_record_that_is_done_in_two_parts_adds_no_more_than_the_bound_and_not_much_less(engine, octaves):
+def test_a_record_that_is_done_in_two_parts_adds_no_more_than_the_bound_and_not_much_less(
+    engine, octaves
+):
     subject = Subject.prepared(Uneven(), (torch.randn(5, 2, 1000),), engine=engine, loss=summed)
     record = nearly_cancelling(octaves)[1]
     moved = moved_by(subject, (torch.cat([torch.ones(1, 2, 1000), record]),), 1)
@@ -160,24 +188,44 @@ def test_a_record_that_is_done_in_two_parts_adds_no_more_than_the_bound_and_not_
 
 # Norms are never below the truth: exact rational arithmetic is the judge
 
-WIDE = st.builds(lambda sign, exponent, mantissa: sign * mantissa * 10.0**exponent, st.sampled_from([1, -1]),
-                 st.integers(-30, 18), st.floats(1, 8, width=32))
-NUMBERS = st.one_of(WIDE, st.just(0.0), st.sampled_from([1e-42, -1e-45, 1.0, -1.0, 1 + 2.0**-23]),
-                    st.floats(-2, 2, width=32))
+WIDE = st.builds(
+    lambda sign, exponent, mantissa: sign * mantissa * 10.0**exponent,
+    st.sampled_from([1, -1]),
+    st.integers(-30, 18),
+    st.floats(1, 8, width=32),
+)
+NUMBERS = st.one_of(
+    WIDE,
+    st.just(0.0),
+    st.sampled_from([1e-42, -1e-45, 1.0, -1.0, 1 + 2.0**-23]),
+    st.floats(-2, 2, width=32),
+)
 
 
 def tensors(*shape):
     return st.lists(NUMBERS, min_size=math.prod(shape), max_size=math.prod(shape)).map(
-        lambda numbers: torch.tensor(numbers, dtype=torch.float32).view(shape))
+        lambda numbers: torch.tensor(numbers, dtype=torch.float32).view(shape)
+    )
 
 
 def outer_squares(a, b):
     """Σ_pd (Σ_t b_tp a_td)², exactly, for each record."""
-    def fraction(tensor):
-        return [[[Fraction(x) for x in row] for row in record] for record in tensor.double().tolist()]
 
-    return [[[sum((bt[p] * at[d] for at, bt in zip(ra, rb, strict=True)), Fraction(0)) for d in range(a.shape[2])]
-             for p in range(b.shape[2])] for ra, rb in zip(fraction(a), fraction(b), strict=True)]
+    def fraction(tensor):
+        return [
+            [[Fraction(x) for x in row] for row in record] for record in tensor.double().tolist()
+        ]
+
+    return [
+        [
+            [
+                sum((bt[p] * at[d] for at, bt in zip(ra, rb, strict=True)), Fraction(0))
+                for d in range(a.shape[2])
+            ]
+            for p in range(b.shape[2])
+        ]
+        for ra, rb in zip(fraction(a), fraction(b), strict=True)
+    ]
 
 
 def assert_never_below(contribution, gradients):
@@ -187,16 +235,29 @@ def assert_never_below(contribution, gradients):
 
 
 @settings(max_examples=150)
-@given(st.integers(1, 4).flatmap(lambda steps: st.tuples(tensors(2, steps, 3), tensors(2, steps, 2))),
-       st.sampled_from([0.0, 1e-6, 2.0**-23]))
+@given(
+    st.integers(1, 4).flatmap(lambda steps: st.tuples(tensors(2, steps, 3), tensors(2, steps, 2))),
+    st.sampled_from([0.0, 1e-6, 2.0**-23]),
+)
 def test_norms_of_products_are_never_below_the_truth(factors, nearly):
     a, b = factors
     if nearly and a.shape[1] > 1:
         a[:, 1], b[:, 1] = -a[:, 0] * (1 + nearly), b[:, 0]
     assert_never_below(OuterProduct(a, b), outer_squares(a, b))
-    added = torch.cat([OuterProduct(a[:1], b[:1]).instantiate().gradients, OuterProduct(a[1:], b[1:]).instantiate().gradients], 1)
-    assert_never_below(Rematerialized(a, b, 1), [[[Fraction(x) if math.isfinite(x) else Fraction(0) for x in row]]
-                                           for row in added[0].double().tolist()])
+    added = torch.cat(
+        [
+            OuterProduct(a[:1], b[:1]).instantiate().gradients,
+            OuterProduct(a[1:], b[1:]).instantiate().gradients,
+        ],
+        1,
+    )
+    assert_never_below(
+        Rematerialized(a, b, 1),
+        [
+            [[Fraction(x) if math.isfinite(x) else Fraction(0) for x in row]]
+            for row in added[0].double().tolist()
+        ],
+    )
 
 
 @settings(max_examples=100)
@@ -205,12 +266,20 @@ def test_norms_of_written_out_gradients_are_never_below_the_truth(seed, numbers,
     generator = torch.Generator().manual_seed(seed)
     sizes = (10 ** (spread * torch.randn(2, numbers, generator=generator))).clamp(1e-44, 1e18)
     gradients = sizes * torch.randn(2, numbers, generator=generator)
-    assert_never_below(Materialized.of(gradients), [[[Fraction(x) for x in row]] for row in gradients.double().tolist()])
+    assert_never_below(
+        Materialized.of(gradients),
+        [[[Fraction(x) for x in row]] for row in gradients.double().tolist()],
+    )
 
 
 @settings(max_examples=100)
-@given(tensors(2, 3, 2), tensors(2, 2, 2), tensors(2, 2, 4), st.lists(st.integers(0, 3), min_size=6, max_size=6),
-       st.sampled_from([0.0, 1e-6]))
+@given(
+    tensors(2, 3, 2),
+    tensors(2, 2, 2),
+    tensors(2, 2, 4),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    st.sampled_from([0.0, 1e-6]),
+)
 def test_norms_of_tied_tables_are_never_below_the_truth(found, a, b, tokens, nearly):
     rows = EmbeddingRows(torch.tensor(tokens).view(2, 3), found, 4)
     if nearly:  # the head takes back what the embedding adds
@@ -218,13 +287,24 @@ def test_norms_of_tied_tables_are_never_below_the_truth(found, a, b, tokens, nea
         b[torch.arange(2), 0, rows.tokens[:, 0]] = 1
         a[:, 0], a[:, 1], found[:, 1:] = -found[:, 0] * (1 + nearly), 0, 0
     table = [[[Fraction(0)] * 2 for _ in range(4)] for _ in range(2)]
-    # What is added is the float32 sum of the rows of equal tokens, so that is what the truth is made of.
-    added = torch.stack([torch.zeros(4, 2).index_add_(0, t, g)
-                         for t, g in zip(rows.tokens, found, strict=True)]).double().tolist()
+    # What is added is the float32 sum of the rows of equal tokens, so that is what the truth is
+    # made of.
+    added = (
+        torch.stack(
+            [torch.zeros(4, 2).index_add_(0, t, g) for t, g in zip(rows.tokens, found, strict=True)]
+        )
+        .double()
+        .tolist()
+    )
     for record, product in enumerate(outer_squares(a, b)):
-        table[record] = [[Fraction(x) + y for x, y in zip(*both, strict=True)]
-                         for both in zip(added[record], product, strict=True)] if math.isfinite(
-            sum(map(sum, added[record]))) else table[record]
+        table[record] = (
+            [
+                [Fraction(x) + y for x, y in zip(*both, strict=True)]
+                for both in zip(added[record], product, strict=True)
+            ]
+            if math.isfinite(sum(map(sum, added[record])))
+            else table[record]
+        )
     assert_never_below(TiedEmbedding(rows, OuterProduct(a, b)), table)
 
 
@@ -240,24 +320,36 @@ def test_norms_are_tight_where_nothing_cancels(steps):
 
 
 def test_a_gradient_of_zero_is_not_taken_for_one_that_cancels():
-    # Masked positions have large activations and no gradient; they are not worth a second computation.
+    # Masked positions have large activations and no gradient; they are not worth a second
+    # computation.
     norms = OuterProduct(torch.full((1, 8, 4), 1e6), torch.zeros(1, 8, 3)).norms()
-    assert float(norms.squared) < 1e-200 and float(norms.magnitude) < 64 * float(norms.squared.sqrt())
+    assert float(norms.squared) < 1e-200 and float(norms.magnitude) < 64 * float(
+        norms.squared.sqrt()
+    )
 
 
 def test_uses_of_one_weight_are_joined_with_their_cross_terms():
     generator = torch.Generator().manual_seed(2)
-    parts = [OuterProduct(torch.randn(3, 2, 5, generator=generator), torch.randn(3, 2, 4, generator=generator))
-             for _ in range(2)]
+    parts = [
+        OuterProduct(
+            torch.randn(3, 2, 5, generator=generator), torch.randn(3, 2, 4, generator=generator)
+        )
+        for _ in range(2)
+    ]
     truth = sum(torch.einsum("ntp,ntd->npd", o.outputs.double(), o.inputs.double()) for o in parts)
     for joined in (combined(parts), combined([parts[0], parts[1].instantiate()])):
-        torch.testing.assert_close(joined.norms().squared, truth.flatten(1).square().sum(1), rtol=1e-4, atol=0.0)
+        torch.testing.assert_close(
+            joined.norms().squared, truth.flatten(1).square().sum(1), rtol=1e-4, atol=0.0
+        )
 
 
 # One record more
 
+
 class Language(nn.Module):
-    """A trained table, a head that is wide enough for Gram matrices, and a scale that a record may choose."""
+    """A trained table, a head that is wide enough for Gram matrices, and a scale that a record may
+    choose.
+    """
 
     def __init__(self):
         super().__init__()
@@ -270,7 +362,10 @@ class Language(nn.Module):
 
 NEIGHBOURS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 5)), (12,)),
-    "sequences": (lambda: nn.Sequential(nn.Linear(12, 256), nn.Tanh(), nn.Linear(256, 64)), (5, 12)),
+    "sequences": (
+        lambda: nn.Sequential(nn.Linear(12, 256), nn.Tanh(), nn.Linear(256, 64)),
+        (5, 12),
+    ),
     "conv": (lambda: nn.Sequential(nn.Conv1d(9, 9, 3), nn.Tanh(), nn.Conv1d(9, 2, 3)), (9, 8)),
     "language": (Language, (5,)),
 }
@@ -324,43 +419,65 @@ def added(form, weights, shape):
 @pytest.mark.parametrize("kind", ["kept", *SIDES])
 @pytest.mark.parametrize("records", [64, 256, 1024])
 def test_no_record_pushes_a_long_sum_into_coarser_rounding(kind, records):
-    # Half of the records bring the sum close to a power of two, and the one that comes first brings it over: in one
-    # long float32 sum every later record then loses half a step of the coarser grid, records/4 · 2^-24 bounds each.
+    # Half of the records bring the sum close to a power of two, and the one that comes first brings
+    # it over: in one long float32 sum every later record then loses half a step of the coarser
+    # grid, records/4 · 2^-24 bounds each.
     power = 2 ** int(math.log2(records // 2))
     step, small = power * 2.0**-23, 2.0**-6
-    pairs = torch.tensor([small + 0.49 * step, -(small - 0.49 * step)]).repeat((records - power) // 2)
+    pairs = torch.tensor([small + 0.49 * step, -(small - 0.49 * step)]).repeat(
+        (records - power) // 2
+    )
     others = torch.cat([torch.ones(power - 1), torch.tensor([1 - 1.5 * small]), pairs])
     values = torch.cat([torch.tensor([3 * small]), others])
     shape = (9,) if kind == "kept" else 2 * (SIDES[kind],)
     weights = torch.ones(len(values), dtype=torch.float64)
-    moved = added(form_of(kind, values), weights, shape) - added(form_of(kind, others), weights[1:], shape) - 3 * small
-    assert float(moved.abs().max()) <= len(others) * 2.0**-17.5  # below the allowance; 2^-16 in one sum of 1024
+    moved = (
+        added(form_of(kind, values), weights, shape)
+        - added(form_of(kind, others), weights[1:], shape)
+        - 3 * small
+    )
+    assert (
+        float(moved.abs().max()) <= len(others) * 2.0**-17.5
+    )  # below the allowance; 2^-16 in one sum of 1024
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("records", [1, 128, 129, 256, 300, 1024, 1025, 2300])
-def test_a_sum_of_written_out_gradients_has_every_record_once_and_with_its_own_weight(records, blocks):
+def test_a_sum_of_written_out_gradients_has_every_record_once_and_with_its_own_weight(
+    records, blocks
+):
     generator = torch.Generator().manual_seed(1)
     gradients = torch.randn(blocks, records, 7, generator=generator)
     weights = torch.rand(records, dtype=torch.float64, generator=generator)
-    found = added(Materialized(gradients, lambda summed: summed.view(blocks, 7)), weights, (blocks, 7))
-    torch.testing.assert_close(found, torch.einsum("n,bnd->bd", weights, gradients.double()), rtol=0, atol=1e-4)
+    found = added(
+        Materialized(gradients, lambda summed: summed.view(blocks, 7)), weights, (blocks, 7)
+    )
+    torch.testing.assert_close(
+        found, torch.einsum("n,bnd->bd", weights, gradients.double()), rtol=0, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("shape", [(10, 7), (128, 128), (129, 128)])  # in one call, and one after the other
+@pytest.mark.parametrize(
+    "shape", [(10, 7), (128, 128), (129, 128)]
+)  # in one call, and one after the other
 @pytest.mark.parametrize("records", [0, 1, 128, 129, 256, 1024, 1152, 2304])
 def test_a_sum_of_outer_products_has_every_record_once_and_with_its_own_weight(records, shape):
     generator = torch.Generator().manual_seed(1)
     b, a = (torch.randn(records, 1, size, generator=generator) for size in shape)
     weights = torch.rand(records, dtype=torch.float64, generator=generator)
     expected = torch.einsum("n,np,nd->pd", weights, b[:, 0].double(), a[:, 0].double())
-    torch.testing.assert_close(added(OuterProduct(a, b), weights, shape), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        added(OuterProduct(a, b), weights, shape), expected, rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("shape", [(3, 3), (10, 1024), (1024, 10), (1, 5000), (64, 64), (80, 100), (300, 17)])
+@pytest.mark.parametrize(
+    "shape", [(3, 3), (10, 1024), (1024, 10), (1, 5000), (64, 64), (80, 100), (300, 17)]
+)
 def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, threads):
-    # What begins with the sum that is there already is one long float32 sum; narrow shapes show it, if it is done.
+    # What begins with the sum that is there already is one long float32 sum; narrow shapes show it,
+    # if it is done.
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -375,11 +492,16 @@ def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, 
 
 
 def cancelling_records(records, steps, generator):
-    """Records whose terms are sixty times as large as their sums: just below what is done exactly."""
-    a, b = torch.randn(records, steps, 6, generator=generator), torch.randn(records, steps, 5, generator=generator)
+    """Records whose terms are sixty times as large as their sums: just below what is done
+    exactly.
+    """
+    a, b = (
+        torch.randn(records, steps, 6, generator=generator),
+        torch.randn(records, steps, 5, generator=generator),
+    )
     half = steps // 2
-    a[:, half:2 * half], b[:, half:2 * half] = a[:, :half], -b[:, :half]
-    a[:, 2 * half:] = 0
+    a[:, half : 2 * half], b[:, half : 2 * half] = a[:, :half], -b[:, :half]
+    a[:, 2 * half :] = 0
     more = torch.randn(b.shape, generator=generator)
     for exponent in torch.linspace(-3, 1, 30):
         form = OuterProduct(a, b + more * 10.0**exponent)
@@ -389,14 +511,19 @@ def cancelling_records(records, steps, generator):
 
 
 @pytest.mark.parametrize("kind", ["alike", "beside small ones", "cancelling"])
-@pytest.mark.parametrize(("records", "steps"), [(2, 2), (2, 7), (6, 64), (64, 7), (64, 64),
-                                                pytest.param(6, 1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("records", "steps"),
+    [(2, 2), (2, 7), (6, 64), (64, 7), (64, 64), pytest.param(6, 1024, marks=pytest.mark.slow)],
+)
 def test_the_allowance_for_float32_sums_is_eight_times_what_is_found(kind, records, steps):
     generator = torch.Generator().manual_seed(records + steps)
     if kind == "cancelling":
         a, b = cancelling_records(records, steps, generator)
     else:
-        a, b = torch.rand(1, steps, 6, generator=generator), torch.rand(1, steps, 5, generator=generator)
+        a, b = (
+            torch.rand(1, steps, 6, generator=generator),
+            torch.rand(1, steps, 5, generator=generator),
+        )
         a, b = a.repeat(records, 1, 1), b.repeat(records, 1, 1)
     norms = OuterProduct(a, b).gram().sqrt()
     weights = 1 / norms

@@ -24,9 +24,15 @@ class Block(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
+        self.norm, self.attention = (
+            nn.LayerNorm(width),
+            nn.MultiheadAttention(width, 2, batch_first=True),
+        )
         self.up, self.down = nn.Linear(width, 5), nn.Linear(5, width)
-        self.first, self.second = nn.Parameter(torch.ones(width)), nn.Parameter(torch.full((width,), 0.5))
+        self.first, self.second = (
+            nn.Parameter(torch.ones(width)),
+            nn.Parameter(torch.full((width,), 0.5)),
+        )
 
     def forward(self, x):
         normal = self.norm(x)
@@ -40,13 +46,16 @@ class Vision(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv2d(2, 6, 2, stride=2)
-        self.token, self.positions = nn.Parameter(torch.zeros(1, 1, 6)), nn.Parameter(torch.zeros(1, 9, 6))
+        self.token, self.positions = (
+            nn.Parameter(torch.zeros(1, 1, 6)),
+            nn.Parameter(torch.zeros(1, 9, 6)),
+        )
         self.block, self.head = Block(6), nn.Linear(6, 3)
 
     def forward(self, image):
         x = self.patches(image).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
-        return self.head(self.block(x + self.positions[:, :x.shape[1]])[:, 0])
+        return self.head(self.block(x + self.positions[:, : x.shape[1]])[:, 0])
 
 
 class Text(nn.Module):
@@ -59,7 +68,7 @@ class Text(nn.Module):
         self.block = Block(6)
 
     def forward(self, places):
-        x = self.embed(places) + self.positions[:places.shape[1]].unsqueeze(0)
+        x = self.embed(places) + self.positions[: places.shape[1]].unsqueeze(0)
         return F.linear(self.block(x), self.embed.weight)
 
 
@@ -69,7 +78,10 @@ class Projected(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 5)
-        self.matrix, self.temperature = nn.Parameter(torch.zeros(5, 3)), nn.Parameter(torch.tensor(2.0))
+        self.matrix, self.temperature = (
+            nn.Parameter(torch.zeros(5, 3)),
+            nn.Parameter(torch.tensor(2.0)),
+        )
 
     def forward(self, x):
         return torch.tanh(self.inner(x)) @ self.matrix / self.temperature
@@ -99,8 +111,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_layers_around_bare_parameters_keep_their_rules(case, grouped, dtype):
     make, fields, rules = CASES[case]
-    sum_scales = assert_agrees(make, fields, dtype=dtype, grouped=grouped)
-    assert len(units) == rules
+    layers = assert_agrees(make, fields, dtype=dtype, grouped=grouped)
+    assert len(layers) == rules
 
 
 class TimeFirst(nn.Module):
@@ -128,6 +140,8 @@ class Unknown(nn.Module):
 
 
 def test_unknown_uses_make_the_module_around_them_a_unit():
-    sum_scales = assert_agrees(lambda: nn.Sequential(nn.Linear(3, 3), Unknown()), (floats(1, 4, 3),), rules=1)
-    assert [unit.name for unit in units] == ["0", "1"]
-    assert isinstance(units[1].layouts, Layouts)
+    layers = assert_agrees(
+        lambda: nn.Sequential(nn.Linear(3, 3), Unknown()), (floats(1, 4, 3),), rules=1
+    )
+    assert [unit.name for unit in layers] == ["0", "1"]
+    assert isinstance(layers[1].layouts, Layouts)

@@ -39,7 +39,7 @@ class Broken(PoissonSampler):
 
 class FixedSize(Broken):
     def draw(self, n):
-        return np.sort(np.argsort(self._stream.words(n))[:n // 10]).astype(np.int64)
+        return np.sort(np.argsort(self._stream.words(n))[: n // 10]).astype(np.int64)
 
 
 class Shuffled(Broken):
@@ -49,7 +49,7 @@ class Shuffled(Broken):
         if n != 1000:
             return super().draw(n)
         self.order = self.order if len(self.order) else np.argsort(self._stream.words(n))
-        batch, self.order = self.order[:n // 10], self.order[n // 10:]
+        batch, self.order = self.order[: n // 10], self.order[n // 10 :]
         return np.sort(batch).astype(np.int64)
 
 
@@ -57,13 +57,17 @@ class EveryStepTwice(Broken):
     last = None
 
     def draw(self, n):
-        self.last, drawn = (None, self.last) if self.last is not None and n == 1000 else (super().draw(n),) * 2
+        self.last, drawn = (
+            (None, self.last) if self.last is not None and n == 1000 else (super().draw(n),) * 2
+        )
         return drawn
 
 
 class NeighboursTogether(Broken):
     def draw(self, n):
-        return np.flatnonzero(np.repeat(np.isin(np.arange(n // 2 + 1), super().draw(n // 2 + 1)), 2)[:n])
+        return np.flatnonzero(
+            np.repeat(np.isin(np.arange(n // 2 + 1), super().draw(n // 2 + 1)), 2)[:n]
+        )
 
 
 class NeverEmpty(Broken):
@@ -83,22 +87,35 @@ class NumpyGenerator(Broken):
         return np.flatnonzero(np.random.random(n) < 0.1)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda stream: Broken(stream, 0.1, 0.105), "at rate"), (lambda stream: Broken(stream, 0.1, 0.095), "at rate"),
-    (lambda stream: Broken(stream, 0.02, 0.021), "at rate"), (lambda stream: Broken(stream, 0.9, 0.92), "at rate"),
-    (FixedSize, "sizes of the samples spread 0.000"), (Shuffled, "sizes of the samples spread 0.000"),
-    (EveryStepTwice, "spread|steps 1 apart"), (NeighboursTogether, "spread|records 1 apart"),
-    (NeverEmpty, "indices below n=0"), (WeightedByIndex, "took part"), (NumpyGenerator, "generator"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda stream: Broken(stream, 0.1, 0.105), "at rate"),
+        (lambda stream: Broken(stream, 0.1, 0.095), "at rate"),
+        (lambda stream: Broken(stream, 0.02, 0.021), "at rate"),
+        (lambda stream: Broken(stream, 0.9, 0.92), "at rate"),
+        (FixedSize, "sizes of the samples spread 0.000"),
+        (Shuffled, "sizes of the samples spread 0.000"),
+        (EveryStepTwice, "spread|steps 1 apart"),
+        (NeighboursTogether, "spread|records 1 apart"),
+        (NeverEmpty, "indices below n=0"),
+        (WeightedByIndex, "took part"),
+        (NumpyGenerator, "generator"),
+    ],
+)
 def test_the_suite_notices(make, message):
     with pytest.raises(AssertionError, match=message):
         check_sampler(make)
 
 
-# --- exact coins --------------------------------------------------------------------------------------------------
+# --- exact coins
+# ------
+
 
 def test_the_coin_is_heads_exactly_below_the_rate():
-    threshold = int(Fraction(0.3) * 2**64)  # 0.3 has 54 binary digits: nothing is left after the first word
+    threshold = int(
+        Fraction(0.3) * 2**64
+    )  # 0.3 has 54 binary digits: nothing is left after the first word
     assert draw(0.3, [threshold - 1, threshold, threshold + 1, 0, 2**64 - 1], 5) == [0, 3]
 
 
@@ -108,9 +125,16 @@ def test_a_tie_is_decided_by_the_next_words():
     assert draw(rate, [16, 16, 16, 15, 17, below, at, above], 5) == [0, 3]
 
 
-@pytest.mark.parametrize("words, expected", [
-    ([0, 0], [0]), ([0, 2**58 - 1], [0]), ([0, 2**58], []), ([0, 2**58 + 1], []), ([1], []),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([0, 0], [0]),
+        ([0, 2**58 - 1], [0]),
+        ([0, 2**58], []),
+        ([0, 2**58 + 1], []),
+        ([1], []),
+    ],
+)
 def test_a_rate_of_two_to_the_minus_70(words, expected):
     assert draw(2.0**-70, words, 1) == expected
 
@@ -124,7 +148,14 @@ def test_a_rate_of_one_in_a_thousand_million():
     threshold = int(Fraction(1e-9) * 2**64)
     assert threshold / 2**64 == pytest.approx(1e-9)
     assert draw(1e-9, [threshold - 1, threshold + 1], 2) == [0]
-    assert len(PoissonSampler(1e-9, SecureStream(insecure_test_key=1, purpose="sampling")).draw(200_000)) == 0
+    assert (
+        len(
+            PoissonSampler(1e-9, SecureStream(insecure_test_key=1, purpose="sampling")).draw(
+                200_000
+            )
+        )
+        == 0
+    )
 
 
 def test_rates_zero_and_one_are_exact():
@@ -133,12 +164,16 @@ def test_rates_zero_and_one_are_exact():
     assert draw(1 - 2.0**-53, [2**64 - 2**11 - 1, 2**64 - 2**11], 2) == [0]
 
 
-# --- the law ------------------------------------------------------------------------------------------------------
+# --- the law
+# ------
+
 
 def test_sample_sizes_are_binomial_including_empty_ones():
     sampler = PoissonSampler(0.05, SecureStream(insecure_test_key=3, purpose="sampling"))
     sizes = np.array([len(sampler.draw(20)) for _ in range(20_000)])
-    expected = len(sizes) * np.append(stats.binom.pmf(np.arange(4), 20, 0.05), stats.binom.sf(3, 20, 0.05))
+    expected = len(sizes) * np.append(
+        stats.binom.pmf(np.arange(4), 20, 0.05), stats.binom.sf(3, 20, 0.05)
+    )
     assert stats.chisquare(np.bincount(np.minimum(sizes, 4), minlength=5), expected).pvalue > 1e-6
     assert (sizes == 0).any()
 
@@ -170,7 +205,9 @@ def test_threads_do_not_share_coins():
     assert len(set(drawn)) == 160
 
 
-# --- arguments ----------------------------------------------------------------------------------------------------
+# --- arguments
+# ------
+
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0001, float("nan"), float("inf"), "0.1", True, None])
 def test_rates_outside_the_unit_interval_are_refused(rate):

@@ -25,8 +25,12 @@ from dpfy.testing import check_sampler
 EXAMPLES = {
     Poisson: [Poisson(0.1)],
     FixedSize: [FixedSize(1, 100), FixedSize(10, 100), FixedSize(70, 101), FixedSize(100, 100)],
-    TruncatedPoisson: [TruncatedPoisson(0.1, 22, 200), TruncatedPoisson(0.1, 200, 200), TruncatedPoisson(1.0, 20, 200),
-                       TruncatedPoisson(0.0, 20, 200)],
+    TruncatedPoisson: [
+        TruncatedPoisson(0.1, 22, 200),
+        TruncatedPoisson(0.1, 200, 200),
+        TruncatedPoisson(1.0, 20, 200),
+        TruncatedPoisson(0.0, 20, 200),
+    ],
     Shuffled: [Shuffled(30, 100), Shuffled(25, 100), Shuffled(100, 100), Shuffled(1, 20)],
     Cyclic: [Cyclic(30, 100), Cyclic(100, 100)],
     BallsInBins: [BallsInBins(5, 100), BallsInBins(1, 50), BallsInBins(40, 30)],
@@ -49,7 +53,9 @@ def test_every_sampler_conforms_and_names_its_policy(policy):
     assert sampler.policy == policy and sampler.steps_per_event == policy.steps_per_event
 
 
-# --- samplers that are nearly right -------------------------------------------------------------------------------
+# --- samplers that are nearly right
+# -------------------------------------------------------------------------------
+
 
 class LowIndicesFavoured(FixedSizeSampler):
     """Remainders of short words: the first indices come up more often."""
@@ -58,7 +64,7 @@ class LowIndicesFavoured(FixedSizeSampler):
         words, drawn = self._stream.words(8 * self.policy.size) % np.uint64(128) % np.uint64(n), []
         for index in words.tolist():
             drawn += [index] if index not in drawn else []
-        return np.sort(np.array(drawn[:self.policy.size], dtype=np.int64))
+        return np.sort(np.array(drawn[: self.policy.size], dtype=np.int64))
 
 
 class WithReplacement(FixedSizeSampler):
@@ -92,7 +98,7 @@ class AnyNumber(FixedSizeSampler):
 
 class FirstStay(TruncatedPoissonSampler):
     def draw(self, n):
-        return self._poisson.draw(n)[:self.policy.capacity]
+        return self._poisson.draw(n)[: self.policy.capacity]
 
 
 class DrawnAgain(TruncatedPoissonSampler):
@@ -127,8 +133,11 @@ class OneOrder(EpochSampler):
     kept = None
 
     def draw(self, n):
-        self.kept = [super(OneOrder, self).draw(n) for _ in range(self.steps_per_event)] if self.kept is None \
+        self.kept = (
+            [super(OneOrder, self).draw(n) for _ in range(self.steps_per_event)]
+            if self.kept is None
             else self.kept[1:] + self.kept[:1]
+        )
         return self.kept[0]
 
 
@@ -138,8 +147,12 @@ class ShuffledBuffer(EpochSampler):
     def draw(self, n):
         if not self._batches:
             half = n // 2
-            parts = np.concatenate((order(self._stream, half), half + order(self._stream, n - half)))
-            self._batches = np.split(parts, range(self.policy.batch_size, n, self.policy.batch_size))[::-1]
+            parts = np.concatenate(
+                (order(self._stream, half), half + order(self._stream, n - half))
+            )
+            self._batches = np.split(
+                parts, range(self.policy.batch_size, n, self.policy.batch_size)
+            )[::-1]
         return np.sort(self._batches.pop())
 
 
@@ -156,7 +169,9 @@ class UnevenBins(EpochSampler):
             chosen = integers(self._stream, self.policy.bins, n)
             moved = PoissonSampler(0.05 / (self.policy.bins - 1), self._stream).draw(n)
             chosen[moved] = 0
-            self._batches = [np.flatnonzero(chosen == each) for each in range(self.policy.bins)][::-1]
+            self._batches = [np.flatnonzero(chosen == each) for each in range(self.policy.bins)][
+                ::-1
+            ]
         return self._batches.pop()
 
 
@@ -172,22 +187,48 @@ class EqualBins(EpochSampler):
 FIXED, CUT = FixedSize(10, 100), TruncatedPoisson(0.1, 22, 200)
 
 
-@pytest.mark.parametrize("make, policy, message", [
-    (LowIndicesFavoured, FIXED, "took part|first half"), (WithReplacement, FIXED, "without repetition"),
-    (Binomial, FIXED, "have 10 records"), (EveryStepTwice, FIXED, "1 earlier|took part"),
-    (NeighboursTogether, FIXED, "half|every other record|two of every four"),
-    (AnyNumber, FIXED, "declares 100"),
-    (FirstStay, CUT, "took part"), (DrawnAgain, CUT, "sizes"), (NotCut, CUT, "more than 22"),
-    (OtherRate, CUT, "sizes"), (LowerRate, CUT, "sizes"),
-    (OneOrder, Shuffled(25, 100), "took part|earlier"), (ShuffledBuffer, Shuffled(25, 100), "half|took part"),
-    (FreshEachStep, Shuffled(25, 100), "exactly once"),
-    (lambda policy, words: Renamed(Shuffled(25, 100), words, Cyclic(25, 100)), None, "in order"),
-    (lambda policy, words: Renamed(Cyclic(25, 100), words, Shuffled(25, 100)), None, "took part|half"),
-    (lambda policy, words: Renamed(Shuffled(20, 100), words, BallsInBins(5, 100)), None, "sizes of batch"),
-    (lambda policy, words: Renamed(BallsInBins(5, 100), words, Shuffled(20, 100)), None, "other sizes"),
-    (UnevenBins, BallsInBins(5, 100), "frequencies"), (EqualBins, BallsInBins(5, 100), "sizes"),
-    (OneOrder, BallsInBins(5, 100), "times in batch|frequencies|epochs 1 apart"),
-])
+@pytest.mark.parametrize(
+    "make, policy, message",
+    [
+        (LowIndicesFavoured, FIXED, "took part|first half"),
+        (WithReplacement, FIXED, "without repetition"),
+        (Binomial, FIXED, "have 10 records"),
+        (EveryStepTwice, FIXED, "1 earlier|took part"),
+        (NeighboursTogether, FIXED, "half|every other record|two of every four"),
+        (AnyNumber, FIXED, "declares 100"),
+        (FirstStay, CUT, "took part"),
+        (DrawnAgain, CUT, "sizes"),
+        (NotCut, CUT, "more than 22"),
+        (OtherRate, CUT, "sizes"),
+        (LowerRate, CUT, "sizes"),
+        (OneOrder, Shuffled(25, 100), "took part|earlier"),
+        (ShuffledBuffer, Shuffled(25, 100), "half|took part"),
+        (FreshEachStep, Shuffled(25, 100), "exactly once"),
+        (
+            lambda policy, words: Renamed(Shuffled(25, 100), words, Cyclic(25, 100)),
+            None,
+            "in order",
+        ),
+        (
+            lambda policy, words: Renamed(Cyclic(25, 100), words, Shuffled(25, 100)),
+            None,
+            "took part|half",
+        ),
+        (
+            lambda policy, words: Renamed(Shuffled(20, 100), words, BallsInBins(5, 100)),
+            None,
+            "sizes of batch",
+        ),
+        (
+            lambda policy, words: Renamed(BallsInBins(5, 100), words, Shuffled(20, 100)),
+            None,
+            "other sizes",
+        ),
+        (UnevenBins, BallsInBins(5, 100), "frequencies"),
+        (EqualBins, BallsInBins(5, 100), "sizes"),
+        (OneOrder, BallsInBins(5, 100), "times in batch|frequencies|epochs 1 apart"),
+    ],
+)
 def test_the_suite_notices(make, policy, message, monkeypatch):
     if make is not AnyNumber:  # the others are told apart by their laws
         monkeypatch.setattr("dpfy.testing.sampling._check_declared", lambda *_: None)
@@ -206,7 +247,9 @@ class Renamed(EpochSampler):
         return self._inner.draw(n)
 
 
-# --- exact draws --------------------------------------------------------------------------------------------------
+# --- exact draws
+# ------
+
 
 def test_integers_reject_the_incomplete_multiple():
     """2^64 = 3·k + 1: the last word would make the remainder 0 too likely."""
@@ -221,7 +264,8 @@ def test_integers_below_a_power_of_two_reject_nothing():
 
 def test_an_order_follows_the_words_and_ties_follow_further_words():
     assert order(ScriptedStream([30, 10, 20], purpose="sampling"), 3).tolist() == [1, 2, 0]
-    # 0, 2 and 3 share the word 7; 1 is before, 4 after; the next three words decide, of which two tie again
+    # 0, 2 and 3 share the word 7; 1 is before, 4 after; the next three words decide, of which two
+    # tie again
     words = ScriptedStream([7, 1, 7, 7, 9, 50, 40, 50, 2, 1], purpose="sampling")
     assert order(words, 5).tolist() == [1, 2, 3, 0, 4]
     assert not words.script
@@ -233,11 +277,20 @@ def test_two_groups_of_ties_are_settled_each_by_itself():
     assert not words.script
 
 
-@pytest.mark.parametrize("draw, kinds", [
-    (lambda words: tuple(order(words, 4)), list(itertools.permutations(range(4)))),
-    (lambda words: tuple(subset(words, 2, 20)), list(itertools.combinations(range(20), 2))),  # by different integers
-    (lambda words: tuple(subset(words, 3, 6)), list(itertools.combinations(range(6), 3))),  # by an order
-])
+@pytest.mark.parametrize(
+    "draw, kinds",
+    [
+        (lambda words: tuple(order(words, 4)), list(itertools.permutations(range(4)))),
+        (
+            lambda words: tuple(subset(words, 2, 20)),
+            list(itertools.combinations(range(20), 2)),
+        ),  # by different integers
+        (
+            lambda words: tuple(subset(words, 3, 6)),
+            list(itertools.combinations(range(6), 3)),
+        ),  # by an order
+    ],
+)
 def test_orders_and_subsets_are_uniform(draw, kinds):
     """A chi-square test over all outcomes; level 1e-7."""
     words, counts = stream(5), dict.fromkeys(kinds, 0)
@@ -255,14 +308,29 @@ def test_short_words_would_be_noticed():
 
 
 def test_edges_of_subsets():
-    assert subset(stream(), 0, 5).tolist() == [] and subset(stream(), 5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert subset(stream(), 0, 5).tolist() == [] and subset(stream(), 5, 5).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert subset(stream(), 1, 1).tolist() == [0] and order(stream(), 0).tolist() == []
 
 
-# --- epochs -------------------------------------------------------------------------------------------------------
+# --- epochs
+# ------
 
-@pytest.mark.parametrize("policy, sizes", [
-    (Shuffled(4, 10), [4, 4, 2]), (Cyclic(4, 10), [4, 4, 2]), (Shuffled(5, 10), [5, 5]), (Cyclic(10, 10), [10])])
+
+@pytest.mark.parametrize(
+    "policy, sizes",
+    [
+        (Shuffled(4, 10), [4, 4, 2]),
+        (Cyclic(4, 10), [4, 4, 2]),
+        (Shuffled(5, 10), [5, 5]),
+        (Cyclic(10, 10), [10]),
+    ],
+)
 def test_an_epoch_has_every_record_once(policy, sizes):
     sampler = sampler_for(policy, stream())
     assert sampler.steps_per_event == len(sizes)
@@ -287,15 +355,21 @@ def test_empty_bins_are_batches_too():
 
 
 def test_a_million_records_are_no_list_of_objects():
-    """An epoch of a million records takes a word per record, and each batch is an array of its own size."""
+    """An epoch of a million records takes a word per record, and each batch is an array of its own
+    size.
+    """
     sampler = sampler_for(Shuffled(1000, 10**6), stream())
     seen = np.concatenate([sampler.draw(10**6) for _ in range(sampler.steps_per_event)])
     assert len(seen) == 10**6 and bool((np.sort(seen) == np.arange(10**6)).all())
 
 
-# --- arguments ----------------------------------------------------------------------------------------------------
+# --- arguments
+# ------
 
-@pytest.mark.parametrize("policy", [policy for policy in EVERY if not isinstance(policy, Poisson)], ids=str)
+
+@pytest.mark.parametrize(
+    "policy", [policy for policy in EVERY if not isinstance(policy, Poisson)], ids=str
+)
 @pytest.mark.parametrize("n", [0, 76543])
 def test_another_number_of_records_is_refused_and_not_told(policy, n):
     with pytest.raises(InvalidArgument, match=f"declares records={policy.records}") as caught:
@@ -309,12 +383,23 @@ def test_a_noise_stream_is_refused(policy):
         sampler_for(policy, SecureStream())
 
 
-@pytest.mark.parametrize("make", [
-    lambda: FixedSize(11, 10), lambda: FixedSize(0, 10), lambda: FixedSize(2.0, 10), lambda: FixedSize(1, 0),
-    lambda: TruncatedPoisson(1.1, 5, 10), lambda: TruncatedPoisson(0.5, 0, 10), lambda: TruncatedPoisson(0.5, 11, 10),
-    lambda: Shuffled(11, 10), lambda: Cyclic(0, 10), lambda: BallsInBins(0, 10), lambda: BallsInBins(5, True),
-    lambda: TruncatedPoisson(math.nan, 5, 10),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FixedSize(11, 10),
+        lambda: FixedSize(0, 10),
+        lambda: FixedSize(2.0, 10),
+        lambda: FixedSize(1, 0),
+        lambda: TruncatedPoisson(1.1, 5, 10),
+        lambda: TruncatedPoisson(0.5, 0, 10),
+        lambda: TruncatedPoisson(0.5, 11, 10),
+        lambda: Shuffled(11, 10),
+        lambda: Cyclic(0, 10),
+        lambda: BallsInBins(0, 10),
+        lambda: BallsInBins(5, True),
+        lambda: TruncatedPoisson(math.nan, 5, 10),
+    ],
+)
 def test_policies_outside_their_domain_are_refused(make):
     with pytest.raises(InvalidArgument, match="Expected"):
         make()

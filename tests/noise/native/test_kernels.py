@@ -17,7 +17,14 @@ import pytest
 import torch
 from streams import ScriptedStream, in_child
 
-from dpfy.noise import LatticeGaussian, SecureStream, lattice_step, prefetch, random_stream, rejection
+from dpfy.noise import (
+    LatticeGaussian,
+    SecureStream,
+    lattice_step,
+    prefetch,
+    random_stream,
+    rejection,
+)
 from dpfy.noise.native import kernels, openmp, openssl
 from dpfy.noise.native.kernels import IN_NUMPY
 from dpfy.noise.rejection_table import RECTANGLES, cover
@@ -33,13 +40,19 @@ def in_c():
 
 
 def noisy(monkeypatch, large, count, stddev, key):
-    """Return values between lattice points with the noise of vectors that are large from ``large`` on."""
+    """Return values between lattice points with the noise of vectors that are large from ``large``
+    on.
+    """
     monkeypatch.setattr(kernels, "LARGE", large)
     values = torch.linspace(-3 * stddev, 5e6 * stddev, count, dtype=torch.float64)
-    return LatticeGaussian(SecureStream(insecure_test_key=key)).add_noise(values, stddev, lattice_step(stddev))
+    return LatticeGaussian(SecureStream(insecure_test_key=key)).add_noise(
+        values, stddev, lattice_step(stddev)
+    )
 
 
-# --- the same bits ------------------------------------------------------------------------------------------------
+# --- the same bits
+# ------
+
 
 @pytest.mark.parametrize("count", [0, 1, 2, 63, 1 << 14, prefetch.SEGMENT + 1])
 @pytest.mark.parametrize("stddev", [1.0, 1.37, 1.9999999, 1e-30])
@@ -53,7 +66,9 @@ def test_c_draws_the_noise_that_numpy_draws(monkeypatch, in_c, count, stddev):
 def test_cells_are_the_same_where_points_are_judged_in_more_digits(monkeypatch, in_c, spread):
     monkeypatch.setattr(rejection, "MARGIN", 2.0**-16)  # about one in every other part
     judged, real = [], rejection.is_below
-    monkeypatch.setattr(rejection, "is_below", lambda *arguments: judged.append(1) or real(*arguments))
+    monkeypatch.setattr(
+        rejection, "is_below", lambda *arguments: judged.append(1) or real(*arguments)
+    )
     parts = SecureStream(insecure_test_key=9).parts()
     drawn = [each.draw(np.empty(COUNT), spread, parts).copy() for each in (IN_NUMPY, in_c)]
     assert np.array_equal(*drawn) and len(judged) > 10 and len(judged) % 2 == 0
@@ -80,10 +95,12 @@ class Scripted:
             return self.go_on(refuse)
 
         self.functions = (
-            ctypes.CFUNCTYPE(whatever)(lambda: 1), ctypes.CFUNCTYPE(None, whatever)(lambda _: None),
+            ctypes.CFUNCTYPE(whatever)(lambda: 1),
+            ctypes.CFUNCTYPE(None, whatever)(lambda _: None),
             ctypes.CFUNCTYPE(whatever)(lambda: 1),
             ctypes.CFUNCTYPE(ctypes.c_int, whatever, whatever, whatever, text, text)(start),
-            ctypes.CFUNCTYPE(ctypes.c_int, whatever, text, integers, text, ctypes.c_int)(encrypt))
+            ctypes.CFUNCTYPE(ctypes.c_int, whatever, text, integers, text, ctypes.c_int)(encrypt),
+        )
 
     aes_key = bytes(32)
 
@@ -95,41 +112,66 @@ class Scripted:
         return ScriptedStream(np.frombuffer(self.words[number], dtype=np.uint64).tolist())
 
     def left_by(self, in_c, room):
-        """Fill ``room`` in C with these words, and return the numbers of the parts that are left."""
+        """Fill ``room`` in C with these words, and return the numbers of the parts that are
+        left.
+        """
         those = copy(in_c)
-        those._cipher = openssl.Cipher(*(ctypes.cast(each, ctypes.c_void_p) for each in self.functions))
+        those._cipher = openssl.Cipher(
+            *(ctypes.cast(each, ctypes.c_void_p) for each in self.functions)
+        )
         return those._draw_most(room, SPREAD, self)
 
 
 def words_of(place, rectangle, *heights):
-    """Return the words of one part in which these places and rectangles are drawn, and then these heights."""
-    given = np.concatenate([np.asarray(place, dtype=np.int32).view(np.uint8),
-                            np.asarray(rectangle, dtype=np.uint16).view(np.uint8)])
+    """Return the words of one part in which these places and rectangles are drawn, and then these
+    heights.
+    """
+    given = np.concatenate(
+        [
+            np.asarray(place, dtype=np.int32).view(np.uint8),
+            np.asarray(rectangle, dtype=np.uint16).view(np.uint8),
+        ]
+    )
     padded = np.pad(given, (0, -len(given) % 8)).view(np.uint64)
     return np.concatenate([padded, np.array(heights, dtype=np.int64).view(np.uint64)])
 
 
 def test_every_rectangle_place_and_height_gives_the_same(in_c):
-    """All rectangles are drawn, in parts that have enough of the certain ones; and the ends of all intervals."""
+    """All rectangles are drawn, in parts that have enough of the certain ones; and the ends of all
+    intervals.
+    """
     generator, each = np.random.default_rng(1), rejection.PART + rejection._spare(rejection.PART)
-    rectangle = generator.permutation(np.resize(np.arange(RECTANGLES - 1), 4 * each)).astype(np.uint16)
-    place = generator.integers(-2**31, 2**31, 4 * each, dtype=np.int32)
-    place[::7], place[::11] = -2**31, 2**31 - 1
-    height = generator.integers(-2**63, 2**63, 4 * each, dtype=np.int64)
-    height[::5], height[::7] = -2**63, 2**63 - 1
-    script = Scripted([words_of(*(numbers[part * each:(part + 1) * each] for numbers in (place, rectangle)),
-                                *height[part * each:part * each + 3000]) for part in range(4)])
+    rectangle = generator.permutation(np.resize(np.arange(RECTANGLES - 1), 4 * each)).astype(
+        np.uint16
+    )
+    place = generator.integers(-(2**31), 2**31, 4 * each, dtype=np.int32)
+    place[::7], place[::11] = -(2**31), 2**31 - 1
+    height = generator.integers(-(2**63), 2**63, 4 * each, dtype=np.int64)
+    height[::5], height[::7] = -(2**63), 2**63 - 1
+    script = Scripted(
+        [
+            words_of(
+                *(numbers[part * each : (part + 1) * each] for numbers in (place, rectangle)),
+                *height[part * each : part * each + 3000],
+            )
+            for part in range(4)
+        ]
+    )
     room = np.empty(4 * rejection.PART)
     assert script.left_by(in_c, room) == []
     for number, part in enumerate(room.reshape(4, -1)):
-        assert np.array_equal(part, rejection.draw_cells(rejection.PART, SPREAD, script.stream(number)))
+        assert np.array_equal(
+            part, rejection.draw_cells(rejection.PART, SPREAD, script.stream(number))
+        )
 
 
 CERTAIN, LAST, SPARE = 0, RECTANGLES - 1, 64
 
 
-@pytest.mark.parametrize(("height", "left"), [
-    (-2**63, [0]), (rejection.TAIL - 1, [0]), (rejection.TAIL, []), (0, []), (2**63 - 1, [])])
+@pytest.mark.parametrize(
+    ("height", "left"),
+    [(-(2**63), [0]), (rejection.TAIL - 1, [0]), (rejection.TAIL, []), (0, []), (2**63 - 1, [])],
+)
 @pytest.mark.parametrize("at", [0, 1, 50])
 def test_what_may_come_from_the_tail_is_left_to_python(in_c, height, left, at):
     """And what does not is above the curve, and replaced, if it is not spare itself."""
@@ -148,7 +190,7 @@ def test_points_at_the_curve_are_left_to_python(in_c, monkeypatch, off):
     curve = rejection.curve_at(bell.middle[rectangle[:1]], bell)[0]
     for nearer, left in ((2.0**-33, [0]), (2.0**-31, [])):
         height = round((curve * (1 + off * nearer) / bell.height - bell.level[0]) * 2**64)
-        assert -2**63 <= height < 2**63
+        assert -(2**63) <= height < 2**63
         script = Scripted([words_of(np.zeros(1 + SPARE), rectangle, height)])
         assert script.left_by(in_c, np.empty(1)) == left
 
@@ -156,15 +198,20 @@ def test_points_at_the_curve_are_left_to_python(in_c, monkeypatch, off):
 @pytest.mark.parametrize("useless", [0, 63, 64])
 def test_without_enough_to_spare_a_part_is_left_to_python(in_c, useless):
     rectangle = np.full(1 + SPARE, CERTAIN)
-    rectangle[:1 + useless] = LAST
-    script, room = Scripted([words_of(np.arange(1 + SPARE), rectangle, *[0] * (1 + useless))]), np.empty(1)
+    rectangle[: 1 + useless] = LAST
+    script, room = (
+        Scripted([words_of(np.arange(1 + SPARE), rectangle, *[0] * (1 + useless))]),
+        np.empty(1),
+    )
     assert script.left_by(in_c, room) == ([0] if useless == SPARE else [])
     assert useless == SPARE or room[0] == cover(SPREAD).middle[CERTAIN] + 1 + useless
 
 
 @pytest.mark.parametrize("refused", range(1, 6))
 def test_where_the_cipher_fails_a_part_is_left_to_python(in_c, refused):
-    """The key, the number, places, rectangles, heights: whatever is refused, nothing is made of what was there."""
+    """The key, the number, places, rectangles, heights: whatever is refused, nothing is made of
+    what was there.
+    """
     rectangle = np.full(1 + SPARE, CERTAIN)
     rectangle[0] = LAST
     words = words_of(np.arange(1 + SPARE), rectangle, 0)
@@ -185,27 +232,44 @@ def test_without_a_cipher_numpy_draws(in_c, monkeypatch, missing):
 
 def test_the_cipher_is_found_without_pythons_hashes(monkeypatch):
     monkeypatch.setattr(openssl, "find_spec", lambda name: None)
-    for found, expected in ((None, None), ("no-such-library.so", None), (ctypes.util.find_library("c"), None)):
+    for found, expected in (
+        (None, None),
+        ("no-such-library.so", None),
+        (ctypes.util.find_library("c"), None),
+    ):
         monkeypatch.setattr(openssl, "find_library", lambda name, found=found: found)
         assert openssl.cipher.__wrapped__() is expected
 
 
-@pytest.mark.parametrize("far", [0.0, 1e3, 2.0**50, -2.0**51, 2.0**60])
+@pytest.mark.parametrize("far", [0.0, 1e3, 2.0**50, -(2.0**51), 2.0**60])
 @pytest.mark.parametrize("stride", [1, 3])
 def test_sums_on_the_lattice_are_the_same(in_c, far, stride):
     generator = np.random.default_rng(2)
-    values, middles = generator.normal(size=5000 * stride) + far, np.floor(generator.normal(size=5000) * 2.0**37) + 0.5
+    values, middles = (
+        generator.normal(size=5000 * stride) + far,
+        np.floor(generator.normal(size=5000) * 2.0**37) + 0.5,
+    )
     numpy, c = values.copy(), values.copy()
     for each, numbers in ((IN_NUMPY, numpy), (in_c, c)):
-        each.add(Vector([Piece(0, torch.from_numpy(numbers[::stride]))], 2.0**-20, 0.25), 0, middles.copy())
+        each.add(
+            Vector([Piece(0, torch.from_numpy(numbers[::stride]))], 2.0**-20, 0.25),
+            0,
+            middles.copy(),
+        )
     assert np.array_equal(numpy, c) and not np.array_equal(numpy, values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_release_adds_noise_and_rounds_the_product_to_float32(in_c, dtype):
     generator = np.random.default_rng(3)
-    sums = torch.from_numpy(np.concatenate([generator.normal(size=5000) * 10.0 ** np.arange(-50, 50).repeat(50),
-                                            [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300]])).to(dtype)
+    sums = torch.from_numpy(
+        np.concatenate(
+            [
+                generator.normal(size=5000) * 10.0 ** np.arange(-50, 50).repeat(50),
+                [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300],
+            ]
+        )
+    ).to(dtype)
     middles = np.floor(generator.normal(size=len(sums)) * 2.0**37) + 0.5
     expected = sums.double().clone()
     Vector([Piece(0, expected)], 2.0**-20, 0.25).add(0, middles.copy())
@@ -214,9 +278,13 @@ def test_a_release_adds_noise_and_rounds_the_product_to_float32(in_c, dtype):
             given, out = sums.clone(), torch.empty(len(sums))
             each.add(Vector([Piece(0, given, factor, out)], 2.0**-20, 0.25), 0, middles.copy())
             assert torch.equal(out.nan_to_num(7), (expected * factor).float().nan_to_num(7))
-            assert torch.equal(given.nan_to_num(7), (expected if dtype is torch.float64 else sums).nan_to_num(7))
+            assert torch.equal(
+                given.nan_to_num(7), (expected if dtype is torch.float64 else sums).nan_to_num(7)
+            )
             if dtype is torch.float32:
-                each.add(Vector([Piece(0, given, factor, given)], 2.0**-20, 0.25), 0, middles.copy())  # in its place
+                each.add(
+                    Vector([Piece(0, given, factor, given)], 2.0**-20, 0.25), 0, middles.copy()
+                )  # in its place
                 assert torch.equal(given.nan_to_num(7), out.nan_to_num(7))
 
 
@@ -228,19 +296,30 @@ def test_torchs_threads_compute_what_one_computes(in_c, count, monkeypatch):
     assert (shared.threads, in_c.threads) == (3, 1)
     parts = SecureStream(insecure_test_key=1).parts()
     sums, singles = torch.from_numpy(generator.normal(size=count)), torch.randn(count)
-    numbers = generator.integers(-2**31, 2**31, count, dtype=np.int32)
+    numbers = generator.integers(-(2**31), 2**31, count, dtype=np.int32)
 
     def results(these):
         points = these.draw(np.empty(count), SPREAD, parts)
         values, outs = [sums.clone() for _ in range(3)], torch.empty(3, count)
-        for index, pieces in enumerate(([Piece(0, values[0])], [Piece(0, values[1], 0.3, outs[0])],
-                                        [Piece(0, singles, 0.3, outs[1])])):
+        for index, pieces in enumerate(
+            (
+                [Piece(0, values[0])],
+                [Piece(0, values[1], 0.3, outs[0])],
+                [Piece(0, singles, 0.3, outs[1])],
+            )
+        ):
             these.add(Vector(pieces, 2.0**-30, 2.0**-20), 0, points.copy())
             assert count == 0 or not torch.equal(values[index], sums) or index == 2
         cut = count // 3
-        both = Vector([Piece(0, values[2][:cut]), Piece(cut, singles[cut:], 0.3, outs[2, cut:])], 2.0**-30, 2.0**-20)
+        both = Vector(
+            [Piece(0, values[2][:cut]), Piece(cut, singles[cut:], 0.3, outs[2, cut:])],
+            2.0**-30,
+            2.0**-20,
+        )
         these.draw_and_add(both, 0, np.empty(count), SPREAD, parts)
-        assert torch.equal(values[2][:cut], values[0][:cut]) and torch.equal(outs[2, cut:], outs[1, cut:])
+        assert torch.equal(values[2][:cut], values[0][:cut]) and torch.equal(
+            outs[2, cut:], outs[1, cut:]
+        )
         return [points, *values, outs[:2], outs[2, cut:], these.total(numbers)]
 
     for found, expected in zip(results(shared), results(in_c), strict=True):
@@ -255,8 +334,13 @@ def test_a_fork_computes_on_one_thread(in_c):
         torch.randn(300, 300) @ torch.randn(300, 300)
         assert in_c.shared().total(np.ones(100_000, dtype=np.int32)) == 100_000
         script = "import torch; from dpfy.noise import kernels, team; print(team.torchs_threads())"
-        assert in_child(lambda: str((openmp.torchs_threads(), in_c.shared().threads)).encode()) == b"((None, 1), 1)"
-        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300).stdout
+        assert (
+            in_child(lambda: str((openmp.torchs_threads(), in_c.shared().threads)).encode())
+            == b"((None, 1), 1)"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+        ).stdout
         assert found.startswith("(") and found != "(None, 1)\n"
     finally:
         torch.set_num_threads(1)
@@ -271,21 +355,27 @@ def test_without_openmp_a_loop_is_for_the_thread_that_it_is_called_on(in_c, monk
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])
 def test_totals_are_the_same_and_do_not_overflow(in_c, count):
-    numbers = np.full(count, -2**31, dtype=np.int32)
-    assert in_c.total(numbers) == IN_NUMPY.total(numbers) == -2**31 * count
+    numbers = np.full(count, -(2**31), dtype=np.int32)
+    assert in_c.total(numbers) == IN_NUMPY.total(numbers) == -(2**31) * count
 
 
-@pytest.mark.parametrize("shape", [(1, 0, 5), (1, 1, 1), (2, 3, 7), (3, 5, 8), (2, 40, 2049), (1, 2, 5000)])
+@pytest.mark.parametrize(
+    "shape", [(1, 0, 5), (1, 1, 1), (2, 3, 7), (3, 5, 8), (2, 40, 2049), (1, 2, 5000)]
+)
 def test_rows_are_measured_and_added_up_in_float64(in_c, shape, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     generator = np.random.default_rng(5)
-    rows = (generator.normal(size=shape) * 10.0 ** generator.integers(-18, 18, size=shape)).astype(np.float32)
+    rows = (generator.normal(size=shape) * 10.0 ** generator.integers(-18, 18, size=shape)).astype(
+        np.float32
+    )
     chosen = np.flatnonzero(generator.random(shape[1]) < 0.6)
     weights = generator.random(len(chosen))
     for each in (IN_NUMPY, in_c, in_c.shared()):
         squares, totals = each.measure(rows), each.weigh(rows, chosen, weights)
         for block, found, total in zip(rows.astype(np.float64), squares, totals, strict=True):
-            np.testing.assert_allclose(found, [math.fsum(x * x for x in row) for row in block], rtol=2.0**-40)
+            np.testing.assert_allclose(
+                found, [math.fsum(x * x for x in row) for row in block], rtol=2.0**-40
+            )
             terms = weights[:, None] * block[chosen]
             exact = np.array([math.fsum(column) for column in terms.T])
             assert np.all(np.abs(total - exact) <= 2.0**-46 * np.abs(terms).sum(0))
@@ -297,13 +387,17 @@ def test_rows_that_are_not_finite_have_such_a_norm_and_touch_no_other(in_c, bad)
     rows[0, 1, 17] = bad
     for each in (IN_NUMPY, in_c):
         assert np.isfinite(each.measure(rows)).tolist() == [[True, False, True], [True] * 3]
-        assert np.array_equal(each.weigh(rows, np.array([0, 2]), np.array([1.0, 2.0])), np.full((2, 20), 3.0))
+        assert np.array_equal(
+            each.weigh(rows, np.array([0, 2]), np.array([1.0, 2.0])), np.full((2, 20), 3.0)
+        )
 
 
 def test_arrays_of_another_kind_are_refused(in_c):
     vector = Vector([Piece(0, torch.zeros(3, dtype=torch.float64))], 1.0, 1.0)
     for noise in (np.zeros(3, dtype=np.float32), np.zeros((1, 3))):
-        with pytest.raises(ctypes.ArgumentError, match="Expected 1 dimensions of float64 without gaps"):
+        with pytest.raises(
+            ctypes.ArgumentError, match="Expected 1 dimensions of float64 without gaps"
+        ):
             in_c.add(vector, 0, noise)
     with pytest.raises(ctypes.ArgumentError, match="Expected 1 dimensions of float64 without gaps"):
         in_c.draw(np.zeros(6)[::2], SPREAD, SecureStream().parts())
@@ -334,14 +428,21 @@ def test_c_errs_by_less_than_2_to_the_minus_40(in_c):
             assert abs(mpmath.mpf(found) / exact - 1) < 2.0**-40
 
 
-# --- without a compiler -------------------------------------------------------------------------------------------
+# --- without a compiler
+# ------
 
-@pytest.mark.parametrize("compiler", [
-    "", "no-such-compiler", "false",
-    "true",  # succeeds and makes nothing
-    "an unfinished 'quotation",
-    "cc -D__FAST_MATH__",  # says that its arithmetic is another one
-])
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        "",
+        "no-such-compiler",
+        "false",
+        "true",  # succeeds and makes nothing
+        "an unfinished 'quotation",
+        "cc -D__FAST_MATH__",  # says that its arithmetic is another one
+    ],
+)
 def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(kernels, "compiled", kernels.compiled.__wrapped__)
@@ -350,11 +451,19 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
     assert kernels.kernels_for(1000) is IN_NUMPY
 
 
-@pytest.mark.parametrize("flags", [
-    "-ffast-math", "-Ofast", "-funsafe-math-optimizations",
-    "-fassociative-math -fno-signed-zeros -fno-trapping-math"])  # sums would leave the lattice, and nobody would say so
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-ffast-math",
+        "-Ofast",
+        "-funsafe-math-optimizations",
+        "-fassociative-math -fno-signed-zeros -fno-trapping-math",
+    ],
+)  # sums would leave the lattice, and nobody would say so
 def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, flags):
-    """Fails if operations are reordered, or if denormal numbers are zero after loading on this thread."""
+    """Fails if operations are reordered, or if denormal numbers are zero after loading on this
+    thread.
+    """
     monkeypatch.setenv("CC", f"cc {flags}")
     found = []
 
@@ -368,20 +477,38 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
     assert found == ["InC", 2.0**-1061]
 
 
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 + 0x1p-30)"),
-    ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 - 0x1p-30)"),
-    ("((values[i] + far) + noise[i] * unit) - far", "values[i] + noise[i] * unit"),  # sums leave the lattice
-    ("((((double)singles[i] + far) + noise[i] * unit) - far)", "((double)singles[i] + noise[i] * unit)"),
-    ("place + count,", "place,"),  # spare points are in the places of others
-    ("out[uncertain[i]] = spares[next++]", "out[uncertain[i]] = spares[next]"),  # the same number twice
-    ("uncertain[skipped] - count == next", "uncertain[skipped] - count == next + 1"),  # takes what was rejected
-    ("y > curve", "y > 1.01 * curve"),
-    ("(uint8_t)(number >> (56 - 8 * i))", "(uint8_t)(number >> (8 * i))"),  # words of another number
-    ("noise + (first - start)", "noise"),  # the noise of other coordinates
-    ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32
-    ("weight * (double)row[j]", "(float)weight * row[j]"),
-])
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 + 0x1p-30)"),
+        ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 - 0x1p-30)"),
+        (
+            "((values[i] + far) + noise[i] * unit) - far",
+            "values[i] + noise[i] * unit",
+        ),  # sums leave the lattice
+        (
+            "((((double)singles[i] + far) + noise[i] * unit) - far)",
+            "((double)singles[i] + noise[i] * unit)",
+        ),
+        ("place + count,", "place,"),  # spare points are in the places of others
+        (
+            "out[uncertain[i]] = spares[next++]",
+            "out[uncertain[i]] = spares[next]",
+        ),  # the same number twice
+        (
+            "uncertain[skipped] - count == next",
+            "uncertain[skipped] - count == next + 1",
+        ),  # takes what was rejected
+        ("y > curve", "y > 1.01 * curve"),
+        (
+            "(uint8_t)(number >> (56 - 8 * i))",
+            "(uint8_t)(number >> (8 * i))",
+        ),  # words of another number
+        ("noise + (first - start)", "noise"),  # the noise of other coordinates
+        ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32
+        ("weight * (double)row[j]", "(float)weight * row[j]"),
+    ],
+)
 def test_a_library_that_errs_is_not_used(monkeypatch, in_c, tmp_path, right, wrong):
     source = kernels._SOURCE.read_text()
     assert right in source
@@ -400,7 +527,9 @@ def test_noise_is_drawn_in_numpy_where_compiling_fails(monkeypatch, failure):
 
 
 def test_noise_is_drawn_in_numpy_where_nothing_can_be_written_or_loaded(monkeypatch, tmp_path):
-    monkeypatch.setattr(kernels.ctypes, "CDLL", lambda path: (_ for _ in ()).throw(OSError("noexec")))
+    monkeypatch.setattr(
+        kernels.ctypes, "CDLL", lambda path: (_ for _ in ()).throw(OSError("noexec"))
+    )
     assert kernels.compiled.__wrapped__() is None
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
@@ -415,8 +544,12 @@ def test_nothing_is_compiled_for_short_vectors(monkeypatch):
 
 def test_long_vectors_are_compiled_for_and_no_file_is_left(monkeypatch, in_c, tmp_path):
     assert kernels.kernels_for(kernels.LARGE) is in_c
-    script = ("from dpfy.noise import kernels; import os\n"
-              "print(type(kernels.compiled()).__name__, os.listdir(os.environ['TMPDIR']))")
+    script = (
+        "from dpfy.noise import kernels; import os\n"
+        "print(type(kernels.compiled()).__name__, os.listdir(os.environ['TMPDIR']))"
+    )
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
+    )
     assert (found.stdout, found.stderr) == ("InC []\n", "")

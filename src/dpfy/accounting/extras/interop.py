@@ -1,7 +1,7 @@
 """Histories of other libraries as events, and events as theirs.
 
-``dp_accounting`` is imported on first use and is no dependency; Opacus histories are plain lists and need nothing.
-What has no counterpart that costs the same is refused by name.
+``dp_accounting`` is imported on first use and is no dependency; Opacus histories are plain lists
+and need nothing. What has no counterpart that costs the same is refused by name.
 """
 
 import math
@@ -12,14 +12,24 @@ from typing import Any
 from dpfy import _validate
 from dpfy.accounting.to_pairs import noise_multiplier
 from dpfy.errors import InvalidArgument, UnsupportedEvent
-from dpfy.ledger.events import Envelope, Event, NonPrivate, Poisson, Repeated, Sampled, SumQuery, run_lengths
+from dpfy.ledger.events import (
+    Envelope,
+    Event,
+    NonPrivate,
+    Poisson,
+    Repeated,
+    Sampled,
+    SumQuery,
+    run_lengths,
+)
 
 
 def from_opacus(history: Iterable[tuple[float, float, int]]) -> Envelope:
-    """Return the steps of an Opacus accountant's ``history``: (noise multiplier, sample rate, number of steps).
+    """Return the steps of an Opacus accountant's ``history``: (noise multiplier, sample rate,
+    number of steps).
 
-    *Assumes* that the loader drew Poisson samples; with ``poisson_sampling=False`` the same history is written for
-    shuffled batches, and these events do not describe them.
+    *Assumes* that the loader drew Poisson samples; with ``poisson_sampling=False`` the same history
+    is written for shuffled batches, and these events do not describe them.
 
     >>> from dpfy.accounting import account
     >>> account(from_opacus([(1.0, 0.01, 100)])).steps
@@ -30,8 +40,9 @@ def from_opacus(history: Iterable[tuple[float, float, int]]) -> Envelope:
         try:
             noise, rate, times = entry
         except (TypeError, ValueError):
-            raise InvalidArgument("Expected a history of (noise multiplier, sample rate, steps), as Opacus keeps it."
-                                  ) from None
+            raise InvalidArgument(
+                "Expected a history of (noise multiplier, sample rate, steps), as Opacus keeps it."
+            ) from None
         noise = _validate.real("noise_multiplier", noise, 0, math.inf, open_high=True)
         steps.append(Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), times))
     return run_lengths(steps)
@@ -53,7 +64,8 @@ def to_opacus(envelope: Envelope) -> list[tuple[float, float, int]]:
 
 
 def from_dp_event(event: Any) -> Envelope:
-    """Return the steps of a ``dp_accounting.DpEvent``: Gaussian sums, Poisson-sampled or not, composed in any depth.
+    """Return the steps of a ``dp_accounting.DpEvent``: Gaussian sums, Poisson-sampled or not,
+    composed in any depth.
 
     >>> import dp_accounting
     >>> one = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
@@ -96,7 +108,9 @@ def _steps(event: Any) -> Iterator[Repeated]:
 
 
 def _repeated(steps: Envelope, count: int) -> Iterator[Repeated]:
-    """Repeat a sequence; the order of steps that were fixed in advance costs nothing, so equal ones stay together."""
+    """Repeat a sequence; the order of steps that were fixed in advance costs nothing, so equal ones
+    stay together.
+    """
     for run in steps:
         yield replace(run, times=run.times * count)
 
@@ -117,7 +131,9 @@ def _queries(event: Any) -> Iterator[SumQuery]:
         case theirs.NoOpDpEvent():
             return
         case _:
-            raise UnsupportedEvent(f"No event here corresponds to {type(event).__name__} of dp_accounting.")
+            raise UnsupportedEvent(
+                f"No event here corresponds to {type(event).__name__} of dp_accounting."
+            )
 
 
 def _dp_event(event: Event) -> Any:
@@ -135,10 +151,18 @@ def _dp_event(event: Event) -> Any:
 
 
 def _plain(event: Event) -> Sampled:
-    """Return a step that others can express, or refuse: a cost that is dropped on the way would be too small."""
+    """Return a step that others can express, or refuse: a cost that is dropped on the way would be
+    too small.
+    """
     if not isinstance(event, Sampled) or not isinstance(event.policy, Poisson):
-        raise UnsupportedEvent(f"Other libraries have no counterpart of the event {event.tag!r} that costs the same.")
+        raise UnsupportedEvent(
+            f"Other libraries have no counterpart of the event {event.tag!r} that costs the same."
+        )
     if event.numerical_delta > 0 or event.adaptive:
-        what = "a numerical delta" if event.numerical_delta > 0 else "the mark of an adaptive choice"
-        raise UnsupportedEvent(f"Other libraries cannot record {what}; the exported history would claim too little.")
+        what = (
+            "a numerical delta" if event.numerical_delta > 0 else "the mark of an adaptive choice"
+        )
+        raise UnsupportedEvent(
+            f"Other libraries cannot record {what}; the exported history would claim too little."
+        )
     return event

@@ -1,7 +1,8 @@
-"""Composition theorems as textbooks state them: for teaching, and for claims that come without events.
+"""Composition theorems as textbooks state them: for teaching, and for claims that come without
+events.
 
-Each takes (ε, δ) pairs at their word. :func:`~dpfy.accounting.account` knows the mechanisms behind them and claims
-less; :func:`compare` puts the theorems side by side on DP-SGD.
+Each takes (ε, δ) pairs at their word. :func:`~dpfy.accounting.account` knows the mechanisms behind
+them and claims less; :func:`compare` puts the theorems side by side on DP-SGD.
 """
 
 import math
@@ -38,14 +39,17 @@ def basic(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
     EpsilonDelta(epsilon=1.5, delta=2e-06)
     """
     checked = [_checked(claim) for claim in claims]
-    return EpsilonDelta(math.fsum(claim.epsilon for claim in checked), math.fsum(claim.delta for claim in checked))
+    return EpsilonDelta(
+        math.fsum(claim.epsilon for claim in checked), math.fsum(claim.delta for claim in checked)
+    )
 
 
 def parallel(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
     """Take the worst of mechanisms that each see their own part of the data.
 
-    *Assumes* that which part a record is in depends on nothing but the record, and neighbours that differ by adding or
-    removing one. A record that is *replaced* may change its part, and then two of the mechanisms notice.
+    *Assumes* that which part a record is in depends on nothing but the record, and neighbours that
+    differ by adding or removing one. A record that is *replaced* may change its part, and then two
+    of the mechanisms notice.
 
     Reference: McSherry 2009.
 
@@ -53,13 +57,16 @@ def parallel(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
     EpsilonDelta(epsilon=1.0, delta=1e-05)
     """
     checked = [_checked(claim) for claim in claims] or [EpsilonDelta(0.0, 0.0)]
-    return EpsilonDelta(max(claim.epsilon for claim in checked), max(claim.delta for claim in checked))
+    return EpsilonDelta(
+        max(claim.epsilon for claim in checked), max(claim.delta for claim in checked)
+    )
 
 
 def advanced(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
     """Compose ``times`` mechanisms with one claim, chosen adaptively or not, for a ``slack`` in δ.
 
-    Reference: Dwork, Rothblum & Vadhan 2010, with the mean of the loss as in the guide's Appendix B.
+    Reference: Dwork, Rothblum & Vadhan 2010, with the mean of the loss as in the guide's Appendix
+    B.
 
     >>> round(advanced(EpsilonDelta(0.1, 0.0), 100, slack=1e-5).epsilon, 3)
     5.298
@@ -67,14 +74,18 @@ def advanced(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
     epsilon, delta = _checked(claim)
     times, slack = _validate.count("times", times, minimum=0), _validate.delta(slack)
     mean = times * epsilon * math.tanh(epsilon / 2)
-    return EpsilonDelta(min(times * epsilon, mean + epsilon * math.sqrt(2 * times * math.log(1 / slack))),
-                        times * delta + slack)
+    return EpsilonDelta(
+        min(times * epsilon, mean + epsilon * math.sqrt(2 * times * math.log(1 / slack))),
+        times * delta + slack,
+    )
 
 
 def optimal(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
-    """Compose ``times`` mechanisms of which nothing is known but one claim, as tightly as that allows.
+    """Compose ``times`` mechanisms of which nothing is known but one claim, as tightly as that
+    allows.
 
-    Reference: Kairouz, Oh & Viswanath 2015, Theorem 3.3, for every ε in place of multiples of the claim's.
+    Reference: Kairouz, Oh & Viswanath 2015, Theorem 3.3, for every ε in place of multiples of the
+    claim's.
 
     >>> round(optimal(EpsilonDelta(0.1, 0.0), 100, slack=1e-5).epsilon, 3)
     4.307
@@ -84,12 +95,18 @@ def optimal(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
     total = -math.expm1(times * math.log1p(-delta) + math.log1p(-slack)) if delta < 1 else 1.0
     if _randomized_response(0.0, epsilon, times) <= slack:
         return EpsilonDelta(0.0, total)
-    root = brentq(lambda value: _randomized_response(value, epsilon, times) - slack, 0.0, times * epsilon, xtol=1e-12)
+    root = brentq(
+        lambda value: _randomized_response(value, epsilon, times) - slack,
+        0.0,
+        times * epsilon,
+        xtol=1e-12,
+    )
     return EpsilonDelta(float(root) + 1e-11, total)
 
 
 def group(claim: EpsilonDelta, size: int, *, simple: bool = False) -> EpsilonDelta:
-    """Protect ``size`` records at once: (kε, δ·Σ_{i<k} e^{iε}), or with ``simple`` the coarser (kε, k·e^{kε}·δ).
+    """Protect ``size`` records at once: (kε, δ·Σ_{i<k} e^{iε}), or with ``simple`` the coarser (kε,
+    k·e^{kε}·δ).
 
     :func:`~dpfy.accounting.group.group_epsilon` knows the events and claims far less.
 
@@ -107,10 +124,11 @@ def group(claim: EpsilonDelta, size: int, *, simple: bool = False) -> EpsilonDel
 
 
 def compare(*, rate: float, noise_multiplier: float, steps: int, delta: float) -> dict[str, float]:
-    """Return ε of DP-SGD by each generation of theorems, from basic composition to privacy loss distributions.
+    """Return ε of DP-SGD by each generation of theorems, from basic composition to privacy loss
+    distributions.
 
-    Every row starts from the exact (ε, δ) of one step, so that what differs is the composition alone (the guide's
-    Table 2 gives their orders of magnitude).
+    Every row starts from the exact (ε, δ) of one step, so that what differs is the composition
+    alone (the guide's Table 2 gives their orders of magnitude).
 
     >>> rows = compare(rate=0.01, noise_multiplier=1.0, steps=1000, delta=1e-5)
     >>> list(rows.values()) == sorted(rows.values(), reverse=True)
@@ -135,29 +153,49 @@ def compare(*, rate: float, noise_multiplier: float, steps: int, delta: float) -
 
 
 def log_geometric(size: int, epsilon: float) -> float:
-    """log Σ_{i<k} e^{iε} without overflow."""
+    """Log Σ_{i<k} e^{iε} without overflow."""
     if epsilon == 0:
         return math.log(size)
-    return (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon)) - math.log(-math.expm1(-epsilon))
+    return (
+        (size - 1) * epsilon
+        + math.log(-math.expm1(-size * epsilon))
+        - math.log(-math.expm1(-epsilon))
+    )
 
 
 def _randomized_response(total: float, epsilon: float, times: int) -> float:
-    """δ(total) of ``times`` randomised responses, to which every ε-DP mechanism is a post-processing."""
+    """δ(total) of ``times`` randomised responses, to which every ε-DP mechanism is a
+    post-processing.
+    """
     count = np.arange(times + 1)
-    gap = (times - 2 * count) * epsilon - total  # how far the loss of this many lies exceeds the total
+    gap = (
+        times - 2 * count
+    ) * epsilon - total  # how far the loss of this many lies exceeds the total
     kept = gap > 0
-    log_odds = gammaln(times + 1) - gammaln(count + 1) - gammaln(times - count + 1) - times * np.logaddexp(0, -epsilon)
+    log_odds = (
+        gammaln(times + 1)
+        - gammaln(count + 1)
+        - gammaln(times - count + 1)
+        - times * np.logaddexp(0, -epsilon)
+    )
     return float(np.sum(np.exp((log_odds - count * epsilon)[kept]) * -np.expm1(-gap[kept])))
 
 
 def _moments_epsilon(step: Sampled, steps: int, delta: float) -> float:
-    """The Rényi curve with the first conversion, ε = D + log(1/δ)/(order − 1) (Abadi et al. 2016, Theorem 2)."""
+    """The Rényi curve with the first conversion, ε = D + log(1/δ)/(order − 1) (Abadi et al. 2016,
+    Theorem 2).
+    """
     pairs = canonical((Repeated(step, 1),), "rdp", Relation.ADD_OR_REMOVE_ONE).pairs
-    return min(math.fsum(steps * rdp.renyi_divergence(pair, order) for pair, _ in pairs)
-               - math.log(delta) / (order - 1) for order in _ORDERS)
+    return min(
+        math.fsum(steps * rdp.renyi_divergence(pair, order) for pair, _ in pairs)
+        - math.log(delta) / (order - 1)
+        for order in _ORDERS
+    )
 
 
 def _checked(claim: EpsilonDelta) -> EpsilonDelta:
     epsilon, delta = claim
-    return EpsilonDelta(_validate.real("epsilon", epsilon, 0, math.inf, open_high=True),
-                        _validate.real("delta", delta, 0, 1))
+    return EpsilonDelta(
+        _validate.real("epsilon", epsilon, 0, math.inf, open_high=True),
+        _validate.real("delta", delta, 0, 1),
+    )

@@ -15,7 +15,9 @@ from dpfy.types import Relation
 
 @dataclass(frozen=True)
 class TuningCost:
-    """One way to account tuning, and the ε that it gives; ``claimed`` says whether one may claim it."""
+    """One way to account tuning, and the ε that it gives; ``claimed`` says whether one may claim
+    it.
+    """
 
     name: str
     epsilon: float
@@ -23,12 +25,16 @@ class TuningCost:
     note: str
 
 
-def tuning_costs(run: Event, trials: Trials, delta: float, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-                 ) -> tuple[TuningCost, ...]:
+def tuning_costs(
+    run: Event,
+    trials: Trials,
+    delta: float,
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
+) -> tuple[TuningCost, ...]:
     """Return what it costs to tune with ``run``, by every method that has a rule.
 
-    *Formal guarantee*: that of each row that is ``claimed``. Rows of a fixed number of runs are for the mean, rounded
-    up.
+    *Formal guarantee*: that of each row that is ``claimed``. Rows of a fixed number of runs are for
+    the mean, rounded up.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> from dpfy.ledger.selection import NegativeBinomialTrials
@@ -38,11 +44,19 @@ def tuning_costs(run: Event, trials: Trials, delta: float, relation: Relation | 
     'best of a secret number, pld'
     """
     count = math.ceil(trials.mean * (1 - 1e-12))
-    found = [TuningCost("exponential mechanism, as in the literature", exponential_heuristic(count), False,
-                        "a heuristic of Abadi et al. 2016: not a composition of the runs, shown for comparison")]
+    found = [
+        TuningCost(
+            "exponential mechanism, as in the literature",
+            exponential_heuristic(count),
+            False,
+            "a heuristic of Abadi et al. 2016: not a composition of the runs, shown for comparison",
+        )
+    ]
     for method in ("pld", "rdp"):
-        for name, source in ((f"best of a secret number, {method}", Selected(run, trials)),
-                             (f"all of {count}, {method}", Repeated(run, count))):
+        for name, source in (
+            (f"best of a secret number, {method}", Selected(run, trials)),
+            (f"all of {count}, {method}", Repeated(run, count)),
+        ):
             try:
                 epsilon = account(source, method, relation).claim(delta)
             except UnsupportedEvent:
@@ -52,19 +66,26 @@ def tuning_costs(run: Event, trials: Trials, delta: float, relation: Relation | 
 
 
 def exponential_heuristic(candidates: int, within: float = 100.0, failure: float = 0.01) -> float:
-    """Return the ε that the literature quotes for choosing among ``candidates`` by an exponential mechanism.
+    """Return the ε that the literature quotes for choosing among ``candidates`` by an exponential
+    mechanism.
 
-    It solves ``within`` = (4/ε′)·log(candidates/(failure·ε′)), so that the choice is within so many validation records
-    of the best one, and quotes 8ε′. **Not claimed**: it accounts neither the runs nor their composition with the
-    choice.
+    It solves ``within`` = (4/ε′)·log(candidates/(failure·ε′)), so that the choice is within so many
+    validation records of the best one, and quotes 8ε′. **Not claimed**: it accounts neither the
+    runs nor their composition with the choice.
 
     Reference: Abadi et al. 2016, Appendix D; "How to DP-fy ML", Appendix C.3.
 
     >>> round(exponential_heuristic(100), 2)
     3.24
     """
-    candidates, within = _validate.count("candidates", candidates), _validate.positive("within", within)
+    candidates, within = (
+        _validate.count("candidates", candidates),
+        _validate.positive("within", within),
+    )
     failure = _validate.real("failure", failure, 0, 1, open_low=True, open_high=True)
-    root = brentq(lambda log: within - 4 * math.exp(-log) * (math.log(candidates / failure) - log), -30.0,
-                  math.log(candidates / failure))
+    root = brentq(
+        lambda log: within - 4 * math.exp(-log) * (math.log(candidates / failure) - log),
+        -30.0,
+        math.log(candidates / failure),
+    )
     return 8 * math.exp(float(root))

@@ -1,1 +1,3 @@
-"""Compose privacy loss distributions numerically, with certified bounds from both sides; README.md draws the loop."""
+"""Compose privacy loss distributions numerically, with certified bounds from both sides; README.md
+draws the loop.
+"""

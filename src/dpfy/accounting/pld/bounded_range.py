@@ -1,8 +1,10 @@
-"""Exponential mechanisms in a row: the most that any adaptive choice of mechanisms of bounded range can cost.
+"""Exponential mechanisms in a row: the most that any adaptive choice of mechanisms of bounded range
+can cost.
 
-A mechanism whose losses span at most ε is dominated by one with two losses t and t − ε, for some t that whoever asks
-may choose. Asked k times, δ_k(x) = max_t p_t·δ_{k−1}(x − t) + (1 − p_t)·δ_{k−1}(x − t + ε): a dynamic programme, in
-which a convex δ stays convex (Dong, Durfee & Rogers 2020). The proof is in ``docs/proofs/one-shot.md``, Lemma 7.
+A mechanism whose losses span at most ε is dominated by one with two losses t and t − ε, for some t
+that whoever asks may choose. Asked k times, δ_k(x) = max_t p_t·δ_{k−1}(x − t) + (1 − p_t)·δ_{k−1}(x
+− t + ε): a dynamic programme, in which a convex δ stays convex (Dong, Durfee & Rogers 2020). The
+proof is in ``docs/proofs/one-shot.md``, Lemma 7.
 """
 
 import math
@@ -22,7 +24,8 @@ _ROUNDED = 1e-11  # relative, of one step: more than rounding and an inexact pla
 
 @dataclass(frozen=True)
 class Ranges(LossDistribution):
-    """``times`` mechanisms one after the other, each with losses that span at most ``epsilon``, chosen adaptively.
+    """``times`` mechanisms one after the other, each with losses that span at most ``epsilon``,
+    chosen adaptively.
 
     >>> round(Ranges(0.1, 2).zcdp, 6)
     0.0025
@@ -93,7 +96,9 @@ def _table(epsilon: float, times: int) -> Table:
 
 @lru_cache(maxsize=32)
 def _profile(epsilon: float, times: int) -> _Profile:
-    """Values on a lattice that divides ε; between its points chords are above, as profiles are convex in e^x."""
+    """Values on a lattice that divides ε; between its points chords are above, as profiles are
+    convex in e^x.
+    """
     parts = max(8, min(128, int(250 / math.sqrt(times))))
     width = epsilon / parts
     x: Array = width * np.arange(math.ceil(_reach(epsilon, times) / width) + 1, dtype=np.float64)
@@ -110,39 +115,54 @@ def _profile(epsilon: float, times: int) -> _Profile:
 
 
 def _extended(values: Array, x: Array, parts: int, beyond: float) -> Array:
-    """Values at −ε, …, and up to ε beyond the last: δ(−x) = 1 − e^−x·(1 − δ(x)), as the class is its own mirror image.
+    """Values at −ε, …, and up to ε beyond the last: δ(−x) = 1 − e^−x·(1 − δ(x)), as the class is
+    its own mirror image.
     """
-    before, at = values[1:parts + 1], x[1:parts + 1]
+    before, at = values[1 : parts + 1], x[1 : parts + 1]
     if len(before) < parts:
         more = x[1] * np.arange(len(values), parts + 1)
         before, at = np.append(before, np.full(len(more), beyond)), np.append(at, more)
-    return np.concatenate(((-np.expm1(-at) + np.exp(-at) * before)[::-1], values, np.full(parts, beyond)))
+    return np.concatenate(
+        ((-np.expm1(-at) + np.exp(-at) * before)[::-1], values, np.full(parts, beyond))
+    )
 
 
 def _windows(values: Array, parts: int, start: int) -> Array:
-    """[i, c]: the value c places after the first of those that x_i, less or plus up to ε, can reach."""
-    return np.lib.stride_tricks.sliding_window_view(values[start:], parts + 1)[:len(values) - 2 * parts]
+    """[i, c]: the value c places after the first of those that x_i, less or plus up to ε, can
+    reach.
+    """
+    return np.lib.stride_tricks.sliding_window_view(values[start:], parts + 1)[
+        : len(values) - 2 * parts
+    ]
 
 
 def _at_any_place(values: Array, high: Array, width: float, parts: int) -> Array:
-    """The largest p_t·V(x − t) + (1 − p_t)·V(x − t + ε) over all t, V straight in e^x between lattice points.
+    """The largest p_t·V(x − t) + (1 − p_t)·V(x − t + ε) over all t, V straight in e^x between
+    lattice points.
 
-    With t = c·width + log Y on a cell, V(x − t) = α + β/Y, and the sum is a constant, a multiple of Y and a negative
-    multiple of 1/Y: concave, with its largest value in closed form.
+    With t = c·width + log Y on a cell, V(x − t) = α + β/Y, and the sum is a constant, a multiple of
+    Y and a negative multiple of 1/Y: concave, with its largest value in closed form.
     """
-    near, far = _windows(values, parts, 0)[:, ::-1], _windows(values, parts, parts)[:, ::-1]  # by t from 0 to ε
+    near, far = (
+        _windows(values, parts, 0)[:, ::-1],
+        _windows(values, parts, parts)[:, ::-1],
+    )  # by t from 0 to ε
     grown, odds = math.exp(width), math.exp(parts * width)
     starts = np.exp(width * np.arange(parts))
     slope = np.append(np.diff(values) / (grown - 1), 0.0)
     alpha = values - slope
     first, second = (_windows(alpha, parts, start)[:, -2::-1] for start in (0, parts))
     slower, faster = (_windows(slope, parts, start)[:, -2::-1] for start in (0, parts))
-    falls, rises = (faster - odds * slower) * grown, starts * (first - second)  # both turned positive
+    falls, rises = (
+        (faster - odds * slower) * grown,
+        starts * (first - second),
+    )  # both turned positive
     with np.errstate(divide="ignore", invalid="ignore"):
         best = np.sqrt(np.maximum(falls, 0.0) / rises)
     best = np.where(rises > 0, np.clip(best, 1.0, grown), grown)
     share = (odds - starts * best) / (odds - 1)
     weight = (grown / best - 1) / (grown - 1)  # of the cell's end where t is its least
     inside = share * (near[:, 1:] + (near[:, :-1] - near[:, 1:]) * weight) + (1 - share) * (
-        far[:, 1:] + (far[:, :-1] - far[:, 1:]) * weight)
+        far[:, 1:] + (far[:, :-1] - far[:, 1:]) * weight
+    )
     return np.asarray(np.maximum(inside.max(axis=1), (high * near + (1 - high) * far).max(axis=1)))

@@ -1,4 +1,6 @@
-"""Closed forms: full-batch Gaussian sums, one subsampled step, and what follows from counting participations."""
+"""Closed forms: full-batch Gaussian sums, one subsampled step, and what follows from counting
+participations.
+"""
 
 import math
 
@@ -14,8 +16,9 @@ _MAX_PARTICIPATIONS = 400
 def log_delta(mu: float, epsilon: float) -> float:
     """Return log δ(ε) of the Gaussian pair N(0, 1), N(μ, 1).
 
-    With s = ε/μ − μ/2 and t = ε/μ + μ/2, e^ε·φ(t) = φ(s) turns Φ(−s) − e^ε·Φ(−t) into φ(s)·(M(s) − M(t)), M the Mills
-    ratio: no large numbers are subtracted, at any μ. Where δ is near 1, 1 − δ = φ(s)·(M(−s) + M(t)) has all digits.
+    With s = ε/μ − μ/2 and t = ε/μ + μ/2, e^ε·φ(t) = φ(s) turns Φ(−s) − e^ε·Φ(−t) into φ(s)·(M(s) −
+    M(t)), M the Mills ratio: no large numbers are subtracted, at any μ. Where δ is near 1, 1 − δ =
+    φ(s)·(M(−s) + M(t)) has all digits.
 
     Reference: Balle & Wang 2018, Theorem 8.
     """
@@ -55,15 +58,25 @@ def epsilon(mu: float, delta: float) -> Interval:
     ceiling = mu * mu / 2 + mu * math.sqrt(-2 * goal)  # δ ≤ Φ(−s) ≤ exp(−s²/2)
     if log_delta(mu, 0.0) <= goal:  # by rounding
         return Interval(0.0, ceiling)
-    root = float(brentq(lambda value: log_delta(mu, value) - goal, 0.0, ceiling, xtol=1e-300, rtol=1e-14, maxiter=500))
+    root = float(
+        brentq(
+            lambda value: log_delta(mu, value) - goal,
+            0.0,
+            ceiling,
+            xtol=1e-300,
+            rtol=1e-14,
+            maxiter=500,
+        )
+    )
     return Interval(root * (1 - _ROUNDING), root * (1 + _ROUNDING))
 
 
 def one_step_epsilon(rate: float, mu: float, delta: float) -> Interval:
     """Return ε of one Poisson-sampled Gaussian sum under adding or removing a record.
 
-    Removing dominates: δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) (Balle, Barthe & Gaboardi 2018), and the profile of
-    adding is (q − (e^ε − 1)(1 − q))·δ_G at a larger argument, hence below it for every ε ≥ 0.
+    Removing dominates: δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) (Balle, Barthe & Gaboardi 2018), and the
+    profile of adding is (q − (e^ε − 1)(1 − q))·δ_G at a larger argument, hence below it for every ε
+    ≥ 0.
     """
     if delta >= rate:
         return Interval(0.0, 0.0)
@@ -80,8 +93,8 @@ def one_step_delta(rate: float, mu: float, epsilon: float) -> float:
 def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> float:
     """Return an upper bound on ε that conditions on how often one record is drawn.
 
-    Given the steps in which the record takes part, the run is that many full-batch sums; by joint convexity
-    δ(ε) ≤ Pr[N > k] + δ_G(√k·μ, ε) with N ~ Binomial(``steps``, ``rate``), for each k.
+    Given the steps in which the record takes part, the run is that many full-batch sums; by joint
+    convexity δ(ε) ≤ Pr[N > k] + δ_G(√k·μ, ε) with N ~ Binomial(``steps``, ``rate``), for each k.
     """
     best = math.inf
     for count in _counts(steps, rate):
@@ -93,12 +106,16 @@ def participation_epsilon(rate: float, mu: float, steps: int, delta: float) -> f
 
 def participation_delta(rate: float, mu: float, steps: int, epsilon: float) -> float:
     """Return the upper bound on δ that :func:`participation_epsilon` inverts."""
-    return min(more_than(count, steps, rate) + delta(math.sqrt(count) * mu, epsilon)
-               for count in _counts(steps, rate))
+    return min(
+        more_than(count, steps, rate) + delta(math.sqrt(count) * mu, epsilon)
+        for count in _counts(steps, rate)
+    )
 
 
 def _counts(steps: int, rate: float) -> range:
-    """The participation counts worth trying: from the median, or none, to where more of them are beyond any δ."""
+    """The participation counts worth trying: from the median, or none, to where more of them are
+    beyond any δ.
+    """
     most = _smallest_count(steps, rate, 1e-30)
     least = 0 if most < _MAX_PARTICIPATIONS else _smallest_count(steps, rate, 0.5)
     return range(least, most + 1, max(1, (most - least) // _MAX_PARTICIPATIONS))

@@ -1,7 +1,7 @@
 """The losses of all steps of a run on common cuts, chosen for where on the profile the answer lies.
 
-Every step keeps its own rate and noise multiplier: what steps share is where the axis of losses is cut, so that the
-transforms of ten thousand different steps are one product of matrices.
+Every step keeps its own rate and noise multiplier: what steps share is where the axis of losses is
+cut, so that the transforms of ten thousand different steps are one product of matrices.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,8 @@ _ROUGHLY = 300  # losses by which moments are estimated
 
 @dataclass(frozen=True)
 class Resolution:
-    """How many cuts, and where they matter: near ``epsilon`` of a composed ``law``, up to ``top``, above a tail.
+    """How many cuts, and where they matter: near ``epsilon`` of a composed ``law``, up to ``top``,
+    above a tail.
 
     ``gauss`` is μ² of the full-batch steps, which the law includes.
     """
@@ -51,7 +52,8 @@ class Run(NamedTuple):
 
 
 def arranged(pairs: Pairs) -> Run:
-    """Put steps that damp high frequencies most first, in blocks that double in size: later ones then need few.
+    """Put steps that damp high frequencies most first, in blocks that double in size: later ones
+    then need few.
 
     A few kinds are a block each.
     """
@@ -59,14 +61,25 @@ def arranged(pairs: Pairs) -> Run:
     few, worst = [], []
     for steps in discretize.rows(pairs):
         mu = (1 if steps.neighbours == "absent" else 2) / steps.noise_multiplier
-        damping = steps.times * np.minimum(steps.rate**2 * np.expm1(np.minimum(mu**2, 50.0)), 1.0)[:, 0]
+        damping = (
+            steps.times * np.minimum(steps.rate**2 * np.expm1(np.minimum(mu**2, 50.0)), 1.0)[:, 0]
+        )
         order = np.argsort(-damping, kind="stable")
         few.append(_sample(steps.part(order), damping[order]))
-        worst.append(Pair(float(steps.rate.max()), float(steps.noise_multiplier.min()), steps.neighbours, steps.noise,
-                          steps.law))
+        worst.append(
+            Pair(
+                float(steps.rate.max()),
+                float(steps.noise_multiplier.min()),
+                steps.neighbours,
+                steps.noise,
+                steps.law,
+            )
+        )
         first, size = 0, 1 if len(pairs) <= FEW else 8
         while first < len(order):
-            parts.append((-damping[order[first]], len(parts), steps.part(order[first:first + size])))
+            parts.append(
+                (-damping[order[first]], len(parts), steps.part(order[first : first + size]))
+            )
             first, size = first + size, 1 if len(pairs) <= FEW else min(2 * size, 256)
     ordered = [steps for _, _, steps in sorted(parts, key=lambda part: part[:2])]
     return Run(ordered, few, worst, len(pairs), sum(times for _, times in pairs))
@@ -77,7 +90,9 @@ def _sample(steps: StepTable, damping: Array) -> StepTable:
     if len(damping) <= FEW:
         return steps
     total = np.cumsum(damping)
-    chosen, counts = np.unique(np.searchsorted(total, (np.arange(FEW) + 0.5) / FEW * total[-1]), return_counts=True)
+    chosen, counts = np.unique(
+        np.searchsorted(total, (np.arange(FEW) + 0.5) / FEW * total[-1]), return_counts=True
+    )
     chosen = np.minimum(chosen, len(damping) - 1)
     sample = steps.part(chosen)
     return replace(sample, times=sample.times * counts * (total[-1] / FEW) / damping[chosen])
@@ -86,9 +101,10 @@ def _sample(steps: StepTable, damping: Array) -> StepTable:
 def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array:
     """Return losses that divide the axis into cells of about equal influence on δ(ε).
 
-    To move a mass m at loss l by h to both sides changes δ(ε) by about m·h²/2 times the density of the other steps'
-    loss at ε − l, for which Chernoff's bound stands. The cube roots of the cells' influences are equidistributed, which
-    minimises their sum. Nothing but the accuracy depends on the choice.
+    To move a mass m at loss l by h to both sides changes δ(ε) by about m·h²/2 times the density of
+    the other steps' loss at ε − l, for which Chernoff's bound stands. The cube roots of the cells'
+    influences are equidistributed, which minimises their sum. Nothing but the accuracy depends on
+    the choice.
     """
     points, ends = _fine_points(run, direction, resolution)
     if len(points) < 2 or not np.isfinite(points).all():
@@ -96,11 +112,16 @@ def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array
     mass = np.concatenate([_masses(steps, points, direction) for steps in run.few])
     times = np.concatenate([steps.times for steps in run.few])
     with np.errstate(divide="ignore"):
-        influence = 2 * np.log(np.diff(points)) + _felt(mass, times, direction * (points[1:] + points[:-1]) / 2,
-                                                        resolution)
+        influence = 2 * np.log(np.diff(points)) + _felt(
+            mass, times, direction * (points[1:] + points[:-1]) / 2, resolution
+        )
     weight = np.exp((influence - influence.max()) / 3)
-    share = np.concatenate(([0.0], np.cumsum(weight / weight.sum() * (1 - _FLOOR) + _FLOOR / len(weight))))
-    return _distinct(np.append(np.interp(np.linspace(0, share[-1], resolution.cuts), share, points), ends))
+    share = np.concatenate(
+        ([0.0], np.cumsum(weight / weight.sum() * (1 - _FLOOR) + _FLOOR / len(weight)))
+    )
+    return _distinct(
+        np.append(np.interp(np.linspace(0, share[-1], resolution.cuts), share, points), ends)
+    )
 
 
 def _masses(steps: StepTable, points: Array, direction: Direction) -> Array:
@@ -111,7 +132,8 @@ def _masses(steps: StepTable, points: Array, direction: Direction) -> Array:
 def _felt(mass: Array, times: Array, loss: Array, resolution: Resolution) -> Array:
     """Masses times what the other steps do, added up over the steps, logarithm.
 
-    Of few steps that decide, the others are fewer than all: two rare losses must not be taken for three.
+    Of few steps that decide, the others are fewer than all: two rare losses must not be taken for
+    three.
     """
     law, left = resolution.law, resolution.epsilon - loss
     if law is None:
@@ -135,7 +157,7 @@ def _felt(mass: Array, times: Array, loss: Array, resolution: Resolution) -> Arr
 
 
 def _log_moments(mass: Array, loss: Array, tilts: Array) -> Array:
-    """log E e^{λL} of each row, roughly."""
+    """Log E e^{λL} of each row, roughly."""
     first = np.arange(0, len(loss), max(1, len(loss) // _ROUGHLY))
     logs, rises = np.log(np.add.reduceat(mass, first, axis=1)), np.outer(loss[first], tilts)
     return np.stack([logsumexp(row[:, None] + rises, axis=0) for row in logs])
@@ -145,23 +167,31 @@ def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list
     """Return the steps as blocks, once for each builder."""
     centre = None
     if run.kinds > FEW:
-        centre = discretize.centroid([discretize.cells(steps, cuts) for steps in run.few], cuts, direction)
+        centre = discretize.centroid(
+            [discretize.cells(steps, cuts) for steps in run.few], cuts, direction
+        )
     parts = [built(steps, cuts, centre, direction, *builders) for steps in run.parts]
     return [list(blocks) for blocks in zip(*parts, strict=True)]
 
 
-def built(steps: StepTable, cuts: Array, centre: Array | None, direction: Direction, *builders: Builder) -> list[Block]:
+def built(
+    steps: StepTable, cuts: Array, centre: Array | None, direction: Direction, *builders: Builder
+) -> list[Block]:
     """Return some steps as a block, once for each builder.
 
-    Where both directions have one law, that of the other direction is not computed from masses of the first, which are
-    too small where losses are very negative for what is left of them, but as that of the first on mirrored cuts.
+    Where both directions have one law, that of the other direction is not computed from masses of
+    the first, which are too small where losses are very negative for what is left of them, but as
+    that of the first on mirrored cuts.
     """
     symmetric = steps.symmetric
     if direction == -1 and symmetric:
         mirrored = built(steps, -cuts[::-1], None if centre is None else centre[::-1], 1, *builders)
         return [block.backwards for block in mirrored]
     found = discretize.cells(steps, cuts)
-    return [replace(build(steps, found, cuts, centre, direction), symmetric=symmetric) for build in builders]
+    return [
+        replace(build(steps, found, cuts, centre, direction), symmetric=symmetric)
+        for build in builders
+    ]
 
 
 def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tuple[Array, Array]:
@@ -170,7 +200,9 @@ def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tupl
     count = max(4 * resolution.cuts // len(looked_at), 64)
     points, ends = [], []
     for pair in looked_at:
-        loss = discretize.losses(pair, np.linspace(*discretize.place_range(pair, resolution.log_tail), count))
+        loss = discretize.losses(
+            pair, np.linspace(*discretize.place_range(pair, resolution.log_tail), count)
+        )
         points.append(loss)
         ends.extend(discretize.ends(pair))
     low, high = (-DEEPEST, resolution.top) if direction == 1 else (-resolution.top, DEEPEST)
@@ -181,5 +213,7 @@ def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tupl
 def _distinct(values: Array) -> Array:
     """The values in order, without those that are too close to the one before."""
     values = np.unique(values)
-    apart = np.concatenate(([True], np.diff(values) > 1e-14 * np.maximum(np.abs(values[1:]), 1e-3 * np.ptp(values))))
+    apart = np.concatenate(
+        ([True], np.diff(values) > 1e-14 * np.maximum(np.abs(values[1:]), 1e-3 * np.ptp(values)))
+    )
     return values[apart]

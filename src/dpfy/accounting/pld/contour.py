@@ -1,4 +1,6 @@
-"""Where to integrate: the tilt of the line, its window and its smoothing. Good choices are fast; all are sound."""
+"""Where to integrate: the tilt of the line, its window and its smoothing. Good choices are fast;
+all are sound.
+"""
 
 import math
 
@@ -8,11 +10,14 @@ from dpfy.accounting.pld.discretize import Array
 from dpfy.accounting.pld.fourier import Line, Moments
 
 _CANDIDATES = (1.0, 0.93, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12)
-_LARGER = tuple(2.0**i for i in range(1, 13))  # where δ is near 1, Chernoff's tilt is near 0, and any other is as good
+_LARGER = tuple(
+    2.0**i for i in range(1, 13)
+)  # where δ is near 1, Chernoff's tilt is near 0, and any other is as good
 _CLIMB = 4.0  # log of what terms may grow by at a larger tilt
 _PRECISION = 1e-6  # of δ, or of 1 − δ: what tails and aliases may cost
 _HEIGHT = 28.0  # log of terms over what aliases may cost, up to which rounding does not matter
-_LEAST_TILT = 0.05  # with noise multipliers of at least 0.03, rare losses that decide a tiny δ have larger ones
+# with noise multipliers of at least 0.03, rare losses that decide a tiny δ have larger ones
+_LEAST_TILT = 0.05
 _SPACING = 0.1  # of tilts, logarithm
 _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-10 of it
 
@@ -23,7 +28,9 @@ def log_spare(log_delta: float) -> float:
 
 
 def tilt_grid(variance: float, log_delta: float) -> Array:
-    """Tilts around the best one of a loss with this variance and a Gaussian tail, and below, for rare losses."""
+    """Tilts around the best one of a loss with this variance and a Gaussian tail, and below, for
+    rare losses.
+    """
     best = math.sqrt(max(-2 * log_delta, 1.0) / max(variance, 1e-290))
     near = np.geomspace(0.05 * best, 6 * best, 30)
     least = min(_LEAST_TILT, near[0] / 2)
@@ -48,16 +55,32 @@ def saddle_at(moments: Moments, epsilon: float) -> tuple[float, float]:
 
 
 def log_chernoff(moments: Moments, epsilon: float) -> float:
-    """An upper bound on log δ(ε) of the finite part: min over tilts of K(λ) − λε + log(λ^λ/(1 + λ)^(1 + λ))."""
-    return min(0.0, float((moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)).min()))
+    """An upper bound on log δ(ε) of the finite part: min over tilts of K(λ) − λε + log(λ^λ/(1 +
+    λ)^(1 + λ)).
+    """
+    return min(
+        0.0,
+        float(
+            (moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)).min()
+        ),
+    )
 
 
-def choose_line(moments: Moments, best: float, steepest: float, epsilon: float, log_target: float, smoothing: float,
-                gauss: float, most: float) -> Line:
-    """The line with the narrowest window whose aliases stay below e^``log_target``; large terms weigh against one.
+def choose_line(
+    moments: Moments,
+    best: float,
+    steepest: float,
+    epsilon: float,
+    log_target: float,
+    smoothing: float,
+    gauss: float,
+    most: float,
+) -> Line:
+    """The line with the narrowest window whose aliases stay below e^``log_target``; large terms
+    weigh against one.
 
-    Its tilt is near the ``best`` one or below, and at most the ``steepest``.
-    It is smoothed as asked, or as much as it takes to need no more than ``most`` frequencies. Where the whole law is
+    Its tilt is near the ``best`` one or below, and at most the ``steepest``. It is smoothed as
+    asked, or as much as it takes to need no more than ``most`` frequencies. Where the whole law is
     below the target, a tilt that shows it is enough: larger ones lose it in rounding.
     """
     most_tilt = min(float(moments.tilts[-4]), steepest, _enough(moments, epsilon, log_target))
@@ -74,7 +97,9 @@ def choose_line(moments: Moments, best: float, steepest: float, epsilon: float, 
 
 
 def _enough(moments: Moments, epsilon: float, log_target: float) -> float:
-    """The first tilt at which K(λ) − λε is below the target, or a little less; it is convex, so below its chords."""
+    """The first tilt at which K(λ) − λε is below the target, or a little less; it is convex, so
+    below its chords.
+    """
     heights = moments.log_moment - moments.tilts * epsilon
     place = int(np.argmax(heights < log_target))
     if heights[place] >= log_target:

@@ -1,16 +1,19 @@
-"""The privacy loss of steps as atoms that bound their δ from above or from below, rounding errors included.
+"""The privacy loss of steps as atoms that bound their δ from above or from below, rounding errors
+included.
 
-The axis of losses is cut into cells, fine where losses matter, the same for all steps. The masses of every cell under
-both distributions of a step are known to float precision; two constructions turn masses into atoms:
+The axis of losses is cut into cells, fine where losses matter, the same for all steps. The masses
+of every cell under both distributions of a step are known to float precision; two constructions
+turn masses into atoms:
 
-*Above*, the mass of a cell goes to the losses of its two ends such that both distributions of the pair keep their mass
-(connect-the-dots, Doroshenko et al. 2022, here on unequal cells): the profile becomes a chord of itself in e^ε.
+*Above*, the mass of a cell goes to the losses of its two ends such that both distributions of the
+pair keep their mass (connect-the-dots, Doroshenko et al. 2022, here on unequal cells): the profile
+becomes a chord of itself in e^ε.
 
 *Below*, a cell becomes one output, which is post-processing, and its loss is rounded towards less.
 
-In both, what lies beyond the last cut is split between that cut and ∞, which changes no profile before the cut: the
-cuts need not reach where one rare step exceeds any ε of interest. The proofs, and the error of every formula, are in
-``docs/proofs/accounting-pld.md``.
+In both, what lies beyond the last cut is split between that cut and ∞, which changes no profile
+before the cut: the cuts need not reach where one rare step exceeds any ε of interest. The proofs,
+and the error of every formula, are in ``docs/proofs/accounting-pld.md``.
 """
 
 import math
@@ -26,13 +29,16 @@ from dpfy.accounting.loss_distributions import LossDistribution
 
 Array = NDArray[np.float64]
 Direction = Literal[1, -1]
-"""Whose loss: of the data with the record against without it (1, removing it), or the reverse (-1, adding it)."""
+"""Whose loss: of the data with the record against without it (1, removing it), or the reverse (-1,
+adding it).
+"""
 
 EPS = 2.0**-52  # twice the unit round-off
 _TINY = 1e-290  # masses below it have lost digits
 _NUDGE = 1e-13  # relative: from an atom of the true loss to a cut that is certainly on its far side
 _FAR = 1e3  # standard deviations, beyond which float64 has no masses
-_DEEP = 30.0  # standard deviations, beyond which a tail is computed together with the factor that lifts it
+# standard deviations, beyond which a tail is computed together with the factor that lifts it
+_DEEP = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,24 +60,33 @@ class StepTable:
 
     def part(self, chosen: NDArray[np.int64]) -> "StepTable":
         """Some of the rows."""
-        return replace(self, rate=self.rate[chosen], noise_multiplier=self.noise_multiplier[chosen],
-                       times=self.times[chosen])
+        return replace(
+            self,
+            rate=self.rate[chosen],
+            noise_multiplier=self.noise_multiplier[chosen],
+            times=self.times[chosen],
+        )
 
     def pairs(self) -> list[Pair]:
         """The pair of each row."""
-        return [Pair(float(rate), float(noise_multiplier), self.neighbours, self.noise, self.law)
-                for rate, noise_multiplier in zip(self.rate[:, 0], self.noise_multiplier[:, 0], strict=True)]
+        return [
+            Pair(float(rate), float(noise_multiplier), self.neighbours, self.noise, self.law)
+            for rate, noise_multiplier in zip(
+                self.rate[:, 0], self.noise_multiplier[:, 0], strict=True
+            )
+        ]
 
 
 @dataclass(frozen=True)
 class Block:
     """Laws of the loss, a row for each kind of step.
 
-    ``mass[i, j]`` lies at ``loss[j]``, or at ``loss[j] + offset[i, j]``; ``infinite[i]`` at ∞, on the safe side;
-    ``total[i]`` is the exact sum of the finite masses. Of each atom, at most ``mass_error`` is wrong, and at most
-    ``shift_error`` is the product of a wrong mass and how far it lies from its place. ``beyond[i]`` is of the other
-    distribution: above, its mass where the row has none; below, e^cut times its mass past the last cut, where the row
-    has ``past``. ``symmetric`` says that the opposite direction has the law of this one.
+    ``mass[i, j]`` lies at ``loss[j]``, or at ``loss[j] + offset[i, j]``; ``infinite[i]`` at ∞, on
+    the safe side; ``total[i]`` is the exact sum of the finite masses. Of each atom, at most
+    ``mass_error`` is wrong, and at most ``shift_error`` is the product of a wrong mass and how far
+    it lies from its place. ``beyond[i]`` is of the other distribution: above, its mass where the
+    row has none; below, e^cut times its mass past the last cut, where the row has ``past``.
+    ``symmetric`` says that the opposite direction has the law of this one.
     """
 
     times: Array
@@ -89,18 +104,26 @@ class Block:
     @property
     def backwards(self) -> "Block":
         """The same atoms, the last one first."""
+
         def turned(part: Array | None) -> Array | None:
             return None if part is None else part[..., ::-1]
 
-        return replace(self, loss=self.loss[::-1], offset=turned(self.offset), mass=self.mass[:, ::-1],
-                       mass_error=self.mass_error[:, ::-1], shift_error=turned(self.shift_error))
+        return replace(
+            self,
+            loss=self.loss[::-1],
+            offset=turned(self.offset),
+            mass=self.mass[:, ::-1],
+            mass_error=self.mass_error[:, ::-1],
+            shift_error=turned(self.shift_error),
+        )
 
 
 class Cells(NamedTuple):
-    """Masses of cells with the record (p) and without it (q), p − q to relative precision, and absolute errors.
+    """Masses of cells with the record (p) and without it (q), p − q to relative precision, and
+    absolute errors.
 
-    q of large losses may be below all floats. ``lifted`` is q·e^``lift`` with the loss at the left end of the cell, if
-    it is positive: of the order of p.
+    q of large losses may be below all floats. ``lifted`` is q·e^``lift`` with the loss at the left
+    end of the cell, if it is positive: of the order of p.
     """
 
     p: Array
@@ -124,14 +147,21 @@ def rows(pairs: Pairs) -> list[StepTable]:
     """The pairs in rows, kind by kind."""
     result = []
     for kind in sorted({(pair.neighbours, pair.noise, pair.law) for pair, _ in pairs}):
-        table = np.array([(pair.rate, pair.noise_multiplier, times) for pair, times in pairs
-                          if (pair.neighbours, pair.noise, pair.law) == kind], dtype=np.float64)
+        table = np.array(
+            [
+                (pair.rate, pair.noise_multiplier, times)
+                for pair, times in pairs
+                if (pair.neighbours, pair.noise, pair.law) == kind
+            ],
+            dtype=np.float64,
+        )
         result.append(StepTable(table[:, :1], table[:, 1:2], table[:, 2], *kind))
     return result
 
 
 def losses(pair: Pair, places: Array) -> Array:
-    """The loss at each place: a full-batch log-likelihood ratio, x/z² if a record is replaced, an output in [0, 1].
+    """The loss at each place: a full-batch log-likelihood ratio, x/z² if a record is replaced, an
+    output in [0, 1].
 
     Of an exchanged record, places and losses have the same sign.
     """
@@ -146,7 +176,9 @@ def losses(pair: Pair, places: Array) -> Array:
 
 
 def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
-    """The first and the last place, beyond which no more than e^log_tail of either distribution lies."""
+    """The first and the last place, beyond which no more than e^log_tail of either distribution
+    lies.
+    """
     if pair.law is not None:
         return pair.law.span(log_tail)
     if pair.noise == "laplace":
@@ -161,28 +193,40 @@ def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
 
 
 def ends(pair: Pair) -> list[float]:
-    """The losses at which single outputs have mass, each from both sides if need be, or beyond which there are none."""
+    """The losses at which single outputs have mass, each from both sides if need be, or beyond
+    which there are none.
+    """
     if pair.law is not None:
-        return [loss * (1 + nudge) for loss in _amplified(pair.rate, pair.law.atoms()).tolist()
-                for nudge in (-_NUDGE, _NUDGE)]
+        return [
+            loss * (1 + nudge)
+            for loss in _amplified(pair.rate, pair.law.atoms()).tolist()
+            for nudge in (-_NUDGE, _NUDGE)
+        ]
     if pair.noise == "laplace":
         first, last = losses(pair, np.array(place_range(pair, 0.0))).tolist()
         return [first * (1 + _NUDGE), first, last, last * (1 + _NUDGE)]
     if pair.neighbours == "exchanged":
         return [0.0]
-    return [math.log1p(-pair.rate) * (1 + _NUDGE)] if pair.neighbours == "absent" and pair.rate < 1 else []
+    return (
+        [math.log1p(-pair.rate) * (1 + _NUDGE)]
+        if pair.neighbours == "absent" and pair.rate < 1
+        else []
+    )
 
 
 def cells(steps: StepTable, cuts: Array) -> Cells:
     """The masses of the cells between losses, the two unbounded ones included, for every row.
 
-    The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its rounding is that of
-    a loss off by a few units in the last place, and an error of the place itself, which ``_normal`` charges.
+    The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its
+    rounding is that of a loss off by a few units in the last place, and an error of the place
+    itself, which ``_normal`` charges.
     """
     if steps.law is not None:
         return _of_law(steps.law, steps.rate, cuts)
     if steps.neighbours == "exchanged":
-        return _mirrored(replace(steps, noise_multiplier=steps.noise_multiplier / 2, neighbours="absent"), cuts)
+        return _mirrored(
+            replace(steps, noise_multiplier=steps.noise_multiplier / 2, neighbours="absent"), cuts
+        )
     rate, z, lift = steps.rate, steps.noise_multiplier, np.maximum(cuts, 0.0)
     if steps.noise == "laplace":
         place = (_full_batch(rate, cuts) * z + 1) / 2
@@ -204,13 +248,24 @@ def cells(steps: StepTable, cuts: Array) -> Cells:
     p, p_error = ((1 - rate) * (a * lowered) + rate * b for a, b in zip(still, drawn, strict=True))
     if steps.neighbours == "absent":
         return Cells(p, still[0], gain, p_error, still[1], gain_error, lift)
-    return Cells(p, (1 - rate) * still[0] + rate * other[0], gain, p_error,
-                 (1 - rate) * still[1] + rate * other[1], gain_error, lift)
+    return Cells(
+        p,
+        (1 - rate) * still[0] + rate * other[0],
+        gain,
+        p_error,
+        (1 - rate) * still[1] + rate * other[1],
+        gain_error,
+        lift,
+    )
 
 
 def _of_law(law: LossDistribution, rate: Array, cuts: Array) -> Cells:
-    """Cells of a law after sampling; p and q of a cell are of the same outputs, wherever rounding puts its ends."""
-    p, q, gain = (np.stack(parts) for parts in zip(*map(law.masses, _full_batch(rate, cuts)), strict=True))
+    """Cells of a law after sampling; p and q of a cell are of the same outputs, wherever rounding
+    puts its ends.
+    """
+    p, q, gain = (
+        np.stack(parts) for parts in zip(*map(law.masses, _full_batch(rate, cuts)), strict=True)
+    )
     p, gain, error = (1 - rate) * q + rate * p, rate * gain, 64 * EPS
     lift = np.append(0.0, np.maximum(cuts, 0.0))
     lifted = np.where(q > _TINY, q, 0.0) * np.exp(lift)
@@ -218,20 +273,29 @@ def _of_law(law: LossDistribution, rate: Array, cuts: Array) -> Cells:
 
 
 def _mirrored(steps: StepTable, cuts: Array) -> Cells:
-    """Cells of the positive losses of ``steps``, of these again as negative ones with p and q exchanged, and of an atom
-    at 0 with all that is left: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss of ``steps`` is 0 halfway to the mean."""
+    """Cells of the positive losses of ``steps``, of these again as negative ones with p and q
+    exchanged, and of an atom at 0 with all that is left: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss
+    of ``steps`` is 0 halfway to the mean.
+    """
     first = int(np.searchsorted(cuts, 0.0))
     ahead = cells(steps, np.append(0.0, cuts[first:]))
     behind = cells(steps, np.append(0.0, -cuts[:first][::-1]))
     atom = (1 - steps.rate) * erf(math.sqrt(0.125) / steps.noise_multiplier)
 
     def joined(left: Array, right: Array, middle: Array | float) -> Array:
-        return np.concatenate((left[:, :1:-1], left[:, 1:2] + middle + right[:, 1:2], right[:, 2:]), axis=1)
+        return np.concatenate(
+            (left[:, :1:-1], left[:, 1:2] + middle + right[:, 1:2], right[:, 2:]), axis=1
+        )
 
-    return Cells(joined(behind.q, ahead.p, atom), joined(behind.p, ahead.lifted, atom),
-                 joined(-behind.gain, ahead.gain, 0.0), joined(behind.q_error, ahead.p_error, 8 * EPS * atom),
-                 joined(behind.p_error, ahead.lifted_error, 8 * EPS * atom),
-                 joined(behind.gain_error, ahead.gain_error, 0.0), np.append(0.0, np.maximum(cuts, 0.0)))
+    return Cells(
+        joined(behind.q, ahead.p, atom),
+        joined(behind.p, ahead.lifted, atom),
+        joined(-behind.gain, ahead.gain, 0.0),
+        joined(behind.q_error, ahead.p_error, 8 * EPS * atom),
+        joined(behind.p_error, ahead.lifted_error, 8 * EPS * atom),
+        joined(behind.gain_error, ahead.gain_error, 0.0),
+        np.append(0.0, np.maximum(cuts, 0.0)),
+    )
 
 
 def excess_beyond(pair: Pair, epsilon: float) -> float:
@@ -246,10 +310,15 @@ def excess_before(pair: Pair, epsilon: float) -> float:
     return float(-math.exp(epsilon) * found.gain[0, 0] - math.expm1(epsilon) * found.q[0, 0])
 
 
-def above(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
-    """Return atoms whose δ is at least that of each row; they are at the cuts, and need no ``centre``."""
+def above(
+    steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction
+) -> Block:
+    """Return atoms whose δ is at least that of each row; they are at the cuts, and need no
+    ``centre``.
+    """
     p, q = found.p, found.lifted
-    # P − e^l·Q at the left end of a cell, written so that no large parts cancel when the rate is small
+    # P − e^l·Q at the left end of a cell, written so that no large parts cancel when the rate is
+    # small
     rise = _rise(cuts)
     excess = found.gain[:, 1:] - rise * q[:, 1:]
     moved = np.clip(excess[:, :-1] / -np.expm1(-np.diff(cuts)), 0.0, p[:, 1:-1])
@@ -258,7 +327,8 @@ def above(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, dir
     mass[:, 1:] += moved
     mass[:, 0] += p[:, 0]
     wrong = found.gain_error[:, 1:] + np.abs(rise) * (
-        found.lifted_error[:, 1:] + (8 * EPS * (1 + np.abs(cuts))) * q[:, 1:])
+        found.lifted_error[:, 1:] + (8 * EPS * (1 + np.abs(cuts))) * q[:, 1:]
+    )
     mass[:, -1] += math.exp(min(cuts[-1], 0.0)) * q[:, -1]
     top = np.maximum(excess[:, -1], 0.0) + wrong[:, -1]
     _, lack, lack_error, _ = _last_cell(found, cuts, -1)
@@ -270,16 +340,31 @@ def above(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, dir
     shift_error[:, :-1] += wrong[:, :-1]
     shift_error[:, 1:] += wrong[:, :-1]
     if direction == 1:
-        return Block(steps.times, cuts, None, mass, 1 - top, top, bottom, top, mass_error, shift_error)
+        return Block(
+            steps.times, cuts, None, mass, 1 - top, top, bottom, top, mass_error, shift_error
+        )
     back = np.exp(-cuts)
     mass_error = (mass_error + (4 * EPS * (1 + np.abs(cuts))) * mass) * back
-    return Block(steps.times, -cuts, None, mass * back, 1 - bottom, bottom, top, bottom, mass_error, shift_error * back)
+    return Block(
+        steps.times,
+        -cuts,
+        None,
+        mass * back,
+        1 - bottom,
+        bottom,
+        top,
+        bottom,
+        mass_error,
+        shift_error * back,
+    )
 
 
 def centroid(found: list[Cells], cuts: Array, direction: Direction) -> Array:
     """A loss for each cell, near those of its rows."""
-    gain, q = (np.sum([part.sum(axis=0) for part in parts], axis=0)
-               for parts in ([cell.gain for cell in found], [cell.lifted for cell in found]))
+    gain, q = (
+        np.sum([part.sum(axis=0) for part in parts], axis=0)
+        for parts in ([cell.gain for cell in found], [cell.lifted for cell in found])
+    )
     ratio = np.where(q > _TINY, np.maximum(gain / np.maximum(q, _TINY), -1 + EPS), 1.0)
     near: Array = direction * _log_ratio(ratio[None], found[0].lift)[0]
     edge = -1 if direction == 1 else 0
@@ -287,7 +372,9 @@ def centroid(found: list[Cells], cuts: Array, direction: Direction) -> Array:
     return near
 
 
-def below(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction) -> Block:
+def below(
+    steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction
+) -> Block:
     """Return atoms whose δ is at most that of each row, but for what ``beyond`` may add to it."""
     own, own_error = (found.p, found.p_error) if direction == 1 else (found.q, found.q_error)
     q, q_error = found.lifted, found.lifted_error
@@ -306,21 +393,38 @@ def below(steps: StepTable, found: Cells, cuts: Array, centre: Array | None, dir
     loss[:, edge], mass[:, edge], dropped[:, edge] = last, other, 0.0
     blur = q_error[:, -1] if direction == 1 else math.exp(last) * found.p_error[:, 0]
     error[:, edge] = 2 * wrong + blur + 4 * EPS * (1 + abs(last)) * other
-    offset = np.where(mass > 0, loss - (centre + 2 * EPS * np.abs(centre)), 0.0) if centre is not None else None
+    offset = (
+        np.where(mass > 0, loss - (centre + 2 * EPS * np.abs(centre)), 0.0)
+        if centre is not None
+        else None
+    )
     total = 1 - dropped.sum(axis=1) - np.maximum(excess, 0.0) - wrong
-    return Block(steps.times, loss[0] if centre is None else centre, offset, mass, total,
-                 np.maximum(excess - wrong, 0.0), other + blur, (own + own_error)[:, edge], error)
+    return Block(
+        steps.times,
+        loss[0] if centre is None else centre,
+        offset,
+        mass,
+        total,
+        np.maximum(excess - wrong, 0.0),
+        other + blur,
+        (own + own_error)[:, edge],
+        error,
+    )
 
 
-def _last_cell(found: Cells, cuts: Array, direction: Direction) -> tuple[float, Array, Array, Array]:
-    """The last cut as a loss; what exceeds e^cut times the other mass beyond it, the error of that, and e^cut times it.
+def _last_cell(
+    found: Cells, cuts: Array, direction: Direction
+) -> tuple[float, Array, Array, Array]:
+    """The last cut as a loss; what exceeds e^cut times the other mass beyond it, the error of that,
+    and e^cut times it.
     """
     edge = -1 if direction == 1 else 0
     rise = float(_rise(cuts[-1])) if direction == 1 else math.expm1(cuts[0])
     q, gain = found.lifted[:, edge], found.gain[:, edge]
     excess = direction * (gain - rise * q)
     wrong = found.gain_error[:, edge] + abs(rise) * (
-        found.lifted_error[:, edge] + 8 * EPS * (1 + abs(cuts[edge])) * q)
+        found.lifted_error[:, edge] + 8 * EPS * (1 + abs(cuts[edge])) * q
+    )
     if direction == 1:
         return float(cuts[-1]), excess, wrong, math.exp(min(cuts[-1], 0.0)) * q
     back = math.exp(-cuts[0])
@@ -337,7 +441,9 @@ def _log_ratio(ratio: Array, lift: Array) -> Array:
     """log(1 + ratio·e^lift), to relative precision, where lifts rise."""
     first = int(np.searchsorted(lift, 1.0))
     near = np.log1p(ratio[:, :first] * np.exp(lift[:first]))
-    return np.concatenate((near, lift[first:] + np.log(ratio[:, first:] + np.exp(-lift[first:]))), axis=1)
+    return np.concatenate(
+        (near, lift[first:] + np.log(ratio[:, first:] + np.exp(-lift[first:]))), axis=1
+    )
 
 
 def _amplified(rate: float, ratio: Array) -> Array:
@@ -348,7 +454,9 @@ def _amplified(rate: float, ratio: Array) -> Array:
 
 
 def _full_batch(rate: Array, loss: Array) -> Array:
-    """The log-likelihood ratio of a full batch that has this loss after sampling; −∞ where the loss is out of reach."""
+    """The log-likelihood ratio of a full batch that has this loss after sampling; −∞ where the loss
+    is out of reach.
+    """
     low = loss < -0.7  # there, rate > ½, and e^loss − (1 − rate) is the difference of two floats
     with np.errstate(divide="ignore"):
         inner = np.log1p(np.maximum(np.expm1(loss[~low]) / rate, -1.0))
@@ -357,21 +465,33 @@ def _full_batch(rate: Array, loss: Array) -> Array:
     return ratio
 
 
-def _normal(cuts: Array, z: Array, wobble: Array | float, lift: Array | None = None) -> tuple[Array, Array]:
-    """Standard normal masses between cuts that are off by ``wobble``·EPS·(|t| + 1/z), and the errors of the masses.
+def _normal(
+    cuts: Array, z: Array, wobble: Array | float, lift: Array | None = None
+) -> tuple[Array, Array]:
+    """Standard normal masses between cuts that are off by ``wobble``·EPS·(|t| + 1/z), and the
+    errors of the masses.
 
-    ½·erfc is within (8 + 2t²)·EPS of the truth; the density at t is at most (1 + |t|) times the tail (Birnbaum 1942).
+    ½·erfc is within (8 + 2t²)·EPS of the truth; the density at t is at most (1 + |t|) times the
+    tail (Birnbaum 1942).
     """
     size = np.abs(cuts)
     tails = erfc(size * math.sqrt(0.5))
     tails *= 0.5
     if lift is not None:
-        tails *= np.exp(np.minimum(lift, _DEEP**2 / 2))  # a cut of a larger loss lies deeper, at √(2·loss) or beyond
+        tails *= np.exp(
+            np.minimum(lift, _DEEP**2 / 2)
+        )  # a cut of a larger loss lies deeper, at √(2·loss) or beyond
         deep = size > _DEEP
         if deep.any():
             t = size[deep]
-            tails[deep] = 0.5 * erfcx(t * math.sqrt(0.5)) * np.exp(np.broadcast_to(lift, size.shape)[deep] - t**2 / 2)
-    error = size * (2 + wobble)  # EPS·tails·(12 + wobble/z + size·(wobble·(1 + 1/z) + size·(2 + wobble))), in place
+            tails[deep] = (
+                0.5
+                * erfcx(t * math.sqrt(0.5))
+                * np.exp(np.broadcast_to(lift, size.shape)[deep] - t**2 / 2)
+            )
+    error = size * (
+        2 + wobble
+    )  # EPS·tails·(12 + wobble/z + size·(wobble·(1 + 1/z) + size·(2 + wobble))), in place
     error += wobble * (1 + 1 / z)
     error *= size
     error += 12 + wobble / z
@@ -380,27 +500,45 @@ def _normal(cuts: Array, z: Array, wobble: Array | float, lift: Array | None = N
     return _between(tails, cuts > 0, error, lift)
 
 
-def _laplace(places: Array, scale: Array, centre: int, lift: Array | None = None) -> tuple[Array, Array]:
-    """Laplace masses between places; below 0 and above 1 the loss is constant, and no cut divides them."""
+def _laplace(
+    places: Array, scale: Array, centre: int, lift: Array | None = None
+) -> tuple[Array, Array]:
+    """Laplace masses between places; below 0 and above 1 the loss is constant, and no cut divides
+    them.
+    """
     inside = (places > 0) & (places < 1)
     fall = -np.abs(np.where(inside, places, 0.5) - centre) / scale
-    tails = np.where(inside, np.exp(np.minimum(fall if lift is None else fall + lift, 0.0)) / 2, 0.0)
-    return _between(tails, places >= 1 if centre else places > 0, (EPS * (12 + 4 / scale)) * tails, lift)
+    tails = np.where(
+        inside, np.exp(np.minimum(fall if lift is None else fall + lift, 0.0)) / 2, 0.0
+    )
+    return _between(
+        tails, places >= 1 if centre else places > 0, (EPS * (12 + 4 / scale)) * tails, lift
+    )
 
 
-def _between(tails: Array, upper: NDArray[np.bool_], error: Array, lift: Array | None) -> tuple[Array, Array]:
-    """Masses from tails, each of which is on the upper or on the lower side: nothing cancels on either.
+def _between(
+    tails: Array, upper: NDArray[np.bool_], error: Array, lift: Array | None
+) -> tuple[Array, Array]:
+    """Masses from tails, each of which is on the upper or on the lower side: nothing cancels on
+    either.
 
-    Tails that are lifted, each by its cut, become masses that are lifted by the left ends of their cells.
+    Tails that are lifted, each by its cut, become masses that are lifted by the left ends of their
+    cells.
     """
-    right, wrong_right = (tails, error) if lift is None else (
-        part * np.exp(-np.diff(lift, prepend=0.0)) for part in (tails, error))
+    right, wrong_right = (
+        (tails, error)
+        if lift is None
+        else (part * np.exp(-np.diff(lift, prepend=0.0)) for part in (tails, error))
+    )
     mass, wrong = (np.zeros((len(tails), tails.shape[1] + 1)) for _ in range(2))
     mass[:, :-1], wrong[:, :-1] = right, wrong_right
     mass[:, 1:] -= tails
     wrong[:, 1:] += error
     np.negative(mass[:, 1:], out=mass[:, 1:], where=upper)
-    each, crossing = np.arange(len(tails)), (~upper).sum(axis=1)  # the cell whose two ends are on different sides
+    each, crossing = (
+        np.arange(len(tails)),
+        (~upper).sum(axis=1),
+    )  # the cell whose two ends are on different sides
     last = tails.shape[1] - 1
     above = np.where(crossing > last, 0.0, right[each, np.minimum(crossing, last)])
     mass[each, crossing] = 1 - above - np.where(crossing == 0, 0.0, tails[each, crossing - 1])

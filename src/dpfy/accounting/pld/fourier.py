@@ -1,13 +1,15 @@
-"""δ of a composition at one ε from a few hundred frequencies of its tilted loss, with everything left out charged.
+"""δ of a composition at one ε from a few hundred frequencies of its tilted loss, with everything
+left out charged.
 
 For any tilt λ > 0 and z = λ + iu, with K(z) = Σ log E e^{zL} over the steps,
 
     δ(ε) = (1/2π) ∫ exp(K(z) − zε) / (z(z + 1)) du.
 
-Three facts make a sum of this integral a bound (``docs/proofs/accounting-pld.md``): the trapezoidal sum with step 2π/W
-is *exactly* Σ_k e^{λkW}·δ(ε + kW), whose terms are positive; one more Gaussian mechanism of tiny variance v makes the
-integrand decay and moves δ by no more than v·e^{v/8} times the density of the loss; and what float64 does to a product
-of transforms is bounded factor by factor.
+Three facts make a sum of this integral a bound (``docs/proofs/accounting-pld.md``): the trapezoidal
+sum with step 2π/W is *exactly* Σ_k e^{λkW}·δ(ε + kW), whose terms are positive; one more Gaussian
+mechanism of tiny variance v makes the integrand decay and moves δ by no more than v·e^{v/8} times
+the density of the loss; and what float64 does to a product of transforms is bounded factor by
+factor.
 """
 
 import math
@@ -27,7 +29,9 @@ _STEEP = 600.0  # e^600 is a float
 _CHUNK = 128  # atoms per matrix product
 _MANY = 8  # rows, from which on exponentials cost less than products
 _SERIES = 1e-9  # what a series may leave out of log δ, per block
-_NEGLIGIBLE = -50.0  # log of a modulus, relative to that at frequency 0, below which factors need not be multiplied
+_NEGLIGIBLE = (
+    -50.0
+)  # log of a modulus, relative to that at frequency 0, below which factors need not be multiplied
 
 
 class Moments(NamedTuple):
@@ -40,8 +44,14 @@ class Moments(NamedTuple):
 
 
 def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
-    """K of steps followed by a Gaussian mechanism of variance ``gauss`` (μ²) at real tilts; blocks without offsets."""
-    total, mean, variance = gauss * tilts * (tilts + 1) / 2, gauss * (tilts + 0.5), np.full_like(tilts, gauss)
+    """K of steps followed by a Gaussian mechanism of variance ``gauss`` (μ²) at real tilts; blocks
+    without offsets.
+    """
+    total, mean, variance = (
+        gauss * tilts * (tilts + 1) / 2,
+        gauss * (tilts + 0.5),
+        np.full_like(tilts, gauss),
+    )
     for block in blocks:
         rises = np.outer(block.loss, tilts)
         peak = np.maximum(rises.max(axis=0), 0.0)
@@ -53,8 +63,11 @@ def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
             error += np.abs(tilts) * (block.shift_error @ grown)
         excess = block.mass @ growth + error
         value = excess + faded * block.total[:, None]
-        each = np.where(peak == 0, np.log1p(np.maximum(excess + (block.total - 1)[:, None], -0.9)),
-                        np.log(np.maximum(value, 1e-300)))
+        each = np.where(
+            peak == 0,
+            np.log1p(np.maximum(excess + (block.total - 1)[:, None], -0.9)),
+            np.log(np.maximum(value, 1e-300)),
+        )
         steps = float(block.times.sum())
         total = total + block.times @ each + peak * steps
         weight = grown.T * (block.times @ block.mass / steps)
@@ -66,35 +79,58 @@ def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
 
 
 def reversed_law(block: Block) -> Block:
-    """The opposite direction of a law from above: the same atoms seen from the other side, unless it is the same law.
+    """The opposite direction of a law from above: the same atoms seen from the other side, unless
+    it is the same law.
     """
     if block.symmetric:
         return block
     back = np.exp(-block.loss)
     error = (block.mass_error + 4 * EPS * (1 + np.abs(block.loss)) * block.mass) * back
     shift = block.shift_error * back if block.shift_error is not None else None
-    return Block(block.times, -block.loss, None, block.mass * back, 1 - block.beyond, block.beyond, block.infinite,
-                 block.beyond, error, shift)
+    return Block(
+        block.times,
+        -block.loss,
+        None,
+        block.mass * back,
+        1 - block.beyond,
+        block.beyond,
+        block.infinite,
+        block.beyond,
+        error,
+        shift,
+    )
 
 
 def stacked(blocks: Sequence[Block]) -> Block:
     """Laws on the same atoms as one block."""
-    joined = {field.name: np.concatenate([getattr(block, field.name) for block in blocks])
-              for field in fields(Block) if field.name not in ("loss", "offset", "symmetric")}
+    joined = {
+        field.name: np.concatenate([getattr(block, field.name) for block in blocks])
+        for field in fields(Block)
+        if field.name not in ("loss", "offset", "symmetric")
+    }
     return replace(blocks[0], symmetric=all(block.symmetric for block in blocks), **joined)
 
 
 def capped(block: Block, top: float) -> Block:
-    """Losses above ``top`` moved to it and to ∞, both distributions keeping their masses: no less private before it."""
+    """Losses above ``top`` moved to it and to ∞, both distributions keeping their masses: no less
+    private before it.
+    """
     stays = np.exp(-np.maximum(block.loss - top, 0.0))
     infinite = block.infinite + block.mass @ (1 - stays)
-    return replace(block, loss=np.minimum(block.loss, top), mass=block.mass * stays, total=1 - infinite,
-                   infinite=infinite)
+    return replace(
+        block,
+        loss=np.minimum(block.loss, top),
+        mass=block.mass * stays,
+        total=1 - infinite,
+        infinite=infinite,
+    )
 
 
 @dataclass(frozen=True)
 class Line:
-    """A tilted line in the complex plane: tilt λ, window W (frequencies 2πm/W), smoothing variance v, how many m."""
+    """A tilted line in the complex plane: tilt λ, window W (frequencies 2πm/W), smoothing variance
+    v, how many m.
+    """
 
     tilt: float
     window: float
@@ -128,7 +164,9 @@ class Spectrum:
             self.height_error += wrong
             log_value, slack = log_value + logs, slack + lost
             alive = int(np.flatnonzero(log_value.real + slack > _NEGLIGIBLE)[-1]) + 1
-            dropped += float(np.exp(np.minimum(log_value.real + slack, 0.0))[alive:].sum())  # other factors are below 1
+            dropped += float(
+                np.exp(np.minimum(log_value.real + slack, 0.0))[alive:].sum()
+            )  # other factors are below 1
             log_value, slack, frequency = log_value[:alive], slack[:alive], frequency[:alive]
         dropped *= math.exp(slack[0])
         weight = np.full(len(frequency), line.step / math.pi)
@@ -138,7 +176,9 @@ class Spectrum:
         self.density_terms: Complex = weight * np.exp(log_value)
         self.terms: Complex = self.density_terms / (z * (z + 1))
         size, density_size = np.abs(self.terms), np.abs(self.density_terms)
-        work = EPS * (16 + len(frequency) + 4 * len(blocks) * np.abs(log_value)) + np.expm1(np.minimum(slack, 700.0))
+        work = EPS * (16 + len(frequency) + 4 * len(blocks) * np.abs(log_value)) + np.expm1(
+            np.minimum(slack, 700.0)
+        )
         self.error = float(size @ work)
         self.density_error = float(density_size @ work)
         self.phase_error = 4 * EPS * float(size @ frequency)
@@ -146,23 +186,34 @@ class Spectrum:
         end = line.step * (line.count - 0.5)
         beyond = math.exp(slack[0] - spread * end**2 / 2) / (math.pi * spread * end)
         self.density_error += dropped * line.step / math.pi + beyond
-        self.error += dropped * line.step / (math.pi * line.tilt * (line.tilt + 1)) + beyond / end**2
+        self.error += (
+            dropped * line.step / (math.pi * line.tilt * (line.tilt + 1)) + beyond / end**2
+        )
 
     def delta_above(self, epsilon: float) -> float:
         """An upper bound on δ(ε) of the finite part of the law, logarithm."""
-        return _log(self._sum(self.terms, epsilon) + self.error + self.phase_error * abs(epsilon), self._scale(epsilon))
+        return _log(
+            self._sum(self.terms, epsilon) + self.error + self.phase_error * abs(epsilon),
+            self._scale(epsilon),
+        )
 
     def delta_below(self, epsilon: float, beyond: Moments) -> float:
         """A lower bound on δ(ε); ``beyond`` bounds the moments of the law from above."""
         value = self._sum(self.terms, epsilon) - self.error - self.phase_error * abs(epsilon)
         logarithm = self._scale(epsilon) - 2 * self._scale_error(epsilon)
         whole = math.exp(min(logarithm + math.log(value), 1.0)) if value > 0 else 0.0
-        return whole - math.exp(min(0.0, self.smoothing_cost(epsilon))) - self._alias(epsilon, beyond)
+        return (
+            whole - math.exp(min(0.0, self.smoothing_cost(epsilon))) - self._alias(epsilon, beyond)
+        )
 
     def smoothing_cost(self, epsilon: float) -> float:
         """What the smoothing may have added to δ(ε), logarithm."""
         line = self.line
-        density = self._sum(self.density_terms, epsilon) + self.density_error + self.density_phase_error * abs(epsilon)
+        density = (
+            self._sum(self.density_terms, epsilon)
+            + self.density_error
+            + self.density_phase_error * abs(epsilon)
+        )
         return _log(density, self._scale(epsilon)) + math.log(line.smoothing) + line.smoothing / 8
 
     def _sum(self, terms: Complex, epsilon: float) -> float:
@@ -183,23 +234,32 @@ class Spectrum:
         tilts = beyond.tilts[steeper]
         if not len(tilts):
             return 1.0
-        tops = beyond.log_moment[steeper] + line.smoothing * tilts * (tilts + 1) / 2 - tilts * epsilon
+        tops = (
+            beyond.log_moment[steeper] + line.smoothing * tilts * (tilts + 1) / 2 - tilts * epsilon
+        )
         fall = (tilts - line.tilt) * line.window
         right = np.min(tops - fall - np.log(-np.expm1(-fall)))
         return left / (1 - left) + math.exp(min(float(right), 1.0))
 
 
-def _transform(block: Block, line: Line, count: int, turner: "_Turner") -> tuple[float, float, Complex, Array]:
-    """log E e^{λL} over the block and its error; per frequency, the log of the ratio to it and the modulus' slack.
+def _transform(
+    block: Block, line: Line, count: int, turner: "_Turner"
+) -> tuple[float, float, Complex, Array]:
+    """Log E e^{λL} over the block and its error; per frequency, the log of the ratio to it and the
+    modulus' slack.
 
-    All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known exactly, so that the errors of a
-    step are in proportion to its losses, and millions of nearly free steps lose nothing.
+    All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known exactly, so that
+    the errors of a step are in proportion to its losses, and millions of nearly free steps lose
+    nothing.
     """
     block, rise = _steep(block, line.tilt)
     times, loss = block.times, block.loss if block.offset is None else block.loss + block.offset
     growth = np.expm1(rise)
     rows = block.mass * (1 + growth)
-    fuzz = block.mass_error + EPS * (24 + turner.terms(len(rows)) + np.abs(line.tilt * loss)) * block.mass
+    fuzz = (
+        block.mass_error
+        + EPS * (24 + turner.terms(len(rows)) + np.abs(line.tilt * loss)) * block.mass
+    )
     wrong = (fuzz * np.abs(growth)).sum(axis=1)
     fuzz = fuzz * (1 + growth)
     start = block.total + (block.mass * growth).sum(axis=1)
@@ -208,33 +268,53 @@ def _transform(block: Block, line: Line, count: int, turner: "_Turner") -> tuple
     each = sums / start[:, None]
     modulus = np.maximum(np.abs(1 + each), _VANISHED)
     near = np.log1p(np.maximum(each.real * (2 + each.real) + each.imag**2, -0.75)) / 2
-    logs = np.where(modulus > 0.5, near, np.log(modulus)) + 1j * np.arctan2(each.imag, 1 + each.real)
-    moved = ((1 + growth) * block.shift_error).sum(axis=1) if block.shift_error is not None else np.zeros_like(start)
-    turning = np.minimum(4 * fuzz.sum(axis=1)[:, None], np.outer((fuzz * np.abs(loss)).sum(axis=1), frequency))
-    error = (turning + np.outer(moved, line.tilt + frequency) + cut) / start[:, None] + 8 * EPS * np.abs(each)
+    logs = np.where(modulus > 0.5, near, np.log(modulus)) + 1j * np.arctan2(
+        each.imag, 1 + each.real
+    )
+    moved = (
+        ((1 + growth) * block.shift_error).sum(axis=1)
+        if block.shift_error is not None
+        else np.zeros_like(start)
+    )
+    turning = np.minimum(
+        4 * fuzz.sum(axis=1)[:, None], np.outer((fuzz * np.abs(loss)).sum(axis=1), frequency)
+    )
+    error = (turning + np.outer(moved, line.tilt + frequency) + cut) / start[
+        :, None
+    ] + 8 * EPS * np.abs(each)
     slack = times @ np.log1p(error / modulus)
     height = float(times @ np.log(start))
-    return height, float(times @ -np.log1p(-(wrong + line.tilt * moved) / start)), times @ logs, slack
+    return (
+        height,
+        float(times @ -np.log1p(-(wrong + line.tilt * moved) / start)),
+        times @ logs,
+        slack,
+    )
 
 
 def _steep(block: Block, tilt: float) -> tuple[Block, Array]:
-    """λL of each atom, and the block; what exceeds e^600 of e^λL is taken into the masses, which are tiny there."""
+    """λL of each atom, and the block; what exceeds e^600 of e^λL is taken into the masses, which
+    are tiny there.
+    """
     rise = tilt * (block.loss if block.offset is None else block.loss + block.offset)
     excess = np.maximum(rise - _STEEP, 0.0)
     if not excess.any():
         return block, rise
     more = np.exp(excess)
     shift_error = block.shift_error * more if block.shift_error is not None else None
-    return replace(block, mass=block.mass * more, mass_error=block.mass_error * more,
-                   shift_error=shift_error), rise - excess
+    return replace(
+        block, mass=block.mass * more, mass_error=block.mass_error * more, shift_error=shift_error
+    ), rise - excess
 
 
-def _turned_sums(block: Block, rows: Array, frequency: Array, turner: "_Turner",
-                 scale: Array) -> tuple[Complex, Array]:
+def _turned_sums(
+    block: Block, rows: Array, frequency: Array, turner: "_Turner", scale: Array
+) -> tuple[Complex, Array]:
     """Σ rows·(e^{iuL} − 1) at all frequencies, and what the series left out.
 
-    Where losses differ from row to row, e^{iu(l + d)} − 1 is expanded in iud; |e^{iud} − Σ_{k ≤ n} (iud)^k/k!| is at
-    most |ud|^{n + 1}/(n + 1)!. Where that does not get small, every row is transformed by itself.
+    Where losses differ from row to row, e^{iu(l + d)} − 1 is expanded in iud; |e^{iud} − Σ_{k ≤ n}
+    (iud)^k/k!| is at most |ud|^{n + 1}/(n + 1)!. Where that does not get small, every row is
+    transformed by itself.
     """
     count = len(frequency)
     if block.offset is None:
@@ -242,8 +322,12 @@ def _turned_sums(block: Block, rows: Array, frequency: Array, turner: "_Turner",
     eighth = np.square(np.square(np.square(block.offset)))
     if scale @ (rows * eighth).sum(axis=1) * _term(frequency[-1], 8) > _SERIES:
         loss = block.loss + block.offset
-        return np.concatenate([_Turner(own, turner.step).sums(row[None], count) for own, row in zip(
-            loss, rows, strict=True)]), np.zeros((1, count))
+        return np.concatenate(
+            [
+                _Turner(own, turner.step).sums(row[None], count)
+                for own, row in zip(loss, rows, strict=True)
+            ]
+        ), np.zeros((1, count))
     sums, powers = turner.sums(rows, count), rows * block.offset
     size = np.abs(powers).sum(axis=1)
     turn = np.minimum(np.abs(block.offset).max() * frequency, 50.0)
@@ -251,7 +335,8 @@ def _turned_sums(block: Block, rows: Array, frequency: Array, turner: "_Turner",
     order = 1
     while scale @ size * _term(frequency[-1], order) > _SERIES:
         sums = sums + 1j**order * _term(frequency, order) * (
-            turner.sums(powers, count) + powers.sum(axis=1)[:, None])
+            turner.sums(powers, count) + powers.sum(axis=1)[:, None]
+        )
         powers, order = powers * block.offset, order + 1
         size = np.abs(powers).sum(axis=1)
     return sums, np.outer(size, _term(frequency, order)) + rounding
@@ -263,7 +348,9 @@ def _term(frequency: Array, order: int) -> Array:
 
 
 class _Turner:
-    """Σ rows·(e^{iuL} − 1) at the first multiples of a step, for many lists of rows on the same losses."""
+    """Σ rows·(e^{iuL} − 1) at the first multiples of a step, for many lists of rows on the same
+    losses.
+    """
 
     def __init__(self, loss: Array, step: float) -> None:
         self.loss, self.step = loss, step
@@ -279,12 +366,14 @@ class _Turner:
         return real + 1j * imaginary
 
     def _few(self, rows: Array, count: int) -> Complex:
-        """With u = a + b, e^{iuL} − 1 = (e^{iaL} − 1)·e^{ibL} + (e^{ibL} − 1): two short lists of exponentials."""
+        """With u = a + b, e^{iuL} − 1 = (e^{iaL} − 1)·e^{ibL} + (e^{ibL} − 1): two short lists of
+        exponentials.
+        """
         wide = max(1, math.isqrt(count))
         long = -(-count // wide)
         values = np.zeros((len(rows) * long, wide), dtype=np.complex128)
         for first in range(0, len(self.loss), _CHUNK):  # short sums, then a sum of sums
-            part, mass = self.loss[first:first + _CHUNK], rows[:, first:first + _CHUNK]
+            part, mass = self.loss[first : first + _CHUNK], rows[:, first : first + _CHUNK]
             inner = _turned(np.outer(part, self.step * np.arange(wide)))
             outer = _turned(np.outer(self.step * wide * np.arange(long), part))
             values += np.repeat(mass @ inner, long, axis=0)

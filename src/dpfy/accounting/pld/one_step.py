@@ -1,4 +1,6 @@
-"""One sampled step: δ(ε) is P(loss > ε) − e^ε·Q(loss > ε), a closed form because the loss grows with the output."""
+"""One sampled step: δ(ε) is P(loss > ε) − e^ε·Q(loss > ε), a closed form because the loss grows
+with the output.
+"""
 
 import math
 
@@ -18,13 +20,19 @@ def epsilon(pair: Pair, delta: float) -> Interval:
     if pair.noise == "gaussian" and pair.neighbours != "opposed":
         return closed_forms.one_step_epsilon(pair.rate, pair.mu, delta)
     largest = _largest_loss(pair)
-    whole = closed_forms.epsilon(pair.mu, delta).upper if pair.noise == "gaussian" else pure_epsilon(pair)
+    whole = (
+        closed_forms.epsilon(pair.mu, delta).upper
+        if pair.noise == "gaussian"
+        else pure_epsilon(pair)
+    )
     if largest > _MAX_LOSS and whole < math.inf:
         return Interval(0.0, whole)
     if profile(pair, 0.0) <= delta:
         return Interval(0.0, 0.0)
     low, high = 0.0, min(largest, _MAX_LOSS)
-    if profile(pair, high) > delta:  # outputs that give a record away, or losses too large to be told from it
+    if (
+        profile(pair, high) > delta
+    ):  # outputs that give a record away, or losses too large to be told from it
         return Interval(high if high == largest else 0.0, math.inf)
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
@@ -37,13 +45,21 @@ def delta(pair: Pair, epsilon: float) -> Interval:
     if pair.noise == "gaussian" and pair.neighbours != "opposed":
         value = closed_forms.one_step_delta(pair.rate, pair.mu, epsilon)
     elif _largest_loss(pair) > _MAX_LOSS:
-        rest = closed_forms.delta(pair.mu, epsilon) if pair.noise == "gaussian" else float(epsilon < pure_epsilon(pair))
-        if pure_epsilon(pair) == math.inf and pair.law is not None:  # masses of such losses are rounded up
+        rest = (
+            closed_forms.delta(pair.mu, epsilon)
+            if pair.noise == "gaussian"
+            else float(epsilon < pure_epsilon(pair))
+        )
+        if (
+            pure_epsilon(pair) == math.inf and pair.law is not None
+        ):  # masses of such losses are rounded up
             rest = profile(pair, epsilon) * (1 + _ROUNDING) + _SMALLEST
         return Interval(0.0, min(pair.rate, rest))
     else:
         value = profile(pair, epsilon)
-    return Interval(value * (1 - _ROUNDING), min(1.0, value * (1 + _ROUNDING) + _SMALLEST) if value else 0.0)
+    return Interval(
+        value * (1 - _ROUNDING), min(1.0, value * (1 + _ROUNDING) + _SMALLEST) if value else 0.0
+    )
 
 
 def pure_epsilon(pair: Pair) -> float:

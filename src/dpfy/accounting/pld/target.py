@@ -1,4 +1,6 @@
-"""What may be asked of a composed law: ε at a δ, or δ at an ε, answered by a bound from either side."""
+"""What may be asked of a composed law: ε at a δ, or δ at an ε, answered by a bound from either
+side.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,11 +14,15 @@ from dpfy.accounting.pld.fourier import Moments, Spectrum
 
 _MIN_LOG_DELTA = -630.0
 _CLEARLY = 3.0  # by how much log δ must be off for a guess to be given up
-_MARGINS = tuple(1e-11 * 4.0**i for i in range(20))  # relative, from a root to where the bound is certain
+_MARGINS = tuple(
+    1e-11 * 4.0**i for i in range(20)
+)  # relative, from a root to where the bound is certain
 
 
 class Bracket(NamedTuple):
-    """Two certified bounds, and how they were obtained where that is not what the method's name says."""
+    """Two certified bounds, and how they were obtained where that is not what the method's name
+    says.
+    """
 
     lower: float
     upper: float
@@ -24,7 +30,9 @@ class Bracket(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """A composed law from above and from below, whose losses past ``top`` were split between it and ∞."""
+    """A composed law from above and from below, whose losses past ``top`` were split between it and
+    ∞.
+    """
 
     above: Spectrum
     below: Spectrum
@@ -40,7 +48,9 @@ class Bounds(NamedTuple):
         return math.exp(min(0.0, self.above.delta_above(epsilon))) + self.infinite
 
     def delta_below(self, epsilon: float) -> float:
-        """The split costs no more than is past the top, nor than e^(ε − top)·``beyond``·δ(top − ε) of the opposite."""
+        """The split costs no more than is past the top, nor than e^(ε − top)·``beyond``·δ(top − ε)
+        of the opposite.
+        """
         split = self.past
         if self.opposite is not None:
             back = math.exp(log_chernoff(self.opposite[0], self.top - epsilon)) + self.opposite[1]
@@ -61,7 +71,9 @@ class Outline(Protocol):
     """A coarse law from above."""
 
     def near(self, epsilon: float) -> tuple[Moments, float]:
-        """Moments of the law with the losses that exceed ε for certain moved to ∞, and the mass there."""
+        """Moments of the law with the losses that exceed ε for certain moved to ∞, and the mass
+        there.
+        """
 
 
 class Target(Protocol):
@@ -122,7 +134,10 @@ class EpsilonAt:
         return Location(tilt, min(epsilon, high), goal, high)
 
     def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
-        if log_chernoff(law, place.epsilon) > math.log(max(self.delta - infinite, 1e-3 * self.delta)) - _CLEARLY:
+        if (
+            log_chernoff(law, place.epsilon)
+            > math.log(max(self.delta - infinite, 1e-3 * self.delta)) - _CLEARLY
+        ):
             return place
         tilt, epsilon = self._saddle(law, infinite)
         return place._replace(tilt=tilt, epsilon=epsilon)
@@ -140,8 +155,12 @@ class EpsilonAt:
             return Bracket(0.0, math.inf)
         if bounds.delta_above(0.0) <= self.delta:
             return Bracket(0.0, 0.0)
-        upper = _crossing(lambda epsilon: bounds.above.delta_above(epsilon) - math.log(goal), place.epsilon)
-        return Bracket(_last_above(lambda epsilon: bounds.delta_below(epsilon) / self.delta - 1, upper), upper)
+        upper = _crossing(
+            lambda epsilon: bounds.above.delta_above(epsilon) - math.log(goal), place.epsilon
+        )
+        return Bracket(
+            _last_above(lambda epsilon: bounds.delta_below(epsilon) / self.delta - 1, upper), upper
+        )
 
     def tilt(self, law: Moments, infinite: float) -> float:
         return self._saddle(law, infinite)[0]
@@ -185,13 +204,17 @@ class DeltaAt:
         return found if found.log_delta < place.log_delta - _CLEARLY else place
 
     def answer(self, bounds: Bounds, place: Location) -> Bracket:
-        return Bracket(max(0.0, bounds.delta_below(self.epsilon)), min(1.0, bounds.delta_above(self.epsilon)))
+        return Bracket(
+            max(0.0, bounds.delta_below(self.epsilon)), min(1.0, bounds.delta_above(self.epsilon))
+        )
 
     def tilt(self, law: Moments, infinite: float) -> float:
         return saddle_at(law, self.epsilon)[0]
 
     def improved(self, bracket: Bracket, place: Location) -> Location:
-        log_delta = max(math.log(bracket.upper), _MIN_LOG_DELTA) if bracket.upper > 0 else place.log_delta
+        log_delta = (
+            max(math.log(bracket.upper), _MIN_LOG_DELTA) if bracket.upper > 0 else place.log_delta
+        )
         return place._replace(log_delta=log_delta)
 
     def allowed(self, place: Location, slope: float, accuracy: float) -> float:
@@ -208,7 +231,9 @@ class DeltaAt:
 
 
 def _crossing(excess: Callable[[float], float], guess: float) -> float:
-    """A point at which the decreasing ``excess`` is at most 0, close to where it becomes so; positive at 0."""
+    """A point at which the decreasing ``excess`` is at most 0, close to where it becomes so;
+    positive at 0.
+    """
     low, high = 0.0, max(guess, 1e-12)
     for _ in range(200):
         if excess(high) <= 0:
@@ -226,7 +251,9 @@ def _crossing(excess: Callable[[float], float], guess: float) -> float:
 
 
 def _last_above(excess: Callable[[float], float], high: float) -> float:
-    """A point at which ``excess`` is at least 0, searched downwards from ``high``; 0 if there is none."""
+    """A point at which ``excess`` is at least 0, searched downwards from ``high``; 0 if there is
+    none.
+    """
     low, step = high, 1e-4
     while excess(low) < 0:
         if step > 1:

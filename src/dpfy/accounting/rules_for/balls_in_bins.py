@@ -1,11 +1,13 @@
-"""Balls in bins: the loss of an epoch in which a record is in one batch, drawn uniformly and unseen.
+"""Balls in bins: the loss of an epoch in which a record is in one batch, drawn uniformly and
+unseen.
 
-The pair is the mean of N(e_t, z²) over the batches t against N(0, z²) (Chua et al. 2025), whose likelihood ratio is the
-mean S of independent lognormal numbers of mean 1 under the latter. Both profiles are expectations of convex functions
-of S, so numbers that are moved to points on both sides of them, keeping their mean, can only raise them. Sums are made
-by doubling, on points that are close together where most of a sum is and in proportion to it far out. All terms are
-positive, so every mass keeps its digits, however small. Nothing is simulated: the bounds are certain. The proof is in
-``docs/proofs/accounting-policies.md``, section 4.
+The pair is the mean of N(e_t, z²) over the batches t against N(0, z²) (Chua et al. 2025), whose
+likelihood ratio is the mean S of independent lognormal numbers of mean 1 under the latter. Both
+profiles are expectations of convex functions of S, so numbers that are moved to points on both
+sides of them, keeping their mean, can only raise them. Sums are made by doubling, on points that
+are close together where most of a sum is and in proportion to it far out. All terms are positive,
+so every mass keeps its digits, however small. Nothing is simulated: the bounds are certain. The
+proof is in ``docs/proofs/accounting-policies.md``, section 4.
 """
 
 import math
@@ -19,12 +21,16 @@ from scipy.special import ndtr, ndtri
 from dpfy.accounting.dominating_pairs import Neighbours, Pair, of_law
 from dpfy.accounting.loss_distributions import Array, LossDistribution, Masses, Table
 
-_LEAST_NOISE, _MOST_NOISE = 0.05, 1e6  # e^(10/z) is a float, and so is the distance of points about 1
+_LEAST_NOISE, _MOST_NOISE = (
+    0.05,
+    1e6,
+)  # e^(10/z) is a float, and so is the distance of points about 1
 _TAIL = 1e-25  # of what one number exceeds the last point by, in the mean
 _CENTRE, _BOTTOM = 640, 90  # points: δ to a few thousandths
 _FIRST = 1e-9  # of the mean: the first point above 0
-# Relative: more than the ten thousand positive terms that a mass is made of lose, for each number; and, as numbers that
-# differ from 1 by about 1/z are rounded to a float near 1, than means are off by, in standard deviations of the sum.
+# Relative: more than the ten thousand positive terms that a mass is made of lose, for each number;
+# and, as numbers that differ from 1 by about 1/z are rounded to a float near 1, than means are off
+# by, in standard deviations of the sum.
 _LOST = 2e-12
 _UP = 1 + 1e-11
 _ROWS = 8  # parts in which sums are made, to stay in the cache
@@ -33,15 +39,17 @@ _RARE = 1e-18  # δ beyond which no profile is looked at
 
 
 def epoch(bins: int, noise_multiplier: float, neighbours: Neighbours = "absent") -> Pair:
-    """Return the pair of an epoch whose record is set to zero or not, or is one or the other of two; one Gaussian sum
-    where no more is known.
+    """Return the pair of an epoch whose record is set to zero or not, or is one or the other of
+    two; one Gaussian sum where no more is known.
 
     >>> epoch(1, 1.0)
     Pair(rate=1.0, noise_multiplier=1.0, neighbours='absent', noise='gaussian', law=None)
     """
     if bins == 1 or not _LEAST_NOISE <= noise_multiplier <= _MOST_NOISE:
         return Pair(1.0, noise_multiplier, neighbours)
-    return of_law((BallsInBinsLoss if neighbours == "absent" else ReplacedLoss)(bins, noise_multiplier))
+    return of_law(
+        (BallsInBinsLoss if neighbours == "absent" else ReplacedLoss)(bins, noise_multiplier)
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,9 @@ class ReplacedLoss(BallsInBinsLoss):
 
     @cached_property
     def _table(self) -> Table:
-        """δ(ε) ≤ δ₁(ε₁) + e^ε₁·δ₂(ε − ε₁) for every ε₁, with the profiles of removing and of adding."""
+        """δ(ε) ≤ δ₁(ε₁) + e^ε₁·δ₂(ε − ε₁) for every ε₁, with the profiles of removing and of
+        adding.
+        """
         table = _epoch(self.bins, self.noise_multiplier)
         loss = np.array(table.loss)
         p, q = np.array(table.mass), np.array(table.mass) * np.exp(-loss)
@@ -120,7 +130,9 @@ class ReplacedLoss(BallsInBinsLoss):
 
 
 class _Sum(NamedTuple):
-    """A sum of so many ``numbers``: points from 0 on, their masses, and by how much in the mean it exceeds the last."""
+    """A sum of so many ``numbers``: points from 0 on, their masses, and by how much in the mean it
+    exceeds the last.
+    """
 
     numbers: int
     points: Array
@@ -130,7 +142,9 @@ class _Sum(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _epoch(bins: int, noise_multiplier: float) -> Table:
-    """The law of log S: binary digits of the number of batches say which doubled sums are added up."""
+    """The law of log S: binary digits of the number of batches say which doubled sums are
+    added up.
+    """
     tau, left = 1 / noise_multiplier, bins
     total, power = None, _one(tau)
     while True:
@@ -146,12 +160,19 @@ def _epoch(bins: int, noise_multiplier: float) -> Table:
     p = total.mass[1:] * mean * up
     kept = p > 1e-290
     missing = float(total.mass[0] + total.mass[1:][~kept].sum()) * up
-    return Table(tuple(np.log(mean[kept]).tolist()), tuple(p[kept].tolist()), total.cut / bins * up + 1e-280,
-                 missing + 1e-280, symmetric=False)
+    return Table(
+        tuple(np.log(mean[kept]).tolist()),
+        tuple(p[kept].tolist()),
+        total.cut / bins * up + 1e-280,
+        missing + 1e-280,
+        symmetric=False,
+    )
 
 
 def _points(count: int, tau: float) -> Array:
-    """Close together around the mean, in proportion to the distance from it further out, and to themselves near 0."""
+    """Close together around the mean, in proportion to the distance from it further out, and to
+    themselves near 0.
+    """
     longest = math.exp(tau * (tau / 2 - float(ndtri(_TAIL))))
     scale = 0.5 * min(math.sqrt(count * math.expm1(min(tau**2, 600.0))), count)
     low, high = math.asinh(0.95 * count / scale), math.asinh((count + 3 * longest) / scale)
@@ -164,8 +185,10 @@ def _one(tau: float) -> _Sum:
     points = _points(1, tau)
     with np.errstate(divide="ignore"):
         places = np.log(points) / tau
-    inside, moment = (np.where(places[1:] < side, np.diff(ndtr(places - side)), -np.diff(ndtr(side - places)))
-                      for side in (-tau / 2, tau / 2))  # of the number, and of its size
+    inside, moment = (
+        np.where(places[1:] < side, np.diff(ndtr(places - side)), -np.diff(ndtr(side - places)))
+        for side in (-tau / 2, tau / 2)
+    )  # of the number, and of its size
     right = np.clip((moment - points[:-1] * inside) / np.diff(points), 0.0, inside)
     mass = np.append(inside - right, ndtr(-places[-1] - tau / 2))
     mass[1:] += right
@@ -180,8 +203,11 @@ def _added(one: _Sum, other: _Sum, tau: float) -> _Sum:
         first = int(rows[0]) if one is other else 0
         weights = np.multiply.outer(one.mass[rows], other.mass[first:])
         if one is other:
-            weights[:, len(rows):] *= 2
-        sums, weights = np.add.outer(one.points[rows], other.points[first:]).ravel(), weights.ravel()
+            weights[:, len(rows) :] *= 2
+        sums, weights = (
+            np.add.outer(one.points[rows], other.points[first:]).ravel(),
+            weights.ravel(),
+        )
         cut += float(weights @ np.maximum(sums - points[-1], 0.0))
         left = np.minimum(np.searchsorted(points, sums, side="right") - 1, len(points) - 2)
         share = np.minimum((sums - points[left]) / (points[left + 1] - points[left]), 1.0)

@@ -1,8 +1,10 @@
-"""Discrete Gaussian noise on several whole numbers at once, which one record moves by a bounded Euclidean length.
+"""Discrete Gaussian noise on several whole numbers at once, which one record moves by a bounded
+Euclidean length.
 
-How the length is divided among the numbers matters a little, because the noise is on a lattice. Three bounds on δ(ε)
-hold at once: zCDP, a continuous Gaussian with a little less noise of which the discrete one is nearly a rounding, and,
-for short lengths, the largest of all ways to divide it. The proofs are in ``docs/proofs/one-shot.md``, section 3.
+How the length is divided among the numbers matters a little, because the noise is on a lattice.
+Three bounds on δ(ε) hold at once: zCDP, a continuous Gaussian with a little less noise of which the
+discrete one is nearly a rounding, and, for short lengths, the largest of all ways to divide it. The
+proofs are in ``docs/proofs/one-shot.md``, section 3.
 """
 
 import math
@@ -13,7 +15,14 @@ from functools import cached_property, reduce
 import numpy as np
 from scipy.special import log_ndtr
 
-from dpfy.accounting.loss_distributions import Array, DiscreteGaussian, LossDistribution, Masses, Table, response
+from dpfy.accounting.loss_distributions import (
+    Array,
+    DiscreteGaussian,
+    LossDistribution,
+    Masses,
+    Table,
+    response,
+)
 
 _POINTS = 3000
 _DEEPEST = 16.0  # standard deviations of the loss, beyond which all of it is infinite
@@ -28,7 +37,8 @@ _SMOOTH = np.linspace(0.5, 2.0, 16)  # standard deviations of the rounding
 
 @dataclass(frozen=True)
 class DiscreteGaussianVector(LossDistribution):
-    """N_ℤ(s, σ²) against N_ℤ(0, σ²) on ``coordinates`` numbers, for all whole s with |s|² ≤ ``squared``.
+    """N_ℤ(s, σ²) against N_ℤ(0, σ²) on ``coordinates`` numbers, for all whole s with |s|² ≤
+    ``squared``.
 
     Some records move one number ``alone``, by that much.
     """
@@ -44,8 +54,14 @@ class DiscreteGaussianVector(LossDistribution):
 
     @property
     def attained(self) -> LossDistribution | float | None:
-        """All of the length in one number; nothing, where that has too many outputs to be a table."""
-        return DiscreteGaussian(self.alone, self.stddev) if self.stddev + self.alone < _WIDEST else response(0.0)
+        """All of the length in one number; nothing, where that has too many outputs to be a
+        table.
+        """
+        return (
+            DiscreteGaussian(self.alone, self.stddev)
+            if self.stddev + self.alone < _WIDEST
+            else response(0.0)
+        )
 
     @property
     def zcdp(self) -> float:
@@ -69,7 +85,10 @@ class DiscreteGaussianVector(LossDistribution):
         epsilons = np.union1d(np.linspace(0.0, last, _POINTS), lattice)
         epsilons = epsilons[np.append(True, np.diff(epsilons) > 1e-9 * apart)]
         moved = min(self.squared, self.coordinates)
-        bounds = [by_zcdp(self.zcdp, epsilons), rounded_gaussian(self.squared, self.stddev, moved, epsilons)]
+        bounds = [
+            by_zcdp(self.zcdp, epsilons),
+            rounded_gaussian(self.squared, self.stddev, moved, epsilons),
+        ]
         ways = _ways(self.squared, self.coordinates) if self.squared <= _LONGEST else []
         if ways and 84 * self.stddev * self.squared <= _MAX_ATOMS:
             bounds.append(np.max([divided(way, self.stddev, epsilons) for way in ways], axis=0))
@@ -77,18 +96,23 @@ class DiscreteGaussianVector(LossDistribution):
 
 
 def by_zcdp(rho: float, epsilons: Array) -> Array:
-    """δ(ε) of every ρ-zCDP mechanism from above: Canonne, Kamath & Steinke 2020, Proposition 12, at many orders."""
+    """δ(ε) of every ρ-zCDP mechanism from above: Canonne, Kamath & Steinke 2020, Proposition 12, at
+    many orders.
+    """
     orders = 1 + np.geomspace(1e-3, 1e4, 400) / max(math.sqrt(2 * rho), 1e-3)
-    logs = (orders - 1) * (orders * rho - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(orders)
+    logs = (orders - 1) * (orders * rho - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(
+        orders
+    )
     deltas = np.exp(np.minimum(logs.min(axis=1), 0.0)) * (1 + 1e-12)
     return np.asarray(np.minimum(deltas, math.sqrt(-math.expm1(-rho))))
 
 
 def rounded_gaussian(squared: int, stddev: float, moved: int, epsilons: Array) -> Array:
-    """δ(ε) from above by continuous noise of variance σ² − τ², rounded at random by discrete noise of variance τ².
+    """δ(ε) from above by continuous noise of variance σ² − τ², rounded at random by discrete noise
+    of variance τ².
 
-    That has the discrete Gaussian's masses up to factors between 1 − η and 1 + η for each number that is moved, where
-    η = 2·Σ e^−2π²τ²k². The best of several τ.
+    That has the discrete Gaussian's masses up to factors between 1 − η and 1 + η for each number
+    that is moved, where η = 2·Σ e^−2π²τ²k². The best of several τ.
     """
     best = np.ones_like(epsilons)
     for rounding in _SMOOTH.tolist():
@@ -100,23 +124,33 @@ def rounded_gaussian(squared: int, stddev: float, moved: int, epsilons: Array) -
         first = log_ndtr(mu / 2 - shifted / mu)
         second = shifted + log_ndtr(-mu / 2 - shifted / mu)
         deltas = np.exp(first) * (-np.expm1(np.minimum(second - first, 0.0)) + _ROUNDED)
-        best = np.minimum(best, deltas * math.exp(moved * math.log1p(eta)) * (1 + _ROUNDED) + _LEAST)
+        best = np.minimum(
+            best, deltas * math.exp(moved * math.log1p(eta)) * (1 + _ROUNDED) + _LEAST
+        )
     return best
 
 
 def divided(parts: tuple[int, ...], stddev: float, epsilons: Array) -> Array:
-    """δ(ε) where the numbers move by ``parts``: the loss of outputs x is (2·Σ s_i·x_i − |s|²)/2σ², a lattice."""
+    """δ(ε) where the numbers move by ``parts``: the loss of outputs x is (2·Σ s_i·x_i − |s|²)/2σ²,
+    a lattice.
+    """
     squared = sum(part**2 for part in parts)
     masses = [_stretched(part, stddev) for part in parts]
     other = reduce(np.convolve, masses)
     reach = len(other) // 2
-    sums = np.arange(-reach, reach + 1, dtype=np.float64)  # of s_i·x_i under Q; under P they are |s|² more
+    sums = np.arange(
+        -reach, reach + 1, dtype=np.float64
+    )  # of s_i·x_i under Q; under P they are |s|² more
     tail = np.append(np.cumsum(other[::-1])[::-1], 0.0)
-    place = np.floor(epsilons * stddev**2 + squared / 2 + reach).astype(np.int64) + 1  # the first loss above ε
+    place = (
+        np.floor(epsilons * stddev**2 + squared / 2 + reach).astype(np.int64) + 1
+    )  # the first loss above ε
     behind = np.clip(place, 0, len(sums))
     ahead = np.clip(place - squared, 0, len(sums))
     p, q = tail[ahead], tail[behind]
-    return np.asarray((np.maximum(p - np.exp(np.minimum(epsilons, 700.0)) * q, 0.0) + _ROUNDED * p) + _LEAST)
+    return np.asarray(
+        (np.maximum(p - np.exp(np.minimum(epsilons, 700.0)) * q, 0.0) + _ROUNDED * p) + _LEAST
+    )
 
 
 def _stretched(part: int, stddev: float) -> Array:
@@ -131,6 +165,7 @@ def _stretched(part: int, stddev: float) -> Array:
 
 def _ways(squared: int, coordinates: int) -> list[tuple[int, ...]]:
     """The ways to move numbers by a squared length, those aside that another one exceeds."""
+
     def parts(left: int, largest: int, few: int) -> Iterator[tuple[int, ...]]:
         yield ()
         for part in range(min(largest, math.isqrt(left)), 0, -1):
@@ -138,4 +173,8 @@ def _ways(squared: int, coordinates: int) -> list[tuple[int, ...]]:
                 yield from ((part, *rest) for rest in parts(left - part**2, part, few - 1))
 
     found = parts(squared, math.isqrt(squared), coordinates)
-    return [way for way in found if way and (sum(part**2 for part in way) == squared or len(way) == coordinates)]
+    return [
+        way
+        for way in found
+        if way and (sum(part**2 for part in way) == squared or len(way) == coordinates)
+    ]

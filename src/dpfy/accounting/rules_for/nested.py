@@ -1,4 +1,5 @@
-"""Rules of events that hold others: runs in a row, the best of a secret number of runs, runs on disjoint parts.
+"""Rules of events that hold others: runs in a row, the best of a secret number of runs, runs on
+disjoint parts.
 
 Proofs: ``docs/proofs/scopes.md`` and ``docs/proofs/private-selection.md``.
 """
@@ -76,19 +77,30 @@ class SelectionCurve(LossDistribution):
     def divergence(self, orders: Array, rate: float) -> Array | None:
         """Of both directions, by Papernot & Steinke 2022; sampling is not rewarded."""
         every = np.concatenate((orders, _OTHERS))
-        found = renyi_curve(self.trials, every, _curve(self.pairs, every),
-                            lambda epsilon: rdp.delta_upper(self.pairs, epsilon).value, spare=self.spare)
-        return np.asarray(found[:len(orders)] * (1 + 1e-12))
+        found = renyi_curve(
+            self.trials,
+            every,
+            _curve(self.pairs, every),
+            lambda epsilon: rdp.delta_upper(self.pairs, epsilon).value,
+            spare=self.spare,
+        )
+        return np.asarray(found[: len(orders)] * (1 + 1e-12))
 
 
 def _curve(pairs: Pairs, orders: Array) -> Array:
     """The Rényi curve of a run."""
-    return np.array([math.fsum(times * rdp.renyi_divergence(pair, float(order)) for pair, times in pairs)
-                     for order in orders])
+    return np.array(
+        [
+            math.fsum(times * rdp.renyi_divergence(pair, float(order)) for pair, times in pairs)
+            for order in orders
+        ]
+    )
 
 
 def run_profile(found: Canonical, floor: float = _FLOOR) -> RunProfile | None:
-    """Return δ(ε) of a run from above in both directions, down to ``floor``; None if it is not protected."""
+    """Return δ(ε) of a run from above in both directions, down to ``floor``; None if it is not
+    protected.
+    """
     if found.non_private or found.unprotected > 0:
         return None
     last = min(pld.epsilon_upper(found.pairs, floor).value, _LARGEST)
@@ -122,7 +134,9 @@ def _one(event: Event, method: str, relation: str) -> Canonical:
 
 
 def _protected(found: Canonical) -> Pairs:
-    """The pairs of a run; of one that includes something without any guarantee, a pair that has none."""
+    """The pairs of a run; of one that includes something without any guarantee, a pair that has
+    none.
+    """
     return _EVERYTHING if found.non_private else found.pairs
 
 
@@ -139,10 +153,15 @@ def _selected_pld(relation: str, event: Selected) -> Pairs:
     run = run_profile(found, _FLOOR / max(event.trials.mean, 1.0))
     if run is None:
         return _EVERYTHING
-    sides = [SelectionProfile(side, event.trials) for side in ((run,) if run.symmetric else (run, run.reversed))]
+    sides = [
+        SelectionProfile(side, event.trials)
+        for side in ((run,) if run.symmetric else (run, run.reversed))
+    ]
     last = min(max(side.epsilon(10 * _FLOOR) for side in sides), _LARGEST)
     epsilons = np.linspace(0, max(last, 1e-3), 2 * _POINTS)
-    return _table(epsilons, np.array([max(side.delta(float(value)) for side in sides) for value in epsilons]))
+    return _table(
+        epsilons, np.array([max(side.delta(float(value)) for side in sides) for value in epsilons])
+    )
 
 
 def _selected_rdp(relation: str, event: Selected) -> Pairs:
@@ -150,11 +169,17 @@ def _selected_rdp(relation: str, event: Selected) -> Pairs:
     if run.non_private or run.unprotected > 0:
         return _EVERYTHING
     spare = run.numerical_delta + run.failure  # a run that is a selection has such a mass itself
-    return ((of_law(SelectionCurve(run.pairs, event.trials, spare)), 1),) if run.pairs or spare > 0 else ()
+    return (
+        ((of_law(SelectionCurve(run.pairs, event.trials, spare)), 1),)
+        if run.pairs or spare > 0
+        else ()
+    )
 
 
 def _selected_apart(method: str, relation: str, event: Selected) -> float:
-    """The mass that is taken away from the best run before it has a Rényi curve; a table has it already."""
+    """The mass that is taken away from the best run before it has a Rényi curve; a table has it
+    already.
+    """
     if method == "pld":
         return 0.0
     run = _one(event.run, method, relation)
@@ -162,18 +187,29 @@ def _selected_apart(method: str, relation: str, event: Selected) -> float:
 
 
 def _parallel(method: str, relation: str, event: Parallel) -> Pairs:
-    """The costliest part; or, if replacing a record can move it, the costliest two, one record less and one more."""
+    """The costliest part; or, if replacing a record can move it, the costliest two, one record less
+    and one more.
+    """
     stays = [_protected(_one(part, method, relation)) for part in event.parts]
     if relation != Relation.REPLACE_ONE or not event.moves:
         return _worst(method, stays)
     gone = [_protected(_one(part, method, Relation.ADD_OR_REMOVE_ONE)) for part in event.parts]
-    return _worst(method, [*stays, *(_two_curves(gone) if method == "rdp" else [_two_largest(gone)])])
+    return _worst(
+        method, [*stays, *(_two_curves(gone) if method == "rdp" else [_two_largest(gone)])]
+    )
 
 
 def _worst(method: str, alternatives: list[Pairs]) -> Pairs:
-    """Pairs that dominate each of several runs; a run whose pairs another one has too is dominated by it."""
-    kinds = sorted({run for run in alternatives
-                    if not any(Counter(dict(run)) < Counter(dict(other)) for other in alternatives)})
+    """Pairs that dominate each of several runs; a run whose pairs another one has too is dominated
+    by it.
+    """
+    kinds = sorted(
+        {
+            run
+            for run in alternatives
+            if not any(Counter(dict(run)) < Counter(dict(other)) for other in alternatives)
+        }
+    )
     if len(kinds) == 1 or _EVERYTHING in kinds:
         return kinds[0] if len(kinds) == 1 else _EVERYTHING
     if method == "rdp":
@@ -189,7 +225,9 @@ def _two_curves(parts: list[Pairs]) -> list[Pairs]:
 
 
 def _two_largest(parts: list[Pairs]) -> Pairs:
-    """Tables whose composition dominates any two of the parts, one with a record less and one with a record more."""
+    """Tables whose composition dominates any two of the parts, one with a record less and one with
+    a record more.
+    """
     if _EVERYTHING in parts:
         return _EVERYTHING
     if len(set(parts)) == 1 and all(pair.symmetric for pair, _ in parts[0]):
@@ -200,20 +238,30 @@ def _two_largest(parts: list[Pairs]) -> Pairs:
     if not np.array_equal(profiles[place], largest):  # none is the costliest at every ε
         return _table(epsilons, largest, 2 if len(parts) > 1 else 1)
     return _table(epsilons, largest) + (
-        _table(epsilons, np.delete(profiles, place, axis=0).max(axis=0)) if len(parts) > 1 else ())
+        _table(epsilons, np.delete(profiles, place, axis=0).max(axis=0)) if len(parts) > 1 else ()
+    )
 
 
 def _profiles(runs: list[Pairs]) -> tuple[Array, Array]:
     """δ(ε) of each run from above, in the worse direction, on one grid."""
     last = max(min(pld.epsilon_upper(run, _FLOOR).value if run else 0.0, _LARGEST) for run in runs)
     epsilons = np.linspace(0, max(last, 1e-3), _POINTS // 2)
-    return epsilons, np.array([[pld.delta_upper(run, float(value), _COARSE).value if run else 0.0
-                                for value in epsilons] for run in runs])
+    return epsilons, np.array(
+        [
+            [
+                pld.delta_upper(run, float(value), _COARSE).value if run else 0.0
+                for value in epsilons
+            ]
+            for run in runs
+        ]
+    )
 
 
 def _table(epsilons: Array, deltas: Array, times: int = 1) -> Pairs:
-    """A symmetric law with at least this profile, of which points may be useless: (ε′, δ′)-DP alone implies
-    δ(ε) ≤ δ′ + (1 − δ′)·(e^ε′ − e^ε)/(1 + e^ε′) at every ε ≤ ε′ (Kairouz, Oh & Viswanath 2015, Theorem 2.1)."""
+    """A symmetric law with at least this profile, of which points may be useless: (ε′, δ′)-DP alone
+    implies δ(ε) ≤ δ′ + (1 − δ′)·(e^ε′ − e^ε)/(1 + e^ε′) at every ε ≤ ε′ (Kairouz, Oh & Viswanath
+    2015, Theorem 2.1).
+    """
     odds = np.exp(epsilons)
     implied = deltas + (1 - deltas) * np.maximum(odds - odds[:, None], 0.0) / (1 + odds)
     deltas = np.where(odds >= odds[:, None], implied, 1.0).min(axis=1) * (1 + 1e-12)
@@ -222,12 +270,17 @@ def _table(epsilons: Array, deltas: Array, times: int = 1) -> Pairs:
 
 
 def _attained(method: str, relation: str, event: Event) -> Pairs:
-    """What some data sets attain in a run, or in the one of several parts that seems to be the costliest."""
+    """What some data sets attain in a run, or in the one of several parts that seems to be the
+    costliest.
+    """
     if isinstance(event, Composed):
         return canonical(event.envelope, method, relation).attained
     assert isinstance(event, Parallel)
     parts = [_one(part, method, relation).attained for part in event.parts]
-    return max(parts, key=lambda part: math.fsum(times * (pair.rate * pair.mu) ** 2 for pair, times in part))
+    return max(
+        parts,
+        key=lambda part: math.fsum(times * (pair.rate * pair.mu) ** 2 for pair, times in part),
+    )
 
 
 def _failures(method: str, relation: str, event: Event) -> float:
@@ -241,20 +294,37 @@ def _failures(method: str, relation: str, event: Event) -> float:
 _IN_A_ROW = "the pairs of the events, composed"
 _ONE_PART = "one record is in one part, or, if it is replaced and moves, in two: McSherry 2009; docs/proofs/scopes.md"
 _BEST: dict[str, tuple[Callable[[str, Selected], Pairs], str]] = {
-    "pld": (_selected_pld, "how far the place of an output in the order of scores shifts its loss: "
-                           "docs/proofs/private-selection.md, Theorem 1"),
-    "rdp": (_selected_rdp, "Papernot & Steinke 2022, Theorems 2 and 6; with what arithmetic adds: "
-                           "docs/proofs/private-selection.md, Theorem 4"),
+    "pld": (
+        _selected_pld,
+        "how far the place of an output in the order of scores shifts its loss: "
+        "docs/proofs/private-selection.md, Theorem 1",
+    ),
+    "rdp": (
+        _selected_rdp,
+        "Papernot & Steinke 2022, Theorems 2 and 6; with what arithmetic adds: "
+        "docs/proofs/private-selection.md, Theorem 4",
+    ),
 }
 
 for _method in ("pld", "rdp"):
     for _relation in Relation:
         EVENT_RULES[_method, Composed, _relation] = EventRule(
-            partial(_composed, _method, _relation), _IN_A_ROW, partial(_failures, _method, _relation), exact=False,
-            attained=partial(_attained, _method, _relation))
+            partial(_composed, _method, _relation),
+            _IN_A_ROW,
+            partial(_failures, _method, _relation),
+            exact=False,
+            attained=partial(_attained, _method, _relation),
+        )
         EVENT_RULES[_method, Parallel, _relation] = EventRule(
-            partial(_parallel, _method, _relation), _ONE_PART, partial(_failures, _method, _relation), exact=False,
-            attained=partial(_attained, _method, _relation))
+            partial(_parallel, _method, _relation),
+            _ONE_PART,
+            partial(_failures, _method, _relation),
+            exact=False,
+            attained=partial(_attained, _method, _relation),
+        )
         EVENT_RULES[_method, Selected, _relation] = EventRule(
-            partial(_BEST[_method][0], _relation), _BEST[_method][1], partial(_selected_apart, _method, _relation),
-            exact=False)
+            partial(_BEST[_method][0], _relation),
+            _BEST[_method][1],
+            partial(_selected_apart, _method, _relation),
+            exact=False,
+        )

@@ -1,4 +1,5 @@
-"""Rules of the queries that are answered once: their laws, with or without one record, or with another in its place.
+"""Rules of the queries that are answered once: their laws, with or without one record, or with
+another in its place.
 
 The proofs, and what each bound rests on, are in ``docs/proofs/one-shot.md``.
 """
@@ -13,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from dpfy.accounting.dominating_pairs import Pair, Pairs, of_law
-from dpfy.accounting.loss_distributions import Array, DiscreteGaussian, LossDistribution, Range, Table, response
+from dpfy.accounting.loss_distributions import (
+    Array,
+    DiscreteGaussian,
+    LossDistribution,
+    Range,
+    Table,
+    response,
+)
 from dpfy.accounting.pld import one_step
 from dpfy.accounting.pld.closed_forms import amplified
 from dpfy.accounting.rdp_from_atoms import bounded, mirrored
@@ -29,8 +37,13 @@ from dpfy.ledger.one_shot import (
 )
 from dpfy.types import Relation
 
-QUERIES: tuple[type[RecordedQuery], ...] = (ExponentialChoice, NoisyMax, AboveThreshold, RandomizedAnswer,
-                                    DiscreteGaussianSum)
+QUERIES: tuple[type[RecordedQuery], ...] = (
+    ExponentialChoice,
+    NoisyMax,
+    AboveThreshold,
+    RandomizedAnswer,
+    DiscreteGaussianSum,
+)
 _UP = 1 + 1e-12
 _POINTS = 600  # of a profile
 _RARE, _LARGEST = 1e-18, 300.0  # where it ends: e^ε must stay a number
@@ -40,8 +53,9 @@ _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missi
 
 @dataclass(frozen=True)
 class OneShot:
-    """How a query on a Poisson sample becomes a pair; ``attained`` are pairs that some data sets have, where the law of
-    the pair does not know."""
+    """How a query on a Poisson sample becomes a pair; ``attained`` are pairs that some data sets
+    have, where the law of the pair does not know.
+    """
 
     pair: Callable[[Policy, Any], Pair]
     reference: str
@@ -50,7 +64,8 @@ class OneShot:
 
 
 def pure(loss: float) -> LossDistribution:
-    """The law of randomised response between two answers, which dominates every mechanism with losses up to ``loss``.
+    """The law of randomised response between two answers, which dominates every mechanism with
+    losses up to ``loss``.
 
     >>> pure(0.5).largest
     0.5
@@ -59,7 +74,9 @@ def pure(loss: float) -> LossDistribution:
 
 
 def ranged(loss: float) -> LossDistribution:
-    """The law that dominates every mechanism whose losses, for any two neighbours, span at most ``loss``."""
+    """The law that dominates every mechanism whose losses, for any two neighbours, span at most
+    ``loss``.
+    """
     return (Range(loss) if loss > 0 else _NOTHING) if loss < math.inf else _EVERYTHING
 
 
@@ -67,29 +84,44 @@ def _absent(law_of: Callable[[float], LossDistribution]) -> Callable[[Policy, Re
     def pair(policy: Policy, query: RecordedQuery) -> Pair:
         assert isinstance(query, Bounded)
         return of_law(law_of(query.largest_loss), policy.rate)
+
     return pair
 
 
-def _replaced(law_of: Callable[[float], LossDistribution]) -> Callable[[Policy, RecordedQuery], Pair]:
-    """One record less, then another one more: losses and ranges add up; of a sample, only losses are known to."""
+def _replaced(
+    law_of: Callable[[float], LossDistribution],
+) -> Callable[[Policy, RecordedQuery], Pair]:
+    """One record less, then another one more: losses and ranges add up; of a sample, only losses
+    are known to.
+    """
+
     def pair(policy: Policy, query: RecordedQuery) -> Pair:
         assert isinstance(query, Bounded)
         loss = query.largest_loss
         return of_law(law_of(2 * loss) if policy.rate == 1 else pure(_twice(policy.rate, loss)))
+
     return pair
 
 
 def _two_candidates(times: int) -> Callable[[Policy, RecordedQuery], Pairs]:
-    """Noisy max between two candidates, of which one is as far ahead as the other one is afterwards: with Laplace noise
-    the worse of them is chosen with probability ½e^−gap·(1 + gap/2), with exponential noise less often, and the event
-    does not say which ran. Of a sample in which a record is replaced, nothing is known."""
+    """Noisy max between two candidates, of which one is as far ahead as the other one is
+    afterwards: with Laplace noise the worse of them is chosen with probability ½e^−gap·(1 + gap/2),
+    with exponential noise less often, and the event does not say which ran. Of a sample in which a
+    record is replaced, nothing is known.
+    """
+
     def pairs(policy: Policy, query: RecordedQuery) -> Pairs:
         assert isinstance(query, NoisyMax)
         gap = times * query.largest_loss / 2
         if times > 1 and policy.rate < 1:
             return ()
-        odds = math.log1p((2 * math.expm1(gap) - gap) / (1 + gap / 2)) if gap < 300 else gap - math.log1p(gap / 2)
+        odds = (
+            math.log1p((2 * math.expm1(gap) - gap) / (1 + gap / 2))
+            if gap < 300
+            else gap - math.log1p(gap / 2)
+        )
         return ((of_law(response(odds / _UP) if gap < math.inf else _EVERYTHING, policy.rate), 1),)
+
     return pairs
 
 
@@ -122,20 +154,28 @@ def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
 
 
 def _discrete(policy: Policy, query: RecordedQuery, records: int = 1) -> Pair:
-    """One record has whole numbers of a whole squared length, at most the square of the bound; two that replace each
-    other are twice as far apart at most."""
+    """One record has whole numbers of a whole squared length, at most the square of the bound; two
+    that replace each other are twice as far apart at most.
+    """
     assert isinstance(query, DiscreteGaussianSum)
-    squared = math.floor(Fraction(query.l2_bound) ** 2 * Fraction(_UP))  # √3 as a float is less than that
+    squared = math.floor(
+        Fraction(query.l2_bound) ** 2 * Fraction(_UP)
+    )  # √3 as a float is less than that
     alone = records * math.isqrt(squared)
     if squared == 0 or query.stddev == 0:
         return of_law(_EVERYTHING if squared else _NOTHING, policy.rate)
     if query.coordinates == 1 or records**2 * squared == 1:
         return of_law(DiscreteGaussian(alone, query.stddev), policy.rate)
-    return of_law(DiscreteGaussianVector(records**2 * squared, query.stddev, query.coordinates, alone), policy.rate)
+    return of_law(
+        DiscreteGaussianVector(records**2 * squared, query.stddev, query.coordinates, alone),
+        policy.rate,
+    )
 
 
 def _discrete_replaced(policy: Policy, query: RecordedQuery) -> Pair:
-    """Two samples are the same unless the record is drawn, so that all records are the worst; less is not claimed."""
+    """Two samples are the same unless the record is drawn, so that all records are the worst; less
+    is not claimed.
+    """
     return _discrete(Poisson(1.0) if policy.rate > 0 else policy, query, records=2)
 
 
@@ -143,7 +183,8 @@ def _discrete_replaced(policy: Policy, query: RecordedQuery) -> Pair:
 class _Exchanged(Table):
     """A table, the ``pair`` of the query on all records, and the share of them that is in a sample.
 
-    In zCDP a sample is not rewarded. The table ends where profiles are no longer looked at; Rényi curves do not.
+    In zCDP a sample is not rewarded. The table ends where profiles are no longer looked at; Rényi
+    curves do not.
     """
 
     pair: Pair = _FREE
@@ -151,7 +192,9 @@ class _Exchanged(Table):
 
     @property
     def spread(self) -> float:
-        return min(super().spread, 1 / self.pair.noise_multiplier)  # also where the table knows no protection
+        return min(
+            super().spread, 1 / self.pair.noise_multiplier
+        )  # also where the table knows no protection
 
     @property
     def zcdp(self) -> float:
@@ -167,19 +210,24 @@ class _Exchanged(Table):
 
 @lru_cache(maxsize=256)
 def exchanged(pair: Pair, share: float) -> Pair:
-    """The pair of a query on a sample of a fixed size, of which a record is in a ``share``, from the ``pair`` of the
-    query on all records one of which is replaced.
+    """The pair of a query on a sample of a fixed size, of which a record is in a ``share``, from
+    the ``pair`` of the query on all records one of which is replaced.
 
-    Another record has its place in the sample, so δ′(ε′) = share·δ(ε) with e^ε′ = 1 + share·(e^ε − 1), both ways.
+    Another record has its place in the sample, so δ′(ε′) = share·δ(ε) with e^ε′ = 1 + share·(e^ε −
+    1), both ways.
     """
     if share == 1 or not 0 < pair.noise_multiplier < math.inf:
         return replace(pair, rate=share) if pair.noise_multiplier == 0 else pair
     last = min(one_step.epsilon(pair, _RARE).upper, one_step.pure_epsilon(pair), _LARGEST)
     atoms = pair.law.atoms() if pair.law is not None else np.empty(0)
-    epsilons = np.unique(np.concatenate((np.linspace(0.0, last, _POINTS), atoms[(atoms > 0) & (atoms < last)])))
+    epsilons = np.unique(
+        np.concatenate((np.linspace(0.0, last, _POINTS), atoms[(atoms > 0) & (atoms < last)]))
+    )
     deltas = np.array([one_step.delta(pair, float(at)).upper for at in epsilons]) * share * _UP
     table = Table.from_profile(np.log1p(share * np.expm1(epsilons)) * _UP, deltas)
-    return of_law(_Exchanged(table.loss, table.mass, table.infinite, table.missing, pair=pair, share=share))
+    return of_law(
+        _Exchanged(table.loss, table.mass, table.infinite, table.missing, pair=pair, share=share)
+    )
 
 
 def _twice(rate: float, loss: float) -> float:
@@ -188,36 +236,67 @@ def _twice(rate: float, loss: float) -> float:
 
 
 _PURE = ", which randomised response dominates: Kairouz, Oh & Viswanath 2015"
-_RANGE = ("losses for two neighbours span at most 2Δ/b, monotone Δ/b: Durfee & Rogers 2019; PLD takes the envelope of "
-          "all such pairs, RDP the worst at each order")
+_RANGE = (
+    "losses for two neighbours span at most 2Δ/b, monotone Δ/b: Durfee & Rogers 2019; PLD takes "
+    "the envelope of all such pairs, RDP the worst at each order"
+)
 _MAX = "ε = 2Δ/b, monotone Δ/b: Dwork & Roth 2014, Claim 3.9, and Ding et al. 2021 for exponential noise"
 _THRESHOLD = "ε = Δ/b₁ + 2Δ/b₂, monotone Δ/b₁ + Δ/b₂: Lyu, Su & Li 2017, Theorems 4 and 5, for one answer above"
 _ANSWER = "the pair of randomised response between the answers"
-_DISCRETE = ("one number: the pair at the largest shift, since the noise is log-concave; several: the least of zCDP, "
-             "Canonne, Kamath & Steinke 2020, Theorem 14, of a Gaussian that is rounded at random, and of all ways to "
-             "divide a short length")
+_DISCRETE = (
+    "one number: the pair at the largest shift, since the noise is log-concave; several: the least "
+    "of zCDP, Canonne, Kamath & Steinke 2020, Theorem 14, of a Gaussian that is rounded at random, "
+    "and of all ways to divide a short length"
+)
 _TWICE = "one record less and another one more: losses add up; then "
 
 _EVERY: tuple[tuple[type[RecordedQuery], Callable[[float], LossDistribution], str], ...] = (
-    (ExponentialChoice, ranged, _RANGE), (NoisyMax, pure, _MAX + _PURE), (AboveThreshold, pure, _THRESHOLD + _PURE))
+    (ExponentialChoice, ranged, _RANGE),
+    (NoisyMax, pure, _MAX + _PURE),
+    (AboveThreshold, pure, _THRESHOLD + _PURE),
+)
 _ATTAINED: dict[tuple[type[RecordedQuery], int], Callable[[Policy, Any], Pairs]] = {
-    (NoisyMax, 1): _two_candidates(1), (NoisyMax, 2): _two_candidates(2), (AboveThreshold, 1): _nothing,
-    (AboveThreshold, 2): _nothing, (ExponentialChoice, 2): _if_all(_replaced(ranged))}
+    (NoisyMax, 1): _two_candidates(1),
+    (NoisyMax, 2): _two_candidates(2),
+    (AboveThreshold, 1): _nothing,
+    (AboveThreshold, 2): _nothing,
+    (ExponentialChoice, 2): _if_all(_replaced(ranged)),
+}
 
 ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
-    **{(query, relation): OneShot(_absent(law), words, attained=_ATTAINED.get((query, 1)))
-       for query, law, words in _EVERY for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    **{(query, Relation.REPLACE_ONE): OneShot(_replaced(law), _TWICE + words, attained=_ATTAINED.get((query, 2)))
-       for query, law, words in _EVERY},
-    **{(RandomizedAnswer, relation): OneShot(_response, _ANSWER, exact=True)
-       for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    (RandomizedAnswer, Relation.REPLACE_ONE): OneShot(_response_replaced, _ANSWER + "; of a sample, " + _TWICE
-                                                        + "ε-DP" + _PURE, attained=_if_all(_response)),
-    **{(DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
-       for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)},
-    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(_discrete_replaced, _DISCRETE + "; a sample is not rewarded",
-                                                         attained=_if_all(_discrete_replaced)),
-    (LaplaceSum, Relation.REPLACE_ONE): OneShot(_laplace_replaced, "the pair at twice the shift; of a sample, " + _TWICE
-                                                + "ε-DP" + _PURE, attained=_if_all(_laplace_replaced)),
+    **{
+        (query, relation): OneShot(_absent(law), words, attained=_ATTAINED.get((query, 1)))
+        for query, law, words in _EVERY
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    **{
+        (query, Relation.REPLACE_ONE): OneShot(
+            _replaced(law), _TWICE + words, attained=_ATTAINED.get((query, 2))
+        )
+        for query, law, words in _EVERY
+    },
+    **{
+        (RandomizedAnswer, relation): OneShot(_response, _ANSWER, exact=True)
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    (RandomizedAnswer, Relation.REPLACE_ONE): OneShot(
+        _response_replaced,
+        _ANSWER + "; of a sample, " + _TWICE + "ε-DP" + _PURE,
+        attained=_if_all(_response),
+    ),
+    **{
+        (DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    (DiscreteGaussianSum, Relation.REPLACE_ONE): OneShot(
+        _discrete_replaced,
+        _DISCRETE + "; a sample is not rewarded",
+        attained=_if_all(_discrete_replaced),
+    ),
+    (LaplaceSum, Relation.REPLACE_ONE): OneShot(
+        _laplace_replaced,
+        "the pair at twice the shift; of a sample, " + _TWICE + "ε-DP" + _PURE,
+        attained=_if_all(_laplace_replaced),
+    ),
 }
 """(kind of query, relation) → how its pair is made."""

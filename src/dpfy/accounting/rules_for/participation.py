@@ -1,9 +1,11 @@
-"""The worst participation pattern: the largest ‖Σ_{i∈π} c_i·u_iᵀ‖² over patterns π and vectors u_i in the unit ball.
+"""The worst participation pattern: the largest ‖Σ_{i∈π} c_i·u_iᵀ‖² over patterns π and vectors u_i
+in the unit ball.
 
-A pattern has at most k steps, b or more apart. The square is Σ_{i,j∈π} Γ_ij·⟨u_i, u_j⟩ with Γ the products of columns,
-at most Σ|Γ_ij|, which vectors of one line attain where their signs can be chosen such that no term is negative. The
-largest sum is found by dynamic programming if products end after some distance, and else by branch and bound. Where
-signs clash, a pattern's square is a semidefinite programme, solved from both sides. ``docs/proofs/streams.md``.
+A pattern has at most k steps, b or more apart. The square is Σ_{i,j∈π} Γ_ij·⟨u_i, u_j⟩ with Γ the
+products of columns, at most Σ|Γ_ij|, which vectors of one line attain where their signs can be
+chosen such that no term is negative. The largest sum is found by dynamic programming if products
+end after some distance, and else by branch and bound. Where signs clash, a pattern's square is a
+semidefinite programme, solved from both sides. ``docs/proofs/streams.md``.
 """
 
 import heapq
@@ -37,17 +39,19 @@ class Square(NamedTuple):
 def worst_pattern(bands: Array, most: int, separation: int) -> Square:
     """Return the largest square, where ``bands[d, j]`` is Γ between steps j − d and j.
 
-    *Formal guarantee*: some pattern and vectors attain ``low``, none exceeds ``high``, rounding aside. Both agree if
-    the search ended within its limits.
+    *Formal guarantee*: some pattern and vectors attain ``low``, none exceeds ``high``, rounding
+    aside. Both agree if the search ended within its limits.
     """
     bands = bands.copy()
     bands[1:separation] = 0.0  # never in one pattern
     reach = int(np.flatnonzero(bands.any(axis=1)).max(initial=0))
-    bands = bands[:reach + 1]
+    bands = bands[: reach + 1]
     clash = not _one_sign(bands)
     high = _within_reach(np.abs(bands), most, separation)
     if high is not None and (reach < 2 * separation or not clash):
-        return Square(high, high)  # only neighbours in a pattern have products: signs never clash along a path
+        return Square(
+            high, high
+        )  # only neighbours in a pattern have products: signs never clash along a path
     if bands.shape[1] > _MAX_WORK**0.5:
         return _without_search(bands, most, separation, high)
     found = _Search(_dense(bands), most, separation, clash).run()
@@ -60,7 +64,7 @@ def _one_sign(bands: Array) -> bool:
     count = len(size)
     signs = np.zeros_like(bands, dtype=np.int8)
     for distance in range(1, len(bands)):
-        least = _ZERO * size[distance:] * size[:count - distance]
+        least = _ZERO * size[distance:] * size[: count - distance]
         band = bands[distance, distance:]
         signs[distance, distance:] = np.sign(band) * (np.abs(band) > least)
     if (signs >= 0).all():
@@ -85,9 +89,11 @@ def _one_sign(bands: Array) -> bool:
 
 
 def _within_reach(size: Array, most: int, separation: int) -> float | None:
-    """The largest Σ|Γ_ij| by dynamic programming over the steps that later ones still meet; None if it is too much.
+    """The largest Σ|Γ_ij| by dynamic programming over the steps that later ones still meet; None if
+    it is too much.
 
-    A state is the last step and the distances back to the others that a next step can have products with.
+    A state is the last step and the distances back to the others that a next step can have products
+    with.
     """
     reach, count = len(size) - 1, size.shape[1]
     moves = _moves(reach, separation, int(20 * _MAX_WORK / (most * count)))
@@ -101,11 +107,11 @@ def _within_reach(size: Array, most: int, separation: int) -> float | None:
         after: dict[Distances, Array] = {(): np.full(count, -np.inf)}
         beyond = max(reach + 1, separation)
         if beyond < count:
-            after[()][beyond:] = np.maximum.accumulate(latest)[:count - beyond] + alone[beyond:]
+            after[()][beyond:] = np.maximum.accumulate(latest)[: count - beyond] + alone[beyond:]
         for context, step, following in moves:
             if context not in state or step >= count:
                 continue
-            total = state[context][:count - step] + alone[step:]
+            total = state[context][: count - step] + alone[step:]
             for back in (0, *context):
                 if step + back <= reach:
                     total += 2 * size[step + back, step:]
@@ -119,15 +125,21 @@ def _within_reach(size: Array, most: int, separation: int) -> float | None:
     return best
 
 
-def _moves(reach: int, separation: int, limit: int) -> list[tuple[Distances, int, Distances]] | None:
-    """What each context becomes after a next step at each distance; None if there are more than ``limit``."""
+def _moves(
+    reach: int, separation: int, limit: int
+) -> list[tuple[Distances, int, Distances]] | None:
+    """What each context becomes after a next step at each distance; None if there are more than
+    ``limit``.
+    """
     moves: list[tuple[Distances, int, Distances]] = []
     seen: set[Distances] = {()}
     waiting: list[Distances] = [()]
     while waiting:
         context = waiting.pop()
         for step in range(separation, reach + 1):
-            following = tuple(step + back for back in (0, *context) if step + back <= reach - separation)
+            following = tuple(
+                step + back for back in (0, *context) if step + back <= reach - separation
+            )
             moves.append((context, step, following))
             if following not in seen:
                 seen.add(following)
@@ -147,39 +159,49 @@ def _dense(bands: Array) -> Array:
 
 
 def _without_search(bands: Array, most: int, separation: int, high: float | None) -> Square:
-    """Orthogonal vectors from below; from above, the n-th step before another is at least n separations away, and its
-    product with it at most the largest from there on."""
+    """Orthogonal vectors from below; from above, the n-th step before another is at least n
+    separations away, and its product with it at most the largest from there on.
+    """
     largest = np.maximum.accumulate(np.abs(bands)[::-1], axis=0)[::-1]
-    weights = bands[0] + 2 * largest[separation::separation][:most - 1].sum(axis=0)
-    return Square(_spaced(bands[0], most, separation), _spaced(weights, most, separation) if high is None else high)
+    weights = bands[0] + 2 * largest[separation::separation][: most - 1].sum(axis=0)
+    return Square(
+        _spaced(bands[0], most, separation),
+        _spaced(weights, most, separation) if high is None else high,
+    )
 
 
 def _spaced(weights: Array, most: int, separation: int) -> float:
     """The largest sum of weights over patterns."""
     rest = np.zeros(len(weights) + separation)
     for _ in range(most):
-        rest[:len(weights)] = np.maximum.accumulate((weights + rest[separation:])[::-1])[::-1]
+        rest[: len(weights)] = np.maximum.accumulate((weights + rest[separation:])[::-1])[::-1]
     return float(rest[0])
 
 
 class _Search:
-    """Best first over patterns from the left: what is open is bounded by what each further step can add.
+    """Best first over patterns from the left: what is open is bounded by what each further step can
+    add.
 
-    A further step i adds Γ_ii, twice its products with the steps so far, and twice those with steps after it: for each
-    i the best such steps, chosen for i alone, which is a bound on any choice for all.
+    A further step i adds Γ_ii, twice its products with the steps so far, and twice those with steps
+    after it: for each i the best such steps, chosen for i alone, which is a bound on any choice for
+    all.
     """
 
     def __init__(self, gram: Array, most: int, separation: int, clash: bool) -> None:
         self._gram, self._size, self._most, self._separation = gram, np.abs(gram), most, separation
         self._clash = clash
-        self._ahead = 2 * best_before(self._size[::-1, ::-1], most, separation)[::-1]  # [step, how many after it]
+        self._ahead = (
+            2 * best_before(self._size[::-1, ::-1], most, separation)[::-1]
+        )  # [step, how many after it]
         self._low = 0.0
 
     def run(self) -> Square:
         count, ties, work = len(self._gram), itertools.count(), 0.0
-        opened: list[tuple[float, int, tuple[int, ...], bool]] = [(-math.inf, next(ties), (), False)]
+        opened: list[tuple[float, int, tuple[int, ...], bool]] = [
+            (-math.inf, next(ties), (), False)
+        ]
         for start in range(0, min(self._separation, count), max(1, self._separation // 16)):
-            self._try(range(start, count, self._separation)[:self._most])
+            self._try(range(start, count, self._separation)[: self._most])
         while opened:
             bound, _, steps, solved = heapq.heappop(opened)
             if -bound <= self._low * (1 + _CLOSE) or solved:
@@ -198,7 +220,10 @@ class _Search:
             bounds = sofar + totals[-1]
             for place in np.flatnonzero(bounds > self._low * (1 + _CLOSE)).tolist():
                 if place >= first:
-                    heapq.heappush(opened, (-min(float(bounds[place]), -bound), next(ties), (*steps, place), False))
+                    heapq.heappush(
+                        opened,
+                        (-min(float(bounds[place]), -bound), next(ties), (*steps, place), False),
+                    )
         return Square(self._low, self._low)
 
     def _totals(self, steps: tuple[int, ...], first: int) -> Array:
@@ -207,10 +232,12 @@ class _Search:
         weight = np.diag(self._size) + 2 * self._size[list(steps)].sum(axis=0)
         rest, rows = np.zeros(count + self._separation), []
         for after in range(self._most - len(steps)):
-            total = weight + self._ahead[:, after] + rest[self._separation:]
+            total = weight + self._ahead[:, after] + rest[self._separation :]
             total[:first] = -np.inf
             rows.append(total)
-            rest = np.concatenate((np.maximum.accumulate(total[::-1])[::-1], np.zeros(self._separation)))
+            rest = np.concatenate(
+                (np.maximum.accumulate(total[::-1])[::-1], np.zeros(self._separation))
+            )
             rest = np.maximum(rest, 0.0)
         return np.array(rows)
 
@@ -244,13 +271,17 @@ class _Search:
 
 
 def best_before(size: Array, most: int, separation: int) -> Array:
-    """For each row i and each number of steps, the largest sum of the row's entries at that many steps before i."""
+    """For each row i and each number of steps, the largest sum of the row's entries at that many
+    steps before i.
+    """
     count = len(size)
     found = np.zeros((count, most))
     history: list[Array] = []  # the best sums of all rows with entries up to a place
     for place in range(count):
         before = history[place - separation] if place >= separation else np.zeros((count, most))
-        taken = np.concatenate((np.zeros((count, 1)), before[:, :-1] + size[:, place:place + 1]), axis=1)
+        taken = np.concatenate(
+            (np.zeros((count, 1)), before[:, :-1] + size[:, place : place + 1]), axis=1
+        )
         history.append(np.maximum(history[-1], taken) if history else taken)
         if place > separation:
             history[place - separation - 1] = np.empty((0, 0))  # not asked for again
@@ -260,11 +291,13 @@ def best_before(size: Array, most: int, separation: int) -> Array:
 
 
 def largest_square(gram: Array, known: float = 0.0) -> Square:
-    """Return max Σ Γ_ij⟨u_i, u_j⟩ over vectors of the unit ball, in as many dimensions as there are steps.
+    """Return max Σ Γ_ij⟨u_i, u_j⟩ over vectors of the unit ball, in as many dimensions as there are
+    steps.
 
-    It is the semidefinite programme max ⟨Γ, X⟩ with X ⪰ 0 and X_ii = 1. Rows that each point where the others pull them
-    are feasible; their pulls y, raised until diag(y) − Γ ⪰ 0, are a bound, Σ y_i, by weak duality. The search for it
-    ends as soon as the bound is below what is ``known`` to be attained elsewhere.
+    It is the semidefinite programme max ⟨Γ, X⟩ with X ⪰ 0 and X_ii = 1. Rows that each point where
+    the others pull them are feasible; their pulls y, raised until diag(y) − Γ ⪰ 0, are a bound, Σ
+    y_i, by weak duality. The search for it ends as soon as the bound is below what is ``known`` to
+    be attained elsewhere.
 
     >>> clashing = np.array([[2.0, -1.0, -1.0], [-1.0, 2.0, -1.0], [-1.0, -1.0, 2.0]])
     >>> [round(end, 6) for end in largest_square(clashing)]  # three vectors 120° apart

@@ -1,8 +1,9 @@
-"""Private selection: what it costs to repeat a run a secret, random number of times and to release the best.
+"""Private selection: what it costs to repeat a run a secret, random number of times and to release
+the best.
 
-No rule depends on how runs are scored. The privacy loss rule asks how far the loss of one run can be shifted by the
-place of its output in the order of scores; the Rényi rules are those of Papernot & Steinke 2022. The proofs are in
-``docs/proofs/private-selection.md``.
+No rule depends on how runs are scored. The privacy loss rule asks how far the loss of one run can
+be shifted by the place of its output in the order of scores; the Rényi rules are those of Papernot
+& Steinke 2022. The proofs are in ``docs/proofs/private-selection.md``.
 """
 
 import math
@@ -23,19 +24,24 @@ _ROUNDED = 1e-10  # relative: more than rounding can lose, over as many places
 
 
 class RunProfile:
-    """δ(ε) of one run from above, in one direction and ``back``, for every real ε, from points that rise from ε = 0.
+    """δ(ε) of one run from above, in one direction and ``back``, for every real ε, from points that
+    rise from ε = 0.
 
-    Between points each is the chord, as a function of e^ε: true curves are convex in it. Below zero they follow from
-    each other: δ(−ε) = 1 − e^−ε·(1 − δ_back(ε)).
+    Between points each is the chord, as a function of e^ε: true curves are convex in it. Below zero
+    they follow from each other: δ(−ε) = 1 − e^−ε·(1 − δ_back(ε)).
     """
 
     def __init__(self, epsilons: Array, there: Array, back: Array) -> None:
         if epsilons[0] != 0 or np.any(np.diff(epsilons) <= 0) or epsilons[-1] > _LARGEST:
-            raise InvalidArgument(f"Expected values of ε that rise from 0 to at most {_LARGEST:g}: left of the first "
-                                  f"point nothing is known.")
+            raise InvalidArgument(
+                f"Expected values of ε that rise from 0 to at most {_LARGEST:g}: left of the first "
+                "point nothing is known."
+            )
         self._epsilons = epsilons
         self._odds: Array = np.exp(epsilons)
-        self._there, self._back = (np.minimum(np.minimum.accumulate(side), 1.0) for side in (there, back))
+        self._there, self._back = (
+            np.minimum(np.minimum.accumulate(side), 1.0) for side in (there, back)
+        )
 
     @property
     def reversed(self) -> "RunProfile":
@@ -58,21 +64,25 @@ class RunProfile:
     def moved(self, missed: Array) -> Array:
         """Bound the mass on the second data set of an event whose mass on the first is ``missed``.
 
-        Q′(S) ≤ e^ε·Q(S) + δ_back(ε), of which the complement is Q′(S) ≤ 1 − e^−ε·(1 − Q(S) − δ(ε)), for all ε ≥ 0.
+        Q′(S) ≤ e^ε·Q(S) + δ_back(ε), of which the complement is Q′(S) ≤ 1 − e^−ε·(1 − Q(S) − δ(ε)),
+        for all ε ≥ 0.
         """
         best = np.ones_like(missed)
-        for odds, gain, there, back in zip(self._odds, np.expm1(self._epsilons), self._there, self._back, strict=True):
+        for odds, gain, there, back in zip(
+            self._odds, np.expm1(self._epsilons), self._there, self._back, strict=True
+        ):
             np.minimum(best, odds * missed + back, out=best)
             np.minimum(best, (gain + missed + there) / odds, out=best)  # nothing cancels
         return np.minimum(np.maximum(best, missed) * (1 + _ROUNDED), 1.0)
 
 
 class SelectionProfile:
-    """δ(ε) of repeat-and-select from above, in one direction: Σ_j weight_j · δ(ε − shift_j), δ that of one run.
+    """δ(ε) of repeat-and-select from above, in one direction: Σ_j weight_j · δ(ε − shift_j), δ that
+    of one run.
 
-    *Formal guarantee*: P(S) ≤ e^ε·P′(S) + ``delta(ε)`` for every ε ≥ 0, P and P′ the laws of what is released,
-    however runs are scored. No smaller δ follows from the profile of one run, up to terms that vanish with the
-    probability of the losses that matter.
+    *Formal guarantee*: P(S) ≤ e^ε·P′(S) + ``delta(ε)`` for every ε ≥ 0, P and P′ the laws of what
+    is released, however runs are scored. No smaller δ follows from the profile of one run, up to
+    terms that vanish with the probability of the losses that matter.
 
     *Assumes* what :class:`~dpfy.ledger.selection.Selected` does.
 
@@ -94,7 +104,9 @@ class SelectionProfile:
         losses = losses * (1 - _ROUNDED) - 1e-15 * corners[0][1:]
         self._weights: Array = gains * (1 + _ROUNDED) + 1e-15 * corners[1][1:]
         with np.errstate(divide="ignore", invalid="ignore"):
-            self._shifts: Array = np.where(losses > 0, np.log(self._weights) - np.log(losses), np.inf)
+            self._shifts: Array = np.where(
+                losses > 0, np.log(self._weights) - np.log(losses), np.inf
+            )
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on δ(ε)."""
@@ -117,31 +129,47 @@ class SelectionProfile:
 def weight(trials: Trials, missed: Array) -> Array:
     """Return f′(1 − a), f the generating function of the number of runs, for the probabilities a.
 
-    It is the density of an output in what is released over that in one run, if a run is better with probability a.
+    It is the density of an output in what is released over that in one run, if a run is better with
+    probability a.
     """
     if isinstance(trials, NegativeBinomialTrials):
-        return np.asarray(trials.mean * np.exp(-(trials.shape + 1) * np.log1p(trials.odds * missed)))
+        return np.asarray(
+            trials.mean * np.exp(-(trials.shape + 1) * np.log1p(trials.odds * missed))
+        )
     if isinstance(trials, PoissonTrials):
         return np.asarray(trials.rate * np.exp(-trials.rate * missed))
     raise UnsupportedEvent(f"No rule for a number of runs that is drawn from {trials.tag!r}.")
 
 
-def renyi_curve(trials: Trials, orders: Array, curve: Array, delta: Callable[[float], float],
-                other: tuple[float, float] | None = None, spare: float = 0.0) -> Array:
+def renyi_curve(
+    trials: Trials,
+    orders: Array,
+    curve: Array,
+    delta: Callable[[float], float],
+    other: tuple[float, float] | None = None,
+    spare: float = 0.0,
+) -> Array:
     """Return the Rényi curve of repeat-and-select from the ``curve`` of one run at ``orders``.
 
-    ``other`` is the order and the divergence of one run by which its place in the order of scores is bounded; the best
-    of the curve if not given. ``delta`` bounds δ(ε) of one run, by whatever method; Poisson numbers of runs need it at
-    e^ε = 1 + 1/(order − 1). ``spare`` is by how much δ(ε) of a run may exceed that of a run with this curve, at every
-    ε; then the curve is that of what is left after a mass of mean·spare has been taken away.
+    ``other`` is the order and the divergence of one run by which its place in the order of scores
+    is bounded; the best of the curve if not given. ``delta`` bounds δ(ε) of one run, by whatever
+    method; Poisson numbers of runs need it at e^ε = 1 + 1/(order − 1). ``spare`` is by how much
+    δ(ε) of a run may exceed that of a run with this curve, at every ε; then the curve is that of
+    what is left after a mass of mean·spare has been taken away.
 
-    Reference: Papernot & Steinke 2022, Theorems 2 and 6, the latter with the chance that there is no run at all:
-    ``docs/proofs/private-selection.md``, Theorems 2 to 4.
+    Reference: Papernot & Steinke 2022, Theorems 2 and 6, the latter with the chance that there is
+    no run at all: ``docs/proofs/private-selection.md``, Theorems 2 to 4.
     """
     if isinstance(trials, NegativeBinomialTrials):
         at, value = (np.asarray(part) for part in (other or (orders, curve)))
-        others = (1 - 1 / at) * value - math.log(trials.success) / at + math.log1p(spare / trials.success)
-        return np.asarray(curve + (1 + trials.shape) * others.min() + math.log(trials.mean) / (orders - 1))
+        others = (
+            (1 - 1 / at) * value
+            - math.log(trials.success) / at
+            + math.log1p(spare / trials.success)
+        )
+        return np.asarray(
+            curve + (1 + trials.shape) * others.min() + math.log(trials.mean) / (orders - 1)
+        )
     if isinstance(trials, PoissonTrials):
         spread = np.array([delta(math.log1p(1 / (order - 1))) + spare for order in orders])
         one = math.log(trials.rate) + (orders - 1) * (curve + trials.rate * spread)
@@ -152,17 +180,24 @@ def renyi_curve(trials: Trials, orders: Array, curve: Array, delta: Callable[[fl
 def _places(run: RunProfile, trials: Trials) -> Array:
     """Probabilities from 0 to 1 between which neither of the two weights changes by much."""
     fine: Array = np.concatenate(([0.0], np.geomspace(1e-15, 1, _PLACES)))
-    weights = [np.maximum(weight(trials, at) / trials.mean, math.exp(-_LEAST_WEIGHT)) for at in (fine, run.moved(fine))]
+    weights = [
+        np.maximum(weight(trials, at) / trials.mean, math.exp(-_LEAST_WEIGHT))
+        for at in (fine, run.moved(fine))
+    ]
     way = -np.log(weights).sum(axis=0) + 1e-9 * np.arange(len(fine))
-    return np.unique(np.concatenate(([0.0], np.interp(np.linspace(0, way[-1], _PLACES), way, fine), [1.0])))
+    return np.unique(
+        np.concatenate(([0.0], np.interp(np.linspace(0, way[-1], _PLACES), way, fine), [1.0]))
+    )
 
 
 def _concave(x: Array, y: Array) -> Array:
     """The corners of the concave hull of points that rise in both coordinates."""
     hull: list[tuple[float, float]] = []
     for point in zip(x.tolist(), y.tolist(), strict=True):
-        while len(hull) > 1 and ((hull[-1][1] - hull[-2][1]) * (point[0] - hull[-2][0])
-                                 <= (point[1] - hull[-2][1]) * (hull[-1][0] - hull[-2][0])):
+        while len(hull) > 1 and (
+            (hull[-1][1] - hull[-2][1]) * (point[0] - hull[-2][0])
+            <= (point[1] - hull[-2][1]) * (hull[-1][0] - hull[-2][0])
+        ):
             hull.pop()
         hull.append(point)
     return np.array(hull).T

@@ -1,8 +1,9 @@
 """Streams: how far one record can move all rows of a strategy at once, and what that costs.
 
-A record that takes part in steps π, with a vector of norm at most 1 in each, moves C·G by Σ_{i∈π} c_i·u_iᵀ, c_i the
-columns of C. Its squared norm is Σ_{i,j∈π} ⟨c_i, c_j⟩⟨u_i, u_j⟩, and the sensitivity is the largest of it over all
-patterns and vectors. The proofs are in ``docs/proofs/streams.md``.
+A record that takes part in steps π, with a vector of norm at most 1 in each, moves C·G by Σ_{i∈π}
+c_i·u_iᵀ, c_i the columns of C. Its squared norm is Σ_{i,j∈π} ⟨c_i, c_j⟩⟨u_i, u_j⟩, and the
+sensitivity is the largest of it over all patterns and vectors. The proofs are in
+``docs/proofs/streams.md``.
 """
 
 import math
@@ -26,14 +27,18 @@ _STARTS = 64  # patterns of a tree that are tried for a lower bound
 
 
 @lru_cache(maxsize=256)
-def sensitivity(strategy: Strategy, steps: int, participations: int = 1, separation: int = 1) -> Interval:
-    """Return by how much one record can move all rows of a stream together, in units of its bound in one step.
+def sensitivity(
+    strategy: Strategy, steps: int, participations: int = 1, separation: int = 1
+) -> Interval:
+    """Return by how much one record can move all rows of a stream together, in units of its bound
+    in one step.
 
-    *Formal guarantee*: no record that takes part in at most ``participations`` steps, ``separation`` or more apart,
-    moves them by more than ``upper``, and some record does by ``lower``, if its gradients may point anywhere. Both
-    agree, but for rounding, wherever the worst pattern is found: always for Toeplitz strategies that fall and have one
-    sign or alternate, and for bands of at most twice ``separation``; for trees, wider bands and full matrices unless
-    the search for it exceeds its limits, which up to some hundred steps it does not.
+    *Formal guarantee*: no record that takes part in at most ``participations`` steps,
+    ``separation`` or more apart, moves them by more than ``upper``, and some record does by
+    ``lower``, if its gradients may point anywhere. Both agree, but for rounding, wherever the worst
+    pattern is found: always for Toeplitz strategies that fall and have one sign or alternate, and
+    for bands of at most twice ``separation``; for trees, wider bands and full matrices unless the
+    search for it exceeds its limits, which up to some hundred steps it does not.
 
     Reference: ``docs/proofs/streams.md``, Lemmas 1 to 4.
 
@@ -57,12 +62,15 @@ def sensitivity(strategy: Strategy, steps: int, participations: int = 1, separat
 
 
 def _toeplitz(band: Array, steps: int, most: int, separation: int) -> Square:
-    """Products of columns that fall do so with their distance and with the place of the later one: the earliest pattern
-    is worst. Others are searched; where that is too much, coefficients that dominate them and do fall take their place.
+    """Products of columns that fall do so with their distance and with the place of the later one:
+    the earliest pattern is worst. Others are searched; where that is too much, coefficients that
+    dominate them and do fall take their place.
     """
     if len(band) <= separation or most == 1:
-        apart = math.fsum(float(np.square(band[:steps - place]).sum())
-                          for place in range(0, most * separation, separation))
+        apart = math.fsum(
+            float(np.square(band[: steps - place]).sum())
+            for place in range(0, most * separation, separation)
+        )
         return Square(apart, apart)
     falling = np.maximum.accumulate(np.abs(band)[::-1])[::-1]
     high = _together(falling, steps, most, separation)
@@ -80,7 +88,7 @@ def _together(band: Array, steps: int, most: int, separation: int) -> float:
     total = np.zeros(steps)
     for place in range(0, most * separation, separation):
         reach = min(len(band), steps - place)
-        total[place:place + reach] += band[:reach]
+        total[place : place + reach] += band[:reach]
     return float(total @ total)
 
 
@@ -88,7 +96,7 @@ def _toeplitz_bands(band: Array, steps: int) -> Array:
     """Γ_{j−d, j} = Σ_{t < n − j} θ_t·θ_{t+d}."""
     bands = np.zeros((len(band), steps))
     for distance in range(len(band)):
-        sums = np.cumsum(band[:len(band) - distance] * band[distance:])
+        sums = np.cumsum(band[: len(band) - distance] * band[distance:])
         later = np.arange(distance, steps)
         bands[distance, distance:] = sums[np.minimum(steps - later, len(sums)) - 1]
     return bands
@@ -98,29 +106,35 @@ def _bands(strategy: Columns) -> Array:
     """Γ_{j−d, j} of the columns, for all distances d within the longest."""
     count, longest = len(strategy.columns), max(map(len, strategy.columns))
     if count * longest > _MAX_BANDS:
-        raise UnsupportedEvent(f"No rule for {count:,} columns of a general matrix with {longest:,} rows each; at most "
-                               f"{_MAX_BANDS:,} entries. Use toeplitz coefficients or a tree.")
+        raise UnsupportedEvent(
+            f"No rule for {count:,} columns of a general matrix with {longest:,} rows each; at "
+            f"most {_MAX_BANDS:,} entries. Use toeplitz coefficients or a tree."
+        )
     bands = np.zeros((longest, count))
     if longest > _NARROW and count <= _FEW:
         matrix = np.zeros((count, count))
         for place, column in enumerate(strategy.columns):
-            matrix[place:place + len(column), place] = column
+            matrix[place : place + len(column), place] = column
         gram = matrix.T @ matrix
         for distance in range(longest):
             bands[distance, distance:] = np.diagonal(gram, distance)
         return bands
     columns = np.zeros((count, longest))
     for place, column in enumerate(strategy.columns):
-        columns[place, :len(column)] = column
+        columns[place, : len(column)] = column
     for distance in range(longest):
-        bands[distance, distance:] = np.einsum("ij,ij->i", columns[distance:, :longest - distance],
-                                               columns[:count - distance, distance:])
+        bands[distance, distance:] = np.einsum(
+            "ij,ij->i",
+            columns[distance:, : longest - distance],
+            columns[: count - distance, distance:],
+        )
     return bands
 
 
 def _tree(tree: Tree, steps: int, most: int, separation: int) -> Square:
-    """Exact, or level by level where that is too much work: nodes of a level are disjoint, and each sees a record at
-    most as often as its leaves have room for."""
+    """Exact, or level by level where that is too much work: nodes of a level are disjoint, and each
+    sees a record at most as often as its leaves have room for.
+    """
     exact = worst_count(tree, steps, most, separation)
     if exact is not None:
         return Square(exact, exact)
@@ -150,7 +164,9 @@ def _nodes(blocks: list[int], level: int, completed: bool) -> int:
 
 
 def _seen(pattern: NDArray[np.int64], size: int, steps: int, width: int, completed: bool) -> int:
-    """How often each released node of a level sees a record with this pattern: the sum of squares."""
+    """How often each released node of a level sees a record with this pattern: the sum of
+    squares.
+    """
     block, place = np.divmod(pattern, size)
     length = np.minimum(size, steps - block * size)
     released = width < 2 * length if completed else (place // width + 1) * width <= length
@@ -165,8 +181,9 @@ def _pairs(event: Stream, neighbours: Neighbours, attained: bool = False) -> Pai
 
 
 def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool = False) -> Pairs:
-    """One record meets one column in each round of the parts; the longest of a round stands for all. Records of the
-    part whose columns are longest in all attain theirs."""
+    """One record meets one column in each round of the parts; the longest of a round stands for
+    all. Records of the part whose columns are longest in all attain theirs.
+    """
     band, steps = event.band, event.steps
     if isinstance(event.strategy, Toeplitz):
         squares = np.cumsum(np.square(event.strategy.coefficients[:steps]))
@@ -175,19 +192,30 @@ def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool 
     else:
         assert isinstance(event.strategy, Columns)
         norms = np.array([math.hypot(*column) for column in event.strategy.columns])
-    longest = np.array([norms[start:start + band].max() for start in range(0, steps, band)]) * (1 + _ROUNDED)
+    longest = np.array([norms[start : start + band].max() for start in range(0, steps, band)]) * (
+        1 + _ROUNDED
+    )
     if attained:
         parts = (norms[part::band] * (1 - _ROUNDED) for part in range(min(band, steps)))
         longest = max(parts, key=lambda met: float(met @ met))
     values, counts = np.unique(longest, return_counts=True)
-    return tuple(sorted((Pair(event.rate, event.noise_multiplier / float(value), neighbours), int(times))
-                        for value, times in zip(values, counts, strict=True) if value > 0))
+    return tuple(
+        sorted(
+            (Pair(event.rate, event.noise_multiplier / float(value), neighbours), int(times))
+            for value, times in zip(values, counts, strict=True)
+            if value > 0
+        )
+    )
 
 
-_ROWS = ("C·G with independent noise is one Gaussian vector, also if sums depend on earlier rows: Denisov et al. 2022; "
-         "sensitivity: docs/proofs/streams.md")
-_ROUNDS = ("a band no longer than the number of parts makes each round a sampled Gaussian sum: Choquette-Choo et al. "
-           "2023; docs/proofs/streams.md")
+_ROWS = (
+    "C·G with independent noise is one Gaussian vector, also if sums depend on earlier rows: "
+    "Denisov et al. 2022; sensitivity: docs/proofs/streams.md"
+)
+_ROUNDS = (
+    "a band no longer than the number of parts makes each round a sampled Gaussian sum: "
+    "Choquette-Choo et al. 2023; docs/proofs/streams.md"
+)
 
 _STREAM: dict[Relation, Neighbours] = {Relation.ZERO_OUT: "absent", Relation.REPLACE_ONE: "opposed"}
 _SAMPLED: dict[Relation, Neighbours] = {Relation.ADD_OR_REMOVE_ONE: "absent", **_STREAM}
@@ -195,10 +223,18 @@ _SAMPLED: dict[Relation, Neighbours] = {Relation.ADD_OR_REMOVE_ONE: "absent", **
 for _method in ("pld", "rdp"):
     for _relation, _neighbours in _STREAM.items():
         EVENT_RULES[_method, Stream, _relation] = EventRule(
-            partial(_pairs, neighbours=_neighbours), _ROWS, exact=False,
-            attained=partial(_pairs, neighbours=_neighbours, attained=True))
+            partial(_pairs, neighbours=_neighbours),
+            _ROWS,
+            exact=False,
+            attained=partial(_pairs, neighbours=_neighbours, attained=True),
+        )
     for _relation, _neighbours in _SAMPLED.items():
-        if _method == "pld" or _neighbours == "absent":  # no Rényi curve is known for samples of opposed records
+        if (
+            _method == "pld" or _neighbours == "absent"
+        ):  # no Rényi curve is known for samples of opposed records
             EVENT_RULES[_method, SampledStream, _relation] = EventRule(
-                partial(_sampled_pairs, neighbours=_neighbours), _ROUNDS, exact=False,
-                attained=partial(_sampled_pairs, neighbours=_neighbours, attained=True))
+                partial(_sampled_pairs, neighbours=_neighbours),
+                _ROUNDS,
+                exact=False,
+                attained=partial(_sampled_pairs, neighbours=_neighbours, attained=True),
+            )

@@ -1,16 +1,19 @@
 """Trees: how often their nodes can see one record, exactly, by dynamic programming over nodes.
 
-A node adds the square of how often its leaves see the record. Of steps b or more apart, a node of at most b leaves sees
-one, so all places in it are alike and the earliest leaves the most room: within the smallest nodes of more than b
-leaves, every step can be taken as early as the one before it allows. What a node does to the rest is then only for how
-long the next step has to wait. ``docs/proofs/streams.md``, Lemma 4.
+A node adds the square of how often its leaves see the record. Of steps b or more apart, a node of
+at most b leaves sees one, so all places in it are alike and the earliest leaves the most room:
+within the smallest nodes of more than b leaves, every step can be taken as early as the one before
+it allows. What a node does to the rest is then only for how long the next step has to wait.
+``docs/proofs/streams.md``, Lemma 4.
 """
 
 from functools import cache
 
 from dpfy.ledger.streams import Tree
 
-Front = list[tuple[int, int]]  # how long to wait after a node, and the sum of squares in it; neither is improved on
+Front = list[
+    tuple[int, int]
+]  # how long to wait after a node, and the sum of squares in it; neither is improved on
 _MAX_WORK = 1_000_000
 
 
@@ -19,7 +22,8 @@ class _TooMuch(Exception):
 
 
 def worst_count(tree: Tree, steps: int, most: int, separation: int) -> int | None:
-    """Return the largest sum over nodes of the square of how often one record is in them; None if it is too much work.
+    """Return the largest sum over nodes of the square of how often one record is in them; None if
+    it is too much work.
 
     >>> worst_count(Tree(), steps=8, most=1, separation=1)  # one node on each of four levels
     4
@@ -34,14 +38,19 @@ def worst_count(tree: Tree, steps: int, most: int, separation: int) -> int | Non
 
     @cache
     def node(level: int, length: int, wait: int) -> dict[int, Front]:
-        """How a node whose first ``length`` leaves are steps can be used, by how often, if none of the first ``wait``
-        is."""
+        """How a node whose first ``length`` leaves are steps can be used, by how often, if none of
+        the first ``wait`` is.
+        """
         if 1 << level <= 2 * separation and 1 << level >> 1 <= separation:
             return _smallest(level, length, wait, most, separation)
         half = 1 << (level - 1)
-        parts = [(level - 1, min(length, half))] + ([(level - 1, length - half)] if length > half else [])
-        return {count: [(after, value + count**2) for after, value in front]
-                for count, front in in_turn(parts, {0: [(wait, 0)]}).items()}
+        parts = [(level - 1, min(length, half))] + (
+            [(level - 1, length - half)] if length > half else []
+        )
+        return {
+            count: [(after, value + count**2) for after, value in front]
+            for count, front in in_turn(parts, {0: [(wait, 0)]}).items()
+        }
 
     def in_turn(parts: list[tuple[int, int]], fronts: dict[int, Front]) -> dict[int, Front]:
         for level, length in parts:
@@ -65,7 +74,9 @@ def worst_count(tree: Tree, steps: int, most: int, separation: int) -> int | Non
 
 
 def _subtrees(tree: Tree, steps: int) -> list[tuple[int, int]]:
-    """The largest released nodes in order, each by its level and how many of its leaves are steps."""
+    """The largest released nodes in order, each by its level and how many of its leaves are
+    steps.
+    """
     size = min(tree.restart or steps, steps)
     found: list[tuple[int, int]] = []
     for first in range(0, steps, size):
@@ -73,12 +84,18 @@ def _subtrees(tree: Tree, steps: int) -> list[tuple[int, int]]:
         if tree.completed:
             found.append(((length - 1).bit_length(), length))
         else:
-            found.extend((level, 1 << level) for level in reversed(range(length.bit_length())) if length >> level & 1)
+            found.extend(
+                (level, 1 << level)
+                for level in reversed(range(length.bit_length()))
+                if length >> level & 1
+            )
     return found
 
 
 def _smallest(level: int, length: int, wait: int, most: int, separation: int) -> dict[int, Front]:
-    """A node whose halves see a record once: each time is on all levels below, and their number squared on its own."""
+    """A node whose halves see a record once: each time is on all levels below, and their number
+    squared on its own.
+    """
     fronts: dict[int, Front] = {0: [(max(wait - length, 0), 0)]}
     for count, place in enumerate(range(wait, length, separation), start=1):
         if count <= most:

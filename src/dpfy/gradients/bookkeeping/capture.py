@@ -39,10 +39,19 @@ class CapturedLayer:
     @property
     def is_shared(self) -> bool:
         """Whether it is an embedding of the same tokens for all records."""
-        return self.rule is not None and self.rule.kind is nn.Embedding and self.layouts.inputs == [None]  # type: ignore[union-attr]
+        return (
+            self.rule is not None
+            and self.rule.kind is nn.Embedding
+            and self.layouts is not None
+            and self.layouts.inputs == [None]
+        )
 
-    def forward(self, tape: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes, and record; ``own`` is the forward pass that its user gave it, if any."""
+    def forward(
+        self, tape: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Compute what the module computes, and record; ``own`` is the forward pass that its user
+        gave it, if any.
+        """
         assert self.layouts is not None
         if self.rule is None:
             with _forward_of(self.module, own):
@@ -56,31 +65,46 @@ class CapturedLayer:
             raise RuleRefused(self.name, str(error)) from None
 
 
-def layers_of(model: nn.Module, parameters: Mapping[str, nn.Parameter], called: set[str] | None = None,
-             bare: bool = False) -> list[CapturedLayer]:
-    """Divide a model into the smallest modules that own trained parameters and are called themselves.
+def layers_of(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    called: set[str] | None = None,
+    bare: bool = False,
+) -> list[CapturedLayer]:
+    """Divide a model into the smallest modules that own trained parameters and are called
+    themselves.
 
-    ``called`` are the modules that a pass went through; a module that holds parameters and is never called, such as a
-    list of them, belongs to the module around it. With ``bare``, modules around other layers are none themselves: their
-    own parameters are used outside of any layer.
+    ``called`` are the modules that a pass went through; a module that holds parameters and is never
+    called, such as a list of them, belongs to the module around it. With ``bare``, modules around
+    other layers are none themselves: their own parameters are used outside of any layer.
     """
     trained = {id(parameter) for parameter in parameters.values()}
     modules = dict(model.named_modules())
-    owners = {name for name, module in modules.items()
-              if any(id(p) in trained for p in module.parameters(recurse=False))}
+    owners = {
+        name
+        for name, module in modules.items()
+        if any(id(p) in trained for p in module.parameters(recurse=False))
+    }
     chosen: set[str] = set()
     for name in owners:
         holder = next((a for a in _ancestors(name) if _is_attention(modules[a])), name)
         if called is not None and holder not in called and rule_for(modules[holder]) is not None:
-            continue  # a layer that is never called has no gradient; if it had one, the probe would see
+            # a layer that is never called has no gradient; if it had one, the probe would see
+            continue
         while called is not None and holder not in called and holder:
             holder = holder.rpartition(".")[0]
         chosen.add(holder)
     if bare:
         around = {a for name in chosen for a in _ancestors(name)} | {""}
-        chosen = {name for name in chosen if name not in around or rule_for(modules[name]) is not None}
+        chosen = {
+            name for name in chosen if name not in around or rule_for(modules[name]) is not None
+        }
     outermost = [name for name in chosen if not any(a in chosen for a in _ancestors(name))]
-    return [CapturedLayer(name, modules[name], rule_for(modules[name])) for name in modules if name in outermost]
+    return [
+        CapturedLayer(name, modules[name], rule_for(modules[name]))
+        for name in modules
+        if name in outermost
+    ]
 
 
 def _ancestors(name: str) -> Iterator[str]:
@@ -100,10 +124,18 @@ def capturing(layers: Sequence[CapturedLayer], tape: Recorder, uses: DirectUses)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules inside of a TransformerEncoderLayer
+        torch.backends.mha.set_fastpath_enabled(
+            False
+        )  # it skips the modules inside of a TransformerEncoderLayer
         for layer in layers:
-            own = vars(layer.module).get("forward")  # the user may have put another one in its place
-            forward = uses.table(layer.module) if layer.is_shared else uses.around(partial(layer.forward, tape, own))
+            own = vars(layer.module).get(
+                "forward"
+            )  # the user may have put another one in its place
+            forward = (
+                uses.table(layer.module)
+                if layer.is_shared
+                else uses.around(partial(layer.forward, tape, own))
+            )
             stack.enter_context(_forward_of(layer.module, forward))
         yield
 
@@ -132,16 +164,22 @@ class Observation:
 
 
 def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Observation:
-    """Run once and note what every module is given and gives back, and which of them are called at all."""
+    """Run once and note what every module is given and gives back, and which of them are called at
+    all.
+    """
     seen = Observation({}, {})
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             seen.inputs.setdefault(name, []).append(_detached((args, kwargs)))
             seen.outputs.setdefault(name, []).append(_detached(output))
+
         return hook
 
-    handles = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in modules.items()]
+    handles = [
+        module.register_forward_hook(note(name), with_kwargs=True)
+        for name, module in modules.items()
+    ]
     try:
         run()
     finally:
@@ -150,35 +188,56 @@ def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Obse
     return seen
 
 
-def watch(layers: Sequence[CapturedLayer], parameters: Mapping[str, nn.Parameter], run: Callable[[], object]) -> Observation:
-    """Run once and note the functions that parameters are given to outside of all layers, one name for each call."""
+def watch(
+    layers: Sequence[CapturedLayer],
+    parameters: Mapping[str, nn.Parameter],
+    run: Callable[[], object],
+) -> Observation:
+    """Run once and note the functions that parameters are given to outside of all layers, one name
+    for each call.
+    """
     uses = DirectUses(parameters.values())
     with ExitStack() as stack:
         for layer in layers:
-            forward = uses.table(layer.module) if layer.is_shared else uses.around(layer.module.forward)
+            forward = (
+                uses.table(layer.module) if layer.is_shared else uses.around(layer.module.forward)
+            )
             stack.enter_context(_forward_of(layer.module, forward))
         stack.enter_context(uses)
         run()
-    return Observation({f"use {number}": [given] for number, (given, _) in enumerate(uses.calls)},
-                       {f"use {number}": [found] for number, (_, found) in enumerate(uses.calls)})
+    return Observation(
+        {f"use {number}": [given] for number, (given, _) in enumerate(uses.calls)},
+        {f"use {number}": [found] for number, (_, found) in enumerate(uses.calls)},
+    )
 
 
 def _detached(tree: Any) -> list[Any]:
-    leaves = [_totals(leaf) if isinstance(leaf, PackedSequence) else leaf
-              for leaf in tree_leaves(tree, is_leaf=lambda node: isinstance(node, PackedSequence))]
+    leaves = [
+        _totals(leaf) if isinstance(leaf, PackedSequence) else leaf
+        for leaf in tree_leaves(tree, is_leaf=lambda node: isinstance(node, PackedSequence))
+    ]
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
 
 
 def _totals(packed: PackedSequence) -> torch.Tensor:
-    """Return a row for every sequence, in the order from before the packing; packed data does not show their number."""
+    """Return a row for every sequence, in the order from before the packing; packed data does not
+    show their number.
+    """
     return pad_packed_sequence(packed, batch_first=True)[0].sum(1)
 
 
-def with_layouts(layer: CapturedLayer, small: Observation, large: Observation, records: tuple[int, int]) -> CapturedLayer:
-    """Learn where the records are in what a layer is given, from passes with two numbers of records."""
+def with_layouts(
+    layer: CapturedLayer, small: Observation, large: Observation, records: tuple[int, int]
+) -> CapturedLayer:
+    """Learn where the records are in what a layer is given, from passes with two numbers of
+    records.
+    """
+
     def learn(few: list[list[Any]], many: list[list[Any]]) -> list[Layout | None]:
-        calls = [[None if a is None else learnt(a, b, records) for a, b in zip(one, other, strict=True)]
-                 for one, other in zip(few, many, strict=True)]
+        calls = [
+            [None if a is None else learnt(a, b, records) for a, b in zip(one, other, strict=True)]
+            for one, other in zip(few, many, strict=True)
+        ]
         if any(call != calls[0] for call in calls):
             raise Unsupported
         return calls[0]
@@ -187,14 +246,22 @@ def with_layouts(layer: CapturedLayer, small: Observation, large: Observation, r
         inputs = learn(small.inputs[layer.name], large.inputs[layer.name])
         if layer.rule is not None:  # it knows where its outputs have the records
             return CapturedLayer(layer.name, layer.module, layer.rule, Layouts(inputs, ()))
-        return CapturedLayer(layer.name, layer.module, None,
-                    Layouts(inputs, learn(small.outputs[layer.name], large.outputs[layer.name])))
+        return CapturedLayer(
+            layer.name,
+            layer.module,
+            None,
+            Layouts(inputs, learn(small.outputs[layer.name], large.outputs[layer.name])),
+        )
     except (KeyError, ValueError):
         raise Unsupported from None
 
 
-def mixes_rows(layer: CapturedLayer, before: Observation, after: Observation, changed: int, records: int) -> bool:
-    """Whether a change of one record shows in another record's place of what the layer is given, or in a shared one."""
+def mixes_rows(
+    layer: CapturedLayer, before: Observation, after: Observation, changed: int, records: int
+) -> bool:
+    """Whether a change of one record shows in another record's place of what the layer is given, or
+    in a shared one.
+    """
     rest = [row for row in range(records) if row != changed]
     for one, other in zip(before.inputs[layer.name], after.inputs[layer.name], strict=True):
         for a, b, layout in zip(one, other, layer.layouts.inputs, strict=True):  # type: ignore[union-attr]
@@ -210,4 +277,6 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or not a.is_floating_point():
         return torch.equal(a, b)
     scale = float(a.abs().max()) if a.numel() else 0.0
-    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True)
+    return torch.allclose(
+        a.double(), b.double(), rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True
+    )

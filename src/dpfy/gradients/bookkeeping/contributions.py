@@ -1,8 +1,10 @@
-"""What one use of a layer adds to the per-record gradients of one parameter, in the form that is cheapest to handle.
+"""What one use of a layer adds to the per-record gradients of one parameter, in the form that is
+cheapest to handle.
 
-Every form knows an upper bound on each record's squared norm and can add the weighed sum over the records to a total.
-Where a unit of privacy has several rows, these are folded first: from then on a unit is a record whose rows are like
-more time steps, so that the cross terms between them are in every norm.
+Every form knows an upper bound on each record's squared norm and can add the weighed sum over the
+records to a total. Where a unit of privacy has several rows, these are folded first: from then on a
+unit is a record whose rows are like more time steps, so that the cross terms between them are in
+every norm.
 """
 
 from abc import ABC, abstractmethod
@@ -12,24 +14,31 @@ from functools import cached_property, lru_cache, reduce
 
 import torch
 
-_RUN = 256  # numbers whose squares are added in the gradient's own precision; the runs are added in float64
-_ROWS = 128  # records of a product, or of a sum of written-out gradients, in the gradients' own precision
+# numbers whose squares are added in the gradient's own precision; the runs are added in float64
+_RUN = 256
+# records of a product, or of a sum of written-out gradients, in the gradients' own precision
+_ROWS = 128
 _PRODUCTS = 8  # that are added up before the sum is continued in float64
 _NARROW = 2**14  # entries of a product of which several are formed in one call
-_TELLING = 2**12  # entries of a product, all of which another order of summation hardly leaves as they are
+_TELLING = (
+    2**12
+)  # entries of a product, all of which another order of summation hardly leaves as they are
 _PIECE = 2**17  # numbers that are converted to float64 and added while they stay in the cache
 _DOUBLE_ROWS = 4096  # of a product in float64
 _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
 SUM_ROUNDING = (_ROWS + _PRODUCTS + 8) * 2.0**-24
-"""By how many clip bounds one record more may move each other's share of a sum: docs/proofs/clipping-engines.md."""
+"""By how many clip bounds one record more may move each other's share of a sum:
+docs/proofs/clipping-engines.md.
+"""
 
 
 @dataclass(frozen=True)
 class Norms:
     """Bounds of one contribution: what is added is never larger, arithmetic included.
 
-    ``magnitude`` is the norm that the terms would have if none of them cancelled, where the sum is formed by a product
-    over all records at once; None where every record's own vector is what is added.
+    ``magnitude`` is the norm that the terms would have if none of them cancelled, where the sum is
+    formed by a product over all records at once; None where every record's own vector is what is
+    added.
     """
 
     squared: torch.Tensor
@@ -48,7 +57,9 @@ class Contribution(ABC):
         """Add Σ weight·gradient to the float64 ``total``."""
 
     def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
-        """Return what ``add_sum`` would add if it is one tensor in the gradients' precision, and None otherwise."""
+        """Return what ``add_sum`` would add if it is one tensor in the gradients' precision, and
+        None otherwise.
+        """
         return None
 
     @abstractmethod
@@ -57,21 +68,29 @@ class Contribution(ABC):
 
     @abstractmethod
     def folded(self, rows: int) -> "Contribution":
-        """Return the gradients of units that have ``rows`` consecutive records each: the sums over these."""
+        """Return the gradients of units that have ``rows`` consecutive records each: the sums over
+        these.
+        """
 
 
 def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
     """Return an upper bound of each row's squared norm, in float64, never below the truth.
 
-    Runs of 256 squares are added in the numbers' own precision, which is far quicker than converting each of them: at
-    most 258 roundings u, for which 384 are charged; squares that underflow count as the smallest normal number.
+    Runs of 256 squares are added in the numbers' own precision, which is far quicker than
+    converting each of them: at most 258 roundings u, for which 384 are charged; squares that
+    underflow count as the smallest normal number.
     """
     flat = _in_working_precision(rows.flatten(1))
     info = torch.finfo(flat.dtype)
     whole = flat.shape[1] // _RUN * _RUN
     total = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
     if whole:
-        total += torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
+        total += (
+            torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _RUN)), dim=2)
+            .double()
+            .square()
+            .sum(1)
+        )
     charged = (_RUN + 128) * info.eps / 2 + flat.shape[1] / _RUN * 2.0**-52
     return total * (1 + charged) + flat.shape[1] * info.tiny
 
@@ -86,20 +105,32 @@ def _add(total: torch.Tensor, summed: torch.Tensor) -> None:
     if not (total.is_contiguous() and summed.is_contiguous()):
         total += summed
         return
-    for part, piece in zip(total.view(-1).split(_PIECE), summed.view(-1).split(_PIECE), strict=True):
+    for part, piece in zip(
+        total.view(-1).split(_PIECE), summed.view(-1).split(_PIECE), strict=True
+    ):
         part += piece
 
 
 def _product(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the weighed sum of outer products of records: products over few, each complete before it is added."""
-    if len(weights) % _ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:  # all products in one call
+    """Return the weighed sum of outer products of records: products over few, each complete before
+    it is added.
+    """
+    if (
+        len(weights) % _ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW
+    ):  # all products in one call
         weighed = (weights.unsqueeze(1) * outputs).unflatten(0, (-1, _ROWS))
         return torch.bmm(weighed.mT, inputs.unflatten(0, (-1, _ROWS))).sum(0)
-    pairs = ((w.unsqueeze(1) * b, x)
-             for w, b, x in zip(weights.split(_ROWS), outputs.split(_ROWS), inputs.split(_ROWS), strict=True))
+    pairs = (
+        (w.unsqueeze(1) * b, x)
+        for w, b, x in zip(
+            weights.split(_ROWS), outputs.split(_ROWS), inputs.split(_ROWS), strict=True
+        )
+    )
     b, x = next(pairs)
     product = b.t() @ x
-    at_once = _completes_products(*product.shape, product.dtype, product.device, torch.get_num_threads())
+    at_once = _completes_products(
+        *product.shape, product.dtype, product.device, torch.get_num_threads()
+    )
     for b, x in pairs:
         if at_once and len(b) == _ROWS:
             product.addmm_(b.t(), x)
@@ -119,34 +150,51 @@ def _weighed(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
         total = torch.matmul(weights[:_ROWS], gradients[:, :_ROWS])
         weights, gradients = weights[_ROWS:], gradients[:, _ROWS:]
     for start in range(0, len(weights), _ROWS):
-        total += torch.matmul(weights[start:start + _ROWS], gradients[:, start:start + _ROWS])
+        total += torch.matmul(weights[start : start + _ROWS], gradients[:, start : start + _ROWS])
     return total
 
 
 @lru_cache(maxsize=1024)
-def _completes_products(p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int) -> bool:
-    """Whether ``addmm_`` forms a product of ``_ROWS`` rows before it adds what was there; tried on made-up numbers.
+def _completes_products(
+    p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int
+) -> bool:
+    """Whether ``addmm_`` forms a product of ``_ROWS`` rows before it adds what was there; tried on
+    made-up numbers.
 
-    For narrow matrices some libraries begin with what was there, and many short sums become one that is long.
+    For narrow matrices some libraries begin with what was there, and many short sums become one
+    that is long.
     """
     if dtype is torch.float64:  # whose rounding is nothing beside what is charged
         return True
     if p * d < _TELLING:
         return False
-    b, x, before = (torch.arange(rows * columns, dtype=torch.float64, device=device).sin_().to(dtype).view(rows, -1)
-                    for rows, columns in ((_ROWS, p), (_ROWS, d), (p, d)))
+    b, x, before = (
+        torch.arange(rows * columns, dtype=torch.float64, device=device)
+        .sin_()
+        .to(dtype)
+        .view(rows, -1)
+        for rows, columns in ((_ROWS, p), (_ROWS, d), (p, d))
+    )
     return torch.equal(before + b.t() @ x, before.addmm_(b.t(), x))
 
 
 def _rounded(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights in another precision; one too small to keep its digits there is zero, not rounded up."""
+    """Return the weights in another precision; one too small to keep its digits there is zero, not
+    rounded up.
+    """
     rounded = weights.to(dtype)
-    return rounded.masked_fill_(rounded < torch.finfo(dtype).tiny, 0) if dtype != weights.dtype else rounded
+    return (
+        rounded.masked_fill_(rounded < torch.finfo(dtype).tiny, 0)
+        if dtype != weights.dtype
+        else rounded
+    )
 
 
 @dataclass(frozen=True)
 class Materialized(Contribution):
-    """One gradient per record, written out: [blocks, records, numbers], and how a sum takes the parameter's shape."""
+    """One gradient per record, written out: [blocks, records, numbers], and how a sum takes the
+    parameter's shape.
+    """
 
     gradients: torch.Tensor
     shaped: Callable[[torch.Tensor], torch.Tensor]
@@ -174,7 +222,9 @@ class Materialized(Contribution):
         """Yield the sums over as many records as are added up in the gradients' own precision."""
         gradients = _in_working_precision(self.gradients)
         weights = _rounded(weights, gradients.dtype)
-        for part in zip(weights.split(_ROWS * _PRODUCTS), gradients.split(_ROWS * _PRODUCTS, 1), strict=True):
+        for part in zip(
+            weights.split(_ROWS * _PRODUCTS), gradients.split(_ROWS * _PRODUCTS, 1), strict=True
+        ):
             yield self.shaped(_weighed(*part))
 
     def instantiate(self) -> "Materialized":
@@ -187,7 +237,9 @@ class Materialized(Contribution):
         return replace(self, gradients=summed)
 
     def added(self, other: "Materialized") -> "Materialized":
-        """Return the sum of two uses, in the parameter's own shape, since their layouts may differ."""
+        """Return the sum of two uses, in the parameter's own shape, since their layouts may
+        differ.
+        """
         return Materialized.of(self._dense() + other._dense())
 
     def _dense(self) -> torch.Tensor:
@@ -196,9 +248,11 @@ class Materialized(Contribution):
 
 @dataclass(frozen=True)
 class OuterProduct(Contribution):
-    """Σ_t b_t ⊗ a_t per record, never written out: inputs a [records, time, d], output gradients b [records, time, p].
+    """Σ_t b_t ⊗ a_t per record, never written out: inputs a [records, time, d], output gradients b
+    [records, time, p].
 
-    Norms come from the two Gram matrices over time, in float64: float32 loses all digits where time steps cancel.
+    Norms come from the two Gram matrices over time, in float64: float32 loses all digits where time
+    steps cancel.
     """
 
     inputs: torch.Tensor
@@ -212,7 +266,9 @@ class OuterProduct(Contribution):
 
     @cached_property
     def output_norms(self) -> torch.Tensor:
-        """Upper bounds of the squared norms of output gradients, which are those of a bias for one time step."""
+        """Upper bounds of the squared norms of output gradients, which are those of a bias for one
+        time step.
+        """
         return squared_norm_bounds(self.outputs)
 
     def gram(self) -> torch.Tensor:
@@ -224,15 +280,21 @@ class OuterProduct(Contribution):
         """Return the norms that the sums over time would have if nothing cancelled."""
         return (_row_norms(self.inputs) * _row_norms(self.outputs)).sum(1)
 
-    def certified(self, squared: torch.Tensor, magnitude: torch.Tensor, more_steps: int = 0) -> Norms:
-        """Add what float64 may have lost in the Gram matrices, and what it may add to the record's terms in a sum."""
+    def certified(
+        self, squared: torch.Tensor, magnitude: torch.Tensor, more_steps: int = 0
+    ) -> Norms:
+        """Add what float64 may have lost in the Gram matrices, and what it may add to the record's
+        terms in a sum.
+        """
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
         lost = (d + p + (steps + more_steps) ** 2 + 8) * 2.0**-52 * magnitude.square()
         own = (_DOUBLE_ROWS + 8) * 2.0**-53 * magnitude + _NOTHING
         return Norms(((squared + lost).clamp(min=0).sqrt() + own).square(), magnitude)
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add products over many records; over several time steps, which may cancel, they are formed in float64."""
+        """Add products over many records; over several time steps, which may cancel, they are
+        formed in float64.
+        """
         if self.inputs.shape[1] != 1:
             self.add_sum_in_float64(weights, total)
             return
@@ -246,38 +308,64 @@ class OuterProduct(Contribution):
         return next(self._products(weights))
 
     def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the sums over as many records as are added up in the gradients' own precision; for one time step."""
-        outputs, inputs = _in_working_precision(self.outputs[:, 0]), _in_working_precision(self.inputs[:, 0])
+        """Yield the sums over as many records as are added up in the gradients' own precision; for
+        one time step.
+        """
+        outputs, inputs = (
+            _in_working_precision(self.outputs[:, 0]),
+            _in_working_precision(self.inputs[:, 0]),
+        )
         weights = _rounded(weights, outputs.dtype)
-        for part in zip(*(each.split(_ROWS * _PRODUCTS) for each in (weights, outputs, inputs)), strict=True):
+        for part in zip(
+            *(each.split(_ROWS * _PRODUCTS) for each in (weights, outputs, inputs)), strict=True
+        ):
             yield _product(*part)
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add products over many records and time steps, whose rounding is far below the norm even if terms cancel."""
+        """Add products over many records and time steps, whose rounding is far below the norm even
+        if terms cancel.
+        """
         records = max(1, _DOUBLE_ROWS // max(1, self.inputs.shape[1]))
-        for outputs, inputs, weight in zip(self.outputs.split(records), self.inputs.split(records),
-                                           weights.double().split(records), strict=True):
+        for outputs, inputs, weight in zip(
+            self.outputs.split(records),
+            self.inputs.split(records),
+            weights.double().split(records),
+            strict=True,
+        ):
             weighed = (outputs.double() * weight[:, None, None]).flatten(0, 1)
-            for b, x in zip(weighed.split(_DOUBLE_ROWS), inputs.double().flatten(0, 1).split(_DOUBLE_ROWS),
-                            strict=True):
+            for b, x in zip(
+                weighed.split(_DOUBLE_ROWS),
+                inputs.double().flatten(0, 1).split(_DOUBLE_ROWS),
+                strict=True,
+            ):
                 total += b.t() @ x
 
     def instantiate(self) -> Materialized:
         """Write the gradients out."""
-        return Materialized.of(torch.bmm(_in_working_precision(self.outputs).mT, _in_working_precision(self.inputs)))
+        return Materialized.of(
+            torch.bmm(_in_working_precision(self.outputs).mT, _in_working_precision(self.inputs))
+        )
 
     def folded(self, rows: int) -> "OuterProduct":
         """Take the rows of a unit for time steps."""
-        return replace(self, inputs=_as_steps(self.inputs, rows), outputs=_as_steps(self.outputs, rows))
+        return replace(
+            self, inputs=_as_steps(self.inputs, rows), outputs=_as_steps(self.outputs, rows)
+        )
 
     def joined(self, other: "OuterProduct") -> "OuterProduct":
-        """Return the sum of two uses of one weight: more time steps, so that cross terms are in the Gram matrices."""
-        return OuterProduct(torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1))
+        """Return the sum of two uses of one weight: more time steps, so that cross terms are in the
+        Gram matrices.
+        """
+        return OuterProduct(
+            torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1)
+        )
 
 
 @dataclass(frozen=True)
 class BiasOf(Materialized):
-    """The gradients of a bias where they are a factor of those of its weight: they are measured once for both."""
+    """The gradients of a bias where they are a factor of those of its weight: they are measured
+    once for both.
+    """
 
     outer: OuterProduct
 
@@ -292,7 +380,9 @@ class BiasOf(Materialized):
 
 @dataclass(frozen=True)
 class Rematerialized(OuterProduct):
-    """As :class:`OuterProduct`, but written out for a few records at a time: once for the norms, and again for the sum."""
+    """As :class:`OuterProduct`, but written out for a few records at a time: once for the norms,
+    and again for the sum.
+    """
 
     records_at_once: int = 1
 
@@ -310,8 +400,11 @@ class Rematerialized(OuterProduct):
         return
 
     def _blocks(self) -> Iterator[Materialized]:
-        for inputs, outputs in zip(self.inputs.split(self.records_at_once), self.outputs.split(self.records_at_once),
-                                   strict=True):
+        for inputs, outputs in zip(
+            self.inputs.split(self.records_at_once),
+            self.outputs.split(self.records_at_once),
+            strict=True,
+        ):
             yield OuterProduct(inputs, outputs).instantiate()
 
 
@@ -321,7 +414,9 @@ def _as_steps(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _row_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return the norm over features, in float64; squares that underflow there are charged at the smallest one."""
+    """Return the norm over features, in float64; squares that underflow there are charged at the
+    smallest one.
+    """
     found = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
     return found + 2.0**-511 * rows.shape[2] ** 0.5
 
@@ -330,7 +425,8 @@ def _row_norms(rows: torch.Tensor) -> torch.Tensor:
 class EmbeddingRows(Contribution):
     """Gradients of an embedding: Σ_t row(token_t) += g_t per record, kept as the rows that occur.
 
-    ``tokens`` [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in a record is one row.
+    ``tokens`` [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in a
+    record is one row.
     """
 
     tokens: torch.Tensor
@@ -341,16 +437,29 @@ class EmbeddingRows(Contribution):
         """Return the norms of the rows after equal tokens of a record were added up."""
         rows, owners, _, _ = self.distinct
         squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
-        return Norms(squared.index_add_(0, owners, squared_norm_bounds(rows)) * (1 + self.tokens.shape[1] * 2.0**-52))
+        return Norms(
+            squared.index_add_(0, owners, squared_norm_bounds(rows))
+            * (1 + self.tokens.shape[1] * 2.0**-52)
+        )
 
     @cached_property
     def distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the summed rows, and of each its record, its token, and its number by place in ``tokens``."""
-        numbers = torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary + self.tokens
+        """Return the summed rows, and of each its record, its token, and its number by place in
+        ``tokens``.
+        """
+        numbers = (
+            torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary
+            + self.tokens
+        )
         keys, places = torch.unique(numbers.flatten(), return_inverse=True)
         outputs = _in_working_precision(self.outputs).flatten(0, 1)
         rows = outputs.new_zeros(len(keys), outputs.shape[1]).index_add_(0, places, outputs)
-        return rows, torch.div(keys, self.vocabulary, rounding_mode="floor"), keys % self.vocabulary, places
+        return (
+            rows,
+            torch.div(keys, self.vocabulary, rounding_mode="floor"),
+            keys % self.vocabulary,
+            places,
+        )
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the rows that occur; the others stay as they are and get noise like all."""
@@ -358,29 +467,43 @@ class EmbeddingRows(Contribution):
         total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
 
     def instantiate(self) -> Materialized:
-        """Write out dense gradients; only ever needed where a table is tied to something that is not a Linear."""
+        """Write out dense gradients; only ever needed where a table is tied to something that is
+        not a Linear.
+        """
         rows, owners, tokens, _ = self.distinct
         dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
         return Materialized.of(dense.index_put_((owners, tokens), rows, accumulate=True))
 
     def folded(self, rows: int) -> "EmbeddingRows":
-        """Take the tokens of a unit's rows for tokens of one record: a token that occurs in two of them is one row."""
-        return replace(self, tokens=_as_steps(self.tokens, rows), outputs=_as_steps(self.outputs, rows))
+        """Take the tokens of a unit's rows for tokens of one record: a token that occurs in two of
+        them is one row.
+        """
+        return replace(
+            self, tokens=_as_steps(self.tokens, rows), outputs=_as_steps(self.outputs, rows)
+        )
 
     def joined(self, other: "EmbeddingRows") -> "EmbeddingRows":
         """Return the sum of two uses of one table."""
-        return EmbeddingRows(torch.cat([self.tokens, other.tokens], 1), torch.cat([self.outputs, other.outputs], 1),
-                    self.vocabulary)
+        return EmbeddingRows(
+            torch.cat([self.tokens, other.tokens], 1),
+            torch.cat([self.outputs, other.outputs], 1),
+            self.vocabulary,
+        )
 
     def inner(self, other: OuterProduct) -> torch.Tensor:
         """Return ⟨rows, outer⟩ per record: Σ_t Σ_s b_s[token_t]·(r_t·a_s), without a table.
 
-        r_t is the very row that is added, rounding included, at the first place of its token and zero at the others.
+        r_t is the very row that is added, rounding included, at the first place of its token and
+        zero at the others.
         """
         rows, _, _, places = self.distinct
         numbers = torch.arange(len(places), device=places.device)
-        first = torch.full_like(numbers[:len(rows)], len(places)).scatter_reduce_(0, places, numbers, "amin")
-        placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(0, first, rows.double())
+        first = torch.full_like(numbers[: len(rows)], len(places)).scatter_reduce_(
+            0, places, numbers, "amin"
+        )
+        placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(
+            0, first, rows.double()
+        )
         products = torch.bmm(placed.unflatten(0, self.tokens.shape), other.inputs.double().mT)
         tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
         entries = other.outputs.double().mT.gather(1, tokens)
@@ -389,7 +512,9 @@ class EmbeddingRows(Contribution):
 
 @dataclass(frozen=True)
 class TiedEmbedding(Contribution):
-    """An embedding table that is also the weight of a Linear: two forms of gradient with their cross term."""
+    """An embedding table that is also the weight of a Linear: two forms of gradient with their
+    cross term.
+    """
 
     rows: EmbeddingRows
     outer: OuterProduct
@@ -398,7 +523,9 @@ class TiedEmbedding(Contribution):
         """Return ‖r‖² + ‖o‖² + 2⟨r, o⟩."""
         rows = self.rows.norms().squared
         squared = rows + self.outer.gram() + 2 * self.rows.inner(self.outer)
-        return self.outer.certified(squared, rows.sqrt() + self.outer.magnitude(), self.rows.tokens.shape[1])
+        return self.outer.certified(
+            squared, rows.sqrt() + self.outer.magnitude(), self.rows.tokens.shape[1]
+        )
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add both."""

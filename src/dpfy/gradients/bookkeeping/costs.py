@@ -1,10 +1,15 @@
-"""Which form of a contribution is cheapest, from shapes alone: the same choice on every machine and rank."""
+"""Which form of a contribution is cheapest, from shapes alone: the same choice on every machine and
+rank.
+"""
 
 from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, Rematerialized
 
-_KEPT_NUMBERS = 2**21  # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
+_KEPT_NUMBERS = (
+    2**21
+)  # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
 _PASS = 36  # multiplications that take as long as the passes over a number that is kept
-_GRAM = 5  # multiplications in float64, its conversions included, of an entry of a Gram matrix and a feature
+# multiplications in float64, its conversions included, of an entry of a Gram matrix and a feature
+_GRAM = 5
 _GRAM_ENTRY = 400  # of an entry by itself
 
 BLOCK_NUMBERS = 2**22
@@ -12,14 +17,17 @@ BLOCK_NUMBERS = 2**22
 
 
 def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
-    """Return the multiplications per record beyond one product of the non-private kind, for each way.
+    """Return the multiplications per record beyond one product of the non-private kind, for each
+    way.
 
     >>> outer_costs(steps=1, inputs=1024, outputs=1024)["ghost"] < 0.01 * 1024 * 1024
     True
     """
     product, kept = steps * inputs * outputs, _PASS * inputs * outputs
     gram = steps**2 * (_GRAM * (inputs + outputs) + _GRAM_ENTRY)
-    ghost = inputs + outputs if steps == 1 else gram + product  # the sum takes twice as long in float64
+    ghost = (
+        inputs + outputs if steps == 1 else gram + product
+    )  # the sum takes twice as long in float64
     return {"ghost": ghost, "keep": kept, "blocks": product + kept}
 
 
@@ -51,5 +59,7 @@ def _in_form(outer: OuterProduct, keep: bool) -> Contribution:
         case "keep":
             return outer.instantiate()
         case "blocks":
-            return Rematerialized(outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs)))
+            return Rematerialized(
+                outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs))
+            )
     return outer

@@ -2,8 +2,8 @@
 
     forward ─▶ backward (activations only) ─▶ contributions ─▶ norms ─▶ weights ─▶ one weighed sum per parameter
 
-Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023. The norms are certified, and what
-float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
+Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023. The norms are
+certified, and what float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
@@ -62,16 +62,22 @@ from dpfy.sandbox.rng_isolation import bookmark
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
-_FEW = 16  # records: for so many a chunk may be twice as large, since sums and kernels are for all of them at once
+# records: for so many a chunk may be twice as large, since sums and kernels are for all of them at
+# once
+_FEW = 16
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
 
 class CapturingEngine(Engine):
-    """What engines share that take per-record gradients from the inputs and output gradients of layers."""
+    """What engines share that take per-record gradients from the inputs and output gradients of
+    layers.
+    """
 
     isolation = "checked on synthetic input: no record reaches another one's place in any layer"
     isolates = False
-    rounding = SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23  # and what kernels do to gradients in a block of another size
+    rounding = (
+        SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23
+    )  # and what kernels do to gradients in a block of another size
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
@@ -81,16 +87,22 @@ class CapturingEngine(Engine):
         self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
-        """Learn where the records are in every layer, and how many of them fit into memory, on synthetic records."""
+        """Learn where the records are in every layer, and how many of them fit into memory, on
+        synthetic records.
+        """
         try:
             self._learn(loss_fn, examples, bare=True)
         except Unsupported:
             self._learn(loss_fn, examples, bare=False)
         room = _NUMBERS_AT_ONCE // self.numbers_per_record
-        self.records_at_once = max(1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record))
+        self.records_at_once = max(
+            1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record)
+        )
 
     def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
-        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their module is a layer."""
+        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their
+        module is a layer.
+        """
         modules = dict(self.model.named_modules())
         if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
             raise Unsupported("hooks see, and may change, the gradients of all records at once")
@@ -99,8 +111,12 @@ class CapturingEngine(Engine):
 
         def passed(chunk: Chunk) -> Observation:
             shown: list[torch.Tensor] = []
-            with torch.enable_grad():  # as in a step: a module may observe only what is differentiated
-                seen = observe(modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size)))
+            with (
+                torch.enable_grad()
+            ):  # as in a step: a module may observe only what is differentiated
+                seen = observe(
+                    modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size))
+                )
             seen.inputs[_LOSS] = [shown]
             return seen
 
@@ -109,35 +125,52 @@ class CapturingEngine(Engine):
                 return watch(layers, self.parameters, lambda: call(*chunk.arguments))
 
         few, many = (passed(examples(size, 1)) for size in _SIZES)
-        layers = [with_layouts(layer, few, many, _SIZES)
-                 for layer in layers_of(self.model, self.parameters, set(few.inputs), bare)]
+        layers = [
+            with_layouts(layer, few, many, _SIZES)
+            for layer in layers_of(self.model, self.parameters, set(few.inputs), bare)
+        ]
         if any(not layer.name and layer.rule is None for layer in layers):
             raise Unsupported("the model as a whole would be vectorised")
-        uses, later = (watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES)
-        places = [with_layouts(CapturedLayer(name, self.model, None), uses, later, _SIZES) for name in uses.inputs]
+        uses, later = (
+            watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES
+        )
+        places = [
+            with_layouts(CapturedLayer(name, self.model, None), uses, later, _SIZES)
+            for name in uses.inputs
+        ]
         for some, before, look in (([*layers, loss], few, passed), (places, uses, watched)):
             if some:
                 _require_apart(some, before, look, examples)
         self.layers, self._uses_outside = layers, [use.layouts for use in places if use.layouts]
         self._try_rules(loss_fn, examples(_SIZES[0], 1), few, many)
 
-    def _try_rules(self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation) -> None:
-        """Go through the model once; a layer that is used in a way that its rule does not know is vectorised instead."""
+    def _try_rules(
+        self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation
+    ) -> None:
+        """Go through the model once; a layer that is used in a way that its rule does not know is
+        vectorised instead.
+        """
         try:
             self._uses = None
             self.numbers_per_record = self._count_numbers(loss_fn, chunk)
         except RuleRefused as refused:
             if not refused.layer:
                 raise
-            self.layers = [with_layouts(CapturedLayer(layer.name, layer.module, None), few, many, _SIZES)
-                          if layer.name == refused.layer else layer for layer in self.layers or []]
+            self.layers = [
+                with_layouts(CapturedLayer(layer.name, layer.module, None), few, many, _SIZES)
+                if layer.name == refused.layer
+                else layer
+                for layer in self.layers or []
+            ]
             try:
                 self._try_rules(loss_fn, chunk, few, many)
             except RuntimeError:  # torch cannot vectorise it either
                 raise refused from None
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
-        """Return the clipped sum of the chunk; records that float32 cannot bound are done one by one."""
+        """Return the clipped sum of the chunk; records that float32 cannot bound are done one by
+        one.
+        """
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
         try:
@@ -145,22 +178,34 @@ class CapturingEngine(Engine):
         except Unsupported:
             return self._exact(loss_fn, chunk, clipping)
         if sums is not None:
-            return self._completed(sums, norms, loss_fn, chunk, clipping) if bool(norms.exact.any()) else sums
+            return (
+                self._completed(sums, norms, loss_fn, chunk, clipping)
+                if bool(norms.exact.any())
+                else sums
+            )
         exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
         if bool(norms.doubtful.all()):
             return exact
         return SumPair(self.bounded_sums(loss_fn, chunk.chosen(~norms.doubtful), clipping), exact)
 
     @abstractmethod
-    def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
-        """Return the norms, and the sums if no norm is in doubt, without the part that is to be done exactly."""
+    def _sums(
+        self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
+    ) -> tuple[Norms, BoundedSums | None]:
+        """Return the norms, and the sums if no norm is in doubt, without the part that is to be
+        done exactly.
+        """
 
-    def _completed(self, sums: BoundedSums, norms: Norms, loss_fn: LossFn, chunk: Chunk,
-                   clipping: Clipping) -> BoundedSums:
+    def _completed(
+        self, sums: BoundedSums, norms: Norms, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
+    ) -> BoundedSums:
         """Add to the sums the part of each record that is done exactly."""
         totals, seen = self._zeros(), sums.seen[0].norms
         for position in norms.exact.nonzero().flatten().tolist():
-            part, exact = float(norms.exact[position]), self._exact(loss_fn, chunk.record(position), clipping)
+            part, exact = (
+                float(norms.exact[position]),
+                self._exact(loss_fn, chunk.record(position), clipping),
+            )
             for total, gradient in zip(totals, exact.gradients, strict=True):
                 total.add_(gradient, alpha=part)
             seen[position].lerp_(exact.seen[0].norms[0], part)
@@ -187,15 +232,22 @@ class CapturingEngine(Engine):
         return tape
 
     def _zeros(self) -> list[torch.Tensor]:
-        return [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self.parameters.values()]
+        return [
+            torch.zeros_like(parameter, dtype=torch.float64)
+            for parameter in self.parameters.values()
+        ]
 
     def _count_numbers(self, loss_fn: LossFn, chunk: Chunk) -> int:
-        """Return how many numbers a record keeps in memory; learn how often each parameter is used."""
+        """Return how many numbers a record keeps in memory; learn how often each parameter is
+        used.
+        """
         saved: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            saved[storage.data_ptr()] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
+            saved[storage.data_ptr()] = min(
+                tensor.numel(), storage.nbytes() // tensor.element_size()
+            )
             return tensor
 
         sink = StoreThenClip(len(self.parameters), chunk.size)
@@ -207,12 +259,21 @@ class CapturingEngine(Engine):
 
     def _kept(self, parts: list[Parts]) -> int:
         """How many numbers of the contributions are kept until the weights are known."""
-        return sum(tensor.numel() for by_rows in parts for _, part in by_rows for tensor in vars(part).values()
-                   if isinstance(tensor, torch.Tensor))
+        return sum(
+            tensor.numel()
+            for by_rows in parts
+            for _, part in by_rows
+            for tensor in vars(part).values()
+            if isinstance(tensor, torch.Tensor)
+        )
 
 
-def _require_apart(layers: list[CapturedLayer], before: Observation, look: Callable[[Chunk], Observation],
-                   examples: Examples) -> None:
+def _require_apart(
+    layers: list[CapturedLayer],
+    before: Observation,
+    look: Callable[[Chunk], Observation],
+    examples: Examples,
+) -> None:
     """Change one record: what the layers are given in the places of others must stay as it was."""
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
     for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
@@ -221,14 +282,17 @@ def _require_apart(layers: list[CapturedLayer], before: Observation, look: Calla
         except Exception:  # extreme numbers need not be valid
             continue
         if any(mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers):
-            raise Unsupported("a layer or the loss mixes records, or has them in an order of their own")
+            raise Unsupported(
+                "a layer or the loss mixes records, or has them in an order of their own"
+            )
 
 
 class BookkeepingEngine(CapturingEngine):
-    """One pass that keeps each layer's input and output gradient, or the gradients where that is cheaper.
+    """One pass that keeps each layer's input and output gradient, or the gradients where that is
+    cheaper.
 
-    Where every group of parameters has a bound of its own, a group is clipped and summed as soon as it is complete and
-    nothing is kept.
+    Where every group of parameters has a bound of its own, a group is clipped and summed as soon as
+    it is complete and nothing is kept.
     """
 
     name = "bookkeeping"
@@ -239,7 +303,9 @@ class BookkeepingEngine(CapturingEngine):
         if self.numbers_per_record > _LARGEST_RECORD:
             raise Unsupported("a record's activations and gradients are too large to keep")
 
-    def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
+    def _sums(
+        self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
+    ) -> tuple[Norms, BoundedSums | None]:
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
@@ -251,11 +317,15 @@ class BookkeepingEngine(CapturingEngine):
 
 
 class GhostEngine(CapturingEngine):
-    """Two passes that keep nothing but norms: the first measures, the second weighs; dropout is the same in both."""
+    """Two passes that keep nothing but norms: the first measures, the second weighs; dropout is the
+    same in both.
+    """
 
     name = "ghost"
 
-    def _sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> tuple[Norms, BoundedSums | None]:
+    def _sums(
+        self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
+    ) -> tuple[Norms, BoundedSums | None]:
         measuring = NormPass(len(self.parameters), chunk.size)
         rewind = bookmark()
         stats = self._pass(loss_fn, chunk, measuring).stats

@@ -1,7 +1,8 @@
-"""Book-keeping where a norm decides more than a scale: it is that of the very vector, and sums are in float64.
+"""Book-keeping where a norm decides more than a scale: it is that of the very vector, and sums are
+in float64.
 
-Bounds from above would do for clipping. Importance sampling tosses coins by norms, and their last bits must follow
-from those of the gradients alone: docs/proofs/dpis.md.
+Bounds from above would do for clipping. Importance sampling tosses coins by norms, and their last
+bits must follow from those of the gradients alone: docs/proofs/dpis.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,16 +31,21 @@ _CHUNKS = 8  # in a step, about: there are more numbers in it than those at hand
 
 
 class ExactBookkeepingEngine(BookkeepingEngine):
-    """Keeps vectors, or two factors of each; what float64 cannot measure without them is written out twice.
+    """Keeps vectors, or two factors of each; what float64 cannot measure without them is written
+    out twice.
 
-    A record whose gradient is not finite has such a norm, and what has no weight is in no sum. So nothing is ever done
-    over, and every record is weighed once.
+    A record whose gradient is not finite has such a norm, and what has no weight is in no sum. So
+    nothing is ever done over, and every record is weighed once.
     """
 
-    rounding = VmapEngine.rounding  # as there: norms and sums in float64, of gradients from kernels that look at sizes
+    rounding = (
+        VmapEngine.rounding
+    )  # as there: norms and sums in float64, of gradients from kernels that look at sizes
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
-        """Return the weighed sum of the chunk; only records that have a weight are added up, when the sum is."""
+        """Return the weighed sum of the chunk; only records that have a weight are added up, when
+        the sum is.
+        """
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
         kept = Written(len(self.parameters), chunk.size)
@@ -71,7 +77,9 @@ class Written(Consumer):
 
 @dataclass(frozen=True)
 class Chosen(BoundedSums):
-    """Contributions and their weights; those of weight zero, whatever they hold, are left out of the sum."""
+    """Contributions and their weights; those of weight zero, whatever they hold, are left out of
+    the sum.
+    """
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
@@ -88,8 +96,9 @@ class Chosen(BoundedSums):
 def squared_lengths(part: Contribution) -> torch.Tensor:
     """Return the squared norms of the vectors of all records, in float64.
 
-    A product of two vectors is as long as the product of their lengths. Sums of several are written out, as terms that
-    cancel would carry the last bits of Gram matrices into the leading ones of a norm.
+    A product of two vectors is as long as the product of their lengths. Sums of several are written
+    out, as terms that cancel would carry the last bits of Gram matrices into the leading ones of a
+    norm.
     """
     if isinstance(part, Materialized):
         return _squares(part.gradients).sum(0)
@@ -103,7 +112,9 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
 
 
 def _squares(rows: torch.Tensor) -> torch.Tensor:
-    """Return the squared norms [blocks, rows]; of float32 in one walk, where torch makes a wide copy first."""
+    """Return the squared norms [blocks, rows]; of float32 in one walk, where torch makes a wide
+    copy first.
+    """
     if (numbers := _singles(rows)) is None:
         return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64).square()
     return torch.from_numpy(_kernels_for(rows).measure(numbers))
@@ -113,7 +124,9 @@ def _chosen_sums(rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
     """Return Σ weight·row [blocks, numbers] over the chosen rows in float64, as above."""
     if (numbers := _singles(rows)) is None:
         return weights[chosen] @ rows.index_select(1, chosen).double()
-    return torch.from_numpy(_kernels_for(rows).weigh(numbers, chosen.numpy(), weights[chosen].double().numpy()))
+    return torch.from_numpy(
+        _kernels_for(rows).weigh(numbers, chosen.numpy(), weights[chosen].double().numpy())
+    )
 
 
 def _kernels_for(rows: torch.Tensor) -> Kernels:
@@ -122,11 +135,17 @@ def _kernels_for(rows: torch.Tensor) -> Kernels:
 
 def _singles(rows: torch.Tensor) -> Singles | None:
     """Return float32 rows without gaps in memory as numpy has them, and None for others."""
-    return rows.numpy() if rows.is_cpu and rows.dtype == torch.float32 and rows.is_contiguous() else None
+    return (
+        rows.numpy()
+        if rows.is_cpu and rows.dtype == torch.float32 and rows.is_contiguous()
+        else None
+    )
 
 
 def _lengths(vectors: torch.Tensor) -> torch.Tensor:
-    """Return norms in float64, also where it cannot hold squares: the factor of a tiny vector may be a large one."""
+    """Return norms in float64, also where it cannot hold squares: the factor of a tiny vector may
+    be a large one.
+    """
     rows = vectors.flatten(1)
     if rows.dtype != torch.float64:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -147,7 +166,9 @@ def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -
         own = (weights[owners] != 0).nonzero().flatten()
         total.index_add_(0, tokens[own], rows[own] * weights[owners[own]].unsqueeze(1))
     elif _is_one_product(part):
-        total += (part.outputs[chosen, 0] * weights[chosen].unsqueeze(1)).t() @ part.inputs[chosen, 0].double()
+        total += (part.outputs[chosen, 0] * weights[chosen].unsqueeze(1)).t() @ part.inputs[
+            chosen, 0
+        ].double()
     else:
         for records, block in _written(part):
             add_chosen(block, weights[records], total)
@@ -158,15 +179,23 @@ def _is_one_product(part: Contribution) -> TypeGuard[OuterProduct]:
 
 
 def _written(part: Contribution) -> Iterator[tuple[slice, Materialized]]:
-    """Write the vectors of a few records at a time out; again in the same shapes, they have the same bits."""
+    """Write the vectors of a few records at a time out; again in the same shapes, they have the
+    same bits.
+    """
     assert isinstance(part, OuterProduct | TiedEmbedding)
-    outer, height = (part.outer, part.rows.vocabulary) if isinstance(part, TiedEmbedding) else (part, part.outputs.shape[2])
+    outer, height = (
+        (part.outer, part.rows.vocabulary)
+        if isinstance(part, TiedEmbedding)
+        else (part, part.outputs.shape[2])
+    )
     at_once = max(1, BLOCK_NUMBERS // (height * outer.inputs.shape[2]))
     for start in range(0, len(outer.inputs), at_once):
         records = slice(start, start + at_once)
         some = OuterProduct(outer.inputs[records], outer.outputs[records])
         if isinstance(part, TiedEmbedding):
-            rows = replace(part.rows, tokens=part.rows.tokens[records], outputs=part.rows.outputs[records])
+            rows = replace(
+                part.rows, tokens=part.rows.tokens[records], outputs=part.rows.outputs[records]
+            )
             yield records, TiedEmbedding(rows, some).instantiate()
         else:
             yield records, some.instantiate()

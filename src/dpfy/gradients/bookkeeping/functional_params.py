@@ -1,7 +1,9 @@
-"""Parameters that are used outside of any layer: position embeddings, class tokens, scales, tied heads.
+"""Parameters that are used outside of any layer: position embeddings, class tokens, scales, tied
+heads.
 
-A mode of torch sees every function that is given one. Where the function treats records alone, it is given one copy of
-the parameter for each record, or its product is recorded as a layer's would be.
+A mode of torch sees every function that is given one. Where the function treats records alone, it
+is given one copy of the parameter for each record, or its product is recorded as a layer's would
+be.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,28 +23,79 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
 _T: Any = torch.Tensor
-_NUMBERWISE = {getattr(home, name) for home, names in (
-    (torch, ("add", "sub", "mul", "div")),
-    (_T, ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "__add__", "__radd__", "__iadd__", "__sub__",
-          "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__")),
-) for name in names}
+_NUMBERWISE = {
+    getattr(home, name)
+    for home, names in (
+        (torch, ("add", "sub", "mul", "div")),
+        (
+            _T,
+            (
+                "add",
+                "sub",
+                "mul",
+                "div",
+                "add_",
+                "sub_",
+                "mul_",
+                "div_",
+                "__add__",
+                "__radd__",
+                "__iadd__",
+                "__sub__",
+                "__rsub__",
+                "__isub__",
+                "__mul__",
+                "__rmul__",
+                "__imul__",
+                "__truediv__",
+                "__rtruediv__",
+                "__itruediv__",
+            ),
+        ),
+    )
+    for name in names
+}
 _REPEATING = {_T.expand, _T.expand_as, _T.repeat, torch.broadcast_to, _T.broadcast_to}
-_SHAPING = {_T.__getitem__, _T.unsqueeze, torch.unsqueeze, _T.squeeze, torch.squeeze, _T.view, _T.reshape,
-            torch.reshape, _T.transpose, torch.transpose, _T.permute, torch.permute, _T.t, torch.t, _T.flatten,
-            torch.flatten, _T.to, _T.T.__get__, _T.mT.__get__, _T.contiguous, _T.narrow, torch.narrow}
+_SHAPING = {
+    _T.__getitem__,
+    _T.unsqueeze,
+    torch.unsqueeze,
+    _T.squeeze,
+    torch.squeeze,
+    _T.view,
+    _T.reshape,
+    torch.reshape,
+    _T.transpose,
+    torch.transpose,
+    _T.permute,
+    torch.permute,
+    _T.t,
+    torch.t,
+    _T.flatten,
+    torch.flatten,
+    _T.to,
+    _T.T.__get__,
+    _T.mT.__get__,
+    _T.contiguous,
+    _T.narrow,
+    torch.narrow,
+}
 _PRODUCTS = {torch.matmul, _T.matmul, _T.__matmul__, torch.mm, _T.mm}
 _WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}
 
 
 class DirectUses(TorchFunctionMode):
-    """Sees the functions that trained parameters, or parts of them, are given to while no layer is at work."""
+    """Sees the functions that trained parameters, or parts of them, are given to while no layer is
+    at work.
+    """
 
     def __init__(self, trained: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.inside = False
         self.calls: list[tuple[list[Any], list[Any]]] = []
         self._origin: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[..., Any]]] = {
-            id(parameter): (parameter, parameter, lambda same: same) for parameter in trained}
+            id(parameter): (parameter, parameter, lambda same: same) for parameter in trained
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -61,21 +114,32 @@ class DirectUses(TorchFunctionMode):
 
     def around(self, layer: Callable[..., Any]) -> Callable[..., Any]:
         """Return a layer's forward pass, whose own uses of its parameters are not looked at."""
+
         def forward(*args: Any, **kwargs: Any) -> Any:
             before, self.inside = self.inside, True
             try:
                 return layer(*args, **kwargs)
             finally:
                 self.inside = before
+
         return forward
 
     def table(self, module: Any) -> Callable[..., Any]:
-        """Return the forward pass of an embedding of something that no record takes part in, such as positions."""
-        return self.around(lambda tokens: self.derived(
-            module.weight, lambda table: F.embedding(tokens, table, module.padding_idx)))
+        """Return the forward pass of an embedding of something that no record takes part in, such
+        as positions.
+        """
+        return self.around(
+            lambda tokens: self.derived(
+                module.weight, lambda table: F.embedding(tokens, table, module.padding_idx)
+            )
+        )
 
-    def derived(self, tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return a function of a parameter that no record takes part in, and remember where it came from."""
+    def derived(
+        self, tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a function of a parameter that no record takes part in, and remember where it came
+        from.
+        """
         _, parameter, before = self._origin[id(tensor)]
         result = function(tensor)
         result = result.view_as(result) if result is tensor else result
@@ -83,10 +147,15 @@ class DirectUses(TorchFunctionMode):
         return result
 
     def used(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Note what else the function is given and what it gives, to learn where the records are."""
+        """Note what else the function is given and what it gives, to learn where the records
+        are.
+        """
         result = func(*args, **kwargs)
-        others = [leaf for leaf in tree_leaves((args, kwargs))
-                  if isinstance(leaf, torch.Tensor) and id(leaf) not in self._origin]
+        others = [
+            leaf
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in self._origin
+        ]
         self.calls.append(([leaf.detach().clone() for leaf in others], [result.detach().clone()]))
         return result
 
@@ -94,7 +163,9 @@ class DirectUses(TorchFunctionMode):
 class RecordedUses(DirectUses):
     """Records those uses on a tape."""
 
-    def __init__(self, tape: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]) -> None:
+    def __init__(
+        self, tape: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]
+    ) -> None:
         super().__init__(trained)
         self._tape = tape
         self._layouts = iter(layouts)
@@ -112,24 +183,39 @@ class RecordedUses(DirectUses):
         if func in _REPEATING:
             repeated = func(*args, **kwargs)
             copies = self._copies(args[0], repeated.ndim, layout)
-            if any(size not in (1, wanted) for size, wanted in zip(copies.shape, repeated.shape, strict=True)):
+            if any(
+                size not in (1, wanted)
+                for size, wanted in zip(copies.shape, repeated.shape, strict=True)
+            ):
                 raise Unsupported("a parameter is repeated along an axis of its own")
             return copies.expand(repeated.shape)
         ndim = max(leaf.ndim for leaf in args if isinstance(leaf, torch.Tensor))
-        copied = (self._copies(leaf, ndim, layout) if id(leaf) in self._origin else leaf for leaf in args)
+        copied = (
+            self._copies(leaf, ndim, layout) if id(leaf) in self._origin else leaf for leaf in args
+        )
         return func(*copied, **kwargs)
 
     def _copies(self, tensor: torch.Tensor, ndim: int, layout: Layout) -> torch.Tensor:
-        """Return one copy for each record, on the axis of the records, without memory of their own."""
+        """Return one copy for each record, on the axis of the records, without memory of
+        their own.
+        """
         _, parameter, function = self._origin[id(tensor)]
         shape = [1] * (ndim - tensor.ndim) + list(tensor.shape)  # as broadcasting has it
         if shape.pop(layout.axis) != 1:
-            raise Unsupported("a parameter has a value of its own for each place of a record in the chunk")
+            raise Unsupported(
+                "a parameter has a value of its own for each place of a record in the chunk"
+            )
         copies = vmap(function)(per_record(self._tape, parameter))
         return copies.reshape(self._tape.records, *shape).movedim(0, layout.axis)
 
-    def _product(self, func: Any, layout: Layout, inputs: torch.Tensor, weight: torch.Tensor,
-                 bias: torch.Tensor | None = None) -> torch.Tensor:
+    def _product(
+        self,
+        func: Any,
+        layout: Layout,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Compute inputs @ weight, or with its transpose, as a linear layer."""
         tape = self._tape
         if id(inputs) in self._origin or not tape.trains(weight) or weight.ndim != 2:

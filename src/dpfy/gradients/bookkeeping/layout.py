@@ -9,17 +9,20 @@ from dpfy.gradients.base import Unsupported
 
 @dataclass(frozen=True)
 class Layout:
-    """The axis of the records; ``flat`` where each record fills a run of equally many consecutive places of axis 0.
+    """The axis of the records; ``flat`` where each record fills a run of equally many consecutive
+    places of axis 0.
 
-    Learnt on synthetic input from batches of several sizes, never guessed from one: a batch as long as its sequences
-    would look the same both ways.
+    Learnt on synthetic input from batches of several sizes, never guessed from one: a batch as long
+    as its sequences would look the same both ways.
     """
 
     axis: int = 0
     flat: bool = False
 
     def items(self, tensor: torch.Tensor, records: int) -> torch.Tensor:
-        """Return the tensor with records, or several items of each record in a row, along axis 0."""
+        """Return the tensor with records, or several items of each record in a row, along
+        axis 0.
+        """
         if self.axis >= tensor.ndim:
             raise Unsupported
         moved = tensor.movedim(self.axis, 0)
@@ -39,13 +42,17 @@ class Layout:
 
 
 def learnt(small: torch.Tensor, large: torch.Tensor, records: tuple[int, int]) -> Layout | None:
-    """Return the layout of a tensor that was seen with two numbers of records; None where it has none of them."""
+    """Return the layout of a tensor that was seen with two numbers of records; None where it has
+    none of them.
+    """
     if small.ndim != large.ndim:
         raise Unsupported
-    axes = [axis for axis, (a, b) in enumerate(zip(small.shape, large.shape, strict=True)) if a != b]
+    axes = [
+        axis for axis, (a, b) in enumerate(zip(small.shape, large.shape, strict=True)) if a != b
+    ]
     if not axes:
         return None
-    axis, = axes if len(axes) == 1 else (None,)
+    (axis,) = axes if len(axes) == 1 else (None,)
     if axis is None or small.shape[axis] * records[1] != large.shape[axis] * records[0]:
         raise Unsupported
     flat = small.shape[axis] != records[0]

@@ -17,7 +17,9 @@ Parts = list[tuple[Span, Contribution]]
 
 
 class Consumer(ABC):
-    """What becomes of the contributions of a parameter, as soon as all its uses have been recorded."""
+    """What becomes of the contributions of a parameter, as soon as all its uses have been
+    recorded.
+    """
 
     @abstractmethod
     def take(self, position: int, parts: Parts) -> None:
@@ -31,13 +33,20 @@ class Consumer(ABC):
 class Recorder:
     """The contributions of one chunk to every trained parameter.
 
-    Layers compute with parameters that are off the graph, so that autograd forms the gradients of activations only;
-    ``anchor`` keeps the layers' outputs on it. ``uses`` is how often each parameter is used in a pass.
-    Layers see ``records`` one by one; what they contribute is folded to units of ``fold`` consecutive ones.
+    Layers compute with parameters that are off the graph, so that autograd forms the gradients of
+    activations only; ``anchor`` keeps the layers' outputs on it. ``uses`` is how often each
+    parameter is used in a pass. Layers see ``records`` one by one; what they contribute is folded
+    to units of ``fold`` consecutive ones.
     """
 
-    def __init__(self, trained: Mapping[str, torch.Tensor], records: int, sink: Consumer,
-                 uses: Sequence[int] | None = None, fold: int = 1) -> None:
+    def __init__(
+        self,
+        trained: Mapping[str, torch.Tensor],
+        records: int,
+        sink: Consumer,
+        uses: Sequence[int] | None = None,
+        fold: int = 1,
+    ) -> None:
         self.records = records
         self._fold = fold
         self.anchor = torch.zeros((), requires_grad=True)
@@ -54,16 +63,22 @@ class Recorder:
 
     def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
         """Add to the gradients of a parameter, or of some of its rows."""
-        self._add(parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows)
+        self._add(
+            parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows
+        )
 
     def outer(self, parameter: torch.Tensor, outer: OuterProduct, rows: Span = None) -> None:
         """Add an outer product in the form that is cheapest for a unit."""
-        self._add(parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows)
+        self._add(
+            parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows
+        )
 
     def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:
         position = self._positions[id(parameter)]
         if any((rows is None) != (before is None) for before, _ in self._found[position]):
-            raise Unsupported("a parameter is used as a whole and in parts, whose cross terms would be lost")
+            raise Unsupported(
+                "a parameter is used as a whole and in parts, whose cross terms would be lost"
+            )
         self._found[position].append((rows, contribution))
         self.uses[position] += 1
         if self._expected is not None:
@@ -73,7 +88,9 @@ class Recorder:
                 raise Unsupported("a parameter is used more often than on synthetic input")
 
     def finish(self) -> None:
-        """Hand over what is left: parameters that were used less often than expected, or not at all."""
+        """Hand over what is left: parameters that were used less often than expected, or not at
+        all.
+        """
         for position, found in enumerate(self._found):
             if found or not self.uses[position]:
                 self._complete(position)
@@ -88,7 +105,7 @@ class Recorder:
 
 def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
     """Return the rows of a tensor that a contribution is for."""
-    return tensor if rows is None else tensor[rows[0]:rows[1]]
+    return tensor if rows is None else tensor[rows[0] : rows[1]]
 
 
 class CaptureGrad(torch.autograd.Function):

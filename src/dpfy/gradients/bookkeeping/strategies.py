@@ -11,15 +11,22 @@ from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 
-_OCTAVES = (14.0, 20.0)  # by which terms cancel, from where a record is done exactly in part to where it is as a whole
+_OCTAVES = (
+    14.0,
+    20.0,
+)  # by which terms cancel, from where a record is done exactly in part to where it is as a whole
 RAMP_ROUNDING = 2.0**-23
-"""By how many clip bounds that part may move what a companion adds: docs/proofs/clipping-engines.md."""
+"""By how many clip bounds that part may move what a companion adds:
+docs/proofs/clipping-engines.md.
+"""
 
 
 class Norms:
-    """Bounds of the squared norms, and how much of each record has to be done exactly, as float32 cannot bound it well.
+    """Bounds of the squared norms, and how much of each record has to be done exactly, as float32
+    cannot bound it well.
 
-    That is a ramp and not a step, so that the last bits of a record never decide between the two ways of doing it.
+    That is a ramp and not a step, so that the last bits of a record never decide between the two
+    ways of doing it.
     """
 
     def __init__(self, parameters: int, records: int) -> None:
@@ -39,7 +46,9 @@ class Norms:
             total += norms.squared
             if norms.magnitude is not None:
                 octaves, (start, end) = (norms.magnitude / norms.squared.sqrt()).log2(), _OCTAVES
-                self.exact = torch.maximum(self.exact, ((octaves - start) / (end - start)).clamp(0, 1).nan_to_num(1.0))
+                self.exact = torch.maximum(
+                    self.exact, ((octaves - start) / (end - start)).clamp(0, 1).nan_to_num(1.0)
+                )
         self.exact.masked_fill_(~total.isfinite(), 1.0)
 
     def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[torch.Tensor]:
@@ -66,7 +75,9 @@ class StoreThenClip(Consumer):
     def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return the sums of what was kept."""
         norms = clipping.norms(self.norms.squared)
-        return PendingSum(self.parts, self.norms.weights(clipping, norms), (RecordStats(norms, stats),))
+        return PendingSum(
+            self.parts, self.norms.weights(clipping, norms), (RecordStats(norms, stats),)
+        )
 
 
 class NormPass(Consumer):
@@ -101,12 +112,16 @@ class ClipPass(Consumer):
 
 
 class PerGroupClip(Consumer):
-    """Clips every group as soon as it is complete, and sums what would take memory (review, section 4.2.1).
+    """Clips every group as soon as it is complete, and sums what would take memory (review, section
+    4.2.1).
 
-    Gradients that are not written out are summed later, straight into the total: they take no memory of their own.
+    Gradients that are not written out are summed later, straight into the total: they take no
+    memory of their own.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int
+    ) -> None:
         assert isinstance(clipping.weigh, ClipEach)
         self.norms = Norms(len(parameters), records)
         self._parameters = parameters
@@ -126,10 +141,14 @@ class PerGroupClip(Consumer):
         members[position] = parts
         if len(members) < clipping.groups.count(group):
             return
-        squared = torch.stack([clipping.scaled(member, self.norms.squared[member]) for member in members]).sum(0)
+        squared = torch.stack(
+            [clipping.scaled(member, self.norms.squared[member]) for member in members]
+        ).sum(0)
         weights = self._weigh_each.only(group)(squared.unsqueeze(1)).squeeze(1)
         for member, waiting in self._waiting.pop(group).items():
-            if not bool(self.norms.exact.any()):  # otherwise the chunk is done again, with all groups at once
+            if not bool(
+                self.norms.exact.any()
+            ):  # otherwise the chunk is done again, with all groups at once
                 self._weigh(member, waiting, clipping.in_units(member, weights))
 
     def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
@@ -158,7 +177,9 @@ def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class PendingSum(BoundedSums):
-    """Contributions and their weights, summed when there is a place for the sum; ``sums`` are formed already."""
+    """Contributions and their weights, summed when there is a place for the sum; ``sums`` are
+    formed already.
+    """
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
@@ -173,14 +194,20 @@ class PendingSum(BoundedSums):
                 total += self.sums[position]
 
     def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return one weighed sum per parameter; a product that is all of it is not copied to the total."""
+        """Return one weighed sum per parameter; a product that is all of it is not copied to the
+        total.
+        """
         return [self._formed(position, total) for position, total in enumerate(totals)]
 
     def _formed(self, position: int, total: torch.Tensor) -> torch.Tensor:
         parts, weights = self.parts[position], self.weights[position]
         if position in self.sums:
             total = self.sums[position]
-        elif len(parts) == 1 and parts[0][0] is None and (summed := parts[0][1].summed(weights)) is not None:
+        elif (
+            len(parts) == 1
+            and parts[0][0] is None
+            and (summed := parts[0][1].summed(weights)) is not None
+        ):
             parts.clear()
             return summed
         else:

@@ -1,6 +1,15 @@
-"""Controllers: the bounds, the noise and the coordinates of the next step, from what was released."""
+"""Controllers: the bounds, the noise and the coordinates of the next step, from what was
+released.
+"""
 
-from dpfy.mechanisms.controllers.base import Controller, Coordinates, Draw, Outcome, State, StepConfig
+from dpfy.mechanisms.controllers.base import (
+    Controller,
+    Coordinates,
+    Draw,
+    Outcome,
+    State,
+    StepConfig,
+)
 from dpfy.mechanisms.controllers.bounds import MeanNormClipping, QuantileClipping
 from dpfy.mechanisms.controllers.coordinates import AdaClip
 from dpfy.mechanisms.controllers.noise import GradientNormNoise, ValidationDecay

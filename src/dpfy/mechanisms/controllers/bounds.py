@@ -26,26 +26,30 @@ _BELOW, _NORMS = "below the clip bound", "norms for the clip bound"
 
 @dataclass(frozen=True)
 class QuantileClipping(Controller, tag="quantile_clipping"):
-    """Moves every clip bound C to a quantile of the gradients' norms: C ← C·exp(−learning_rate·(b − quantile)).
+    """Moves every clip bound C to a quantile of the gradients' norms: C ← C·exp(−learning_rate·(b −
+    quantile)).
 
-    b is the noisy share of records in the sample whose norm is at most C. It begins at the plan's bounds; with groups
-    (:func:`dpfy.clip_groups`) each has a bound of its own.
+    b is the noisy share of records in the sample whose norm is at most C. It begins at the plan's
+    bounds; with groups (:func:`dpfy.clip_groups`) each has a bound of its own.
 
-    *Formal guarantee*: that of the plan. The K shares are centred, so a record moves them by √K/2; they take ``share``
-    of the noise budget, σ_b = (z/2)·√(K/share), and leave the gradients the noise multiplier z/√(1 − share) =
-    (z⁻² − K/(2σ_b)²)^-½. The bounds are post-processing of what was released, and the noise is in proportion to them.
+    *Formal guarantee*: that of the plan. The K shares are centred, so a record moves them by √K/2;
+    they take ``share`` of the noise budget, σ_b = (z/2)·√(K/share), and leave the gradients the
+    noise multiplier z/√(1 − share) = (z⁻² − K/(2σ_b)²)^-½. The bounds are post-processing of what
+    was released, and the noise is in proportion to them.
 
-    ``allocation`` says how groups share the noise: ``equal`` gives each the same share of the budget and noise in
-    proportion to its bound, ``global`` the same noise to all coordinates. With ``rescale`` the bounds keep the sum of
-    squares that they have in the plan, and the quantiles decide about their ratios only.
+    ``allocation`` says how groups share the noise: ``equal`` gives each the same share of the
+    budget and noise in proportion to its bound, ``global`` the same noise to all coordinates. With
+    ``rescale`` the bounds keep the sum of squares that they have in the plan, and the quantiles
+    decide about their ratios only.
 
     >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[QuantileClipping(0.5)])
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'below the clip bound']
 
-    Reference: G. Andrew et al., Differentially Private Learning with Adaptive Clipping, 2021, Algorithm 1; groups: J.
-    He et al., Exploring the Limits of Differentially Private Deep Learning with Group-wise Clipping, 2023, Algorithm 1.
+    Reference: G. Andrew et al., Differentially Private Learning with Adaptive Clipping, 2021,
+    Algorithm 1; groups: J. He et al., Exploring the Limits of Differentially Private Deep Learning
+    with Group-wise Clipping, 2023, Algorithm 1.
     """
 
     controls = "bounds"
@@ -70,8 +74,16 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
         if self.allocation == "global":
             query = replace(query, pooled=True)
         bounds = by_name(query.leaves)
-        return with_statistic(query, RecordNormsBelow(name=_BELOW, thresholds=tuple(bounds.values()), of=tuple(bounds),
-                                                every=self.every, share=self.share))
+        return with_statistic(
+            query,
+            RecordNormsBelow(
+                name=_BELOW,
+                thresholds=tuple(bounds.values()),
+                of=tuple(bounds),
+                every=self.every,
+                share=self.share,
+            ),
+        )
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return the bounds of the plan."""
@@ -84,17 +96,23 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
         setting = with_bounds(setting, bounds)
         if self.allocation == "global":
             total = math.fsum(bound**2 for bound in bounds.values())
-            leaves = tuple(replace(leaf, share=leaf.bound**2 / total) for leaf in setting.query.leaves)
+            leaves = tuple(
+                replace(leaf, share=leaf.bound**2 / total) for leaf in setting.query.leaves
+            )
             setting = replace(setting, query=replace(setting.query, leaves=leaves))
-        return with_limits(setting, _BELOW, lambda below: replace(below, thresholds=tuple(bounds.values())))
+        return with_limits(
+            setting, _BELOW, lambda below: replace(below, thresholds=tuple(bounds.values()))
+        )
 
     def update(self, state: State, released: Outcome) -> State:
         """Return the bounds after a step of gradient descent in their logarithms."""
         if _BELOW not in released.statistics:
             return state
         below = (released.statistics[_BELOW] + 0.5).tolist()
-        bounds = {name: _moved(bound, self.learning_rate * (self.quantile - share))
-                  for (name, bound), share in zip(state["bounds"].items(), below, strict=True)}
+        bounds = {
+            name: _moved(bound, self.learning_rate * (self.quantile - share))
+            for (name, bound), share in zip(state["bounds"].items(), below, strict=True)
+        }
         if self.rescale:
             factor = state["norm"] / math.hypot(*bounds.values())
             bounds = {name: kept_within(bound * factor) for name, bound in bounds.items()}
@@ -105,20 +123,22 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
 class MeanNormClipping(Controller, tag="norm_clipping"):
     """Sets every clip bound to a multiple of the mean norm of the gradients of the step before.
 
-    C = factor·(mean of min(‖g‖, L)), with noise in the mean; the limit of a norm is L = limit·(present bound). Made for
-    groups (:func:`dpfy.clip_groups`); a flat clip is a single group. The first step has the plan's bounds, and no bound
-    leaves [least, most] times its first one.
+    C = factor·(mean of min(‖g‖, L)), with noise in the mean; the limit of a norm is L =
+    limit·(present bound). Made for groups (:func:`dpfy.clip_groups`); a flat clip is a single
+    group. The first step has the plan's bounds, and no bound leaves [least, most] times its first
+    one.
 
-    *Formal guarantee*: that of the plan. A record moves the K sums of norms, each in units of its limit, by √K; they
-    take ``share`` of the noise budget: σ_n = z·√(K/share) in these units. The bounds are post-processing of what was
-    released, and the noise is in proportion to them.
+    *Formal guarantee*: that of the plan. A record moves the K sums of norms, each in units of its
+    limit, by √K; they take ``share`` of the noise budget: σ_n = z·√(K/share) in these units. The
+    bounds are post-processing of what was released, and the noise is in proportion to them.
 
     >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[MeanNormClipping()])
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'norms for the clip bound']
 
-    Reference: K. van der Veen et al., Three Tools for Practical Differential Privacy, 2018, section 2.
+    Reference: K. van der Veen et al., Three Tools for Practical Differential Privacy, 2018, section
+    2.
     """
 
     controls = "bounds"
@@ -134,14 +154,20 @@ class MeanNormClipping(Controller, tag="norm_clipping"):
             _validate.positive(name, getattr(self, name))
         _validate.real("share", self.share, 0, 1, open_low=True, open_high=True)
         if self.least > self.most:
-            raise InvalidArgument(f"Expected least={self.least!r} to be at most most={self.most!r}.")
+            raise InvalidArgument(
+                f"Expected least={self.least!r} to be at most most={self.most!r}."
+            )
 
     def extend_query(self, query: Query) -> Query:
         """Return the query with the sums of norms."""
         require_clipping(query, "Norm-based clipping")
         bounds = by_name(query.leaves)
-        return with_statistic(query, SumOfRecordNorms(name=_NORMS, limits=self._limits(bounds), of=tuple(bounds),
-                                                  share=self.share))
+        return with_statistic(
+            query,
+            SumOfRecordNorms(
+                name=_NORMS, limits=self._limits(bounds), of=tuple(bounds), share=self.share
+            ),
+        )
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return the bounds of the plan."""
@@ -150,14 +176,23 @@ class MeanNormClipping(Controller, tag="norm_clipping"):
     def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the present bounds and limits of norms."""
         limits = self._limits(state["bounds"])
-        return with_limits(with_bounds(setting, state["bounds"]), _NORMS, lambda norms: replace(norms, limits=limits))
+        return with_limits(
+            with_bounds(setting, state["bounds"]),
+            _NORMS,
+            lambda norms: replace(norms, limits=limits),
+        )
 
     def update(self, state: State, released: Outcome) -> State:
         """Return bounds in proportion to the released means."""
         means = released.statistics[_NORMS].tolist()
-        bounds = {name: kept_within(self.factor * self.limit * bound * mean, self.least * state["first"][name],
-                                    self.most * state["first"][name])
-                  for (name, bound), mean in zip(state["bounds"].items(), means, strict=True)}
+        bounds = {
+            name: kept_within(
+                self.factor * self.limit * bound * mean,
+                self.least * state["first"][name],
+                self.most * state["first"][name],
+            )
+            for (name, bound), mean in zip(state["bounds"].items(), means, strict=True)
+        }
         return {**state, "bounds": bounds}
 
     def _limits(self, bounds: Mapping[str, float]) -> tuple[float, ...]:

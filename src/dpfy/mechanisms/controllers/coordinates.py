@@ -6,19 +6,28 @@ from typing import Any
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.controllers.base import Controller, Coordinates, Outcome, State, StepConfig, require_clipping
+from dpfy.mechanisms.controllers.base import (
+    Controller,
+    Coordinates,
+    Outcome,
+    State,
+    StepConfig,
+    require_clipping,
+)
 from dpfy.mechanisms.query import Query
 
 
 @dataclass(frozen=True)
 class AdaClip(Controller, tag="adaclip"):
-    """Clips (g − a)/b instead of g, with an offset a and a scale b for every coordinate, learnt from releases.
+    """Clips (g − a)/b instead of g, with an offset a and a scale b for every coordinate, learnt
+    from releases.
 
-    a follows the released gradients, and s² their squared distance from it less the variance of the noise, kept in
-    [least, most]; b_i = √(s_i·Σs_j). The first step has a = 0 and all scales equal, which is the plan's clip.
+    a follows the released gradients, and s² their squared distance from it less the variance of the
+    noise, kept in [least, most]; b_i = √(s_i·Σs_j). The first step has a = 0 and all scales equal,
+    which is the plan's clip.
 
-    *Formal guarantee*: that of the plan: offset and scale are constants when a step begins, the clipped vectors have
-    norm 1 at most in the new coordinates, and the way back is post-processing.
+    *Formal guarantee*: that of the plan: offset and scale are constants when a step begins, the
+    clipped vectors have norm 1 at most in the new coordinates, and the way back is post-processing.
 
     *Assumes* an engine that has every record's gradient: ``vmap`` or ``loop``.
 
@@ -26,7 +35,8 @@ class AdaClip(Controller, tag="adaclip"):
     >>> dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[AdaClip()]).controllers[0].steers
     'coordinates'
 
-    Reference: V. Pichapati et al., AdaCliP: Adaptive Clipping for Private SGD, 2019, Algorithm 2 and Theorem 2.
+    Reference: V. Pichapati et al., AdaCliP: Adaptive Clipping for Private SGD, 2019, Algorithm 2
+    and Theorem 2.
     """
 
     controls = "coordinates"
@@ -42,14 +52,18 @@ class AdaClip(Controller, tag="adaclip"):
         for name in ("least", "most"):
             _validate.real(name, getattr(self, name), 1e-24, 1e24)
         if self.least > self.most:
-            raise InvalidArgument(f"Expected least={self.least!r} to be at most most={self.most!r}.")
+            raise InvalidArgument(
+                f"Expected least={self.least!r} to be at most most={self.most!r}."
+            )
 
     def extend_query(self, query: Query) -> Query:
         """Return the query as it is; refuse more than one clipped sum, and scales of its own."""
         require_clipping(query, "AdaClip")
         if len(query.leaves) > 1 or query.leaves[0].scales:
-            raise InvalidArgument("AdaClip has a scale for every coordinate and clips all of them together: groups and "
-                                  "scales of parameters have no place beside it. Give clip= a number.")
+            raise InvalidArgument(
+                "AdaClip has a scale for every coordinate and clips all of them together: groups "
+                "and scales of parameters have no place beside it. Give clip= a number."
+            )
         return query
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
@@ -57,16 +71,25 @@ class AdaClip(Controller, tag="adaclip"):
         dimension = sum(parameter.numel() for parameter in parameters.values())
         zeros = {name: parameter.detach().double() * 0 for name, parameter in parameters.items()}
         variance = query.leaves[0].bound ** 2 / dimension
-        return {"means": zeros, "variances": {name: zero + variance for name, zero in zeros.items()}}
+        return {
+            "means": zeros,
+            "variances": {name: zero + variance for name, zero in zeros.items()},
+        }
 
     def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the coordinates of this step."""
         deviations = {name: variance.sqrt() for name, variance in state["variances"].items()}
         total = sum(float(deviation.sum()) for deviation in deviations.values())
-        bound = setting.query.leaves[0].bound  # clipped to it in units of b/bound: clipped to 1 in those of b
-        return replace(setting, coordinates={
-            name: Coordinates(state["means"][name], (deviation * total).sqrt() / bound)
-            for name, deviation in deviations.items()})
+        bound = setting.query.leaves[
+            0
+        ].bound  # clipped to it in units of b/bound: clipped to 1 in those of b
+        return replace(
+            setting,
+            coordinates={
+                name: Coordinates(state["means"][name], (deviation * total).sqrt() / bound)
+                for name, deviation in deviations.items()
+            },
+        )
 
     def update(self, state: State, released: Outcome) -> State:
         """Return moving averages of what was released; parameters that are frozen keep theirs."""
@@ -75,5 +98,7 @@ class AdaClip(Controller, tag="adaclip"):
             found, noise = gradient.double(), released.stddevs[name]
             distance = ((found - means[name]).square() - noise**2).clamp(self.least, self.most)
             means[name] = self.mean_decay * means[name] + (1 - self.mean_decay) * found
-            variances[name] = self.variance_decay * variances[name] + (1 - self.variance_decay) * distance
+            variances[name] = (
+                self.variance_decay * variances[name] + (1 - self.variance_decay) * distance
+            )
         return {"means": means, "variances": variances}

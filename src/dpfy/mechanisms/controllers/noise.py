@@ -7,7 +7,14 @@ from typing import Any
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.controllers.base import Controller, Outcome, State, StepConfig, kept_within, with_statistic
+from dpfy.mechanisms.controllers.base import (
+    Controller,
+    Outcome,
+    State,
+    StepConfig,
+    kept_within,
+    with_statistic,
+)
 from dpfy.mechanisms.query import NormOfSum, Query
 
 _NORM = "norm of the sum"
@@ -15,14 +22,15 @@ _NORM = "norm of the sum"
 
 @dataclass(frozen=True)
 class ValidationDecay(Controller, tag="validation_decay"):
-    """Lowers the noise when the accuracy on public data stops rising; tell it by ``run.on_public_metric(accuracy)``.
+    """Lowers the noise when the accuracy on public data stops rising; tell it by
+    ``run.on_public_metric(accuracy)``.
 
-    After each measurement the mean of the last ``window`` is compared with what it was before, at first 0. If it rose
-    by no more than ``threshold``, the noise is multiplied by ``factor`` from then on. The run ends where the filter
-    does.
+    After each measurement the mean of the last ``window`` is compared with what it was before, at
+    first 0. If it rose by no more than ``threshold``, the noise is multiplied by ``factor`` from
+    then on. The run ends where the filter does.
 
-    *Formal guarantee*: that of the plan's filter. The accuracy is computed from the model, so the noise depends on
-    outputs: every step is marked as adaptive.
+    *Formal guarantee*: that of the plan's filter. The accuracy is computed from the model, so the
+    noise depends on outputs: every step is marked as adaptive.
 
     *Assumes* that what is measured is measured on public data.
 
@@ -33,7 +41,8 @@ class ValidationDecay(Controller, tag="validation_decay"):
     >>> state["noise"]
     0.8
 
-    Reference: L. Yu et al., Differentially Private Model Publishing for Deep Learning, 2019, section 5.
+    Reference: L. Yu et al., Differentially Private Model Publishing for Deep Learning, 2019,
+    section 5.
     """
 
     controls = "noise"
@@ -58,29 +67,37 @@ class ValidationDecay(Controller, tag="validation_decay"):
 
     def on_public_metric(self, state: State, value: float) -> State:
         """Return the state after another measurement."""
-        values = [*state["values"], _validate.real("value", value, -1e300, 1e300)][-self.window - 1:]
-        rise = _mean(values[-self.window:]) - _mean(values[:-1][-self.window:])
-        return {"noise": state["noise"] * (self.factor if rise <= self.threshold else 1.0), "values": values}
+        values = [*state["values"], _validate.real("value", value, -1e300, 1e300)][
+            -self.window - 1 :
+        ]
+        rise = _mean(values[-self.window :]) - _mean(values[:-1][-self.window :])
+        return {
+            "noise": state["noise"] * (self.factor if rise <= self.threshold else 1.0),
+            "values": values,
+        }
 
 
 @dataclass(frozen=True)
 class GradientNormNoise(Controller, tag="norm_noise"):
-    """Keeps the noise in proportion to the gradient: its standard deviation is ratio·‖gradient‖/√d per coordinate.
+    """Keeps the noise in proportion to the gradient: its standard deviation is ratio·‖gradient‖/√d
+    per coordinate.
 
-    The norm of the sum is released beside it, with noise, at every step; the noise of the next step follows it, within
-    [least, most] times the planned noise. With ``ratio`` 1, noise and gradient have the same norm, which has the least
-    privacy loss for each unit of progress where the loss is priced as 1/σ; priced as 1/σ² there is no such optimum.
-    Without a ``ratio`` it is that of the first step, which has the planned noise.
+    The norm of the sum is released beside it, with noise, at every step; the noise of the next step
+    follows it, within [least, most] times the planned noise. With ``ratio`` 1, noise and gradient
+    have the same norm, which has the least privacy loss for each unit of progress where the loss is
+    priced as 1/σ; priced as 1/σ² there is no such optimum. Without a ``ratio`` it is that of the
+    first step, which has the planned noise.
 
-    *Formal guarantee*: that of the plan's filter: every step is marked as adaptive. The norm moves by at most one bound
-    with the sum, and takes ``share`` of the noise budget of its step.
+    *Formal guarantee*: that of the plan's filter: every step is marked as adaptive. The norm moves
+    by at most one bound with the sum, and takes ``share`` of the noise budget of its step.
 
     >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(rate=0.1, divisor=60, steps=50, controllers=[GradientNormNoise()]).calibrate(epsilon=2.0, delta=1e-5)
     >>> plan.filter.tag, plan.event.adaptive
     ('renyi_filter', True)
 
-    Reference: D. Fay et al., Adaptive Hyperparameter Selection for Differentially Private Gradient Descent, 2023.
+    Reference: D. Fay et al., Adaptive Hyperparameter Selection for Differentially Private Gradient
+    Descent, 2023.
     """
 
     controls = "noise"
@@ -96,32 +113,47 @@ class GradientNormNoise(Controller, tag="norm_noise"):
             _validate.positive(name, getattr(self, name))
         _validate.real("share", self.share, 0, 1, open_low=True, open_high=True)
         if self.least > self.most:
-            raise InvalidArgument(f"Expected least={self.least!r} to be at most most={self.most!r}.")
+            raise InvalidArgument(
+                f"Expected least={self.least!r} to be at most most={self.most!r}."
+            )
 
     def extend_query(self, query: Query) -> Query:
-        """Return the query with the norm of its sum; refuse scales, which give coordinates noises of their own."""
+        """Return the query with the norm of its sum; refuse scales, which give coordinates noises
+        of their own.
+        """
         if any(leaf.scales for leaf in query.leaves):
-            raise InvalidArgument("Noise in proportion to the gradient's norm is the same for every coordinate; leave "
-                                  "the scales of joint clipping out.")
+            raise InvalidArgument(
+                "Noise in proportion to the gradient's norm is the same for every coordinate; "
+                "leave the scales of joint clipping out."
+            )
         return with_statistic(query, NormOfSum(name=_NORM, share=self.share))
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return the planned noise."""
-        return {"noise": 1.0, "ratio": self.ratio, "dimension": sum(each.numel() for each in parameters.values())}
+        return {
+            "noise": 1.0,
+            "ratio": self.ratio,
+            "dimension": sum(each.numel() for each in parameters.values()),
+        }
 
     def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the present noise."""
         return replace(setting, noise=setting.noise * state["noise"])
 
     def update(self, state: State, released: Outcome) -> State:
-        """Return the noise that is in proportion to the released norm; without noise there is none to change."""
+        """Return the noise that is in proportion to the released norm; without noise there is none
+        to change.
+        """
         stddev, (bound,) = next(iter(released.stddevs.values())), released.bounds.values()
         norm = max(0.0, float(released.statistics[_NORM])) * bound / math.sqrt(state["dimension"])
         ratio = state["ratio"] or (stddev / norm if norm else None)
         if not stddev or ratio is None:
             return state
-        return {**state, "ratio": ratio, "noise": kept_within(state["noise"] * ratio * norm / stddev, self.least,
-                                                              self.most)}
+        return {
+            **state,
+            "ratio": ratio,
+            "noise": kept_within(state["noise"] * ratio * norm / stddev, self.least, self.most),
+        }
 
 
 def _mean(values: list[float]) -> float:

@@ -1,4 +1,6 @@
-"""Importance sampling that follows the norms of all gradients, released with noise once in an epoch."""
+"""Importance sampling that follows the norms of all gradients, released with noise once in an
+epoch.
+"""
 
 import math
 from collections.abc import Mapping
@@ -22,23 +24,29 @@ from dpfy.mechanisms.query import Query
 
 WIDEST_CLIP = 4.0
 """Norms are cut at so many planned clip bounds where the clip bound follows them."""
-_LEAST_CLIP = 2.0**-5  # of the planned one: noise may make a mean of norms zero or less, and a bound never
+_LEAST_CLIP = (
+    2.0**-5
+)  # of the planned one: noise may make a mean of norms zero or less, and a bound never
 _SIZES = (1 / 8, 8.0)  # of the declared number of records: where the released one is kept
 
 
 @dataclass(frozen=True)
 class NormSumSampling(Controller, tag="norm_sum"):
-    """Chooses the size of contributions, the clip bound and the noise of an epoch from released sums of norms.
+    """Chooses the size of contributions, the clip bound and the noise of an epoch from released
+    sums of norms.
 
-    Before the first of ``length`` steps the sum over all records of their norms, each counted as between the floor and
-    the clip bound C, is released with noise of ``stddev`` clip bounds. Divided by the number of records it is the ratio
-    r of the epoch: contributions have the norm r·C. With ``clip_factor`` λ, the sum of norms cut at four planned clip
-    bounds is released before it, and C is λ times their mean. With ``size_stddev`` the number of records is released
-    too, once and first; else it is the declared one. The noise is such that the steps that are left spend what is left
-    of the plan's filter; in the first ``cautious`` part of the steps, as if all later ratios were 1.
+    Before the first of ``length`` steps the sum over all records of their norms, each counted as
+    between the floor and the clip bound C, is released with noise of ``stddev`` clip bounds.
+    Divided by the number of records it is the ratio r of the epoch: contributions have the norm
+    r·C. With ``clip_factor`` λ, the sum of norms cut at four planned clip bounds is released before
+    it, and C is λ times their mean. With ``size_stddev`` the number of records is released too,
+    once and first; else it is the declared one. The noise is such that the steps that are left
+    spend what is left of the plan's filter; in the first ``cautious`` part of the steps, as if all
+    later ratios were 1.
 
-    *Formal guarantee*: that of the plan's filter. A record moves each of the sums by one bound, on all records and
-    without amplification; rate and noise of a step follow from what was released, so it is marked as adaptive.
+    *Formal guarantee*: that of the plan's filter. A record moves each of the sums by one bound, on
+    all records and without amplification; rate and noise of a step follow from what was released,
+    so it is marked as adaptive.
 
     ``ratios`` are the expected ones, for which the noise is planned.
 
@@ -69,19 +77,27 @@ class NormSumSampling(Controller, tag="norm_sum"):
     @property
     def event(self) -> Sampled:
         """What is recorded before the norms of an epoch are computed."""
-        names = ("norm sum",) if self.clip_factor is None else ("norm sum", "norms for the clip bound")
+        names = (
+            ("norm sum",) if self.clip_factor is None else ("norm sum", "norms for the clip bound")
+        )
         return _of_all(*(SumQuery(1.0, self.stddev, name) for name in names))
 
     @property
     def size_event(self) -> Sampled | None:
         """What is recorded before records are counted, if they are."""
-        return None if self.size_stddev is None else _of_all(SumQuery(1.0, self.size_stddev, "number of records"))
+        return (
+            None
+            if self.size_stddev is None
+            else _of_all(SumQuery(1.0, self.size_stddev, "number of records"))
+        )
 
     def extend_query(self, query: Query) -> Query:
         """Return the query as it is; refuse all but one clipped sum."""
         if len(query.leaves) > 1:
-            raise InvalidArgument("Sums of norms are followed where a record has one norm; groups of parameters have "
-                                  "several. Give clip a number.")
+            raise InvalidArgument(
+                "Sums of norms are followed where a record has one norm; groups of parameters have "
+                "several. Give clip a number."
+            )
         require_clipping(query, "A sum of norms")
         return query
 
@@ -92,26 +108,46 @@ class NormSumSampling(Controller, tag="norm_sum"):
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
         """Return what is planned; nothing was released yet."""
-        return {"since": 0, "ratio": self.ratios.at(1), "rate": None, "noise": 1.0, "clip": query.bound, "size": None}
+        return {
+            "since": 0,
+            "ratio": self.ratios.at(1),
+            "rate": None,
+            "noise": 1.0,
+            "clip": query.bound,
+            "size": None,
+        }
 
     def due(self, state: State, step: int) -> bool:
         """Return whether norms have to be released before a step."""
         return state["since"] == 0 or step >= state["since"] + self.length
 
     def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting of this epoch; noise is over the norm of contributions, as the planned one is."""
+        """Return the setting of this epoch; noise is over the norm of contributions, as the planned
+        one is.
+        """
         if state["rate"] is None:
-            return with_bounds(setting, {setting.query.leaves[0].name: self.ratios.at(step) * state["clip"]})
-        setting = with_bounds(setting, {setting.query.leaves[0].name: state["ratio"] * state["clip"]})
-        return replace(setting, noise=setting.noise * self.factor(state["noise"], step, state["ratio"]),
-                       draw=Draw(state["rate"], state["clip"]))
+            return with_bounds(
+                setting, {setting.query.leaves[0].name: self.ratios.at(step) * state["clip"]}
+            )
+        setting = with_bounds(
+            setting, {setting.query.leaves[0].name: state["ratio"] * state["clip"]}
+        )
+        return replace(
+            setting,
+            noise=setting.noise * self.factor(state["noise"], step, state["ratio"]),
+            draw=Draw(state["rate"], state["clip"]),
+        )
 
     def factor(self, noise: float, step: int, ratio: float) -> float:
-        """Return noise, as a factor of the planned over the clip bound, as one of the planned over contributions."""
+        """Return noise, as a factor of the planned over the clip bound, as one of the planned over
+        contributions.
+        """
         return noise * self.ratios.at(step) / ratio
 
     def clip_of(self, planned: float, mean: float) -> float:
-        """Return the clip bound that follows from the released mean of norms, in units of where they were cut."""
+        """Return the clip bound that follows from the released mean of norms, in units of where
+        they were cut.
+        """
         widest = WIDEST_CLIP * planned
         return kept_within((self.clip_factor or 1.0) * widest * mean, _LEAST_CLIP * planned, widest)
 
@@ -122,5 +158,7 @@ def size_of(declared: int, released: float) -> float:
 
 
 def _of_all(*queries: SumQuery) -> Sampled:
-    """Queries on all records; marked, since what is summed follows from outputs, and blocks are never paid ahead."""
+    """Queries on all records; marked, since what is summed follows from outputs, and blocks are
+    never paid ahead.
+    """
     return Sampled(Poisson(1.0), queries, adaptive=True)

@@ -11,7 +11,8 @@ from dpfy.mechanisms.query import Query
 
 @dataclass(frozen=True)
 class RecipeControlled(Controller, tag="directed"):
-    """Takes noise and clip bounds, as factors of the planned ones, from the recipe that runs the plan.
+    """Takes noise and clip bounds, as factors of the planned ones, from the recipe that runs the
+    plan.
 
     *Formal guarantee*: that of the plan's filter: every step is marked as adaptive.
 
@@ -32,9 +33,14 @@ class RecipeControlled(Controller, tag="directed"):
 
     def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with the noise and the bounds that were chosen last."""
-        bounds = {name: bound * state["bounds"] for name, bound in by_name(setting.query.leaves).items()}
+        bounds = {
+            name: bound * state["bounds"] for name, bound in by_name(setting.query.leaves).items()
+        }
         return replace(with_bounds(setting, bounds), noise=setting.noise * state["noise"])
 
     def directed(self, noise: float, bounds: float = 1.0) -> State:
         """Return the state with these factors."""
-        return {"noise": _validate.positive("noise", noise), "bounds": _validate.positive("bounds", bounds)}
+        return {
+            "noise": _validate.positive("noise", noise),
+            "bounds": _validate.positive("bounds", bounds),
+        }

@@ -1,11 +1,14 @@
-"""Schedules that are fixed in advance: factors of the first noise, or of the first clip bound, over time.
+"""Schedules that are fixed in advance: factors of the first noise, or of the first clip bound, over
+time.
 
-A schedule is a function of time, and is tabulated for all steps when a plan is built: the plan, its JSON and the ledger
-hold numbers. Nothing in it depends on outputs, so the steps compose as any list that is fixed in advance.
+A schedule is a function of time, and is tabulated for all steps when a plan is built: the plan, its
+JSON and the ledger hold numbers. Nothing in it depends on outputs, so the steps compose as any list
+that is fixed in advance.
 
-Reference: L. Yu et al., Differentially Private Model Publishing for Deep Learning, 2019, section 5; J. Hong et al.,
-Dynamic Privacy Budget Allocation Improves Data Efficiency of Differentially Private Gradient Descent, 2022; D. Fay et
-al., Adaptive Hyperparameter Selection for Differentially Private Gradient Descent, 2023.
+Reference: L. Yu et al., Differentially Private Model Publishing for Deep Learning, 2019, section 5;
+J. Hong et al., Dynamic Privacy Budget Allocation Improves Data Efficiency of Differentially Private
+Gradient Descent, 2022; D. Fay et al., Adaptive Hyperparameter Selection for Differentially Private
+Gradient Descent, 2023.
 """
 
 import math
@@ -15,7 +18,13 @@ from dataclasses import dataclass
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact
-from dpfy.mechanisms.controllers.base import Controller, State, StepConfig, require_clipping, with_bounds
+from dpfy.mechanisms.controllers.base import (
+    Controller,
+    State,
+    StepConfig,
+    require_clipping,
+    with_bounds,
+)
 from dpfy.mechanisms.controllers.names import named
 from dpfy.mechanisms.query import Query
 
@@ -25,7 +34,9 @@ Shape = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Timed:
-    """A shape with a name; ``per_step`` says that its time is counted in steps instead of epochs."""
+    """A shape with a name; ``per_step`` says that its time is counted in steps instead of
+    epochs.
+    """
 
     name: str
     shape: Shape
@@ -64,40 +75,56 @@ def polynomial_decay(power: float, period: float, end: float) -> Timed:
     _validate.positive("power", power)
     _validate.positive("period", period)
     _validate.real("end", end, 0, 1, open_low=True)
-    return Timed(f"polynomial:{power:g}:{period:g}:{end:g}",
-                 lambda t: (1 - end) * max(0.0, 1 - t / period) ** power + end)
+    return Timed(
+        f"polynomial:{power:g}:{period:g}:{end:g}",
+        lambda t: (1 - end) * max(0.0, 1 - t / period) ** power + end,
+    )
 
 
 def dynamic_decay(contraction: float) -> Timed:
-    """Return γ^(t/4), t in steps: the noise that is best if each step brings the loss to γ times its excess.
+    """Return γ^(t/4), t in steps: the noise that is best if each step brings the loss to γ times
+    its excess.
 
-    With Σσ_t^-2 given, σ_t² ∝ γ^(t/2) minimises Σγ^(T−t)·σ_t², the noise in the last iterate of gradient descent under
-    the Polyak–Łojasiewicz condition (Hong et al. 2022). ``contraction`` is γ = 1 − m/M, 0.99 to 0.999 in practice. The
-    shape is theirs; its scale is found by calibration for whatever sampling the plan has.
+    With Σσ_t^-2 given, σ_t² ∝ γ^(t/2) minimises Σγ^(T−t)·σ_t², the noise in the last iterate of
+    gradient descent under the Polyak–Łojasiewicz condition (Hong et al. 2022). ``contraction`` is γ
+    = 1 − m/M, 0.99 to 0.999 in practice. The shape is theirs; its scale is found by calibration for
+    whatever sampling the plan has.
     """
     _validate.real("contraction", contraction, 0, 1, open_low=True, open_high=True)
     return Timed(f"dynamic:{contraction:g}", lambda t: contraction ** (t / 4), per_step=True)
 
 
 def strongly_convex_decay(contraction: float) -> Timed:
-    """Return γ^(t/2), t in steps: noise in proportion to a bound of the gradient's norm (Fay et al. 2023)."""
+    """Return γ^(t/2), t in steps: noise in proportion to a bound of the gradient's norm (Fay et al.
+    2023).
+    """
     _validate.real("contraction", contraction, 0, 1, open_low=True, open_high=True)
-    return Timed(f"strongly_convex:{contraction:g}", lambda t: contraction ** (t / 2), per_step=True)
+    return Timed(
+        f"strongly_convex:{contraction:g}", lambda t: contraction ** (t / 2), per_step=True
+    )
 
 
 def convex_decay() -> Timed:
-    """Return 1/(1 + t), t in steps: noise in proportion to a bound of the gradient's norm (Fay et al. 2023)."""
+    """Return 1/(1 + t), t in steps: noise in proportion to a bound of the gradient's norm (Fay et
+    al. 2023).
+    """
     return Timed("convex", lambda t: 1 / (1 + t), per_step=True)
 
 
 SCHEDULES: dict[str, Callable[..., Timed]] = {
-    "time": time_decay, "exponential": exponential_decay, "step": step_decay, "polynomial": polynomial_decay,
-    "dynamic": dynamic_decay, "strongly_convex": strongly_convex_decay, "convex": convex_decay,
+    "time": time_decay,
+    "exponential": exponential_decay,
+    "step": step_decay,
+    "polynomial": polynomial_decay,
+    "dynamic": dynamic_decay,
+    "strongly_convex": strongly_convex_decay,
+    "convex": convex_decay,
 }
 
 
 def named_schedule(text: str) -> Timed:
-    """Return the schedule that a text such as ``exponential:0.05`` names: numbers follow in the function's order.
+    """Return the schedule that a text such as ``exponential:0.05`` names: numbers follow in the
+    function's order.
 
     >>> named_schedule("polynomial:2:10:0.5")(10)
     0.5
@@ -121,23 +148,36 @@ class Schedule(Fact, tag="schedule"):
     def __post_init__(self) -> None:
         _validate.count("length", self.length)
         if not self.factors:
-            raise InvalidArgument(f"Expected the schedule {self.name!r} to have a factor for the first step.")
+            raise InvalidArgument(
+                f"Expected the schedule {self.name!r} to have a factor for the first step."
+            )
         for factor in self.factors:
-            _validate.positive(f"factor of the schedule {self.name!r}", factor,
-                               remedy="A schedule of noise or bounds stays above zero.")
+            _validate.positive(
+                f"factor of the schedule {self.name!r}",
+                factor,
+                remedy="A schedule of noise or bounds stays above zero.",
+            )
         object.__setattr__(self, "factors", tuple(map(float, self.factors)))
 
     @classmethod
     def of(cls, shape: "str | Shape | Schedule", steps: int, steps_per_epoch: int) -> "Schedule":
-        """Return a shape, or the name of one, as a table for so many steps; a table stays what it is."""
+        """Return a shape, or the name of one, as a table for so many steps; a table stays what it
+        is.
+        """
         if isinstance(shape, Schedule):
             return shape
         shape = named_schedule(shape) if isinstance(shape, str) else shape
         if not callable(shape):
-            raise InvalidArgument(f"Expected a schedule to be a name, a function of the epochs that are over, or a "
-                                  f"Schedule; got {type(shape).__name__}.")
+            raise InvalidArgument(
+                "Expected a schedule to be a name, a function of the epochs that are over, or a "
+                f"Schedule; got {type(shape).__name__}."
+            )
         length = 1 if isinstance(shape, Timed) and shape.per_step else steps_per_epoch
-        name = shape.name if isinstance(shape, Timed) else getattr(shape, "__name__", type(shape).__name__)
+        name = (
+            shape.name
+            if isinstance(shape, Timed)
+            else getattr(shape, "__name__", type(shape).__name__)
+        )
         return cls(name, tuple(shape(time) for time in range(math.ceil(steps / length))), length)
 
     def at(self, step: int) -> float:
@@ -167,4 +207,6 @@ class ClipSchedule(Controller, tag="clip_schedule"):
     def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
         """Return the setting with bounds of this step."""
         factor = self.schedule.at(step)
-        return with_bounds(setting, {leaf.name: leaf.bound * factor for leaf in setting.query.leaves})
+        return with_bounds(
+            setting, {leaf.name: leaf.bound * factor for leaf in setting.query.leaves}
+        )

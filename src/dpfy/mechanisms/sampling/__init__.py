@@ -13,12 +13,21 @@ from dpfy.mechanisms.sampling.fixed import FixedSizeSampler, TruncatedPoissonSam
 from dpfy.mechanisms.sampling.poisson import PoissonSampler
 from dpfy.noise.random_stream import SecureStream
 
-__all__ = ["SAMPLERS", "EpochSampler", "FixedSizeSampler", "PoissonSampler", "Sampler", "TruncatedPoissonSampler",
-           "sampler_for"]
+__all__ = [
+    "SAMPLERS",
+    "EpochSampler",
+    "FixedSizeSampler",
+    "PoissonSampler",
+    "Sampler",
+    "TruncatedPoissonSampler",
+    "sampler_for",
+]
 
 
 class Sampler(Protocol):
-    """Draws records *and* names the policy it implements, so that run and ledger cannot disagree."""
+    """Draws records *and* names the policy it implements, so that run and ledger cannot
+    disagree.
+    """
 
     @property
     def policy(self) -> Policy:
@@ -37,8 +46,11 @@ def _poisson(policy: Poisson, stream: SecureStream) -> Sampler:
 
 
 SAMPLERS: dict[type[Policy], Callable[..., Sampler]] = {
-    Poisson: _poisson, FixedSize: FixedSizeSampler, TruncatedPoisson: TruncatedPoissonSampler,
-    **dict.fromkeys(EPOCHS, EpochSampler)}
+    Poisson: _poisson,
+    FixedSize: FixedSizeSampler,
+    TruncatedPoisson: TruncatedPoissonSampler,
+    **dict.fromkeys(EPOCHS, EpochSampler),
+}
 """How to make the sampler of a policy, for every policy that can be drawn."""
 
 
@@ -51,5 +63,7 @@ def sampler_for(policy: Policy, stream: SecureStream) -> Sampler:
     make = SAMPLERS.get(type(policy))
     if make is None:
         known = ", ".join(sorted(each.tag for each in SAMPLERS))
-        raise UnsupportedEvent(f"No sampler draws the policy {type(policy).__name__}. Expected one of: {known}.")
+        raise UnsupportedEvent(
+            f"No sampler draws the policy {type(policy).__name__}. Expected one of: {known}."
+        )
     return make(policy, stream)

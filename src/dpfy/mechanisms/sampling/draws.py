@@ -1,4 +1,6 @@
-"""Exact draws from a stream of words: integers, orders and subsets, all uniform without any bias."""
+"""Exact draws from a stream of words: integers, orders and subsets, all uniform without any
+bias.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,8 @@ Indices = npt.NDArray[np.int64]
 def integers(stream: SecureStream, bound: int, count: int) -> Indices:
     """Return ``count`` independent integers, each uniform on ``range(bound)``.
 
-    Words from the last, incomplete multiple of ``bound`` on are rejected, so that every remainder has equally many.
+    Words from the last, incomplete multiple of ``bound`` on are rejected, so that every remainder
+    has equally many.
     """
     complete = 2**64 - 2**64 % bound
     kept = np.empty(0, dtype=np.uint64)
@@ -26,8 +29,8 @@ def integers(stream: SecureStream, bound: int, count: int) -> Indices:
 def order(stream: SecureStream, n: int) -> Indices:
     """Return a uniformly random order of ``range(n)``.
 
-    Every index gets a uniform real, given word by word, and they are sorted by it: first by one word each; indices that
-    share it are put in a random order by further words.
+    Every index gets a uniform real, given word by word, and they are sorted by it: first by one
+    word each; indices that share it are put in a random order by further words.
     """
     words = stream.words(n)
     result = np.argsort(words, kind="stable").astype(np.int64)
@@ -42,8 +45,9 @@ def order(stream: SecureStream, n: int) -> Indices:
 def subset(stream: SecureStream, size: int, n: int) -> Indices:
     """Return the sorted indices of a uniformly random set of ``size`` of ``range(n)``.
 
-    The first ``size`` different values of independent uniform integers are such a set, since all sets are alike to
-    them; so are the first of a random order, which costs less where the set is large.
+    The first ``size`` different values of independent uniform integers are such a set, since all
+    sets are alike to them; so are the first of a random order, which costs less where the set is
+    large.
     """
     if 8 * size > n:
         return np.sort(order(stream, n)[:size])

@@ -16,12 +16,12 @@ EpochPolicy = Shuffled | Cyclic | BallsInBins
 class EpochSampler:
     """Draws the batches of one epoch after the other, as ``policy`` says.
 
-    *Formal guarantee.* In the ``steps_per_event`` draws of an epoch every record occurs exactly once. Shuffled epochs
-    are uniformly random orders, balls in bins are independent uniform choices, both without rounding; epochs are
-    independent, and no batch depends on the records.
+    *Formal guarantee.* In the ``steps_per_event`` draws of an epoch every record occurs exactly
+    once. Shuffled epochs are uniformly random orders, balls in bins are independent uniform
+    choices, both without rounding; epochs are independent, and no batch depends on the records.
 
-    *Assumes* that the stream is uniform and made for sampling, and that the number of records is public. A new sampler
-    starts a new epoch: who resumes a run pays for it anew.
+    *Assumes* that the stream is uniform and made for sampling, and that the number of records is
+    public. A new sampler starts a new epoch: who resumes a run pays for it anew.
 
     >>> sampler = EpochSampler(Cyclic(batch_size=2, records=5), SecureStream(purpose="sampling"))
     >>> [sampler.draw(5).tolist() for _ in range(sampler.steps_per_event + 1)]
@@ -37,7 +37,9 @@ class EpochSampler:
         self._batches: list[Indices] = []
 
     def draw(self, n: int) -> npt.NDArray[np.int64]:
-        """Return the sorted indices, of ``range(n)``, of the next batch; ``n`` must be what the policy declares."""
+        """Return the sorted indices, of ``range(n)``, of the next batch; ``n`` must be what the
+        policy declares.
+        """
         require_declared(n, self.policy.records)
         if not self._batches:
             self._batches = EPOCHS[type(self.policy)](self.policy, self._stream)[::-1]
@@ -53,7 +55,7 @@ def _cyclic(policy: Cyclic, stream: SecureStream) -> list[Indices]:
 
 
 def _cut(records: Indices, batch_size: int) -> list[Indices]:
-    return [records[first:first + batch_size] for first in range(0, len(records), batch_size)]
+    return [records[first : first + batch_size] for first in range(0, len(records), batch_size)]
 
 
 def _thrown(policy: BallsInBins, stream: SecureStream) -> list[Indices]:
@@ -63,5 +65,8 @@ def _thrown(policy: BallsInBins, stream: SecureStream) -> list[Indices]:
 
 
 EPOCHS: dict[type[Policy], Callable[..., list[Indices]]] = {
-    Shuffled: _shuffled, Cyclic: _cyclic, BallsInBins: _thrown}
+    Shuffled: _shuffled,
+    Cyclic: _cyclic,
+    BallsInBins: _thrown,
+}
 """How to draw the batches of an epoch."""

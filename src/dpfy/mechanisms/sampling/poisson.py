@@ -15,11 +15,13 @@ _CHUNK = 1 << 16  # coins at a time: half a megabyte of words
 class PoissonSampler:
     """Includes each record independently with probability exactly ``rate``.
 
-    *Formal guarantee.* A uniform real, given bit by bit, is compared with the float64 ``rate``, itself a finite binary
-    fraction, until they differ: each coin has probability ``rate`` without any rounding, and no two share a bit. The
-    sample size is Binomial(n, rate) and is never adjusted; empty samples are ordinary.
+    *Formal guarantee.* A uniform real, given bit by bit, is compared with the float64 ``rate``,
+    itself a finite binary fraction, until they differ: each coin has probability ``rate`` without
+    any rounding, and no two share a bit. The sample size is Binomial(n, rate) and is never
+    adjusted; empty samples are ordinary.
 
-    *Assumes* that the stream is uniform and made for sampling, so that noise and sample share no randomness.
+    *Assumes* that the stream is uniform and made for sampling, so that noise and sample share no
+    randomness.
 
     >>> PoissonSampler(0.2, SecureStream(insecure_test_key=1, purpose="sampling")).draw(20)
     array([ 0, 11, 14])
@@ -61,7 +63,9 @@ class PoissonSampler:
         return np.delete(candidates, tails)
 
     def _continue_comparison(self, rest: Fraction) -> bool:
-        """Return whether a uniform real is below ``rest``, word by word; when nothing of ``rest`` is left it is not."""
+        """Return whether a uniform real is below ``rest``, word by word; when nothing of ``rest``
+        is left it is not.
+        """
         while rest:
             first, rest = divmod(rest * 2**64, 1)
             word = int(self._stream.words(1)[0])

@@ -1,11 +1,19 @@
-"""OpenSSL's cipher for loops in C: the library that this Python's hashes come from, or the system's."""
+"""OpenSSL's cipher for loops in C: the library that this Python's hashes come from, or the
+system's.
+"""
 
 import ctypes
 from ctypes.util import find_library
 from functools import cache
 from importlib.util import find_spec
 
-_FUNCTIONS = ("EVP_CIPHER_CTX_new", "EVP_CIPHER_CTX_free", "EVP_aes_256_ctr", "EVP_EncryptInit_ex", "EVP_EncryptUpdate")
+_FUNCTIONS = (
+    "EVP_CIPHER_CTX_new",
+    "EVP_CIPHER_CTX_free",
+    "EVP_aes_256_ctr",
+    "EVP_EncryptInit_ex",
+    "EVP_EncryptUpdate",
+)
 
 Cipher = ctypes.c_void_p * len(_FUNCTIONS)
 
@@ -14,7 +22,8 @@ Cipher = ctypes.c_void_p * len(_FUNCTIONS)
 def cipher() -> "ctypes.Array[ctypes.c_void_p] | None":
     """Return where the functions of ``struct cipher`` are, or None if there is no such library.
 
-    The package ``cryptography`` brings the cipher too, but shows it to Python alone, where one thread at a time is.
+    The package ``cryptography`` brings the cipher too, but shows it to Python alone, where one
+    thread at a time is.
     """
     return _from_hashes() or _functions(find_library("crypto"))
 

@@ -1,4 +1,6 @@
-"""The rule of every kind of layer against one record at a time, over random shapes, ranks and layouts."""
+"""The rule of every kind of layer against one record at a time, over random shapes, ranks and
+layouts.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,9 @@ from against_oracle import assert_agrees
 from hypothesis import assume, given, settings, strategies as st
 from torch import nn
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")  # torch's own
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Using padding='same' with even kernel lengths"
+)  # torch's own
 
 DTYPES = st.sampled_from([torch.float64, torch.float32])
 SMALL = st.integers(1, 4)
@@ -41,8 +45,17 @@ class Around(nn.Module):
 
 # Linear
 
+
 @settings(max_examples=60)
-@given(settings_of(), SMALL, SMALL, st.lists(SMALL, max_size=3), st.booleans(), st.sampled_from("bts"), st.integers(0))
+@given(
+    settings_of(),
+    SMALL,
+    SMALL,
+    st.lists(SMALL, max_size=3),
+    st.booleans(),
+    st.sampled_from("bts"),
+    st.integers(0),
+)
 def test_linear_of_any_rank_and_layout(how, inputs, outputs, axes, bias, layout, seed):
     x = floats(seed % 2**32, 4, *axes, inputs)
     if layout != "b" and not axes:
@@ -50,7 +63,10 @@ def test_linear_of_any_rank_and_layout(how, inputs, outputs, axes, bias, layout,
     before, after = {
         "b": (None, None),
         "t": (lambda x: x.transpose(0, 1), lambda y: y.transpose(0, 1)),  # time first
-        "s": (lambda x: x.flatten(0, 1), lambda y: y.unflatten(0, (-1, axes[0] if axes else 1))),  # every step a row
+        "s": (
+            lambda x: x.flatten(0, 1),
+            lambda y: y.unflatten(0, (-1, axes[0] if axes else 1)),
+        ),  # every step a row
     }[layout]
     assert_agrees(lambda: Around(nn.Linear(inputs, outputs, bias=bias), before, after), (x,), **how)
 
@@ -71,22 +87,29 @@ def test_linear_layers_that_are_used_again(how, width, steps, seed):
     assert_agrees(Reused, (x,), **how)
 
 
-@pytest.mark.parametrize("shape", [(1, 40, 30), (40, 6, 5), (2, 60, 70)], ids=["one step", "keep", "ghost"])
+@pytest.mark.parametrize(
+    "shape", [(1, 40, 30), (40, 6, 5), (2, 60, 70)], ids=["one step", "keep", "ghost"]
+)
 def test_linear_in_each_of_its_forms(shape):
     # Shapes for which the cost model takes different ways.
     steps, inputs, outputs = shape
     for dtype in (torch.float64, torch.float32):
-        assert_agrees(lambda: nn.Linear(inputs, outputs), (floats(1, 4, steps, inputs),), dtype=dtype)
+        assert_agrees(
+            lambda: nn.Linear(inputs, outputs), (floats(1, 4, steps, inputs),), dtype=dtype
+        )
 
 
 # Convolutions
+
 
 @st.composite
 def convolutions(draw):
     """The arguments of a convolution and an input that is large enough for it."""
     dimensions = draw(st.integers(1, 3))
     groups = draw(st.sampled_from([1, 1, 2, 3]))
-    wide = draw(st.booleans()) and dimensions < 3  # many channels: products over positions for every tap
+    wide = (
+        draw(st.booleans()) and dimensions < 3
+    )  # many channels: products over positions for every tap
     depthwise = draw(st.booleans()) and not wide
     inputs = groups * (draw(st.integers(8, 9)) if wide else draw(st.integers(1, 3)))
     if depthwise:
@@ -103,11 +126,27 @@ def convolutions(draw):
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     pads = padding if isinstance(padding, tuple) else (0,) * dimensions
     mode = draw(st.sampled_from(["zeros", "zeros", "reflect", "circular", "replicate"]))
-    least = [max(1, 3 if mode != "zeros" else 1, 1 if padding == "same" else r - 2 * p, r if mode != "zeros" else 1)
-             for r, p in zip(reach, pads, strict=True)]
+    least = [
+        max(
+            1,
+            3 if mode != "zeros" else 1,
+            1 if padding == "same" else r - 2 * p,
+            r if mode != "zeros" else 1,
+        )
+        for r, p in zip(reach, pads, strict=True)
+    ]
     size = tuple(low + draw(st.integers(0, 3)) for low in least)
-    arguments = dict(in_channels=inputs, out_channels=outputs, kernel_size=kernel, stride=stride, padding=padding,
-                     dilation=dilation, groups=groups, padding_mode=mode, bias=draw(st.booleans()))
+    arguments = dict(
+        in_channels=inputs,
+        out_channels=outputs,
+        kernel_size=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        padding_mode=mode,
+        bias=draw(st.booleans()),
+    )
     return arguments, (inputs, *size)
 
 
@@ -125,10 +164,18 @@ def test_transposed_convolutions(how, convolution, data, seed):
     arguments, shape = convolution
     kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[len(shape) - 2]
     stride, dilation, kernel = arguments["stride"], arguments["dilation"], arguments["kernel_size"]
-    spread = tuple(data.draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
-    padding = arguments["padding"] if isinstance(arguments["padding"], tuple) else (0,) * len(stride)
-    sizes = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1
-             for n, s, p, d, k, o in zip(shape[1:], stride, padding, dilation, kernel, spread, strict=True)]
+    spread = tuple(
+        data.draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+    )
+    padding = (
+        arguments["padding"] if isinstance(arguments["padding"], tuple) else (0,) * len(stride)
+    )
+    sizes = [
+        (n - 1) * s - 2 * p + d * (k - 1) + o + 1
+        for n, s, p, d, k, o in zip(
+            shape[1:], stride, padding, dilation, kernel, spread, strict=True
+        )
+    ]
     assume(min(sizes) > 0)
     arguments |= {"padding": padding, "output_padding": spread, "padding_mode": "zeros"}
     assert_agrees(lambda: kind(**arguments), (floats(seed, 4, *shape),), **how)
@@ -165,8 +212,16 @@ def test_a_transposed_convolution_that_is_told_its_output_size():
 
 # Embeddings
 
+
 @settings(max_examples=40)
-@given(settings_of(), st.integers(1, 6), SMALL, st.lists(SMALL, max_size=2), st.booleans(), st.integers(0, 2**32 - 1))
+@given(
+    settings_of(),
+    st.integers(1, 6),
+    SMALL,
+    st.lists(SMALL, max_size=2),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
 def test_embeddings_with_repeated_and_padding_tokens(how, vocabulary, width, axes, padded, seed):
     class Looked(nn.Module):
         def __init__(self):
@@ -182,55 +237,93 @@ def test_embeddings_with_repeated_and_padding_tokens(how, vocabulary, width, axe
 
 
 @settings(max_examples=30)
-@given(settings_of(), st.integers(2, 6), SMALL, SMALL, st.booleans(), st.sampled_from(["sum", "weighted", "mean"]),
-       st.integers(0, 2**32 - 1))
+@given(
+    settings_of(),
+    st.integers(2, 6),
+    SMALL,
+    SMALL,
+    st.booleans(),
+    st.sampled_from(["sum", "weighted", "mean"]),
+    st.integers(0, 2**32 - 1),
+)
 def test_embedding_bags(how, vocabulary, width, steps, padded, mode, seed):
     class Bag(nn.Module):
         def __init__(self):
             super().__init__()
             kind = "mean" if mode == "mean" else "sum"
-            self.bag = nn.EmbeddingBag(vocabulary, width, mode=kind, padding_idx=1 if padded else None)
+            self.bag = nn.EmbeddingBag(
+                vocabulary, width, mode=kind, padding_idx=1 if padded else None
+            )
 
         def forward(self, places, weights):
-            return torch.tanh(self.bag(places, per_sample_weights=weights if mode == "weighted" else None))
+            return torch.tanh(
+                self.bag(places, per_sample_weights=weights if mode == "weighted" else None)
+            )
 
     assert_agrees(Bag, (tokens(seed, vocabulary, 4, steps), floats(seed, 4, steps)), **how)
 
 
 # Normalisation and slopes
 
+
 @settings(max_examples=40)
-@given(settings_of(), st.lists(st.integers(2, 4), min_size=1, max_size=3), st.data(), st.booleans(),
-       st.sampled_from(["layer", "rms"]), st.integers(0, 2**32 - 1))
+@given(
+    settings_of(),
+    st.lists(st.integers(2, 4), min_size=1, max_size=3),
+    st.data(),
+    st.booleans(),
+    st.sampled_from(["layer", "rms"]),
+    st.integers(0, 2**32 - 1),
+)
 def test_layer_norms_over_several_axes(how, axes, data, bias, kind, seed):
-    normalised = axes[-data.draw(st.integers(1, len(axes))):]
-    layer = (lambda: nn.LayerNorm(normalised, bias=bias)) if kind == "layer" else (lambda: nn.RMSNorm(normalised))
+    normalised = axes[-data.draw(st.integers(1, len(axes))) :]
+    layer = (
+        (lambda: nn.LayerNorm(normalised, bias=bias))
+        if kind == "layer"
+        else (lambda: nn.RMSNorm(normalised))
+    )
     assert_agrees(layer, (floats(seed, 4, *axes),), **how)
 
 
 @settings(max_examples=40)
-@given(settings_of(), SMALL, SMALL, st.lists(st.integers(2, 3), max_size=3), st.integers(0, 2**32 - 1))
+@given(
+    settings_of(), SMALL, SMALL, st.lists(st.integers(2, 3), max_size=3), st.integers(0, 2**32 - 1)
+)
 def test_group_norms_with_and_without_positions(how, groups, size, axes, seed):
     assume(size > 1 or axes)
-    assert_agrees(lambda: nn.GroupNorm(groups, groups * size), (floats(seed, 4, groups * size, *axes),), **how)
+    assert_agrees(
+        lambda: nn.GroupNorm(groups, groups * size), (floats(seed, 4, groups * size, *axes),), **how
+    )
 
 
 @settings(max_examples=20)
 @given(settings_of(), SMALL, st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_instance_norms(how, channels, dimensions, seed):
     kind = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dimensions - 1]
-    assert_agrees(lambda: kind(channels, affine=True), (floats(seed, 4, channels, *(3, 2, 2)[:dimensions]),), **how)
+    assert_agrees(
+        lambda: kind(channels, affine=True),
+        (floats(seed, 4, channels, *(3, 2, 2)[:dimensions]),),
+        **how,
+    )
 
 
 @settings(max_examples=20)
 @given(settings_of(), SMALL, st.lists(SMALL, max_size=2), st.booleans(), st.integers(0, 2**32 - 1))
 def test_slopes(how, channels, axes, by_channel, seed):
-    assert_agrees(lambda: nn.PReLU(channels if by_channel else 1), (floats(seed, 4, channels, *axes),), **how)
+    assert_agrees(
+        lambda: nn.PReLU(channels if by_channel else 1), (floats(seed, 4, channels, *axes),), **how
+    )
 
 
 def test_norms_without_parameters_take_part_in_the_pass():
     def make():
-        return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6, elementwise_affine=False), nn.Unflatten(1, (3, 2)),
-                             nn.GroupNorm(3, 3, affine=False), nn.InstanceNorm1d(3), nn.RMSNorm(2))
+        return nn.Sequential(
+            nn.Linear(4, 6),
+            nn.LayerNorm(6, elementwise_affine=False),
+            nn.Unflatten(1, (3, 2)),
+            nn.GroupNorm(3, 3, affine=False),
+            nn.InstanceNorm1d(3),
+            nn.RMSNorm(2),
+        )
 
     assert_agrees(make, (floats(1, 4, 4),))

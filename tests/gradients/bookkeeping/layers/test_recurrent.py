@@ -1,8 +1,19 @@
-"""Recurrent layers against one record at a time: every kind, shape, direction, state and packing."""
+"""Recurrent layers against one record at a time: every kind, shape, direction, state and
+packing.
+"""
 
 import pytest
 import torch
-from against_oracle import TOLERANCE, Expected, Strict, Subject, assert_agrees, assert_close, pattern_loss, shaken
+from against_oracle import (
+    TOLERANCE,
+    Expected,
+    Strict,
+    Subject,
+    assert_agrees,
+    assert_close,
+    pattern_loss,
+    shaken,
+)
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -29,30 +40,55 @@ def floats(*shape, seed=0):
 class Recurrent(nn.Module):
     """A recurrent layer with linear ones before it, for its initial states and after it.
 
-    ``shown`` says which of its results the loss sees; ``packed`` how the second field, the lengths, is used.
-    """
+    ``shown`` says which of its results the loss sees; ``packed`` how the second field, the lengths,
+    is used."""
 
-    def __init__(self, kind="lstm", inputs=3, hidden=2, *, state=False, shown="of", packed="", below=None, **options):
+    def __init__(
+        self,
+        kind="lstm",
+        inputs=3,
+        hidden=2,
+        *,
+        state=False,
+        shown="of",
+        packed="",
+        below=None,
+        **options,
+    ):
         super().__init__()
-        options = {"batch_first": True} | options | ({"nonlinearity": kind} if kind in ("tanh", "relu") else {})
+        options = (
+            {"batch_first": True}
+            | options
+            | ({"nonlinearity": kind} if kind in ("tanh", "relu") else {})
+        )
         self.below = nn.Linear(inputs, inputs) if below is None else below
         self.rnn = KINDS[kind](inputs, hidden, **options)
         self.states = self.rnn.num_layers * (1 + self.rnn.bidirectional)
-        self.start = nn.Linear(inputs, self.states * hidden * (2 if kind == "lstm" else 1)) if state else None
+        self.start = (
+            nn.Linear(inputs, self.states * hidden * (2 if kind == "lstm" else 1))
+            if state
+            else None
+        )
         self.head = nn.Linear(hidden * (1 + self.rnn.bidirectional), 2) if "o" in shown else None
         self.shown, self.packed = shown, packed
 
     def initial(self, x):
         if self.start is None:
             return ()
-        states = self.start(x.mean(1)).unflatten(1, (-1, self.states, self.rnn.hidden_size)).permute(1, 2, 0, 3)
+        states = (
+            self.start(x.mean(1))
+            .unflatten(1, (-1, self.states, self.rnn.hidden_size))
+            .permute(1, 2, 0, 3)
+        )
         return (tuple(states),) if self.rnn.mode == "LSTM" else (states[0],)
 
     def forward(self, x, lengths=None):
         x = self.below(x)
         given = x if self.rnn.batch_first else x.transpose(0, 1)
         if self.packed:
-            given = pack_padded_sequence(given, lengths, self.rnn.batch_first, enforce_sorted=self.packed == "sorted")
+            given = pack_padded_sequence(
+                given, lengths, self.rnn.batch_first, enforce_sorted=self.packed == "sorted"
+            )
         outputs, finals = self.rnn(given, *self.initial(x))
         if isinstance(outputs, PackedSequence):
             outputs, _ = pad_packed_sequence(outputs, self.rnn.batch_first, total_length=x.shape[1])
@@ -63,14 +99,22 @@ class Recurrent(nn.Module):
         return torch.cat(seen, 1)
 
 
-SHAPES = [dict(num_layers=layers, bidirectional=both, bias=bias, batch_first=first, state=state)
-          for layers, both, bias, first, state in [
-              (1, False, True, True, False), (1, True, True, False, True), (2, False, False, True, True),
-              (2, True, True, True, False), (2, True, False, False, True)]]
+SHAPES = [
+    dict(num_layers=layers, bidirectional=both, bias=bias, batch_first=first, state=state)
+    for layers, both, bias, first, state in [
+        (1, False, True, True, False),
+        (1, True, True, False, True),
+        (2, False, False, True, True),
+        (2, True, True, True, False),
+        (2, True, False, False, True),
+    ]
+]
 
 
 def named(shape):
-    return " ".join(name if value is True else f"{name} {value}" for name, value in shape.items() if value)
+    return " ".join(
+        name if value is True else f"{name} {value}" for name, value in shape.items() if value
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,21 +125,47 @@ def test_recurrent_layers_agree_with_one_record_at_a_time(kind, shape, dtype):
 
 
 @settings(max_examples=80)
-@given(st.sampled_from(sorted(KINDS)), st.sampled_from(DTYPES), st.integers(1, 5), st.integers(1, 4), st.integers(1, 6),
-       st.integers(1, 3), st.sampled_from(["o", "f", "of"]),
-       st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans()), st.integers(0, 2**32 - 1))
-def test_recurrent_layers_of_random_shapes(kind, dtype, inputs, hidden, steps, layers, shown, switches, seed):
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from(DTYPES),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.sampled_from(["o", "f", "of"]),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.integers(0, 2**32 - 1),
+)
+def test_recurrent_layers_of_random_shapes(
+    kind, dtype, inputs, hidden, steps, layers, shown, switches, seed
+):
     both, bias, first, state, grouped = switches
-    assert_agrees(lambda: Recurrent(kind, inputs, hidden, num_layers=layers, bidirectional=both, bias=bias,
-                                    batch_first=first, state=state, shown=shown),
-                  (floats(4, steps, inputs, seed=seed),), dtype=dtype, grouped=grouped, split=1 + seed % 3)
+    assert_agrees(
+        lambda: Recurrent(
+            kind,
+            inputs,
+            hidden,
+            num_layers=layers,
+            bidirectional=both,
+            bias=bias,
+            batch_first=first,
+            state=state,
+            shown=shown,
+        ),
+        (floats(4, steps, inputs, seed=seed),),
+        dtype=dtype,
+        grouped=grouped,
+        split=1 + seed % 3,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_word_vectors_below_are_trained_too(kind):
     # A missing gradient of the inputs would leave the table without any.
     words = torch.randint(6, (4, 5), generator=torch.Generator().manual_seed(2))
-    assert_agrees(lambda: Recurrent(kind, 3, 2, bidirectional=True, below=nn.Embedding(6, 3)), (words,))
+    assert_agrees(
+        lambda: Recurrent(kind, 3, 2, bidirectional=True, below=nn.Embedding(6, 3)), (words,)
+    )
 
 
 def test_a_layer_that_is_used_again():
@@ -128,14 +198,19 @@ def test_large_shapes_for_which_norms_come_without_gradients():
 
 # Packed sequences, and several of a record
 
+
 class Told(Strict):
-    """Is told where the records are: the size of packed data, or of final states, does not show it."""
+    """Is told where the records are: the size of packed data, or of final states, does not
+    show it.
+    """
 
     layout = Layout(0)
 
     def prepare(self, loss_fn, examples):
-        self.sum_scales = [CapturedLayer(unit.name, unit.module, unit.rule, Layouts([self.layout], []))
-                      for unit in layers_of(self.model, self.parameters)]
+        self.sum_scales = [
+            CapturedLayer(unit.name, unit.module, unit.rule, Layouts([self.layout], []))
+            for unit in layers_of(self.model, self.parameters)
+        ]
 
 
 class ToldFlat(Told):
@@ -148,36 +223,56 @@ def assert_told_agrees(make, fields, dtype=torch.float64, engine=Told):
         torch.manual_seed(1)
         model, exact = shaken(make().to(dtype)), make().double()
     exact.load_state_dict(model.state_dict())
-    expected = Expected(Subject(LoopEngine(exact, dict(exact.named_parameters())), pattern_loss(exact)), fields)
+    expected = Expected(
+        Subject(LoopEngine(exact, dict(exact.named_parameters())), pattern_loss(exact)), fields
+    )
     subject = Subject.prepared(model, fields, engine=engine)
     found = subject.sums((fields[0].to(dtype), *fields[1:]), clip_to(expected.bound))
     assert_close(found, expected.sums, expected.scales, TOLERANCE[dtype], "sum")
-    torch.testing.assert_close(subject.squared.sqrt(), expected.norms, rtol=TOLERANCE[dtype], atol=1e-15)
+    torch.testing.assert_close(
+        subject.squared.sqrt(), expected.norms, rtol=TOLERANCE[dtype], atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences_of_any_lengths(kind, shape, dtype):
-    assert_told_agrees(lambda: Recurrent(kind, packed="any", **shape),
-                         (floats(5, 6, 3), torch.tensor([3, 6, 1, 6, 2])), dtype)
+    assert_told_agrees(
+        lambda: Recurrent(kind, packed="any", **shape),
+        (floats(5, 6, 3), torch.tensor([3, 6, 1, 6, 2])),
+        dtype,
+    )
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(1, 6), min_size=1, max_size=6), st.booleans(),
-       st.integers(1, 2), st.booleans(), st.sampled_from(["o", "f", "of"]), st.integers(0, 2**32 - 1))
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    st.booleans(),
+    st.integers(1, 2),
+    st.booleans(),
+    st.sampled_from(["o", "f", "of"]),
+    st.integers(0, 2**32 - 1),
+)
 def test_packed_sequences_of_random_lengths(kind, lengths, both, layers, state, shown, seed):
-    assert_told_agrees(lambda: Recurrent(kind, packed="any", num_layers=layers, bidirectional=both, state=state,
-                                           shown=shown),
-                         (floats(len(lengths), 6, 3, seed=seed), torch.tensor(lengths)))
+    assert_told_agrees(
+        lambda: Recurrent(
+            kind, packed="any", num_layers=layers, bidirectional=both, state=state, shown=shown
+        ),
+        (floats(len(lengths), 6, 3, seed=seed), torch.tensor(lengths)),
+    )
 
 
 def test_sequences_that_were_packed_as_sorted_are_served_if_they_need_no_sorting():
-    assert_told_agrees(lambda: Recurrent(packed="sorted"), (floats(3, 4, 3), torch.tensor([4, 4, 4])))
+    assert_told_agrees(
+        lambda: Recurrent(packed="sorted"), (floats(3, 4, 3), torch.tensor([4, 4, 4]))
+    )
 
 
 def test_sequences_that_were_sorted_outside_of_the_packing_are_done_one_by_one():
-    # Their rows need not be the records in their order: a norm would be taken from one record and applied to another.
+    # Their rows need not be the records in their order: a norm would be taken from one record and
+    # applied to another.
     class Sorting(Recurrent):
         def forward(self, x, lengths):
             order = lengths.argsort(descending=True)
@@ -196,10 +291,13 @@ def test_several_sequences_of_a_record(kind):
         def forward(self, x):
             return super().forward(x.flatten(0, 1)).unflatten(0, (len(x), -1))
 
-    assert_told_agrees(lambda: Documents(kind, bidirectional=True), (floats(4, 2, 5, 3),), engine=ToldFlat)
+    assert_told_agrees(
+        lambda: Documents(kind, bidirectional=True), (floats(4, 2, 5, 3),), engine=ToldFlat
+    )
 
 
 # Randomness, bad records, precision
+
 
 def told(model, **options):
     """A prepared engine of a model whose dropout is switched on afterwards."""
@@ -213,7 +311,10 @@ def told(model, **options):
 def test_dropout_between_layers_draws_as_torch_does_for_one_record(kind):
     torch.manual_seed(0)
     model = Recurrent(kind, num_layers=3, dropout=0.5).double()
-    subject, oracle = told(model), Subject(LoopEngine(model, dict(model.named_parameters())), pattern_loss(model))
+    subject, oracle = (
+        told(model),
+        Subject(LoopEngine(model, dict(model.named_parameters())), pattern_loss(model)),
+    )
     x = floats(1, 4, 3)
     found = []
     for engine in (subject, oracle):
@@ -262,17 +363,21 @@ def test_short_floats_by_autocast_train_in_the_precision_of_the_weights():
         def loss_fn(x):
             with torch.autocast("cpu", torch.bfloat16):
                 return model(x).float().square().mean(1)
+
         return loss_fn
 
     x = floats(4, 5, 3).float()
     subject = Subject.prepared(model, (x,), loss=loss)
-    exact = Subject(LoopEngine(model, dict(model.named_parameters())), lambda x: model(x).square().mean(1))
+    exact = Subject(
+        LoopEngine(model, dict(model.named_parameters())), lambda x: model(x).square().mean(1)
+    )
     found, expected = subject.sums((x,), torch.ones_like), exact.sums((x,), torch.ones_like)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.02 * float(b.norm()))
 
 
 # What is refused, and what is chosen
+
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_a_projected_lstm_is_refused_and_served_by_the_loop_engine():
@@ -306,14 +411,15 @@ def test_a_changed_recurrent_layer_has_no_rule():
 
 
 def test_the_engine_does_not_go_back_twice():
-    # The first pass leaves gradients in the place of the gates: a second one would be silently wrong.
+    # The first pass leaves gradients in the place of the gates: a second one would be silently
+    # wrong.
     torch.manual_seed(0)
     model = Recurrent(shown="f")
     subject = Subject.prepared(model, (floats(4, 5, 3).float(),))
 
     def twice(x):
         loss = model(x).square().mean(1)
-        slope, = torch.autograd.grad(loss.sum(), x, retain_graph=True)
+        (slope,) = torch.autograd.grad(loss.sum(), x, retain_graph=True)
         return loss + slope.square().sum((1, 2))
 
     subject.loss_fn = twice
@@ -322,7 +428,9 @@ def test_the_engine_does_not_go_back_twice():
 
 
 def _chosen(model, loss_fn, fields, engine="auto"):
-    probe = Probe(model, dict(model.named_parameters()), loss_fn, Chunk(fields, len(fields[0])), declared=True)
+    probe = Probe(
+        model, dict(model.named_parameters()), loss_fn, Chunk(fields, len(fields[0])), declared=True
+    )
     return probe.choose(engine).name
 
 
@@ -343,13 +451,17 @@ def test_packed_input_cannot_be_traced_and_is_done_one_by_one():
 
 
 def test_packed_input_is_refused_to_an_engine_that_is_asked_for_by_name():
-    """Packing sorts records by lengths of all of them, which are values: a chunk of them is not looked into further."""
+    """Packing sorts records by lengths of all of them, which are values: a chunk of them is not
+    looked into further.
+    """
     torch.manual_seed(0)
     model = Recurrent(packed="any", bidirectional=True)
     fields = (torch.rand(3, 5, 3), torch.tensor([5, 2, 3]))
     with pytest.raises(IsolationError, match="values of the input may decide"):
         _chosen(model, pattern_loss(model), fields, "bookkeeping")
-    assert_agrees(lambda: Recurrent("gru", packed="any"), (floats(4, 5, 3), torch.tensor([2, 5, 1, 4])))
+    assert_agrees(
+        lambda: Recurrent("gru", packed="any"), (floats(4, 5, 3), torch.tensor([2, 5, 1, 4]))
+    )
 
 
 def test_records_in_an_order_of_the_loss_function_are_refused():
@@ -359,7 +471,9 @@ def test_records_in_an_order_of_the_loss_function_are_refused():
             return super().forward(x[order], lengths[order])[order.argsort()]
 
     with pytest.raises(Unsupported, match="an order of their own"):
-        Subject.prepared(Sorting(packed="any").double(), (floats(4, 5, 3), torch.tensor([2, 5, 1, 4])))
+        Subject.prepared(
+            Sorting(packed="any").double(), (floats(4, 5, 3), torch.tensor([2, 5, 1, 4]))
+        )
 
 
 def test_dropout_between_layers_does_not_keep_a_model_from_the_fast_engine():

@@ -1,4 +1,6 @@
-"""One rule per kind of layer: its forward pass, and how its input and output gradient make per-record gradients."""
+"""One rule per kind of layer: its forward pass, and how its input and output gradient make
+per-record gradients.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How modules with the forward pass of ``kind`` are computed: ``forward(module, tape, layout, *inputs)``."""
+    """How modules with the forward pass of ``kind`` are computed: ``forward(module, tape, layout,
+    *inputs)``.
+    """
 
     kind: type[nn.Module]
     forward: Forward
@@ -29,24 +33,46 @@ class Rule:
 RULES = (
     Rule(nn.Linear, linear),
     *(Rule(kind, convolution) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
-    *(Rule(kind, transposed_convolution) for kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)),
+    *(
+        Rule(kind, transposed_convolution)
+        for kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    ),
     Rule(nn.Embedding, embedding),
     Rule(nn.EmbeddingBag, embedding_bag),
     Rule(nn.LayerNorm, layer_norm),
     Rule(nn.GroupNorm, group_norm),
-    *(Rule(kind, instance_norm) for kind in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)),
+    *(
+        Rule(kind, instance_norm)
+        for kind in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    ),
     Rule(nn.RMSNorm, rms_norm),
     Rule(nn.PReLU, prelu),
-    Rule(nn.MultiheadAttention, attention, frozenset({"in_proj_weight", "q_proj_weight", "k_proj_weight",
-                                                      "v_proj_weight", "in_proj_bias", "bias_k", "bias_v",
-                                                      "out_proj.weight", "out_proj.bias"})),
+    Rule(
+        nn.MultiheadAttention,
+        attention,
+        frozenset(
+            {
+                "in_proj_weight",
+                "q_proj_weight",
+                "k_proj_weight",
+                "v_proj_weight",
+                "in_proj_bias",
+                "bias_k",
+                "bias_v",
+                "out_proj.weight",
+                "out_proj.bias",
+            }
+        ),
+    ),
     *(Rule(kind, recurrent, RECURRENT_PARAMETERS) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
 )
 """The layers that have one; any other module is vectorised alone."""
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """Return the rule for a module, if it computes just what its kind computes, from the parameters of its kind."""
+    """Return the rule for a module, if it computes just what its kind computes, from the parameters
+    of its kind.
+    """
     if nn.utils.parametrize.is_parametrized(module):
         return None
     for rule in RULES:

@@ -12,15 +12,32 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def attention(module: nn.MultiheadAttention, tape: Recorder, layout: Layout, query: torch.Tensor, key: torch.Tensor,
-              value: torch.Tensor, key_padding_mask: torch.Tensor | None = None, need_weights: bool = True,
-              attn_mask: torch.Tensor | None = None, average_attn_weights: bool = True,
-              is_causal: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def attention(
+    module: nn.MultiheadAttention,
+    tape: Recorder,
+    layout: Layout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_padding_mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: torch.Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The rule for :class:`torch.nn.MultiheadAttention`."""
     batch_axis = 0 if module.batch_first else 1
-    if query.ndim != 3 or layout != Layout(batch_axis) or module.bias_k is not None or module.add_zero_attn:
+    if (
+        query.ndim != 3
+        or layout != Layout(batch_axis)
+        or module.bias_k is not None
+        or module.add_zero_attn
+    ):
         raise Unsupported
-    q, k, v = (_heads(projected, module) for projected in _projections(module, tape, layout, query, key, value))
+    q, k, v = (
+        _heads(projected, module)
+        for projected in _projections(module, tape, layout, query, key, value)
+    )
     mask = _additive(attn_mask, key_padding_mask, q)
     dropout = module.dropout if module.training else 0.0
     if need_weights:
@@ -31,24 +48,33 @@ def attention(module: nn.MultiheadAttention, tape: Recorder, layout: Layout, que
         mixed, shown = F.scaled_dot_product_attention(q, k, v, mask, dropout), None
     joined = mixed.transpose(1, 2).flatten(2)
     outputs = joined if module.batch_first else joined.transpose(0, 1)
-    return recorded_linear(tape, layout, outputs, module.out_proj.weight, module.out_proj.bias), shown
+    return recorded_linear(
+        tape, layout, outputs, module.out_proj.weight, module.out_proj.bias
+    ), shown
 
 
-def _projections(module: nn.MultiheadAttention, tape: Recorder, layout: Layout,
-                 *inputs: torch.Tensor) -> list[torch.Tensor]:
+def _projections(
+    module: nn.MultiheadAttention, tape: Recorder, layout: Layout, *inputs: torch.Tensor
+) -> list[torch.Tensor]:
     """Return query, key and value after their linear layers."""
     query, key, value = inputs
-    weight: torch.Tensor | None = module.in_proj_weight  # None where query, key and value have weights of their own
+    weight: torch.Tensor | None = (
+        module.in_proj_weight
+    )  # None where query, key and value have weights of their own
     bias = module.in_proj_bias
     if weight is not None and query is key and key is value:
         return list(recorded_linear(tape, layout, query, weight, bias).chunk(3, -1))
     spans = [(n * module.embed_dim, (n + 1) * module.embed_dim) for n in range(3)]
     if weight is not None:
-        return [recorded_linear(tape, layout, x, weight, bias, span, span)
-                for x, span in zip(inputs, spans, strict=True)]
+        return [
+            recorded_linear(tape, layout, x, weight, bias, span, span)
+            for x, span in zip(inputs, spans, strict=True)
+        ]
     weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    return [recorded_linear(tape, layout, x, own, bias, None, span)
-            for x, own, span in zip(inputs, weights, spans, strict=True)]
+    return [
+        recorded_linear(tape, layout, x, own, bias, None, span)
+        for x, own, span in zip(inputs, weights, spans, strict=True)
+    ]
 
 
 def _heads(projected: torch.Tensor, module: nn.MultiheadAttention) -> torch.Tensor:
@@ -57,15 +83,24 @@ def _heads(projected: torch.Tensor, module: nn.MultiheadAttention) -> torch.Tens
     return ordered.unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
 
 
-def _additive(attention_mask: torch.Tensor | None, padding_mask: torch.Tensor | None,
-              query: torch.Tensor) -> torch.Tensor | None:
+def _additive(
+    attention_mask: torch.Tensor | None, padding_mask: torch.Tensor | None, query: torch.Tensor
+) -> torch.Tensor | None:
     """Return both masks as numbers to add to the scores, [records or 1, heads or 1, time, time]."""
     masks = []
     if attention_mask is not None:
         by_head = attention_mask.ndim == 3
-        masks.append(attention_mask.view(len(query), -1, *attention_mask.shape[1:]) if by_head else attention_mask)
+        masks.append(
+            attention_mask.view(len(query), -1, *attention_mask.shape[1:])
+            if by_head
+            else attention_mask
+        )
     if padding_mask is not None:
         masks.append(padding_mask[:, None, None, :])
-    numbers = [torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, -math.inf) if mask.dtype == torch.bool
-               else mask.to(query.dtype) for mask in masks]
+    numbers = [
+        torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, -math.inf)
+        if mask.dtype == torch.bool
+        else mask.to(query.dtype)
+        for mask in masks
+    ]
     return sum(numbers[1:], numbers[0]) if numbers else None

@@ -1,7 +1,8 @@
 """Convolutions of one, two and three dimensions, plain and transposed.
 
-The gradient of one record is written out: as a product over positions for each tap of the kernel. With the padded
-image laid out in rows, the window of a tap is the same memory from another offset, so nothing is unfolded or copied.
+The gradient of one record is written out: as a product over positions for each tap of the kernel.
+With the padded image laid out in rows, the window of a tap is the same memory from another offset,
+so nothing is unfolded or copied.
 """
 
 import math
@@ -17,7 +18,8 @@ from dpfy.gradients.bookkeeping.contributions import Materialized
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
-_FEW_CHANNELS = 8  # of a group: below, products over positions are too small and one grouped convolution is faster
+# of a group: below, products over positions are too small and one grouped convolution is faster
+_FEW_CHANNELS = 8
 _BLOCK = 2**19  # numbers of padded images that are worked on together
 _GROUPED_RECORDS = 16
 
@@ -54,23 +56,47 @@ def convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tenso
     return _recorded(tape, layout, inputs, module, geometry)
 
 
-def transposed_convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor,
-                           output_size: list[int] | None = None) -> torch.Tensor:
+def transposed_convolution(
+    module: Any,
+    tape: Recorder,
+    layout: Layout,
+    inputs: torch.Tensor,
+    output_size: list[int] | None = None,
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.ConvTranspose2d` and its kin."""
-    spread = module._output_padding(inputs, output_size, module.stride, module.padding, module.kernel_size,
-                                    len(module.kernel_size), module.dilation)
-    geometry = Geometry(module.kernel_size, module.stride, module.padding, module.dilation, module.groups,
-                        transposed=True, output_padding=tuple(spread))
+    spread = module._output_padding(
+        inputs,
+        output_size,
+        module.stride,
+        module.padding,
+        module.kernel_size,
+        len(module.kernel_size),
+        module.dilation,
+    )
+    geometry = Geometry(
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        module.groups,
+        transposed=True,
+        output_padding=tuple(spread),
+    )
     return _recorded(tape, layout, inputs, module, geometry)
 
 
-def _recorded(tape: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry) -> torch.Tensor:
+def _recorded(
+    tape: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry
+) -> torch.Tensor:
     weight, bias = module.weight, module.bias
     layout.items(inputs, tape.records)
 
     def record(gradient: torch.Tensor) -> None:
         if tape.trains(weight):
-            tape.add(weight, weight_gradients(inputs.detach(), gradient, weight.shape, geometry, tape.records))
+            tape.add(
+                weight,
+                weight_gradients(inputs.detach(), gradient, weight.shape, geometry, tape.records),
+            )
         if tape.trains(bias):
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
             tape.add(bias, Materialized.of(items.unflatten(0, (tape.records, -1)).sum(1)))
@@ -78,8 +104,13 @@ def _recorded(tape: Recorder, layout: Layout, inputs: torch.Tensor, module: Any,
     return _Convolution.apply(tape.anchor, inputs, weight, bias, geometry, record)
 
 
-def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, geometry: Geometry,
-                     records: int) -> Materialized:
+def weight_gradients(
+    inputs: torch.Tensor,
+    gradient: torch.Tensor,
+    shape: torch.Size,
+    geometry: Geometry,
+    records: int,
+) -> Materialized:
     """Return the gradients of the weight, written out record by record."""
     dtype = _at_least_float32(gradient.dtype)
     inputs, gradient = inputs.to(dtype), gradient.to(dtype)
@@ -93,18 +124,24 @@ def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.
         written = written.unflatten(1, (records, -1)).sum(2)
     if few:
         return Materialized(written, lambda summed: summed.view(shape))
-    return Materialized(written, lambda summed: summed.view(-1, shape[0], shape[1]).permute(1, 2, 0).reshape(shape))
+    return Materialized(
+        written, lambda summed: summed.view(-1, shape[0], shape[1]).permute(1, 2, 0).reshape(shape)
+    )
 
 
 def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """Return Σ_t small[t] ⊗ image[t·stride + tap·dilation − padding] as [taps, items, channels²/groups]."""
+    """Return Σ_t small[t] ⊗ image[t·stride + tap·dilation − padding] as [taps, items,
+    channels²/groups].
+    """
     items, groups = len(image), geometry.groups
     taps = _taps(geometry)
-    written = image.new_empty(len(taps), items * groups, small.shape[1] // groups, image.shape[1] // groups)
+    written = image.new_empty(
+        len(taps), items * groups, small.shape[1] // groups, image.shape[1] // groups
+    )
     at_once = max(1, _BLOCK // (math.prod(image.shape[1:]) + math.prod(small.shape[1:])))
     for start in range(0, items, at_once):
-        rows = _RowImages(image[start:start + at_once], small[start:start + at_once], geometry)
-        target = written[:, start * groups:(start + at_once) * groups]
+        rows = _RowImages(image[start : start + at_once], small[start : start + at_once], geometry)
+        target = written[:, start * groups : (start + at_once) * groups]
         for number, (phase, shift) in enumerate(taps):
             torch.bmm(rows.small, rows.window(phase, shift).mT, out=target[number])
     return written.view(len(taps), items, -1)
@@ -116,21 +153,32 @@ def _taps(geometry: Geometry) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [_phase_and_shift(tap, geometry) for tap in product(*map(range, geometry.kernel))]
 
 
-def _phase_and_shift(tap: tuple[int, ...], geometry: Geometry) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _phase_and_shift(
+    tap: tuple[int, ...], geometry: Geometry
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where a tap falls between strides, and by how many strides it is away."""
     places = [k * d for k, d in zip(tap, geometry.dilation, strict=True)]
-    return (tuple(p % s for p, s in zip(places, geometry.stride, strict=True)),
-            tuple(p // s for p, s in zip(places, geometry.stride, strict=True)))
+    return (
+        tuple(p % s for p, s in zip(places, geometry.stride, strict=True)),
+        tuple(p // s for p, s in zip(places, geometry.stride, strict=True)),
+    )
 
 
 class _RowImages:
-    """Padded images in rows of one length, so that a shifted window starts at another offset and ends in zeros."""
+    """Padded images in rows of one length, so that a shifted window starts at another offset and
+    ends in zeros.
+    """
 
     def __init__(self, image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> None:
         outs = small.shape[2:]
-        reach = [(k - 1) * d // s for k, d, s in zip(geometry.kernel, geometry.dilation, geometry.stride, strict=True)]
+        reach = [
+            (k - 1) * d // s
+            for k, d, s in zip(geometry.kernel, geometry.dilation, geometry.stride, strict=True)
+        ]
         self.sides = [out + r for out, r in zip(outs, reach, strict=True)]
-        self.sides[0] += len(outs) > 1  # windows that are shifted along a row run over into one row more
+        self.sides[0] += (
+            len(outs) > 1
+        )  # windows that are shifted along a row run over into one row more
         pads: list[int] = []
         for axis in reversed(range(len(outs))):
             left = geometry.padding[axis]
@@ -139,7 +187,9 @@ class _RowImages:
         self._stride = geometry.stride
         self._groups = geometry.groups
         self._phases: dict[tuple[int, ...], torch.Tensor] = {}
-        wider = [n for axis in reversed(range(1, len(outs))) for n in (0, self.sides[axis] - outs[axis])]
+        wider = [
+            n for axis in reversed(range(1, len(outs))) for n in (0, self.sides[axis] - outs[axis])
+        ]
         self.small = self._grouped(F.pad(small, wider) if wider else small)
 
     def _grouped(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -153,18 +203,26 @@ class _RowImages:
         offset = 0
         for distance, side in zip(shift, self.sides, strict=True):
             offset = offset * side + distance
-        return self._phases[phase][:, :, offset:offset + self.small.shape[2]]
+        return self._phases[phase][:, :, offset : offset + self.small.shape[2]]
 
 
-def _by_grouped_convolution(inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.Size,
-                            geometry: Geometry) -> torch.Tensor:
+def _by_grouped_convolution(
+    inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, geometry: Geometry
+) -> torch.Tensor:
     """Return [items, *shape]: items become groups of one convolution, a few at a time."""
     written = []
     for x, g in zip(inputs.split(_GROUPED_RECORDS), gradient.split(_GROUPED_RECORDS), strict=True):
-        weight = x.new_empty(1).expand(len(x) * shape[0], *shape[1:])  # its shape is looked at, not its numbers
+        weight = x.new_empty(1).expand(
+            len(x) * shape[0], *shape[1:]
+        )  # its shape is looked at, not its numbers
         found = torch.ops.aten.convolution_backward(
-            g.reshape(1, -1, *g.shape[2:]), x.reshape(1, -1, *x.shape[2:]), weight, None,
-            *geometry.arguments(len(x) * geometry.groups), [False, True, False])[1]
+            g.reshape(1, -1, *g.shape[2:]),
+            x.reshape(1, -1, *x.shape[2:]),
+            weight,
+            None,
+            *geometry.arguments(len(x) * geometry.groups),
+            [False, True, False],
+        )[1]
         written.append(found.view(len(x), *shape))
     return torch.cat(written)
 
@@ -174,7 +232,9 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def _autocast(tensor: Any) -> Any:
-    """Return the tensor as autocast would have it, which does not know torch's general convolution."""
+    """Return the tensor as autocast would have it, which does not know torch's general
+    convolution.
+    """
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
@@ -186,7 +246,9 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, anchor, inputs, weight, bias, geometry, record):  # type: ignore[no-untyped-def]
         """Compute as ever."""
-        outputs = torch.convolution(*map(_autocast, (inputs, weight, bias)), *geometry.arguments(geometry.groups))
+        outputs = torch.convolution(
+            *map(_autocast, (inputs, weight, bias)), *geometry.arguments(geometry.groups)
+        )
         ctx.save_for_backward(inputs, weight)
         ctx.geometry, ctx.record = geometry, record
         return outputs
@@ -199,6 +261,11 @@ class _Convolution(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return (None,) * 6
         found = torch.ops.aten.convolution_backward(
-            gradient, inputs.to(gradient.dtype), weight.to(gradient.dtype), None,
-            *ctx.geometry.arguments(ctx.geometry.groups), [True, False, False])[0]
+            gradient,
+            inputs.to(gradient.dtype),
+            weight.to(gradient.dtype),
+            None,
+            *ctx.geometry.arguments(ctx.geometry.groups),
+            [True, False, False],
+        )[0]
         return None, found.to(inputs.dtype), None, None, None, None

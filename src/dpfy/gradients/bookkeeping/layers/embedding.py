@@ -1,4 +1,6 @@
-"""Embedding tables: only rows that occur are ever touched before the noise, which goes to all of them."""
+"""Embedding tables: only rows that occur are ever touched before the noise, which goes to all of
+them.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 
-def embedding(module: nn.Embedding, tape: Recorder, layout: Layout, tokens: torch.Tensor) -> torch.Tensor:
+def embedding(
+    module: nn.Embedding, tape: Recorder, layout: Layout, tokens: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.Embedding`."""
     if module.scale_grad_by_freq:  # divides by counts over the whole batch, which mixes records
         raise Unsupported
@@ -28,18 +32,33 @@ def embedding(module: nn.Embedding, tape: Recorder, layout: Layout, tokens: torc
     return CaptureGrad.apply(tape.anchor, outputs, record)
 
 
-def embedding_bag(module: nn.EmbeddingBag, tape: Recorder, layout: Layout, tokens: torch.Tensor,
-                  offsets: torch.Tensor | None = None,
-                  per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
-    """The rule for :class:`torch.nn.EmbeddingBag` on bags of one length, as sums or means of an Embedding."""
+def embedding_bag(
+    module: nn.EmbeddingBag,
+    tape: Recorder,
+    layout: Layout,
+    tokens: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    per_sample_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The rule for :class:`torch.nn.EmbeddingBag` on bags of one length, as sums or means of an
+    Embedding.
+    """
     if tokens.ndim != 2 or offsets is not None or module.mode == "max" or module.scale_grad_by_freq:
         raise Unsupported
     weight, padding = module.weight, module.padding_idx
-    factors = torch.ones_like(tokens, dtype=weight.dtype) if per_sample_weights is None else per_sample_weights
+    factors = (
+        torch.ones_like(tokens, dtype=weight.dtype)
+        if per_sample_weights is None
+        else per_sample_weights
+    )
     if padding is not None:
         factors = factors.masked_fill(tokens == padding, 0)
     if module.mode == "mean":
-        counted = factors.sum(1, keepdim=True) if padding is not None else factors.new_tensor(tokens.shape[1])
+        counted = (
+            factors.sum(1, keepdim=True)
+            if padding is not None
+            else factors.new_tensor(tokens.shape[1])
+        )
         factors = factors / counted.clamp(min=1)
 
     def record(gradient: torch.Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Any other module: vectorised over the records, alone, with a copy of its parameters for each of them."""
+"""Any other module: vectorised over the records, alone, with a copy of its parameters for each of
+them.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +20,9 @@ from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of all that goes into a module and comes out of it, leaf by leaf; None where there are no records."""
+    """The layouts of all that goes into a module and comes out of it, leaf by leaf; None where
+    there are no records.
+    """
 
     inputs: Sequence[Layout | None]
     outputs: Sequence[Layout | None]
@@ -29,35 +33,53 @@ def opaque(module: nn.Module, tape: Recorder, layouts: Layouts, *args: Any, **kw
     leaves, structure = tree_flatten((args, kwargs))
     if len(leaves) != len(layouts.inputs):
         raise Unsupported
-    batched = [leaf if layout is None else layout.records(leaf, tape.records)
-               for leaf, layout in zip(leaves, layouts.inputs, strict=True)]
+    batched = [
+        leaf if layout is None else layout.records(leaf, tape.records)
+        for leaf, layout in zip(leaves, layouts.inputs, strict=True)
+    ]
     own = dict(module.named_parameters())
     copies = {name: per_record(tape, p) for name, p in own.items() if tape.trains(p)}
     shapes: list[Any] = []
 
     def one(parameters: dict[str, torch.Tensor], *fields: torch.Tensor) -> list[torch.Tensor]:
         moving = iter(fields)
-        restored = [leaf if layout is None else _with_batch(next(moving), layout)
-                    for leaf, layout in zip(batched, layouts.inputs, strict=True)]
+        restored = [
+            leaf if layout is None else _with_batch(next(moving), layout)
+            for leaf, layout in zip(batched, layouts.inputs, strict=True)
+        ]
         own_args, own_kwargs = tree_unflatten(restored, structure)
         found, shape = tree_flatten(functional_call(module, own | parameters, own_args, own_kwargs))
         shapes.append(shape)
-        if [isinstance(leaf, torch.Tensor) for leaf in found] != [layout is not None for layout in layouts.outputs]:
+        if [isinstance(leaf, torch.Tensor) for leaf in found] != [
+            layout is not None for layout in layouts.outputs
+        ]:
             raise Unsupported
-        return [_without_batch(leaf, layout) for leaf, layout in zip(found, layouts.outputs, strict=True) if layout]
+        return [
+            _without_batch(leaf, layout)
+            for leaf, layout in zip(found, layouts.outputs, strict=True)
+            if layout
+        ]
 
-    fields = [leaf for leaf, layout in zip(batched, layouts.inputs, strict=True) if layout is not None]
+    fields = [
+        leaf for leaf, layout in zip(batched, layouts.inputs, strict=True) if layout is not None
+    ]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message="There is a performance drop", category=UserWarning
+        )
         found = iter(vmap(one, randomness="different")(copies, *fields))
-    outputs = [None if layout is None else _outside(next(found), layout) for layout in layouts.outputs]
+    outputs = [
+        None if layout is None else _outside(next(found), layout) for layout in layouts.outputs
+    ]
     return tree_unflatten(outputs, shapes[-1])
 
 
 def per_record(tape: Recorder, parameter: torch.Tensor) -> torch.Tensor:
     """Return one copy of the parameter for each record, without memory of their own."""
     copies = parameter.expand(tape.records, *parameter.shape)
-    return CaptureGrad.apply(tape.anchor, copies, lambda gradient: tape.add(parameter, Materialized.of(gradient)))
+    return CaptureGrad.apply(
+        tape.anchor, copies, lambda gradient: tape.add(parameter, Materialized.of(gradient))
+    )
 
 
 def _with_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:

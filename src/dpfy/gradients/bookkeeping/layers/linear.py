@@ -14,9 +14,19 @@ def linear(module: nn.Linear, tape: Recorder, layout: Layout, inputs: torch.Tens
     return recorded_linear(tape, layout, inputs, module.weight, module.bias)
 
 
-def recorded_linear(tape: Recorder, layout: Layout, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                    weight_rows: Span = None, bias_rows: Span = None) -> torch.Tensor:
-    """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters if given."""
+def recorded_linear(
+    tape: Recorder,
+    layout: Layout,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_rows: Span = None,
+    bias_rows: Span = None,
+) -> torch.Tensor:
+    """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters
+    if given.
+    """
+
     def record(gradient: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, tape.records)
         shift = Materialized.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))

@@ -13,31 +13,41 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def layer_norm(module: nn.LayerNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def layer_norm(
+    module: nn.LayerNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.LayerNorm`."""
     normal = F.layer_norm(inputs, module.normalized_shape, None, None, module.eps)
     return _scaled_and_shifted(tape, layout, normal, module.weight, module.bias)
 
 
-def rms_norm(module: nn.RMSNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def rms_norm(
+    module: nn.RMSNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.RMSNorm`."""
     normal = F.rms_norm(inputs, module.normalized_shape, None, module.eps)
     return _scaled_and_shifted(tape, layout, normal, module.weight, None)
 
 
-def group_norm(module: nn.GroupNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def group_norm(
+    module: nn.GroupNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.GroupNorm`."""
     return _group_norm(tape, layout, inputs, module.num_groups, module)
 
 
-def instance_norm(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def instance_norm(
+    module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.InstanceNorm2d` and its kin: as many groups as channels."""
     if module.track_running_stats or inputs.ndim != module._get_no_batch_dim() + 1:
         raise Unsupported
     return _group_norm(tape, layout, inputs, module.num_features, module)
 
 
-def _group_norm(tape: Recorder, layout: Layout, inputs: torch.Tensor, groups: int, module: Any) -> torch.Tensor:
+def _group_norm(
+    tape: Recorder, layout: Layout, inputs: torch.Tensor, groups: int, module: Any
+) -> torch.Tensor:
     weight, bias = module.weight, module.bias
     if weight is None or bias is None or inputs.ndim < 3:
         normal = F.group_norm(inputs, groups, None, None, module.eps)
@@ -52,18 +62,31 @@ def _group_norm(tape: Recorder, layout: Layout, inputs: torch.Tensor, groups: in
     return _GroupNorm.apply(tape.anchor, inputs, weight, bias, groups, module.eps, record)
 
 
-def _scaled_and_shifted(tape: Recorder, layout: Layout, normal: torch.Tensor, weight: torch.Tensor | None,
-                        bias: torch.Tensor | None) -> torch.Tensor:
-    """Return normal·weight + bias, whose gradients are sums over all axes that the parameters lack."""
+def _scaled_and_shifted(
+    tape: Recorder,
+    layout: Layout,
+    normal: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return normal·weight + bias, whose gradients are sums over all axes that the parameters
+    lack.
+    """
     if weight is None and bias is None:
         return normal
     layout.items(normal, tape.records)
 
     def record(gradient: torch.Tensor) -> None:
-        for parameter, found in ((weight, lambda: gradient * normal.detach()), (bias, lambda: gradient)):
+        for parameter, found in (
+            (weight, lambda: gradient * normal.detach()),
+            (bias, lambda: gradient),
+        ):
             if tape.trains(parameter):
                 rows = layout.records(found(), tape.records)
-                tape.add(parameter, Materialized.of(rows.reshape(tape.records, -1, *parameter.shape).sum(1)))
+                tape.add(
+                    parameter,
+                    Materialized.of(rows.reshape(tape.records, -1, *parameter.shape).sum(1)),
+                )
 
     return _ScaleAndShift.apply(tape.anchor, normal, weight, bias, record)
 
@@ -78,21 +101,31 @@ class _ScaleAndShift(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        weight, = ctx.saved_tensors
+        (weight,) = ctx.saved_tensors
         ctx.record(gradient)
         if not ctx.needs_input_grad[1]:
             return None, None, None, None, None
-        return None, (gradient if weight is None else gradient * weight).to(ctx.dtype), None, None, None
+        return (
+            None,
+            (gradient if weight is None else gradient * weight).to(ctx.dtype),
+            None,
+            None,
+            None,
+        )
 
 
 class _GroupNorm(torch.autograd.Function):
-    """GroupNorm in which the channels of all records are channels of one: torch then sums over one record each."""
+    """GroupNorm in which the channels of all records are channels of one: torch then sums over one
+    record each.
+    """
 
     @staticmethod
     def forward(ctx, anchor, inputs, weight, bias, groups, eps, record):  # type: ignore[no-untyped-def]
         items, channels, positions = inputs.shape[0], inputs.shape[1], math.prod(inputs.shape[2:])
         inputs = inputs.contiguous()
-        outputs, mean, rstd = torch.native_group_norm(inputs, weight, bias, items, channels, positions, groups, eps)
+        outputs, mean, rstd = torch.native_group_norm(
+            inputs, weight, bias, items, channels, positions, groups, eps
+        )
         ctx.save_for_backward(inputs, weight, mean, rstd)
         ctx.sizes, ctx.record = (items, channels, positions, groups), record
         return outputs
@@ -102,10 +135,21 @@ class _GroupNorm(torch.autograd.Function):
         inputs, weight, mean, rstd = ctx.saved_tensors
         items, channels, positions, groups = ctx.sizes
         as_one = (1, items * channels, positions)
-        gradient = gradient.contiguous()  # torch reads one that is repeated without memory beyond its end
+        gradient = (
+            gradient.contiguous()
+        )  # torch reads one that is repeated without memory beyond its end
         found, scale, shift = torch.ops.aten.native_group_norm_backward(
-            gradient.view(as_one), inputs.view(as_one), mean.view(1, -1), rstd.view(1, -1), weight.repeat(items),
-            1, items * channels, positions, items * groups, [ctx.needs_input_grad[1], True, True])
+            gradient.view(as_one),
+            inputs.view(as_one),
+            mean.view(1, -1),
+            rstd.view(1, -1),
+            weight.repeat(items),
+            1,
+            items * channels,
+            positions,
+            items * groups,
+            [ctx.needs_input_grad[1], True, True],
+        )
         ctx.record(scale.view(items, channels), shift.view(items, channels))
         found = found.view(inputs.shape) if ctx.needs_input_grad[1] else None
         return None, found, None, None, None, None, None

@@ -7,10 +7,11 @@ import torch
 
 
 class TimeSteps(ABC):
-    """Padded sequences, [directions, sequences, time, features], as a loop over time reads them: [directions, rows, …].
+    """Padded sequences, [directions, sequences, time, features], as a loop over time reads them:
+    [directions, rows, …].
 
-    In each direction these are all the first steps that are read there, then all second ones. The second direction
-    reads each sequence from its end, so that one loop goes in both.
+    In each direction these are all the first steps that are read there, then all second ones. The
+    second direction reads each sequence from its end, so that one loop goes in both.
     """
 
     sizes: list[int]  # how many sequences reach each step
@@ -71,7 +72,7 @@ class Even(TimeSteps):
 
     def ends(self, rows: torch.Tensor) -> torch.Tensor:
         """All end at the last step."""
-        return rows[:, -self.records:].clone()
+        return rows[:, -self.records :].clone()
 
 
 def _turned(by_time: torch.Tensor) -> list[torch.Tensor]:
@@ -82,10 +83,12 @@ def _turned(by_time: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Packed(TimeSteps):
-    """Sequences of many lengths, longest first: those that reach a step are the first of those that reached another.
+    """Sequences of many lengths, longest first: those that reach a step are the first of those that
+    reached another.
 
-    ``places`` are those of the rows in the padded sequences, and ``numbers`` the rows by their places, for each
-    direction; ``last`` are the rows that sequences end with, ``absent`` the places without a row.
+    ``places`` are those of the rows in the padded sequences, and ``numbers`` the rows by their
+    places, for each direction; ``last`` are the rows that sequences end with, ``absent`` the places
+    without a row.
     """
 
     sizes: list[int]
@@ -99,27 +102,47 @@ class Packed(TimeSteps):
     def of(cls, sizes: list[int], order: torch.Tensor, directions: int) -> "Packed":
         """Read as many sequences at each step as ``sizes`` says."""
         steps, device = len(sizes), order.device
-        reached, step = torch.tensor(sizes, device=device), torch.arange(steps, device=device).unsqueeze(1)
+        reached, step = (
+            torch.tensor(sizes, device=device),
+            torch.arange(steps, device=device).unsqueeze(1),
+        )
         sequence = torch.arange(len(order), device=device)
         present = sequence < reached.unsqueeze(1)
         lengths = present.sum(0)
-        places = [(order * steps + read)[present] for read in (step, lengths - 1 - step)[:directions]]
-        absent = torch.ones(len(order) * steps, dtype=torch.bool, device=device).index_fill_(0, places[0], False)
+        places = [
+            (order * steps + read)[present] for read in (step, lengths - 1 - step)[:directions]
+        ]
+        absent = torch.ones(len(order) * steps, dtype=torch.bool, device=device).index_fill_(
+            0, places[0], False
+        )
         count = torch.arange(len(places[0]), device=device)
-        numbers = [torch.zeros_like(absent, dtype=torch.long).index_copy_(0, some, count) for some in places]
+        numbers = [
+            torch.zeros_like(absent, dtype=torch.long).index_copy_(0, some, count)
+            for some in places
+        ]
         last = torch.empty_like(order)
         last[order] = (reached.cumsum(0) - reached)[lengths - 1] + sequence
-        return cls(sizes, order, places, numbers, last, absent if len(places[0]) < len(absent) else None)
+        return cls(
+            sizes, order, places, numbers, last, absent if len(places[0]) < len(absent) else None
+        )
 
     def taken(self, padded: torch.Tensor) -> torch.Tensor:
         """Pick them."""
-        return torch.stack([direction.flatten(0, 1).index_select(0, places)
-                            for direction, places in zip(padded, self.places, strict=False)])
+        return torch.stack(
+            [
+                direction.flatten(0, 1).index_select(0, places)
+                for direction, places in zip(padded, self.places, strict=False)
+            ]
+        )
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
         """Pick them, and clear the places that have none."""
-        padded = torch.stack([direction.index_select(0, numbers)
-                              for direction, numbers in zip(rows, self.numbers, strict=True)])
+        padded = torch.stack(
+            [
+                direction.index_select(0, numbers)
+                for direction, numbers in zip(rows, self.numbers, strict=True)
+            ]
+        )
         if self.absent is not None:
             padded.masked_fill_(self.absent.unsqueeze(1), 0)
         return padded.unflatten(1, (len(self.order), -1))
