@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfy.noise import Noise, lattice_step
+from dpfy.noise import NoiseStrategy, lattice_step
 
 _FINEST_NOISE = (
     2.0**-4
@@ -66,7 +66,7 @@ class GaussianSum:
         """The noise per coordinate."""
         return self.noise_multiplier * self.sensitivity
 
-    def release(self, total: torch.Tensor, noise: Noise) -> torch.Tensor:
+    def release(self, total: torch.Tensor, noise: NoiseStrategy) -> torch.Tensor:
         """Add fresh noise to every coordinate of the sum, in place, and return it."""
         return noise.add_noise(total, stddev=self.stddev, grid=self.grid)
 
@@ -75,7 +75,7 @@ class GaussianSum:
         sums: Sequence[torch.Tensor],
         factors: Sequence[float],
         outs: Sequence[torch.Tensor],
-        noise: Noise,
+        noise: NoiseStrategy,
     ) -> None:
         """Add fresh noise to every coordinate of a sum in pieces, and write these times public
         factors to ``outs``.

@@ -9,10 +9,10 @@ from dpfy.noise.gaussian import LatticeGaussian
 from dpfy.noise.lattice import lattice_step, round_to_lattice
 from dpfy.noise.random_stream import SecureStream
 
-__all__ = ["NOISES", "LatticeGaussian", "Noise", "SecureStream", "lattice_step", "round_to_lattice"]
+__all__ = ["NOISES", "LatticeGaussian", "NoiseStrategy", "SecureStream", "lattice_step", "round_to_lattice"]
 
 
-class Noise(Protocol):
+class NoiseStrategy(Protocol):
     """A stateful stream of noise; independent noise is the identity strategy of a correlated
     one.
     """
@@ -49,5 +49,5 @@ class Noise(Protocol):
         """End what ``prefetch`` began, and free its memory."""
 
 
-NOISES: dict[str, Callable[[SecureStream], Noise]] = {"independent": LatticeGaussian}
+NOISES: dict[str, Callable[[SecureStream], NoiseStrategy]] = {"independent": LatticeGaussian}
 """Every kind of noise that the conformance suite runs over."""

@@ -26,7 +26,7 @@ class Taken:
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
     """Return a copy of the trained parameters."""
-    return {name: parameter.detach().clone() for name, parameter in run._trained().items()}
+    return {name: parameter.detach().clone() for name, parameter in run.context.trained().items()}
 
 
 def along(start: Vector, direction: Vector, step_size: float) -> dict[str, torch.Tensor]:
@@ -37,7 +37,7 @@ def along(start: Vector, direction: Vector, step_size: float) -> dict[str, torch
 @torch.no_grad()
 def go(run: Run, target: Vector) -> None:
     """Put the parameters there."""
-    for name, parameter in run._trained().items():
+    for name, parameter in run.context.trained().items():
         parameter.copy_(target[name])
 
 

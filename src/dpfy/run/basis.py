@@ -18,12 +18,13 @@ from dpfy.gradients.base import LossCall, Substitutes
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import is_stacked
+from dpfy.run.noise_scale import partition_for
 from dpfy.sandbox.rng_isolation import bookmark, numpy_state
 from dpfy.sandbox.torch_settings import Ambient
 
 if TYPE_CHECKING:
     from dpfy.checks.probe import Probe
-    from dpfy.run.run import Run
+    from dpfy.run.context import StepContext
 
 _RANDOM_NUMBERS = "Random numbers of the loss, such as dropout masks"
 _LIBRARIES = re.compile(
@@ -31,7 +32,7 @@ _LIBRARIES = re.compile(
 )
 
 
-def record_basis(run: "Run", probe: "Probe", engine: Engine) -> None:
+def record_basis(context: "StepContext", probe: "Probe", engine: Engine) -> None:
     """Record in the ledger what the steps of ``engine`` rest on; refuse what a strict run must not
     rest on.
 
@@ -42,15 +43,15 @@ def record_basis(run: "Run", probe: "Probe", engine: Engine) -> None:
         IsolationError: in a strict run, if the loss gives other bits for equal input.
     """
     draws = draws_random_numbers(probe)
-    if run.strict:
+    if context.strict:
         _check_strictly(probe, engine)
-    if run._ranks.first:
-        run.ledger.record_basis(
+    if context.ranks.first:
+        context.ledger.record_basis(
             {
                 "engine": engine.name,
-                "strict": run.strict,
-                "environment": _environment(run),
-                "grounds": [each.to_json() for each in _grounds(run, engine, draws)],
+                "strict": context.strict,
+                "environment": _environment(context),
+                "grounds": [each.to_json() for each in _grounds(context, engine, draws)],
             }
         )
 
@@ -103,11 +104,11 @@ def _same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one.to_dense(), other.to_dense())
 
 
-def _grounds(run: "Run", engine: Engine, draws: bool) -> Iterator[Ground]:
+def _grounds(context: "StepContext", engine: Engine, draws: bool) -> Iterator[Ground]:
     """Yield what the releases rest on, beside sampling, noise and accounting."""
-    yield from _isolation(run, engine)
-    yield from _rounding(run, engine)
-    yield from _shape(run)
+    yield from _isolation(context, engine)
+    yield from _rounding(context, engine)
+    yield from _shape(context)
     if draws and engine.one_by_one:
         yield Ground(
             Kind.THEOREM,
@@ -126,7 +127,7 @@ def _grounds(run: "Run", engine: Engine, draws: bool) -> Iterator[Ground]:
             "from the cipher for every chunk. That their output stands in for independent numbers "
             "is not proved.",
         )
-    if not is_stacked(run._records.data):
+    if not is_stacked(context.records.data):
         yield Ground(
             Kind.THEOREM,
             "loading",
@@ -136,9 +137,9 @@ def _grounds(run: "Run", engine: Engine, draws: bool) -> Iterator[Ground]:
         )
 
 
-def _isolation(run: "Run", engine: Engine) -> Iterator[Ground]:
+def _isolation(context: "StepContext", engine: Engine) -> Iterator[Ground]:
     title = "A record's gradient is computed without the others"
-    if run.plan.query.slots is not None:
+    if context.plan.query.slots is not None:
         yield Ground(
             Kind.THEOREM,
             "slots",
@@ -176,9 +177,9 @@ def _isolation(run: "Run", engine: Engine) -> Iterator[Ground]:
     )
 
 
-def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
+def _rounding(context: "StepContext", engine: Engine) -> Iterator[Ground]:
     """Yield what is known of last bits."""
-    if run.strict:
+    if context.strict:
         yield Ground(
             Kind.THEOREM,
             "last_bits",
@@ -194,7 +195,7 @@ def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
             "bit.",
         )
         return
-    co_batched = co_batched_records(run, engine)
+    co_batched = co_batched_records(context, engine)
     if co_batched:
         yield Ground(
             Kind.ALLOWANCE,
@@ -203,9 +204,9 @@ def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
             f"One record more may change how kernels round what up to {co_batched} others of its "
             f"block add. The noise is scaled for {engine.rounding:.2g} clip bounds for each of "
             "them, and assumes that none lies where a derivative jumps. Parameters: "
-            f"{_dtypes(run)}. docs/proofs/isolation.md.",
+            f"{_dtypes(context)}. docs/proofs/isolation.md.",
         )
-    if co_batched and run.plan.query.statistics:
+    if co_batched and context.plan.query.statistics:
         yield Ground(
             Kind.ALLOWANCE,
             "last_bits_of_statistics",
@@ -213,7 +214,7 @@ def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
             f"As above, with {ROUNDING:.2g} bounds of a statistic for each of up to {co_batched} "
             "others: docs/proofs/queries.md.",
         )
-    if run._importance is not None:
+    if context.sampling.accepts_by_norm:
         yield Ground(
             Kind.ALLOWANCE,
             "last_bits_of_norms",
@@ -223,29 +224,29 @@ def _rounding(run: "Run", engine: Engine) -> Iterator[Ground]:
         )
 
 
-def co_batched_records(run: "Run", engine: Engine) -> int:
+def co_batched_records(context: "StepContext", engine: Engine) -> int:
     """Return how many records may share their arithmetic with another one, by public and released
     numbers.
     """
-    if run.plan.query.slots is not None:
+    if context.plan.query.slots is not None:
         return 0
-    step = max(1, run._taken)
-    return run._blocks(engine, step, run._steering.setting(step)).largest
+    step = max(1, context.progress.taken)
+    return partition_for(context, engine, step, context.controllers.config(step)).largest
 
 
-def _shape(run: "Run") -> Iterator[Ground]:
+def _shape(context: "StepContext") -> Iterator[Ground]:
     yield Ground(
         Kind.DECLARATION,
         "shape",
         "What a record looks like",
-        f"Declared by {run.declared}: {run._example.shapes}. What is larger or of another type "
+        f"Declared by {context.example.how}: {context.example.shapes}. What is larger or of another type "
         "contributes nothing.",
     )
 
 
-def _environment(run: "Run") -> dict[str, Any]:
+def _environment(context: "StepContext") -> dict[str, Any]:
     """Where it was computed and with what, as plain JSON values."""
-    device = next(iter(run._parameters.values())).device
+    device = next(iter(context.parameters.values())).device
     return {
         "dpfy": __version__,
         "python": platform.python_version(),
@@ -256,19 +257,19 @@ def _environment(run: "Run") -> dict[str, Any]:
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "parameters": _dtypes(run),
+        "parameters": _dtypes(context),
         "matmul_precision": Ambient.present().matmul_precision,
         "autocast": torch.is_autocast_enabled(device.type),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
-        "processes": run._ranks.size,
-        "loading_processes": run._records.num_workers,
+        "processes": context.ranks.size,
+        "loading_processes": context.records.num_workers,
     }
 
 
-def _dtypes(run: "Run") -> str:
+def _dtypes(context: "StepContext") -> str:
     return ", ".join(
-        sorted({str(p.dtype).removeprefix("torch.") for p in run._parameters.values()})
+        sorted({str(p.dtype).removeprefix("torch.") for p in context.parameters.values()})
     )
 
 

@@ -36,7 +36,7 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
     """Write the run's public state to ``directory`` and return the file; see
     :meth:`dpfy.Run.save`.
     """
-    if not run._ranks.first:
+    if not run.context.ranks.first:
         return Path(directory) / FILE
     ledger = run.ledger
     if ledger.path is None:
@@ -61,7 +61,7 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
             "optimizers": [
                 {"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers
             ],
-            "controllers": run._steering.state_dict(),
+            "controllers": run.context.controllers.state_dict(),
             "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
         },
     )
@@ -93,13 +93,15 @@ def resume(
     _restore(model, optimizers, state, extra or {})
     run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
-    run._steering.load_state_dict(state.get("controllers", {}))
+    run.context.controllers.load_state_dict(state.get("controllers", {}))
     # Steps that were reserved by hand count too; where an event is an epoch, what is left of the
     # last one is lost.
-    each_counts = run._ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
+    each_counts = (
+        run.context.ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
+    )
     lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
-    run.lost_steps = int(run._ranks.from_first(lambda: b"%d" % lost))
-    if run.lost_steps and run._ranks.first:
+    run.lost_steps = int(run.context.ranks.from_first(lambda: b"%d" % lost))
+    if run.lost_steps and run.context.ranks.first:
         sys.stdout.write(f"{_lost(run.lost_steps)}; {run.steps_left} of {plan.steps} are left.\n")
     return run
 

@@ -35,12 +35,12 @@ class ControllerStates:
         """Whether every record's gradient is needed and not only its norm."""
         return any(controller.controls == "coordinates" for controller in self._plan.controllers)
 
-    def setting(self, step: int) -> StepConfig:
+    def config(self, step: int) -> StepConfig:
         """Return what a step, counted from 1, is run with."""
-        setting = StepConfig(self._plan.query)
+        config = StepConfig(self._plan.query)
         for controller, state in zip(self._plan.controllers, self._states, strict=True):
-            setting = controller.configure(state, step, setting)
-        return setting
+            config = controller.configure(state, step, config)
+        return config
 
     def observe(self, released: Outcome) -> None:
         """Take in what a step released."""

@@ -1,110 +1,121 @@
-"""Which engine computes a loss function: chosen on synthetic input, for everything that the loss
-has been seen to read.
+"""Choose the engine that differentiates a loss, on synthetic input.
 
-A loss that reads other values than before is judged anew, and one that does so again and again is
-given to an engine that isolates records by construction.
+A loss that reads other values than before is judged again. After several such changes it is given
+to an engine that isolates records by construction.
 """
 
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import nn
 
 from dpfy.checks.loss_state import Reader, Readings
+from dpfy.checks.mixing import refuse_mixing
 from dpfy.checks.probe import Probe
 from dpfy.gradients import Engine
 from dpfy.gradients.base import LossFn
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import identity
-from dpfy.mechanisms.query import Statistic
-from dpfy.records.example import Declared
-from dpfy.run.ranks import Ranks
+from dpfy.run.basis import record_basis
+from dpfy.run.context import StepContext
+from dpfy.run.noise_scale import partition_for
+from dpfy.run.ranks import check_same_records
+from dpfy.run.release_layout import ReleaseLayout, rehearse
 
 _MOST = 8  # states of one loss function that are judged: a probe costs as much as some steps
 
 
 class EngineChoice:
-    """The engines of a run. No record has a part in which one is chosen.
+    """Choose the engine for a loss function on synthetic input; no record influences the choice.
 
     Args:
         wanted: the name of an engine, or ``auto`` for the first that is safe and agrees with the
-        oracle. engines: those that can do what the plan asks for, in order of preference. model:
-        the model that is trained. example: what was declared about the records. statistics: what
-        the plan releases beside gradients. ranks: the processes of the run, which all get the
-        engine of rank 0. look_at_data: checks the data set before a loss is judged; it exchanges
-        messages itself. approve: has the last word on a chosen engine, and raises if it must not be
-        used.
+            oracle.
+        engines: those that can do what the plan asks for, in order of preference.
     """
 
-    def __init__(
-        self,
-        wanted: str,
-        engines: Mapping[str, type[Engine]],
-        model: nn.Module,
-        example: Declared,
-        statistics: tuple[Statistic, ...],
-        ranks: Ranks,
-        look_at_data: Callable[[], None],
-        approve: Callable[[Probe, Engine], None],
-    ) -> None:
+    def __init__(self, wanted: str, engines: Mapping[str, type[Engine]]) -> None:
         self.wanted = wanted
         self.current: Engine | None = None  # that was chosen last
-        self._engines, self._model, self._example, self._statistics = (
-            engines,
-            model,
-            example,
-            statistics,
-        )
-        self._ranks, self._look_at_data, self._approve = ranks, look_at_data, approve
+        self._engines = engines
         self._verdicts: dict[Hashable, _Verdicts] = {}
 
-    def engine_for(self, loss_fn: LossFn, trained: dict[str, nn.Parameter]) -> Engine:
-        """Return the engine for a loss function as it is now, after every check if it was not
-        judged so before.
-        """
+    @property
+    def name(self) -> str:
+        """The name of the engine in use; what was asked for until one is chosen."""
+        return self.wanted if self.current is None else self.current.name
+
+    @property
+    def isolation(self) -> str:
+        """How it is known that one record cannot influence another one's gradient."""
+        return "not probed yet" if self.current is None else self.current.isolation
+
+    def engine_for(self, context: StepContext, loss_fn: LossFn) -> Engine:
+        """Return the engine for a loss as it is now, after every check if it is new."""
+        trained = context.trained()
         verdicts = self._verdicts.setdefault(
-            (identity(loss_fn), tuple(trained)), _Verdicts(self._model)
+            (identity(loss_fn), tuple(trained)), _Verdicts(context.model)
         )
         readings = verdicts.read(loss_fn)
         engine = verdicts.engine(readings)
-        if self._ranks.any(engine is None):
-            self._look_at_data()
-            engine = self._judged(loss_fn, trained, verdicts.too_many and self.wanted == "auto")
+        if context.ranks.any(engine is None):
+            self._check_records(context)
+            isolating = verdicts.too_many and self.wanted == "auto"
+            engine = self._judged(context, loss_fn, trained, isolating)
             verdicts.add(readings, engine)
         assert engine is not None
         self.current = engine
         return engine
 
-    def _judged(self, loss_fn: LossFn, trained: dict[str, nn.Parameter], isolating: bool) -> Engine:
+    def _check_records(self, context: StepContext) -> None:
+        """Refuse data sets that differ between ranks, and at first those that mix records."""
+        check_same_records(context.ranks, context.records)
+        with context.ranks.together():
+            if self.current is None:
+                refuse_mixing(context.records)
+
+    def _judged(
+        self,
+        context: StepContext,
+        loss_fn: LossFn,
+        trained: dict[str, nn.Parameter],
+        isolating: bool,
+    ) -> Engine:
+        """Probe the loss; let all ranks take the engine of rank 0."""
+        example, ranks = context.example, context.ranks
+        statistics = context.plan.query.statistics
         probe = Probe(
-            self._model,
-            trained,
-            loss_fn,
-            self._example.chunk,
-            self._example.valid,
-            self._statistics,
-            self._engines,
+            context.model, trained, loss_fn, example.chunk, example.valid, statistics, self._engines
         )
-        with self._ranks.together():
+        with ranks.together():
             engine = probe.choose(self.wanted, isolating)
-        first = self._ranks.from_first(
-            lambda: json.dumps([engine.name, engine.records_at_once]).encode()
-        )
-        with self._ranks.together():
+        first = ranks.from_first(lambda: json.dumps([engine.name, engine.records_at_once]).encode())
+        with ranks.together():
             name, at_once = json.loads(first)
             chosen = engine if engine.name == name else probe.choose(name, isolating)
             chosen.records_at_once = at_once
             if not chosen.isolates:
                 chosen.accepts = _Shapes(probe)
-            self._approve(probe, chosen)
+            _approve(context, probe, chosen)
         return chosen
 
 
+def _approve(context: StepContext, probe: Probe, engine: Engine) -> None:
+    """Record what steps with an engine rest on, and clip synthetic records as the plan says."""
+    record_basis(context, probe, engine)
+    step = max(1, context.progress.taken)
+    config = context.controllers.config(step)
+    query = config.query
+    if not engine.isolates:
+        probe.check_size(partition_for(context, engine, step, config).largest)
+    statistics = () if query.slots else query.statistics
+    layout = ReleaseLayout(query, probe.parameters, statistics, config.coordinates)
+    rehearse(engine, probe.loss_fn, probe.made_up(), layout)
+
+
 class _Shapes:
-    """Whether chunks of a shape may be given to the loss as a whole: judged once, when one is met,
-    without a word.
-    """
+    """Decide, once for each shape, whether a chunk may be given to the loss as a whole."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -127,13 +138,11 @@ class _Verdicts:
 
     @property
     def too_many(self) -> bool:
-        """Whether the loss has been another one so often that the next verdict has to hold for
-        whatever it reads.
-        """
+        """Whether the loss changed so often that the next verdict must hold for any change."""
         return len(self._known) >= _MOST
 
     def read(self, loss_fn: Any) -> Readings:
-        """Return what the loss reads now; nothing once that does not matter any more."""
+        """Return the values that the loss reads now; none once they do not matter any more."""
         return {} if self._whatever is not None else self._reader.read(loss_fn)
 
     def engine(self, readings: Readings) -> Engine | None:
@@ -143,9 +152,7 @@ class _Verdicts:
         )
 
     def add(self, readings: Readings, engine: Engine) -> None:
-        """Remember an engine; one that isolates by construction, after too many others, holds for
-        whatever is read.
-        """
+        """Remember an engine; after too many, one that isolates by construction is final."""
         if self.too_many and engine.isolates:
             self._whatever = engine
         self._known = [*self._known[1 - _MOST :], (readings, engine)]

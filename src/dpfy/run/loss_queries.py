@@ -25,6 +25,7 @@ from dpfy.mechanisms.one_shot import ExponentialMechanism, Mechanism, SparseVect
 from dpfy.mechanisms.query import LEAST, MOST
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import visit
+from dpfy.run.context import StepContext
 from dpfy.run.partition import BatchPartition
 from dpfy.run.run import Run
 from dpfy.sandbox.rng_isolation import isolated_rng
@@ -48,7 +49,7 @@ class _Search:
                 f"Expected poisson or full sampling, got {run.plan.sampling.tag}: there is no rule "
                 "for choices and comparisons on other samples."
             )
-        if run._ranks.size > 1:
+        if run.context.ranks.size > 1:
             raise InvalidArgument(
                 "Searches over losses run in one process; this one is one of several."
             )
@@ -58,14 +59,14 @@ class _Search:
                 "is an allowance. Take steps with run.backward, or leave strict=True out."
             )
         self._run, self._bound = run, _validate.real("bound", bound, LEAST, MOST)
-        self._blocks = BatchPartition.planned(run.plan.expected_batch, run.largest_chunk)
+        self._partition = BatchPartition.planned(run.plan.expected_batch, run.largest_chunk)
 
     @property
     def sensitivity(self) -> float:
         """The bound, and what last bits do: companions in a block move two sums by ROUNDING bounds,
         float64 by less.
         """
-        return self._bound * (1 + 2 * self._blocks.largest * ROUNDING + _ARITHMETIC)
+        return self._bound * (1 + 2 * self._partition.largest * ROUNDING + _ARITHMETIC)
 
     @property
     def event(self) -> Sampled:
@@ -77,7 +78,7 @@ class _Search:
 
     def _losses(self, loss_fn: LossFn) -> "_Losses":
         """Pay, then draw a sample."""
-        return _Losses(self._run, loss_fn, self._bound, self._blocks, self.event)
+        return _Losses(self._run.context, loss_fn, self._bound, self._partition, self.event)
 
 
 class PrivateArgmin(_Search):
@@ -105,7 +106,7 @@ class PrivateArgmin(_Search):
         """Return the place of a model whose loss is least, or nearly so."""
         losses = self._losses(loss_fn)
         return self.mechanism.release(
-            [-losses.of(model) for model in models], self._run._streams.noise
+            [-losses.of(model) for model in models], self._run.context.streams.noise
         )
 
 
@@ -142,15 +143,15 @@ class FirstBelow(_Search):
                     before - losses.of(model) - min(decrease, _STEPS * self._bound)
                 )  # more is never reached
 
-        return self.mechanism.release(differences(), self._run._streams.noise)
+        return self.mechanism.release(differences(), self._run.context.streams.noise)
 
 
 def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
     """Set noise and clip bounds of the steps to come, as factors of the planned, in a plan that is
     ``RecipeControlled``.
     """
-    steering = run._steering
-    states = steering.state_dict()
+    controllers = run.context.controllers
+    states = controllers.state_dict()
     controller = next(
         (each for each in run.plan.controllers if isinstance(each, RecipeControlled)), None
     )
@@ -159,61 +160,50 @@ def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
             "The recipe chooses noise from outputs, and the plan does not say so. Give the plan "
             "controllers=[dpfy.recipes.Directed()], then calibrate it."
         )
-    steering.load_state_dict({**states, controller.tag: controller.directed(noise, bounds)})
+    controllers.load_state_dict({**states, controller.tag: controller.directed(noise, bounds)})
 
 
 class _Losses:
-    """The losses of one sample, paid for and drawn; for any weights, the sum of them, each clipped.
-    Sensitive.
-    """
+    """Sum the clipped losses of one sample, paid for and drawn, for any weights. Sensitive."""
 
     def __init__(
-        self, run: Run, loss_fn: LossFn, bound: float, blocks: BatchPartition, event: Sampled
+        self,
+        context: StepContext,
+        loss_fn: LossFn,
+        bound: float,
+        partition: BatchPartition,
+        event: Sampled,
     ) -> None:
-        self._run, self._bound = run, bound
-        run._streams.refresh()
-        run.ledger.reserve(event, note={"loss bound": bound})
-        with isolated_rng(run._streams.training):
-            self._engine = run._engine_for(
-                loss_fn
-            )  # judged on made-up input: no record changes another one's loss
-        words = (
-            torch.frombuffer(bytearray(drawn), dtype=torch.int64).view(run._drawn_words, -1)
-            if (drawn := run._draw())
-            else torch.zeros(run._drawn_words, 0, dtype=torch.int64)
-        )
-        indices, tags = words[0], words[1]
-        self._sample = run._records.sample(indices, words[2:])
-        places = blocks.of(tags)
-        # A loss that is only safe one record at a time is not asked for the losses of many at once
-        # either.
+        self._context, self._bound = context, bound
+        context.streams.refresh()
+        context.ledger.reserve(event, note={"loss bound": bound})
+        with isolated_rng(context.streams.training):
+            # Judged on synthetic input: no record changes another one's loss.
+            self._engine = context.engine_for(loss_fn)
+        sample = context.sampling.draw(context)
+        self._records = context.records.sample(sample.indices, sample.seeds)
+        # A loss that is safe one record at a time only is not asked for many losses at once.
         self._parts = (
-            [*indices.split(1)]
+            [*sample.indices.split(1)]
             if self._engine.isolates
-            else [
-                part
-                for place in places.unique()
-                for part in blocks.divided(indices[places == place], tags[places == place])
-            ]
+            else partition.parts(sample.indices, sample.tags)
         )
-        self._call = LossCall(run.model, loss_fn)
+        self._call = LossCall(context.model, loss_fn)
 
     def of(self, weights: Weights) -> float:
-        """Return Σ clip(loss, [0, bound]); a loss that is no number counts as the bound, one that
-        raises as zero.
+        """Return Σ clip(loss, [0, bound]).
+
+        A loss that is not a number counts as the bound, one that raises as zero.
         """
-        total = 0
-        others = Substitutes(self._run.model, dict(self._run._trained())).others
+        total, context = 0, self._context
+        others = Substitutes(context.model, context.trained()).others
         state = {f"model.{name}": value for name, value in {**others, **weights}.items()}
 
         def steps(chunk: Chunk) -> int:
             if chunk.size > 1 and not self._engine.accepts(chunk):
                 return sum(steps(chunk.record(place)) for place in range(chunk.size))
-            losses = (
-                per_unit(functional_call(self._call, state, chunk.arguments), chunk)[0]
-                .detach()
-                .double()
-            )
+            returned = functional_call(self._call, state, chunk.arguments)
+            losses = per_unit(returned, chunk)[0].detach().double()
             clipped = torch.where(losses.isnan(), self._bound, losses).clamp(0.0, self._bound)
             return int((clipped * (_STEPS / self._bound)).round().sum())
 
@@ -221,6 +211,6 @@ class _Losses:
             nonlocal total
             total += found
 
-        with isolated_rng(self._run._streams.training):
-            visit(self._sample, self._parts, steps, take)
+        with isolated_rng(context.streams.training):
+            visit(self._records, self._parts, steps, take)
         return math.ldexp(float(total), -32) * self._bound

@@ -54,6 +54,29 @@ class BatchPartition:
         """Return the block of each record, given the 63 random bits that it drew."""
         return drawn_from(self.count, tags)
 
+    def parts(
+        self, indices: torch.Tensor, tags: torch.Tensor, chosen: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Return the records of every block in parts of at most ``largest``.
+
+        Args:
+            indices: the records of the sample.
+            tags: the 63 random bits that each of them drew.
+            chosen: which of them decide what blocks are wanted; None for all.
+
+        Returns:
+            The indices of each part.
+        """
+        blocks = self.of(tags)
+        wanted = torch.zeros(self.count, dtype=torch.bool)
+        wanted[blocks if chosen is None else blocks[chosen]] = True
+        members = blocks.argsort(stable=True).split(blocks.bincount(minlength=self.count).tolist())
+        return [
+            part
+            for block in wanted.nonzero().flatten().tolist()
+            for part in self.divided(indices[members[block]], tags[members[block]])
+        ]
+
     def divided(self, indices: torch.Tensor, tags: torch.Tensor) -> list[torch.Tensor]:
         """Divide the records of a block into parts of at most ``largest``: while there are more,
         each draws a half.

@@ -1,7 +1,7 @@
 """Binding a plan: to a model and its optimizers, to private records, and to a ledger."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,26 @@ from dpfy.checks.model_kinds import require_python_modules
 from dpfy.checks.parameters import trainable
 from dpfy.checks.probe import check_collation
 from dpfy.errors import InvalidArgument
-from dpfy.gradients import ENGINES
+from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.events import ImportanceSchedule
+from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
-from dpfy.noise import SecureStream
+from dpfy.noise import LatticeGaussian, SecureStream
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
 from dpfy.records.records import check_map_style
 from dpfy.records.users import records_by_unit
+from dpfy.run.context import Progress, StepContext, Streams
+from dpfy.run.controller_states import ControllerStates
+from dpfy.run.engine_choice import EngineChoice
+from dpfy.run.importance_sampling import ImportanceSampling
+from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
 from dpfy.run.release_layout import check_leaves
-from dpfy.run.run import Run, Streams
+from dpfy.run.run import Run
+from dpfy.run.sampling_strategy import IndependentSampling, SamplingStrategy
 from dpfy.run.strict import strict_engine
 from dpfy.types import Unit
 
@@ -142,20 +150,28 @@ def privatize(
             else None
         )
     try:
-        run = Run(
-            model,
-            optimizers,
-            parameters,
-            records,
-            plan,
-            opened,
-            streams,
-            engine,
-            example,
-            ranks,
-            max_physical_batch,
-            strict,
+        controllers = ControllerStates(plan, parameters, engine)
+        sampling = _sampling(plan, streams.sampling, engine, ranks.size, parameters)
+        engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
+        taken = _steps_taken(plan, opened, ranks)
+        context = StepContext(
+            plan=plan,
+            model=model,
+            parameters=parameters,
+            records=records,
+            example=example,
+            open_ledger=opened,
+            ranks=ranks,
+            streams=streams,
+            sampling=sampling,
+            noise=LatticeGaussian(streams.noise),
+            controllers=controllers,
+            engines=EngineChoice(engine, engines),
+            progress=Progress(taken, taken),
+            max_physical_batch=max_physical_batch,
+            strict=strict,
         )
+        run = Run(context, optimizers)
     except BaseException:
         if opened is not None and opened is not ledger:
             opened.close()  # nobody else could
@@ -178,6 +194,30 @@ def _protecting(plan: Plan, unit: Unit | str | None) -> Plan:
             "protected; leave unit= out otherwise."
         )
     return replace(plan, unit=Unit(unit))
+
+
+def _sampling(
+    plan: Plan,
+    stream: SecureStream,
+    engine: str,
+    ranks: int,
+    parameters: Mapping[str, nn.Parameter],
+) -> SamplingStrategy:
+    """Return the strategy that draws what the plan's policy says."""
+    if isinstance(plan.sampling, ImportanceSchedule):
+        return ImportanceSampling(plan, stream, engine, ranks, parameters)
+    return IndependentSampling(sampler_for(plan.sampling, stream))
+
+
+def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
+    """Return how many steps of the plan the ledger of rank 0 holds already."""
+
+    def counted() -> bytes:
+        assert ledger is not None
+        events = ledger.plan_count - extra_releases(plan, ledger)
+        return b"%d" % min(events * plan.sampling.steps_per_event, plan.steps)
+
+    return int(ranks.from_first(counted))
 
 
 def as_optimizers(

@@ -4,7 +4,8 @@ statistic.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -14,8 +15,10 @@ from dpfy.gradients.base import Engine, LossFn, RecordStats
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.controllers import Coordinates
+from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.query import ClippedSum, NormalisedSum, NormOfSum, Query, Statistic
 from dpfy.mechanisms.statistics import bounded_sum
+from dpfy.run.released import Released
 
 _LARGEST_NORM = (
     4.0  # of a sum, in clip bounds times the divisor: public, so that its rounding is known
@@ -52,8 +55,14 @@ class ReleaseLayout:
             view.view(p.shape) for view, p in zip(views, self.parameters.values(), strict=False)
         ], list(views[count:])
 
-    def clipping(self, grid: float) -> Clipping:
-        """Return how records are bounded and in which units their gradients are summed."""
+    @property
+    def size(self) -> int:
+        """The length of the vector."""
+        return sum(self.sizes)
+
+    @cached_property
+    def _clipping(self) -> Clipping:
+        """The clipping of the step on a lattice of step 1: the same on every other."""
         leaves = self.query.leaves
         chosen = [leaf_of(name, leaves) for name in self.parameters]
         scales = tuple(
@@ -68,12 +77,16 @@ class ReleaseLayout:
         weigh = ClipEach(tuple(leaf.bound for leaf in leaves), gammas if any(gammas) else ())
         return Clipping(
             weigh,
-            grid,
+            1.0,
             tuple(chosen),
             scales if set(scales) != {1.0} else (),
             sum_scales,
             tuple(self.coordinates[name] for name in self.parameters) if self.coordinates else (),
         )
+
+    def clipping(self, grid: float) -> Clipping:
+        """Return how records are bounded and in which units their gradients are summed."""
+        return replace(self._clipping, grid=grid)
 
     def add_statistics(self, seen: Sequence[RecordStats], totals: Sequence[torch.Tensor]) -> None:
         """Add what the records that were seen contribute to the statistics."""
@@ -130,7 +143,7 @@ class ReleaseLayout:
         return [
             scale / divisor
             for scale in (
-                *self.clipping(grid=1.0).sum_scales,
+                *self._clipping.sum_scales,
                 *map(self.query.sum_scale, self.statistics),
             )
         ]
@@ -153,23 +166,34 @@ class ReleaseLayout:
             *(torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes),
         ]
 
-    def named(
-        self, outputs: Sequence[torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return what was released, in the user's units: gradients and statistics by name."""
-        count = len(self.parameters)
-        return {
+    def released(
+        self, outputs: Sequence[torch.Tensor], step: int, noise_multiplier: float, stddev: float
+    ) -> Released:
+        """Return what leaves the step, in the user's units.
+
+        Args:
+            outputs: the noisy pieces, as :meth:`outputs` has room for.
+            step: the step of the plan, counted from 1.
+            noise_multiplier: the noise multiplier of the step.
+            stddev: the noise of the vector over the divisor.
+
+        Returns:
+            Gradients and statistics by name, and what they were released with.
+        """
+        gradients = {
             name: _outside(output, p, self.coordinates.get(name))
             for (name, p), output in zip(self.parameters.items(), outputs, strict=False)
-        }, {
-            each.name: output for each, output in zip(self.statistics, outputs[count:], strict=True)
         }
+        rest = outputs[len(self.parameters) :]
+        statistics = {each.name: output for each, output in zip(self.statistics, rest, strict=True)}
+        bounds = by_name(self.query.leaves)
+        return Released(gradients, step, statistics, noise_multiplier, bounds, self.stddevs(stddev))
 
     def stddevs(self, noise: float) -> dict[str, float | torch.Tensor]:
         """Return the noise of every gradient in the user's units, given that of the vector over the
         divisor.
         """
-        sum_scales = self.clipping(grid=1.0).sum_scales
+        sum_scales = self._clipping.sum_scales
         return {
             name: noise * scale * (self.coordinates[name].scale if self.coordinates else 1.0)
             for name, scale in zip(self.parameters, sum_scales, strict=True)

@@ -1,4 +1,7 @@
-"""What a step sums up, from the first chunk to the release."""
+"""Add up the sums of a step, from the first chunk to the release."""
+
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -6,59 +9,92 @@ from dpfy.gradients.base import BoundedSums, set_to_zero
 from dpfy.run.release_layout import ReleaseLayout
 
 
-class SumAccumulator:
-    """The sums of one step, a tensor for every piece of its vector. Sensitive.
+class SumBuffer:
+    """Keep the float64 vector in which sums are formed, as fresh memory costs more than the sums.
 
-    What the first chunk sums up stays as the engine formed it, in float32 mostly: if it is the only
-    one, the noise is added to it there, and no float64 vector as long as the model is zeroed, read
-    and written before.
+    After a step it holds what was released, or zeros on ranks that release nothing and after a step
+    that failed.
     """
 
-    def __init__(self, pieces: ReleaseLayout, vector: torch.Tensor, several: bool) -> None:
-        self._pieces = pieces
-        self._vector = vector  # whatever it holds is overwritten
-        # chunks are expected, so that a tensor for the first one would only be in the way
-        self._several = several
-        self._gradients, self._statistics = pieces.split(vector)
+    def __init__(self) -> None:
+        self.vector: torch.Tensor | None = None
+
+    def sums_for(self, layout: ReleaseLayout) -> "SumAccumulator":
+        """Return the sums of a step, as a context manager that zeroes them if the step fails."""
+        if self.vector is None or len(self.vector) < layout.size:
+            device = next(iter(layout.parameters.values())).device
+            self.vector = torch.empty(layout.size, dtype=torch.float64, device=device)
+        return SumAccumulator(layout, self.vector[: layout.size])
+
+
+class SumAccumulator:
+    """Add up the sums of one step, a tensor for every piece of its vector. Sensitive.
+
+    The sums of the first chunk stay as the engine formed them, in float32 mostly: if it is the only
+    one, the noise is added to them there, and no float64 vector as long as the model is zeroed,
+    read and written before.
+
+    Args:
+        layout: the pieces of the step's vector.
+        vector: float64 memory for the sums of several chunks; whatever it holds is overwritten.
+        several: whether several chunks are expected, so that tensors for the first one would only
+            be in the way.
+    """
+
+    def __init__(self, layout: ReleaseLayout, vector: torch.Tensor, several: bool = False) -> None:
+        self.several = several
+        self._layout = layout
+        self._vector = vector
+        self._gradients, self._statistics = layout.split(vector)
         self._formed: list[torch.Tensor] | None = None
 
-    def take(self, sums: BoundedSums) -> None:
-        """Add what a chunk sums up, and what its records contribute to the statistics."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.zero()  # a step that fails leaves no sum without noise in memory
+
+    def add_chunk(self, sums: BoundedSums) -> None:
+        """Add the sums of a chunk, and what its records contribute to the statistics."""
         if self._formed is None:
             self._formed = sums.formed_in(self._gradients)
-            self._forget_statistics()
-            if self._several:
-                self._settle()
+            self._zero_statistics()
+            if self.several:
+                self._flush()
         else:
-            self._settle()
+            self._flush()
             sums.add_to(self._gradients)
-        self._pieces.add_statistics(sums.seen, self._statistics)
+        self._layout.add_statistics(sums.seen, self._statistics)
 
     @property
     def vector(self) -> torch.Tensor:
-        """All of them as one float64 vector."""
-        self._settle()
+        """All sums as one float64 vector."""
+        self._flush()
         return self._vector
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """One for each piece: gradients first, then statistics; zeros if there was no chunk."""
+        """One sum for each piece: gradients, then statistics; zeros if there was no chunk."""
         if self._formed is None:
-            self._settle()
+            self._flush()
         return [*(self._formed or ()), *self._statistics]
 
-    def forget(self) -> None:
-        """Overwrite them, where somebody else releases them or nobody does: the vector outlives a
-        step.
-        """
+    def zero(self) -> None:
+        """Overwrite the sums, as the vector outlives the step."""
         set_to_zero(self._vector)
         for formed in self._formed or ():
             set_to_zero(formed.detach())
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         """Bring everything into the vector."""
         if self._formed is None:
-            self._forget_statistics()
+            self._zero_statistics()
             for total in self._gradients:
                 set_to_zero(total)
         else:
@@ -67,6 +103,6 @@ class SumAccumulator:
                     total.copy_(formed)
         self._formed = self._gradients
 
-    def _forget_statistics(self) -> None:
+    def _zero_statistics(self) -> None:
         for total in self._statistics:
             set_to_zero(total)

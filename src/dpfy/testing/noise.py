@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from scipy import stats
 
-from dpfy.noise import Noise, SecureStream, lattice_step
+from dpfy.noise import NoiseStrategy, SecureStream, lattice_step
 
 _COUNT = 200_000
 # of one statistical check; fewer than fifty of them, so a correct noise fails with less than 1e-6
 _LEVEL = 2e-8
 _STDDEVS = (0.3, 1.0, 1.9999, 1e-6, 4e5)
 
-MakeNoise = Callable[[SecureStream], Noise]
+MakeNoise = Callable[[SecureStream], NoiseStrategy]
 
 
 def check_noise(make_noise: MakeNoise) -> None:
@@ -40,7 +40,7 @@ def check_noise(make_noise: MakeNoise) -> None:
     _check_generators(make_noise)
 
 
-def _draw(noise: Noise, count: int, stddev: float = 1.0) -> torch.Tensor:
+def _draw(noise: NoiseStrategy, count: int, stddev: float = 1.0) -> torch.Tensor:
     """Return pure noise in standard deviations."""
     values = torch.zeros(count, dtype=torch.float64)
     return noise.add_noise(values, stddev=stddev, grid=lattice_step(stddev)) / stddev
