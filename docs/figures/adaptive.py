@@ -44,7 +44,7 @@ def trained(model: torch.nn.Module, plan: dpfy.Plan) -> list[tuple[dpfy.Released
                 lambda x, y: F.cross_entropy(model(x), y, reduction="none"), batch
             )
             optimizer.step()
-            seen.append((released, run._steering.setting(batch.step + 1).coordinates))
+            seen.append((released, run.context.controllers.config(batch.step + 1).coordinates))
             if batch.step % plan.steps_per_epoch == 0:
                 run.measured(float((model(x).argmax(1) == y).float().mean()))
     return seen

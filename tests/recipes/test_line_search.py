@@ -113,7 +113,7 @@ def test_failures_raise_the_budget_of_what_was_too_noisy(answered, angles):
     assert [search._bound for search, _ in answered[1]] == pytest.approx(
         [2.0, 2.0, 1.6, 1.6, 1.6, 1.6]
     )
-    assert descent.run._steering.setting(1).query.bound == pytest.approx(0.8)
+    assert descent.run.context.controllers.config(1).query.bound == pytest.approx(0.8)
     descent.run.close()
 
 

@@ -13,6 +13,8 @@ import dpfy
 from dpfy.errors import LedgerWriteFailed
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind, grounds_in
+from dpfy.run.noise_scale import mechanism_for
+from dpfy.run.release_layout import ReleaseLayout
 
 ROWS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.5, 0.5, 0.5]])
 
@@ -66,16 +68,18 @@ def test_what_is_proved_is_told_from_what_is_checked_and_allowed_for(started, en
 def test_the_allowance_is_the_one_that_the_noise_is_scaled_for(started):
     run = started(ROWS, engine="vmap")
     run.release()
-    setting, engine = run.run._steering.setting(1), run.run._choice.current
+    setting, engine = run.run.context.controllers.config(1), run.run.context.engines.current
     (text,) = [ground.text for ground in grounds_in(run.ledger.basis) if ground.key == "last_bits"]
-    co_batched = run.run._mechanism(engine, 1, setting, _pieces(run.run, setting)).co_batched
+    co_batched = mechanism_for(
+        run.run.context, engine, 1, setting, _layout(run.run, setting)
+    ).co_batched
     assert f"up to {co_batched} others" in text and f"{engine.rounding:.2g} clip bounds" in text
 
 
-def _pieces(run, setting):
-    from dpfy.run.release_layout import ReleaseLayout
-
-    return ReleaseLayout(setting.query, run._trained(), setting.query.due(1), setting.coordinates)
+def _layout(run, setting):
+    return ReleaseLayout(
+        setting.query, run.context.trained(), setting.query.due(1), setting.coordinates
+    )
 
 
 def test_nothing_in_it_is_from_records(started):

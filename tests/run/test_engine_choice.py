@@ -177,7 +177,7 @@ class TestWhatALossReads:
         s = started(ROWS, model=model, rate=0.0, steps=3)
         for _ in range(3):
             s.release(lambda x: model(x))
-        assert len(next(iter(s.run._choice._verdicts.values()))._known) == 1
+        assert len(next(iter(s.run.context.engines._verdicts.values()))._known) == 1
 
 
 class TestWhatDecidesOnAWholeBatch:
@@ -631,6 +631,6 @@ def test_recurrent_layers_are_the_same_at_every_step(started):
         s.run.backward(lambda x: model(x), next(iter(s.run)))
         s.opt.step()
     assert (
-        len(next(iter(s.run._choice._verdicts.values()))._known) == 1
+        len(next(iter(s.run.context.engines._verdicts.values()))._known) == 1
         and s.run.engine == "bookkeeping"
     )

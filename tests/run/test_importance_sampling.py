@@ -138,7 +138,10 @@ def test_the_sum_is_that_of_accepted_records_each_at_the_bound(tmp_path, monkeyp
     taken = 0
     for batch in run:
         released = run.release(loss_of(run.model), batch)
-        sampler, indices = run._importance, np.flatnonzero(run._importance._coins)
+        sampler, indices = (
+            run.context.sampling.sampler,
+            np.flatnonzero(run.context.sampling.sampler._coins),
+        )
         indices = indices[indices != 11]
         weights = sampler.weights(batch.step, indices, norms[indices], bound=0.4)
         assert np.allclose(
@@ -200,7 +203,7 @@ def test_a_run_goes_on_after_a_resume_with_norms_learned_anew_and_none_saved(tmp
         Records(),
         insecure_test_key=6,
     )
-    assert again.steps_taken == 3 and again._importance.due(4)
+    assert again.steps_taken == 3 and again.context.sampling.sampler.due(4)
     for batch in again:
         again.backward(loss_of(model), batch)
         again.optimizers[0].step()
@@ -306,7 +309,7 @@ def test_engines_are_chosen_as_for_dpsgd_and_all_are_charged_for_sums_in_float64
 @pytest.mark.parametrize("ratio", [0.25, 0.4, 1.0])
 def test_blocks_are_planned_for_those_who_are_proposed(tmp_path, ratio):
     """If all norms are what the ratio says, the expected number is the sum of their chances."""
-    sampler = bound_run(tmp_path, ratio=ratio, batch_size=6)._importance
+    sampler = bound_run(tmp_path, ratio=ratio, batch_size=6).context.sampling.sampler
     sampler.learn(1, np.full(N, ratio))
     chances = sampler._proposed(1, sampler._guesses)
     assert expected_proposals(sampler, 1) == pytest.approx(chances.sum())
@@ -604,7 +607,9 @@ def test_clip_bounds_follow_the_mean_norm_and_sizes_the_released_one(tmp_path, m
     assert released.bounds["gradient"] == pytest.approx(ratio * clip, rel=1e-6)
     assert run.ledger.uses[-1].event.policy.rate == pytest.approx(12 / (60 * ratio), rel=1e-6)
     assert [len(each.event.queries) for each in run.ledger.uses] == [1, 2, 1]
-    assert np.allclose(run._importance._guesses, 3 * np.clip(norms / clip, 1 / 16, 1), rtol=1e-5)
+    assert np.allclose(
+        run.context.sampling.sampler._guesses, 3 * np.clip(norms / clip, 1 / 16, 1), rtol=1e-5
+    )
 
 
 def test_what_was_released_is_kept_over_a_resume_and_nothing_is_charged_for_norms(tmp_path):
@@ -612,7 +617,7 @@ def test_what_was_released_is_kept_over_a_resume_and_nothing_is_charged_for_norm
         tmp_path, norm_sum="released", epochs=3, norm_noise=0.5, clip_factor=1.0, size_noise=0.5
     )
     train(run, 7)
-    kept = dict(run._steering.state_dict()["norm_sum"])
+    kept = dict(run.context.controllers.state_dict()["norm_sum"])
     run.save(tmp_path / "saved")
     train(run, 5)  # into the third epoch; all of this is lost
     run.close()
@@ -624,10 +629,10 @@ def test_what_was_released_is_kept_over_a_resume_and_nothing_is_charged_for_norm
         Records(),
         insecure_test_key=6,
     )
-    assert again._steering.state_dict()["norm_sum"] == kept and kept["since"] == 6
+    assert again.context.controllers.state_dict()["norm_sum"] == kept and kept["since"] == 6
     assert again.steps_taken == 12 and again.ledger.count == 1 + 3 + 12 and again.lost_steps == 5
     train(again)
-    now = again._steering.state_dict()["norm_sum"]
+    now = again.context.controllers.state_dict()["norm_sum"]
     assert (now["since"], now["size"]) == (
         13,
         kept["size"],
@@ -650,9 +655,9 @@ def test_a_resume_within_an_epoch_charges_nothing_for_its_norms(tmp_path):
         insecure_test_key=6,
     )
     train(again, 3)
-    assert again.ledger.count == 1 + 5 and again._importance._learned_at == 3
+    assert again.ledger.count == 1 + 5 and again.context.sampling.sampler._learned_at == 3
     train(again)
-    assert again.ledger.count == 2 + 10 and again._importance._learned_at == 6
+    assert again.ledger.count == 2 + 10 and again.context.sampling.sampler._learned_at == 6
 
 
 def test_sums_of_norms_of_earlier_plans_are_no_steps_of_this_one():
@@ -680,6 +685,6 @@ def test_sums_of_norms_of_no_or_zero_records_are_noise_as_ever(tmp_path, size):
         tmp_path, data, norm_sum="released", norm_noise=0.5, clip_factor=1.0, size_noise=0.5
     )
     train(run)
-    state = run._steering.state_dict()["norm_sum"]
+    state = run.context.controllers.state_dict()["norm_sum"]
     assert run.ledger.count == 1 + 2 + 10
     assert state["clip"] > 0 and 0 < state["rate"] < 1 and state["ratio"] > 0

@@ -116,7 +116,7 @@ def test_an_interrupted_draw_is_a_step_that_was_taken(monkeypatch):
         insecure_test_key=1,
     )
     with monkeypatch.context() as broken:
-        broken.setattr(run._sampler, "draw", lambda n: 1 / 0)
+        broken.setattr(run.context.sampling.sampler, "draw", lambda n: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.release(lambda x: model(x), next(iter(run)))
     assert [set(run.release(lambda x: model(x), batch).statistics) for batch in run] == [

@@ -194,19 +194,19 @@ def shares(rank, size, folder):
     found = {
         "sum": started.release().tolist(),
         "reads": data.reads,
-        "kept": started.run._buffer.tolist(),
+        "kept": started.run.context.buffer.vector.tolist(),
     }
     plan = dpfy.dpsgd(records=40, batch_size=40, steps=2, noise_multiplier=0.0)
     blocks = Started(TensorDataset(torch.eye(40)), dimension=40, plan=plan, max_physical_batch=3)
-    chosen = blocks.run._engine_for
+    chosen = blocks.run.context.engines.engine_for
 
-    def odd(loss_fn):
+    def odd(context, loss_fn):
         """An engine that takes another number of records at once on every rank."""
-        engine = chosen(loss_fn)
+        engine = chosen(context, loss_fn)
         engine.records_at_once = 1 + rank
         return engine
 
-    blocks.run._engine_for = odd
+    blocks.run.context.engines.engine_for = odd
     return {**found, "means": [blocks.release().tolist() for _ in range(2)]}
 
 
@@ -419,7 +419,7 @@ def noise_that_fails(rank, size, folder):
     def failing(*_, **__):
         raise MemoryError
 
-    started.run._noise.release = failing
+    started.run.context.noise.release = failing
     return refusal(started.release)
 
 

@@ -79,7 +79,7 @@ def test_copies_of_a_run_share_no_word_of_any_stream_after_a_step(restored):
     for run in (one, other):
         releases(run, 1)
     for name in STREAMS:
-        drawn, again = (getattr(run._streams, name).words(500) for run in (one, other))
+        drawn, again = (getattr(run.context.streams, name).words(500) for run in (one, other))
         assert not set(drawn) & set(again), name
 
 

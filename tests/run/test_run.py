@@ -199,7 +199,7 @@ def test_a_query_that_differs_from_the_reserved_event_is_refused_before_data_is_
     data = Spy(ROWS)
     s = started(data, noise_multiplier=1.0)
     data.ledger = s.ledger
-    s.run._sampler = PoissonSampler(0.5, SecureStream(1, purpose="sampling"))
+    s.run.context.sampling.sampler = PoissonSampler(0.5, SecureStream(1, purpose="sampling"))
     with pytest.raises(dpfy.LedgerMismatch):
         s.release()
     assert data.seen == [] and s.ledger.count == 0
@@ -538,7 +538,7 @@ class Watched(Ranks):
 def test_noise_is_begun_once_in_a_step_where_all_ranks_learn_of_a_failure(started, monkeypatch):
     """A failure elsewhere would leave other ranks waiting for this one."""
     s, begun = started(ROWS, noise_multiplier=1.0), []
-    s.run._ranks = Watched()
+    s.run.context = replace(s.run.context, ranks=Watched())
     monkeypatch.setattr(
         LatticeGaussian, "prefetch", lambda *_: begun.append((Watched.inside, s.ledger.count))
     )

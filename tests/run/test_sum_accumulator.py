@@ -31,9 +31,9 @@ def subject(name, records, statistics=()):
         return Chunk((torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)),), count)
 
     engine.prepare(loss, examples)
-    pieces = ReleaseLayout(query, parameters, statistics)
-    return pieces, [
-        engine.bounded_sums(loss, examples(count, 7 + count), pieces.clipping(2.0**-30))
+    layout = ReleaseLayout(query, parameters, statistics)
+    return layout, [
+        engine.bounded_sums(loss, examples(count, 7 + count), layout.clipping(2.0**-30))
         for count in records
     ]
 
@@ -50,9 +50,9 @@ class Mixed(nn.Module):
         return self.last(self.steps(self.first(x).tanh().unsqueeze(2)).flatten(1))
 
 
-def vector(pieces):
+def vector(layout):
     return torch.full(
-        (sum(pieces.sizes),), torch.nan, dtype=torch.float64
+        (sum(layout.sizes),), torch.nan, dtype=torch.float64
     )  # what it holds does not matter
 
 
@@ -61,33 +61,33 @@ def vector(pieces):
 def test_formed_sums_are_those_in_the_vector(name, records):
     results = []
     for several in (False, True):
-        pieces, chunks = subject(name, records, (SampleSize(),))
-        sums = SumAccumulator(pieces, vector(pieces), several)
+        layout, chunks = subject(name, records, (SampleSize(),))
+        sums = SumAccumulator(layout, vector(layout), several)
         for chunk in chunks:
-            sums.take(chunk)
+            sums.add_chunk(chunk)
         results.append(torch.cat([each.double().flatten() for each in sums.tensors]))
         assert torch.equal(sums.vector, results[-1])
-    pieces, chunks = subject(name, records, (SampleSize(),))
-    totals = [torch.zeros(size, dtype=torch.float64) for size in pieces.sizes]
+    layout, chunks = subject(name, records, (SampleSize(),))
+    totals = [torch.zeros(size, dtype=torch.float64) for size in layout.sizes]
     for chunk in chunks:
         chunk.add_to(
             [
                 total.view(p.shape)
-                for total, p in zip(totals, pieces.parameters.values(), strict=False)
+                for total, p in zip(totals, layout.parameters.values(), strict=False)
             ]
         )
-        pieces.add_statistics(chunk.seen, totals[-1:])
+        layout.add_statistics(chunk.seen, totals[-1:])
     assert torch.equal(results[0], torch.cat(totals)) and torch.equal(results[1], results[0])
-    assert float(results[0][-1]) * pieces.query.unit(pieces.statistics[0]) == pytest.approx(
+    assert float(results[0][-1]) * layout.query.unit(layout.statistics[0]) == pytest.approx(
         sum(records)
     )
 
 
 def test_the_only_chunk_of_a_step_needs_no_vector():
-    pieces, (chunk,) = subject("bookkeeping", (100,))
-    room = vector(pieces)
-    sums = SumAccumulator(pieces, room, several=False)
-    sums.take(chunk)
+    layout, (chunk,) = subject("bookkeeping", (100,))
+    room = vector(layout)
+    sums = SumAccumulator(layout, room, several=False)
+    sums.add_chunk(chunk)
     formed = [each.dtype for each in sums.tensors]
     assert formed.count(torch.float32) >= 4 and bool(room.isnan().any())
 
@@ -96,15 +96,15 @@ def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vecto
     # The vector is used again in the next step: a gradient there would be overwritten by sums
     # without noise.
     for dtype in (torch.float32, torch.float64):
-        pieces, (chunk,) = subject("bookkeeping", (1000,), (SampleSize(),))
-        for parameter in pieces.parameters.values():
+        layout, (chunk,) = subject("bookkeeping", (1000,), (SampleSize(),))
+        for parameter in layout.parameters.values():
             parameter.data = parameter.data.to(dtype)
-        room = vector(pieces)
-        sums = SumAccumulator(pieces, room, several=False)
-        sums.take(chunk)
-        outputs, shared = pieces.outputs(sums.tensors), 0
+        room = vector(layout)
+        sums = SumAccumulator(layout, room, several=False)
+        sums.add_chunk(chunk)
+        outputs, shared = layout.outputs(sums.tensors), 0
         for output, total, p in zip(
-            outputs, sums.tensors, pieces.parameters.values(), strict=False
+            outputs, sums.tensors, layout.parameters.values(), strict=False
         ):
             assert (output.shape, output.dtype) == (p.shape, dtype) and output.is_contiguous()
             assert output.untyped_storage().data_ptr() != room.untyped_storage().data_ptr()
@@ -114,10 +114,10 @@ def test_what_is_released_takes_the_place_of_its_sum_and_never_that_of_the_vecto
 
 
 def test_a_sum_that_is_formed_in_float64_is_taken_as_it_is():
-    pieces, _ = subject("vmap", ())
-    gradients = [torch.ones(p.shape, dtype=torch.float64) for p in pieces.parameters.values()]
-    sums = SumAccumulator(pieces, vector(pieces), several=False)
-    sums.take(Summed(gradients))
+    layout, _ = subject("vmap", ())
+    gradients = [torch.ones(p.shape, dtype=torch.float64) for p in layout.parameters.values()]
+    sums = SumAccumulator(layout, vector(layout), several=False)
+    sums.add_chunk(Summed(gradients))
     assert all(one is other for one, other in zip(sums.tensors, gradients, strict=True))
 
 
@@ -137,11 +137,11 @@ def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, 
         assert any(bool(each.any()) for each in held)  # there was something to forget
         raise MemoryError
 
-    monkeypatch.setattr(SumAccumulator, "take", taking)
-    monkeypatch.setattr(GaussianSum, "release_pieces", failing)
+    monkeypatch.setattr(SumAccumulator, "add_chunk", taking)
+    monkeypatch.setattr(GaussianSum, "release_layout", failing)
     with pytest.raises(MemoryError):
         s.release()
-    assert not any(bool(each.any()) for each in held) and not s.run._buffer.any()
+    assert not any(bool(each.any()) for each in held) and not s.run.context.buffer.vector.any()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

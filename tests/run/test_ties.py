@@ -12,7 +12,7 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.query import ClippedSum, Query, RecordNormsBelow, Statistic
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import Records, visit
-from dpfy.run import run as runs
+from dpfy.run import noise_scale
 from dpfy.run.release_layout import ReleaseLayout
 
 WIDTH, CLASSES = 40, 5
@@ -95,7 +95,11 @@ def test_the_noise_of_a_step_with_statistics_is_scaled_for_what_they_move(engine
     the engine's own.
     """
     made, formed = [], runs.GaussianSum
-    monkeypatch.setattr(runs, "GaussianSum", lambda *given: made.append(formed(*given)) or made[-1])
+    monkeypatch.setattr(
+        noise_scale,
+        "GaussianSum",
+        lambda *given, **named: made.append(formed(*given, **named)) or made[-1],
+    )
     model = network()
     plan = dpfy.dpsgd(
         records=20,

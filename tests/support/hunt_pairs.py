@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from hunt_cases import Case
 from hunt_models import CLASSES, MODELS, logits_loss
@@ -23,6 +22,7 @@ from torch.utils.data import Dataset, default_collate
 import dpfy
 from dpfy.mechanisms.query import RecordNormsBelow, SampleSize, Statistic
 from dpfy.noise import SecureStream, round_to_lattice
+from dpfy.run.sampling_strategy import Sample
 
 _SLACK = 1 + 1e-12  # of the comparison itself
 
@@ -320,7 +320,7 @@ def couple(run: Any, units: int, missing: int) -> None:
     """Let a run draw from the larger data set and leave the missing unit out: the others have what
     they had there.
     """
-    draw, records = run._draw, run._records
+    strategy, records = run.context.sampling, run.context.records
 
     class Larger:
         seed_words = records.seed_words
@@ -328,17 +328,15 @@ def couple(run: Any, units: int, missing: int) -> None:
         def __len__(self) -> int:
             return units
 
-    def drawn() -> bytes:
-        run._records = Larger()
-        try:
-            words = np.frombuffer(draw(), dtype=np.int64).reshape(run._drawn_words, -1)
-        finally:
-            run._records = records
-        words = words[:, words[0] != missing].copy()
-        words[0] -= words[0] > missing
-        return words.tobytes()
+    def drawn(context: Any) -> Sample:
+        sample = type(strategy).draw(strategy, replace(context, records=Larger()))
+        kept = sample.indices != missing
+        indices = sample.indices[kept]
+        return Sample(
+            indices - (indices > missing).long(), sample.tags[kept], sample.seeds[:, kept]
+        )
 
-    run._draw = drawn
+    strategy.draw = drawn
 
 
 def _paid(plan: dpfy.Plan, step: int, stddev: float) -> float:
@@ -396,12 +394,13 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), throughout():
         try:
             with _started(case, data) as (run, optimizer, loss_fn, after_step):
-                plan, run._noise, noise = run.plan, recorder, run._noise
-                noise.close()
+                plan, context = run.plan, run.context
+                context.noise.close()
+                run.context = replace(context, noise=recorder)
                 if training_key is not None:
-                    run._streams = replace(
-                        run._streams, training=SecureStream(training_key, purpose="training")
-                    )
+                    training = SecureStream(training_key, purpose="training")
+                    streams = replace(context.streams, training=training)
+                    run.context = replace(run.context, streams=streams)
                 for batch in run:
                     with contextlib.nullcontext() if case.throughout else case.surroundings():
                         released = run.backward(loss_fn, batch)

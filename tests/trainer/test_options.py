@@ -135,7 +135,7 @@ def test_the_noise_is_in_proportion_to_what_the_controller_chose(controller):
                 for name, g in released.gradients.items()
             ]
         )
-        begun.seen = begun.run._steering.state_dict()
+        begun.seen = begun.run.context.controllers.state_dict()
         square = float(noise @ noise)
         assert 1e-8 < stats.chi2.cdf(square, size) < 1 - 1e-8
         for factor in (2 / 3, 3 / 2):
@@ -197,7 +197,7 @@ def test_automatic_clipping_leaves_out_what_is_not_a_number():
 @pytest.mark.parametrize("engine", ["vmap", "loop", "auto"])
 def test_adaclip_releases_what_was_bounded_in_its_coordinates(engine):
     begun = started(TensorDataset(ROWS), controllers=[dpfy.AdaClip()], engine=engine)
-    begun.run._steering.load_state_dict(
+    begun.run.context.controllers.load_state_dict(
         {
             "adaclip": {
                 "means": {"weight": torch.tensor([0.5, 0.0, -0.5]).double()},
@@ -368,7 +368,7 @@ def test_a_resumed_run_goes_on_with_what_its_controllers_had_learnt(tmp_path, co
     )
     for _ in range(3):
         next_release(begun)
-    learnt = begun.run._steering.setting(4)
+    learnt = begun.run.context.controllers.config(4)
     begun.run.save(tmp_path)
     begun.run.close()
     model = Dot()
@@ -379,7 +379,7 @@ def test_a_resumed_run_goes_on_with_what_its_controllers_had_learnt(tmp_path, co
         TensorDataset(ROWS),
         insecure_test_key=1,
     )
-    again = run._steering.setting(4)
+    again = run.context.controllers.config(4)
     assert again.query == learnt.query
     for name, place in learnt.coordinates.items():
         assert torch.equal(again.coordinates[name].scale, place.scale)
@@ -412,7 +412,9 @@ def test_no_norm_of_a_record_survives_its_step(controller):
         float(canary.double().norm() ** 2),
         1 / float(canary.double().norm()),
     }
-    state = json.dumps(begun.run._steering.state_dict(), default=lambda tensor: tensor.tolist())
+    state = json.dumps(
+        begun.run.context.controllers.state_dict(), default=lambda tensor: tensor.tolist()
+    )
     kept = [
         each
         for each in tensors_alive()
