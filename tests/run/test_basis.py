@@ -13,8 +13,8 @@ import dpfy
 from dpfy.errors import LedgerWriteFailed
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind, grounds_in
-from dpfy.run.noise_scale import mechanism_for
 from dpfy.run.release_layout import ReleaseLayout
+from dpfy.run.terms import mechanism_for
 
 ROWS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.5, 0.5, 0.5]])
 

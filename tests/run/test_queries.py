@@ -119,7 +119,7 @@ def test_one_record_more_moves_each_sum_by_at_most_its_bound(kind, engine, rows,
         ]
         assert math.hypot(*of_leaf) <= leaf.bound * slack
     for statistic, part in zip(query.statistics, statistics, strict=True):
-        assert float(part.norm()) * query.unit(statistic) <= statistic.bound * slack
+        assert float(part.norm()) * query.sum_scale(statistic) <= statistic.bound * slack
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -129,8 +129,8 @@ def test_a_record_that_is_not_a_number_has_a_value_in_every_sum(engine):
     pieces, vector = pieces_of(query, model, engine, [[math.nan] * 6])
     gradients, (rows, size, below) = pieces.split(vector)
     assert not any(gradient.any() for gradient in gradients) and not rows.any()
-    assert float(size * query.unit(query.statistics[1])) == pytest.approx(1)
-    assert (below * query.unit(query.statistics[2])).tolist() == pytest.approx([-0.5] * 3)
+    assert float(size * query.sum_scale(query.statistics[1])) == pytest.approx(1)
+    assert (below * query.sum_scale(query.statistics[2])).tolist() == pytest.approx([-0.5] * 3)
 
 
 def released(plan, rows=20, model=None, loss=None, **options):

@@ -78,7 +78,7 @@ def test_formed_sums_are_those_in_the_vector(name, records):
         )
         layout.add_statistics(chunk.seen, totals[-1:])
     assert torch.equal(results[0], torch.cat(totals)) and torch.equal(results[1], results[0])
-    assert float(results[0][-1]) * layout.query.unit(layout.statistics[0]) == pytest.approx(
+    assert float(results[0][-1]) * layout.query.sum_scale(layout.statistics[0]) == pytest.approx(
         sum(records)
     )
 

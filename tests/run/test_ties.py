@@ -12,7 +12,7 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.query import ClippedSum, Query, RecordNormsBelow, Statistic
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import Records, visit
-from dpfy.run import noise_scale
+from dpfy.run import terms
 from dpfy.run.release_layout import ReleaseLayout
 
 WIDTH, CLASSES = 40, 5
@@ -85,7 +85,7 @@ def test_one_record_more_moves_counts_by_its_own_and_the_last_bits_of_equal_reco
         for statistic, was, now in zip(
             statistics, sums(before, statistics), sums(after, statistics), strict=True
         ):
-            moved = float((now - was).norm()) * pieces(*statistics).query.unit(statistic)
+            moved = float((now - was).norm()) * pieces(*statistics).query.sum_scale(statistic)
             assert moved <= statistic.bound * (1 + records * ROUNDING)
 
 
@@ -94,9 +94,9 @@ def test_the_noise_of_a_step_with_statistics_is_scaled_for_what_they_move(engine
     """A step that releases the statistic has the larger charge, and the next one, which does not,
     the engine's own.
     """
-    made, formed = [], runs.GaussianSum
+    made, formed = [], terms.GaussianSum
     monkeypatch.setattr(
-        noise_scale,
+        terms,
         "GaussianSum",
         lambda *given, **named: made.append(formed(*given, **named)) or made[-1],
     )

@@ -19,9 +19,9 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import identity
 from dpfy.run.basis import record_basis
 from dpfy.run.context import StepContext
-from dpfy.run.noise_scale import partition_for
 from dpfy.run.ranks import check_same_records
 from dpfy.run.release_layout import ReleaseLayout, rehearse
+from dpfy.run.terms import partition_for
 
 _MOST = 8  # states of one loss function that are judged: a probe costs as much as some steps
 

@@ -14,7 +14,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.gradients.base import Engine, LossFn, RecordStats
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping
-from dpfy.mechanisms.controllers import Coordinates
+from dpfy.mechanisms.controllers import Coordinates, StepConfig
 from dpfy.mechanisms.controllers.base import by_name
 from dpfy.mechanisms.query import ClippedSum, NormalisedSum, NormOfSum, Query, Statistic
 from dpfy.mechanisms.statistics import bounded_sum
@@ -36,6 +36,13 @@ class ReleaseLayout:
     parameters: Mapping[str, nn.Parameter]
     statistics: tuple[Statistic, ...]
     coordinates: Mapping[str, Coordinates] = field(default_factory=dict)
+
+    @classmethod
+    def of_step(
+        cls, step: int, config: StepConfig, parameters: Mapping[str, nn.Parameter]
+    ) -> "ReleaseLayout":
+        """Return the layout of a step, counted from 1, that trains ``parameters``."""
+        return cls(config.query, parameters, config.query.due(step), config.coordinates)
 
     @property
     def sizes(self) -> list[int]:

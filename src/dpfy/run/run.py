@@ -20,7 +20,8 @@ from dpfy.ledger import Ledger
 from dpfy.run.context import StepContext
 from dpfy.run.gate import Gate, is_finite
 from dpfy.run.released import Batch as Batch, Released
-from dpfy.run.step import event_of, take_step
+from dpfy.run.step import take_step
+from dpfy.run.terms import event_of
 from dpfy.sandbox.torch_settings import certified
 from dpfy.types import Interval
 

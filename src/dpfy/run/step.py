@@ -6,20 +6,25 @@ The event is durable in the ledger before a record is read. Everything between t
 release is sensitive: it is never logged, printed, saved or put into an exception.
 """
 
+from functools import partial
+
 import torch
 
-from dpfy.errors import LedgerMismatch
-from dpfy.gradients.base import LossFn
-from dpfy.ledger.events import Event, Sampled
+from dpfy.gradients import Engine
+from dpfy.gradients.base import BoundedSums, LossFn
+from dpfy.ledger.events import Event
+from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.run.bounding import add_bounded
+from dpfy.records.records import LoadedChunk, visit, visit_loaded
 from dpfy.run.context import StepContext
-from dpfy.run.noise_scale import mechanism_for, partition_for
+from dpfy.run.microbatches import clipped_mean
+from dpfy.run.partition import BatchPartition, drawn_from, even_parts
 from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.released import Batch, Released
 from dpfy.run.sampling_strategy import Sample
 from dpfy.run.sum_accumulator import SumAccumulator
+from dpfy.run.terms import event_of, mechanism_for, noise_multiplier_of, partition_for
 from dpfy.sandbox.rng_isolation import isolated_rng
 
 
@@ -30,8 +35,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     context.sampling.before_step(context, loss_fn, step)
     config = context.controllers.config(step)
     event = event_of(context, step, config)
-    due = config.query.due(step)
-    layout = ReleaseLayout(config.query, context.trained(), due, config.coordinates)
+    layout = ReleaseLayout.of_step(step, config, context.trained())
 
     drawn = context.ranks.from_first(lambda: _reserve_and_draw(context, event, step, config))
     batch.released, context.progress.taken = True, step
@@ -49,43 +53,14 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
                 sample = context.sampling.propose(
                     context, sample, step, config, engine, loss_fn, clipping
                 )
-                add_bounded(context, loss_fn, engine, sample, partition, clipping, config, sums)
+                _add_bounded(context, loss_fn, engine, sample, partition, clipping, config, sums)
         outputs = _add_noise(context, layout, sums, mechanism, len(sample))
 
-    released = layout.released(
-        outputs,
-        batch.step,
-        noise_multiplier=context.plan.noise_at(step) * config.noise,
-        stddev=mechanism.stddev / context.plan.divisor,
-    )
+    noise_multiplier = noise_multiplier_of(context, step, config)
+    stddev = mechanism.stddev / context.plan.divisor
+    released = layout.released(outputs, batch.step, noise_multiplier, stddev)
     context.controllers.observe(released)
     return released
-
-
-def event_of(context: StepContext, step: int, config: StepConfig) -> Event:
-    """Return the event that the sampler and the query at hand license; it must be the planned one.
-
-    Args:
-        context: the context of the run.
-        step: the step, counted from 1.
-        config: what the step is run with.
-
-    Returns:
-        The event to reserve.
-
-    Raises:
-        LedgerMismatch: if what is about to run is not the event of the plan.
-    """
-    plan, sampling = context.plan, context.sampling
-    rate = None if config.draw is None else config.draw.rate
-    due = step if sampling.steps_per_event == 1 else 1
-    queries = config.query.sum_queries(plan.noise_at(step) * config.noise, due)
-    event = Sampled(sampling.policy_at(step, config), queries, adaptive=plan.adaptive)
-    if event != plan.event_at(step, config.noise, rate):
-        raise LedgerMismatch(
-            "The query that is about to run is not the event of the plan; nothing was read."
-        )
-    return event
 
 
 def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> bytes:
@@ -97,6 +72,42 @@ def _reserve_and_draw(context: StepContext, event: Event, step: int, config: Ste
     progress.prepaid -= 1
     progress.taken = step  # whatever happens now, it is paid for
     return context.sampling.draw(context).to_bytes()
+
+
+def _add_bounded(
+    context: StepContext,
+    loss_fn: LossFn,
+    engine: Engine,
+    sample: Sample,
+    partition: BatchPartition,
+    clipping: Clipping,
+    config: StepConfig,
+    sums: SumAccumulator,
+) -> None:
+    """Add the bounded gradients of this rank's share of the sample to ``sums``."""
+    if not len(sample):
+        return
+    slots = config.query.slots
+    records = context.records.sample(sample.indices, sample.seeds)
+    if slots is not None:
+        sums.several = True
+        places = drawn_from(slots, sample.tags)
+        for slot in places[places % context.ranks.size == context.ranks.rank].unique():
+            parts = even_parts(sample.indices[places == slot], context.largest_chunk(engine))
+            sums.add_chunk(clipped_mean(engine, loss_fn, partial(visit, records, parts), clipping))
+        return
+
+    def bounded(loaded: LoadedChunk) -> BoundedSums:
+        own = context.record_bounds.clipping_for(clipping, loaded.indices)
+        weighed = context.sampling.weigh(own, context.progress.taken, config, loaded.indices)
+        return engine.bounded_sums(loss_fn, loaded.chunk, weighed)
+
+    sums.several = partition.count > 1
+    # Owners follow from tags and not from blocks: whatever the size of blocks, ranks share nothing.
+    mine = drawn_from(context.ranks.size, sample.tags) == context.ranks.rank
+    parts = partition.parts(sample.indices, sample.tags, mine)
+    parts.sort(key=len, reverse=True)  # the memory of a large chunk has room for a smaller one
+    visit_loaded(records, parts, bounded, sums.add_chunk)
 
 
 def _add_noise(

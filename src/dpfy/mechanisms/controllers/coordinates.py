@@ -32,7 +32,7 @@ class AdaClip(Controller, tag="adaclip"):
     *Assumes* an engine that has every record's gradient: ``vmap`` or ``loop``.
 
     >>> from dpfy.plans import dpsgd
-    >>> dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[AdaClip()]).controllers[0].steers
+    >>> dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[AdaClip()]).controllers[0].controls
     'coordinates'
 
     Reference: V. Pichapati et al., AdaCliP: Adaptive Clipping for Private SGD, 2019, Algorithm 2

@@ -1,15 +1,43 @@
-"""Scale the noise of a step: how far one record can move its sums, arithmetic included.
+"""State the public terms of a step: its event, its noise, and how its records are divided.
 
 Tests: tests/run/test_step.py.
 """
 
+from dpfy.errors import LedgerMismatch
 from dpfy.gradients import Engine
+from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.statistics import shared_rounding
 from dpfy.run.context import StepContext
 from dpfy.run.partition import BatchPartition
 from dpfy.run.release_layout import ReleaseLayout
+
+
+def event_of(context: StepContext, step: int, config: StepConfig) -> Event:
+    """Return the event that the sampler and the query at hand license; it must be the planned one.
+
+    Args:
+        context: the context of the run.
+        step: the step, counted from 1.
+        config: what the step is run with.
+
+    Returns:
+        The event to reserve.
+
+    Raises:
+        LedgerMismatch: if what is about to run is not the event of the plan.
+    """
+    plan, sampling = context.plan, context.sampling
+    rate = None if config.draw is None else config.draw.rate
+    due = step if sampling.steps_per_event == 1 else 1
+    queries = config.query.sum_queries(noise_multiplier_of(context, step, config), due)
+    event = Sampled(sampling.policy_at(step, config), queries, adaptive=plan.adaptive)
+    if event != plan.event_at(step, config.noise, rate):
+        raise LedgerMismatch(
+            "The query that is about to run is not the event of the plan; nothing was read."
+        )
+    return event
 
 
 def mechanism_for(
@@ -35,7 +63,7 @@ def mechanism_for(
     norm_rounding = layout.norm_rounding(context.plan.divisor)
     mechanism = GaussianSum(
         query.joint_sensitivity(step) + norm_rounding,
-        noise_multiplier_of(context, step, config),
+        relative_noise(context, step, config),
         dimension,
         co_batched,
         rounding,
@@ -49,10 +77,15 @@ def partition_for(
 ) -> BatchPartition:
     """Return how the records that a step differentiates are divided into blocks."""
     return context.sampling.partition(
-        context, engine, step, noise_multiplier_of(context, step, config), ranks
+        context, engine, step, relative_noise(context, step, config), ranks
     )
 
 
 def noise_multiplier_of(context: StepContext, step: int, config: StepConfig) -> float:
+    """Return the noise multiplier of a step: the planned one, times what controllers chose."""
+    return context.plan.noise_at(step) * config.noise
+
+
+def relative_noise(context: StepContext, step: int, config: StepConfig) -> float:
     """Return the noise of a step over the norm of what one record adds to all of its sums."""
-    return context.plan.noise_at(step) * config.noise / config.query.joint_sensitivity(step)
+    return noise_multiplier_of(context, step, config) / config.query.joint_sensitivity(step)
