@@ -8,8 +8,8 @@ __getattr__, __all__ = exports(
         "checkpoint": ("resume",),
         "contributing": ("ContributingShare",),
         "loss_queries": ("FirstBelow", "PrivateArgmin"),
-        "released": ("Released",),
+        "released": ("Batch", "Released"),
         "resources": ("Resources", "estimate_resources"),
-        "run": ("Batch", "Run"),
+        "run": ("Run",),
     },
 )

@@ -1,5 +1,6 @@
-"""What a run rests on, collected before its first release and recorded in its ledger: nothing of it
-is from records.
+"""Collect what a run's guarantee rests on, and record it in the ledger before the first release.
+
+Nothing of it is computed from records.
 """
 
 import platform
@@ -33,11 +34,14 @@ _LIBRARIES = re.compile(
 
 
 def record_basis(context: "StepContext", probe: "Probe", engine: Engine) -> None:
-    """Record in the ledger what the steps of ``engine`` rest on; refuse what a strict run must not
-    rest on.
+    """Record in the ledger what the steps of an engine rest on.
 
-    To be called before the engine sees a record. Of several processes rank 0 writes, and all of
-    them check.
+    Call it before the engine sees a record. Of several processes rank 0 writes, and all check.
+
+    Args:
+        context: the context of the run.
+        probe: the probe that judged the engine on synthetic input.
+        engine: the engine that was chosen.
 
     Raises:
         IsolationError: in a strict run, if the loss gives other bits for equal input.
@@ -225,9 +229,7 @@ def _rounding(context: "StepContext", engine: Engine) -> Iterator[Ground]:
 
 
 def co_batched_records(context: "StepContext", engine: Engine) -> int:
-    """Return how many records may share their arithmetic with another one, by public and released
-    numbers.
-    """
+    """Return how many records may share their arithmetic with another one."""
     if context.plan.query.slots is not None:
         return 0
     step = max(1, context.progress.taken)
@@ -239,8 +241,8 @@ def _shape(context: "StepContext") -> Iterator[Ground]:
         Kind.DECLARATION,
         "shape",
         "What a record looks like",
-        f"Declared by {context.example.how}: {context.example.shapes}. What is larger or of another type "
-        "contributes nothing.",
+        f"Declared by {context.example.how}: {context.example.shapes}. What is larger or of "
+        "another type contributes nothing.",
     )
 
 

@@ -1,9 +1,9 @@
-"""Save a run and go on with it: model, optimizers and what else is public; never noise or sampling
-state.
+"""Save a run and continue it: the model, the optimizers and what else is public.
 
-A checkpoint names the last line of its ledger. What the ledger has after that line was paid for and
-is lost: the resumed run draws fresh samples and fresh noise, and stops early rather than exceed the
-plan. Of several processes rank 0 reads and writes the files.
+States of noise and sampling are never saved. A checkpoint names the last line of its ledger. What
+the ledger has after that line was paid for and is lost: the resumed run draws fresh samples and
+fresh noise, and stops early rather than exceed the plan. Of several processes rank 0 reads and
+writes the files.
 
 A ledger in the folder of its checkpoint or beside it is named by its place relative to the folder:
 the two can be moved together, and say nothing about the machine. Schema 1 named every ledger by the
@@ -33,9 +33,7 @@ _SCHEMAS = (1, 2)
 
 
 def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-    """Write the run's public state to ``directory`` and return the file; see
-    :meth:`dpfy.Run.save`.
-    """
+    """Write the run's public state to a folder; see :meth:`dpfy.Run.save`."""
     if not run.context.ranks.first:
         return Path(directory) / FILE
     ledger = run.ledger
@@ -78,12 +76,27 @@ def resume(
     extra: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """Continue the run that :meth:`dpfy.Run.save` wrote to ``directory``, with fresh samples and
-    fresh noise.
+    """Continue the run that :meth:`dpfy.Run.save` wrote, with fresh samples and fresh noise.
 
-    The state of the model, the optimizers and of every object in ``extra`` is restored in place.
-    ``options`` are those of :func:`dpfy.privatize`; the plan and, unless ``ledger`` says otherwise,
-    the ledger's place are the saved ones.
+    The plan is the saved one. The states of the model, of the optimizers and of every object in
+    ``extra`` are restored in place.
+
+    Args:
+        directory: the folder of the checkpoint.
+        model: a model of the same architecture.
+        optimizer: the optimizer or optimizers of the run, of the same kinds.
+        data: the private data set.
+        ledger: where the ledger is now; None for where the checkpoint says.
+        extra: objects with ``load_state_dict``, by the names that they were saved under.
+        options: further arguments of :func:`dpfy.privatize`.
+
+    Returns:
+        The run; ``run.restored`` has the plain values of ``extra``, and ``run.lost_steps`` counts
+        the steps that were paid for after the checkpoint.
+
+    Raises:
+        CheckpointError: if the checkpoint does not fit the model, the optimizers or the ledger.
+        LedgerError: if the ledger cannot be continued.
     """
     state = _shared_state(Path(directory) / FILE, ledger)
     saved = state["ledger"]
@@ -130,9 +143,7 @@ def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
 
 
 def _place(ledger: Path, folder: Path) -> str:
-    """Return how a checkpoint in ``folder`` names its ledger: from there if it is inside or beside
-    it, else in full.
-    """
+    """Return how a checkpoint names its ledger: by a relative path if it is near, else in full."""
     ledger, folder = (
         ledger.parent.resolve() / ledger.name,
         folder.resolve(),
@@ -141,9 +152,7 @@ def _place(ledger: Path, folder: Path) -> str:
 
 
 def _ledger_path(folder: Path, state: dict[str, Any], given: str | Path | None) -> Path:
-    """Return where to look for the ledger: where one was told, or else where the checkpoint says it
-    was.
-    """
+    """Return where to look for the ledger: where one was told, or where it was."""
     if given is not None:
         return Path(given)
     saved = Path(state["ledger"]["path"])

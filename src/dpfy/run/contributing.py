@@ -1,9 +1,8 @@
-"""The share of records that contribute: what was released of it so far, and when it is too low to
-be chance.
+"""Follow the share of records that contribute, and warn when it is too low to be chance.
 
 A record that cannot be loaded, or whose loss or gradient is not finite, contributes nothing, and
-nobody is told. If all of them are like that, a run trains on pure noise. Counts that were released
-with noise, and paid for, may tell.
+nobody is told. If all records are like that, a run trains on pure noise. Counts that were released
+with noise, and paid for, can tell.
 """
 
 import math
@@ -21,7 +20,13 @@ _WIDENED = 1.1  # by how much arithmetic may widen the noise beyond the plan's, 
 
 
 class ContributingShare:
-    """Follows what steps released of :class:`dpfy.Contributing`, and says once when it is low.
+    """Follow what steps release of :class:`dpfy.Contributing`, and warn once when it is low.
+
+    Args:
+        plan: a plan that releases :class:`dpfy.Contributing`.
+
+    Raises:
+        InvalidArgument: if the plan does not release it.
 
     *Formal guarantee*: it sees released values alone. If at least nine tenths of the declared
     records contribute at every step, :meth:`observe` speaks in the course of a whole run with a
@@ -29,8 +34,12 @@ class ContributingShare:
     docs/proofs/queries.md.
 
     >>> import dpfy, torch
-    >>> share = ContributingShare(dpfy.dpsgd(records=1000, batch_size=100, steps=5, statistics=[dpfy.Contributing()]))
-    >>> text = share.observe(Released({}, 1, {"contributing": torch.tensor(0.02)}, noise_multiplier=1.0))
+    >>> plan = dpfy.dpsgd(
+    ...     records=1000, batch_size=100, steps=5, statistics=[dpfy.Contributing()]
+    ... )
+    >>> share = ContributingShare(plan)
+    >>> released = Released({}, 1, {"contributing": torch.tensor(0.02)}, noise_multiplier=1.0)
+    >>> text = share.observe(released)
     >>> text[:32], round(share.upper, 2)
     ('Only about 2% of the expected re', 0.82)
     """
@@ -48,9 +57,7 @@ class ContributingShare:
 
     @property
     def mean(self) -> float | None:
-        """The mean of what was released, as a share of the expected sample; None before there is
-        one.
-        """
+        """The mean released share of the expected sample; None before there is one."""
         return (
             self._counted / (self._steps * self._expected)
             if self._steps and self._expected > 0
@@ -59,9 +66,7 @@ class ContributingShare:
 
     @property
     def upper(self) -> float:
-        """What the share is at most, however often it is asked, but for a probability of 10⁻⁶;
-        infinity at first.
-        """
+        """An upper bound of the share, at any time, but for a probability of 10⁻⁶; ∞ at first."""
         if self.mean is None:
             return math.inf
         # The lower tail of a sample's size is no heavier than that of a Gaussian whose variance is
@@ -73,8 +78,13 @@ class ContributingShare:
         )
 
     def observe(self, released: Released) -> str | None:
-        """Take in what a step released; return what is to be said, if there is anything, and only
-        once.
+        """Take in what a step released.
+
+        Args:
+            released: what left the step.
+
+        Returns:
+            A warning if hardly any record contributes, once; otherwise None.
         """
         value = released.statistics.get(self._statistic.name)
         if value is None:
@@ -113,10 +123,10 @@ class ContributingShare:
 
 
 def _expected_sample(plan: Plan) -> float:
-    """How many records a sample has in expectation, or somewhat fewer: a sample that is cut has at
-    most its capacity.
+    """Return how many records a sample has in expectation, or somewhat fewer.
 
-    E min(N, c) is at least min(E N, c) − √(E N)/2, by the mean deviation of N.
+    A truncated sample has at most its capacity c: E min(N, c) is at least min(E N, c) − √(E N)/2,
+    by the mean deviation of N.
     """
     expected = plan.expected_batch
     if isinstance(plan.sampling, TruncatedPoisson):

@@ -1,6 +1,4 @@
-"""The controllers of a run and what they remember: from released values to the setting of the next
-step.
-"""
+"""Run the controllers of a plan: from released values to the configuration of the next step."""
 
 from collections.abc import Mapping
 from typing import Any

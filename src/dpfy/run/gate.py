@@ -50,9 +50,7 @@ class Gate:
         }
 
     def check(self, action: str) -> None:
-        """Raise unless every gradient is released, and the trainable parameters are those of the
-        start.
-        """
+        """Raise unless every gradient is released and no trainable parameter is new."""
         for optimizer in self._optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 if id(parameter) not in self._names and (
@@ -94,9 +92,7 @@ class Gate:
         _live.discard(self)
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer that was not given to privatize trains one of the run's
-        parameters.
-        """
+        """Tell whether a foreign optimizer trains one of the run's parameters."""
         return optimizer not in self._optimizers and any(
             id(parameter) in self._names
             for group in optimizer.param_groups
@@ -144,8 +140,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How a release left one gradient. Edits through ``.data`` are not counted in the version,
-    hence the bits.
+    """Remember how a release left one gradient.
+
+    Edits through ``.data`` do not count in the version, hence the bits.
     """
 
     gradient: Callable[[], torch.Tensor | None]
@@ -161,9 +158,7 @@ _INTEGERS = {
 
 
 def _bits(gradient: torch.Tensor) -> int:
-    """The sum of all bit patterns, which is exact and so does not depend on the number of
-    threads.
-    """
+    """Return the sum of all bit patterns, exact and independent of the number of threads."""
     whole = gradient.detach().contiguous().view(-1)
     patterns = whole.view(_INTEGERS.get(whole.element_size(), torch.int32))
     if not patterns.is_cpu:
@@ -184,9 +179,7 @@ def _extremes(values: torch.Tensor) -> tuple[float, float]:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether no value is infinite or NaN; a fraction of the cost of
-    ``values.isfinite().all()``.
-    """
+    """Tell whether no value is infinite or NaN, at a fraction of ``isfinite().all()``'s cost."""
     return all(map(math.isfinite, _extremes(values)))
 
 

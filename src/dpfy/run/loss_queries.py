@@ -1,10 +1,9 @@
-"""Questions about the losses of a sample, for recipes that look before they step: one answer,
-nothing else.
+"""Answer one question about the losses of a sample, for recipes that look before they step.
 
-    reserve the event ─▶ draw a sample ─▶ clipped losses, model by model ─▶ noisy choice or comparison ─▶ a place
+    reserve ─▶ draw ─▶ clipped losses, model by model ─▶ noisy choice or comparison ─▶ an index
 
-What one record more does to the losses of the others, in their last bits, is in the sensitivity
-that is declared; the proof is in ``docs/proofs/algorithms.md``.
+The declared sensitivity includes what a further record does to the rounding of other losses; the
+proof is in ``docs/proofs/algorithms.md``.
 """
 
 import math
@@ -39,7 +38,7 @@ _ARITHMETIC = (
 
 
 class _Search:
-    """A question to the losses of a run, each clipped to [0, ``bound``]."""
+    """Ask about the losses of a run, each clipped to [0, ``bound``]."""
 
     mechanism: Mechanism[Any, Any]
 
@@ -63,14 +62,15 @@ class _Search:
 
     @property
     def sensitivity(self) -> float:
-        """The bound, and what last bits do: companions in a block move two sums by ROUNDING bounds,
-        float64 by less.
+        """The bound, and an allowance for rounding.
+
+        Co-batched records move two sums by ROUNDING bounds each, and float64 moves them by less.
         """
         return self._bound * (1 + 2 * self._partition.largest * ROUNDING + _ARITHMETIC)
 
     @property
     def event(self) -> Sampled:
-        """What an answer costs, however many models are looked at."""
+        """The event of an answer, whatever the number of models."""
         run = self._run
         return replace(
             self.mechanism.event, policy=run.plan.sampling, adaptive=run.plan.filter is not None
@@ -82,8 +82,15 @@ class _Search:
 
 
 class PrivateArgmin(_Search):
-    """Which of several models has the least loss on a sample of the run, by the exponential
-    mechanism.
+    """Choose the model with the least loss on a sample, by the exponential mechanism.
+
+    Args:
+        run: the run whose records are asked; its plan samples by Poisson, in one process.
+        bound: losses are clipped to [0, bound]; above 0.
+        epsilon: the cost of an answer as pure ε; above 0.
+
+    Raises:
+        InvalidArgument: if the run's sampling, processes or strictness have no rule for it.
 
     *Formal guarantee*: the event is on stable storage, and the ledger's guard has admitted it,
     before a record is read; nothing but the answer leaves. One record adds to each sum a loss
@@ -103,7 +110,7 @@ class PrivateArgmin(_Search):
         )
 
     def of(self, loss_fn: LossFn, models: Iterable[Weights]) -> int:
-        """Return the place of a model whose loss is least, or nearly so."""
+        """Return the index of a model whose loss is least, or nearly so."""
         losses = self._losses(loss_fn)
         return self.mechanism.release(
             [-losses.of(model) for model in models], self._run.context.streams.noise
@@ -111,10 +118,17 @@ class PrivateArgmin(_Search):
 
 
 class FirstBelow(_Search):
-    """The first of several models whose loss on a sample of the run is lower by as much as is asked
-    for.
+    """Find the first of several models whose loss on a sample is lower by a given amount.
 
-    *Formal guarantee*: as of :class:`PrivateArgmin`; the answer is that of the sparse vector
+    Args:
+        run: the run whose records are asked; its plan samples by Poisson, in one process.
+        bound: losses are clipped to [0, bound]; above 0.
+        epsilon: the cost of an answer as pure ε; above 0.
+
+    Raises:
+        InvalidArgument: if the run's sampling, processes or strictness have no rule for it.
+
+    *Formal guarantee*: as for :class:`PrivateArgmin`; the answer is that of the sparse vector
     technique with one answer above, ε-differentially private whatever the number of models. One
     record moves each difference of sums by at most ``bound``, in either direction.
 
@@ -131,8 +145,15 @@ class FirstBelow(_Search):
     def of(
         self, loss_fn: LossFn, start: Weights, models: Iterable[tuple[Weights, float]]
     ) -> int | None:
-        """Return the place of the first model whose summed loss is below that of ``start`` by the
-        number beside it.
+        """Return the index of the first model whose summed loss is low enough, or None.
+
+        Args:
+            loss_fn: the loss, as for :meth:`dpfy.Run.backward`.
+            start: the weights to compare with.
+            models: weights, and by how much their summed loss must be below that of ``start``.
+
+        Returns:
+            The index, or None if no model is found to be low enough.
         """
         losses = self._losses(loss_fn)
 
@@ -147,8 +168,9 @@ class FirstBelow(_Search):
 
 
 def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
-    """Set noise and clip bounds of the steps to come, as factors of the planned, in a plan that is
-    ``RecipeControlled``.
+    """Set noise and clip bounds of later steps, as factors of the planned ones.
+
+    The plan must have the controller :class:`~dpfy.mechanisms.controllers.RecipeControlled`.
     """
     controllers = run.context.controllers
     states = controllers.state_dict()

@@ -53,9 +53,7 @@ def clipped_mean(engine: Engine, loss_fn: LossFn, visit: Visit, clipping: Clippi
 def _gradients(
     engine: Engine, loss_fn: LossFn, chunk: Chunk
 ) -> tuple[RecordStats, list[torch.Tensor | None]]:
-    """Return what was seen of a chunk, and the gradient of the sum of its losses, by plain
-    autograd.
-    """
+    """Return the statistics of a chunk and the gradient of its summed losses, by autograd."""
     state = Substitutes(engine.model, engine.parameters)
     leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
     named = {f"model.{name}": tensor for name, tensor in (leaves | state.others).items()}

@@ -1,10 +1,9 @@
-"""A sample in blocks that records draw for themselves, so that a record meets the arithmetic of few
-others.
+"""Divide a sample into blocks that records draw for themselves.
 
-The last bits of a float32 sum depend on what it is a sum of, and those of a kernel on how many
-records it is given. If blocks were consecutive records, one record more would shift all of them and
-move every other record's last bits. Here each record draws its block independently of the others,
-and in a block that is too large its half, and half of a half. One record more then changes one
+The rounding of a float32 sum depends on its terms, and that of a kernel on the number of records it
+is given. If blocks were consecutive records, a further record would shift all of them and change
+the rounding of every other record. Here each record draws its block independently of the others,
+and in a block that is too large its half, and half of a half. A further record then changes one
 block, or divides it, and all other blocks are computed from the same records in the same order, to
 the same bits.
 """
@@ -29,10 +28,14 @@ _BITS = 63  # of a lot
 
 @dataclass(frozen=True)
 class BatchPartition:
-    """How a sample of declared expectation is divided: public constants only.
+    """Divide a sample of declared expectation, by public constants only.
 
-    >>> Blocks.planned(expected_batch=1000, largest_chunk=64, ranks=2)
-    Blocks(count=20, largest=64)
+    Args:
+        count: the number of blocks.
+        largest: the most records of a part; larger blocks are divided.
+
+    >>> BatchPartition.planned(expected_batch=1000, largest_chunk=64, ranks=2)
+    BatchPartition(count=20, largest=64)
     """
 
     count: int
@@ -42,8 +45,15 @@ class BatchPartition:
     def planned(
         cls, expected_batch: float, largest_chunk: int | None, ranks: int = 1
     ) -> "BatchPartition":
-        """Return one block if it is expected to be a chunk, or as many as leave room in one; as
-        many for every rank.
+        """Return one block if it is expected to be one chunk, or several that leave room in one.
+
+        Args:
+            expected_batch: the expected number of records.
+            largest_chunk: the most records in memory at once; None for as many as is quick.
+            ranks: the number of processes, of which each gets as many blocks.
+
+        Returns:
+            The partition.
         """
         chunk = largest_chunk or _LARGEST
         size = max(1.0, min(chunk if expected_batch <= chunk else _ROOM * chunk, _LARGEST))
@@ -78,11 +88,12 @@ class BatchPartition:
         ]
 
     def divided(self, indices: torch.Tensor, tags: torch.Tensor) -> list[torch.Tensor]:
-        """Divide the records of a block into parts of at most ``largest``: while there are more,
-        each draws a half.
+        """Divide a block into parts of at most ``largest``.
 
-        However many records there are, one more is in a part of its own, or makes a part larger, or
-        has a part of ``largest`` divided. It touches no record outside of that part.
+        While a part is larger, each of its records draws one of two halves.
+
+        A further record is in a part of its own, or makes a part larger, or has a part of
+        ``largest`` divided. It touches no record outside of that part.
         """
         waiting, parts = [(indices, tags, 0)], []
         while waiting:
@@ -99,7 +110,7 @@ class BatchPartition:
 def _likely(expected: float) -> int:
     """Return a size that a block of this expectation hardly ever exceeds (Chernoff).
 
-    A larger one is divided, which takes some time and nothing else.
+    A larger block is divided, which takes some time and nothing else.
 
     >>> _likely(50.0)
     92
@@ -111,13 +122,11 @@ def _likely(expected: float) -> int:
 
 
 def drawn_from(count: int, tags: torch.Tensor) -> torch.Tensor:
-    """Return a number below ``count`` for each lot, uniform to 2⁻³²."""
+    """Return a number below ``count`` for each tag, uniform to 2⁻³²."""
     return (tags >> 31) * count >> 32
 
 
 def even_parts(indices: torch.Tensor, largest: int | None) -> list[torch.Tensor]:
-    """Divide indices into as few parts as are not larger than ``largest``, of about the same
-    size.
-    """
+    """Divide indices into as few parts of at most ``largest`` as possible, of similar sizes."""
     parts = math.ceil(len(indices) / (largest or _LARGEST))
     return list(indices.tensor_split(parts)) if parts else []

@@ -1,4 +1,4 @@
-"""Binding a plan: to a model and its optimizers, to private records, and to a ledger."""
+"""Bind a plan to a model and its optimizers, to private records, and to a ledger."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,32 +61,59 @@ def privatize(
     rows_per_user: int | None = None,
     strict: bool = False,
 ) -> Run:
-    """Bind a plan to a model, its optimizer, private data and a ledger; the model and the optimizer
-    stay what they are.
+    """Bind a plan to a model, its optimizer, private data and a ledger.
 
-    ``data`` is any map-style data set, or a ``DataLoader`` over one whose order is the plan's
-    sampling: it is not iterated, the run draws by the same law from its own generator.
-    ``max_physical_batch`` limits the rows in memory, of which the engine takes as many as suit it,
-    and changes nothing but last bits of a result. ``example_input`` is a collated batch of
-    synthetic examples, of the largest shape that a record may have: it decides the engine and the
-    scale of the noise, and records that do not fit it contribute nothing. A ``TensorDataset`` needs
-    none, nor does a data set that has it as an attribute. ``anchor`` keeps the ledger's head in a
-    second place; ``block`` reserves that many steps at once; ``announce`` says so when steps were
-    spent on the ledger before. With ``insecure_test_key`` nothing is private: the ledger says so. A
-    plan under a filter (:meth:`Plan.under`) declares it in the ledger, whose guard then admits or
-    refuses every step before records are read: those of the plan, and what your own code reserves
-    with ``run.ledger.reserve`` for its own mechanisms.
+    The model and the optimizer stay what they are; until the run is closed, the optimizer refuses a
+    gradient that was not released. In a process group of ``torch.distributed`` every rank calls
+    this with the same arguments: the model becomes that of rank 0, each sample is divided among the
+    ranks, and the ledger and the noise are rank 0's.
 
-    For a plan that protects users (``unit="user"``, here or in the plan, whose ``records`` count
-    them) ``unit_of`` says whose the rows are: a sequence with one id per row, or a function from a
-    row's index to its id. A step draws users; each takes part with at most ``rows_per_user`` of its
-    rows (16), drawn anew, and the mean of their losses. ``loss_fn`` still returns one loss per row.
+    Args:
+        model: the model to train; BatchNorm and other layers that mix records are refused.
+        optimizer: one or several optimizers over the model's parameters.
+        data: a map-style data set, or a ``DataLoader`` over one whose order is the plan's sampling.
+        It
+            is not iterated: the run draws by the same law from its own generator.
+        plan: what will run. A plan under a filter (:meth:`Plan.under`) declares it in the ledger,
+        whose
+            guard then admits or refuses every step before records are read, and whatever your own
+            code reserves with ``run.ledger.reserve``.
+        ledger: the file of the ledger, or an open one. Default: ``run.dpl``.
+        max_physical_batch: the most rows in memory at once; it changes rounding errors only.
+        Default:
+            as many as suit the engine.
+        engine: ``auto``, ``bookkeeping``, ``ghost``, ``vmap`` or ``loop``. Default: ``auto``, the
+            fastest that is safe for the model.
+        collate_fn: turns a list of one record into a batch of one. Default: torch's.
+        num_workers: processes that load records. Default: 0.
+        example_input: a collated batch of synthetic examples, of the largest shape that a record
+        may
+            have. It decides the engine and the scale of the noise; records that do not fit it
+            contribute nothing. A ``TensorDataset`` needs none, nor does a data set that has it as
+            an attribute.
+        insecure_test_key: fixes all randomness, for tests. Nothing is private then, and the ledger
+        says
+            so. Default: a fresh key of the operating system.
+        anchor: a file in another place that also keeps the head of the ledger.
+        block: the number of steps to reserve at once. Default: 1.
+        announce: whether to print that steps were spent on the ledger before. Default: True.
+        unit: ``record`` or ``user``: what is protected. Default: as the plan says.
+        unit_of: whose the rows are, for users: one id per row, or a function from a row's index to
+        its
+            id. A step draws users; ``loss_fn`` still returns one loss per row.
+        rows_per_user: the most rows of a user in a step, drawn for each step; a user counts with
+        the
+            mean of their losses. Default: 16.
+        strict: whether to refuse whatever rests on an allowance instead of a proof; see
+            docs/how-to/engines.md. Default: False.
 
-    ``strict`` refuses whatever rests on an allowance instead of a proof: docs/how-to/engines.md.
+    Returns:
+        The run; iterate over it for batches.
 
-    In a process group of ``torch.distributed`` every rank calls this with the same arguments. The
-    model becomes that of rank 0, each sample is divided among the ranks, and the ledger and the
-    noise are rank 0's.
+    Raises:
+        InvalidArgument: if the model, the optimizer, the plan and the options do not fit each
+        other. DataError: if the data set is not map-style, or the shape of its records is not
+        declared. LedgerError: if the ledger cannot be opened or belongs to another plan.
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
@@ -185,7 +212,7 @@ def privatize(
 
 
 def _protecting(plan: Plan, unit: Unit | str | None) -> Plan:
-    """The plan with the unit that is asked for; one that protects users is not weakened."""
+    """Return the plan with the unit that is asked for; one that protects users is not weakened."""
     if unit is None or _validate.choice("unit", unit, tuple(Unit)) == plan.unit:
         return plan
     if plan.unit is Unit.USER:

@@ -1,5 +1,4 @@
-"""Several processes, one mechanism: the ranks share the work on the records, and nothing else
-changes.
+"""Share the work on a sample among several processes that run one mechanism.
 
     rank 0:  reserve ─▶ draw ─┬─▶ share ─▶ bounded sums ─┬─▶ noise ─┬─▶ Released
     others:                   └─▶ share ─▶ bounded sums ─┘          └─▶ Released
@@ -51,8 +50,10 @@ class Ranks:
 
     @classmethod
     def present(cls) -> "Ranks":
-        """Return the ranks of the process group; refuse a process that was started as one of
-        several without one.
+        """Return the ranks of the process group.
+
+        Raises:
+            InvalidArgument: if this process was started as one of several and there is no group.
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
@@ -70,9 +71,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block without messages on every rank; what it raises on one of them is raised on
-        all.
-        """
+        """Run a block without messages on every rank; an error on one is raised on all."""
         if self.size == 1:
             yield
             return
@@ -101,9 +100,7 @@ class Ranks:
         return bool(flag)
 
     def agree(self, declared: Mapping[str, Any]) -> None:
-        """Raise on every rank if one of them has another value than rank 0; the values stay where
-        they are.
-        """
+        """Raise on every rank if one has another value than rank 0; no value is sent."""
         mine = {
             name: hashlib.sha256(repr(value).encode()).hexdigest()
             for name, value in declared.items()
@@ -136,17 +133,13 @@ class Ranks:
                 )  # wider types need aligned memory
 
     def own(self, stream: SecureStream) -> SecureStream:
-        """Return a stream that no other rank has, also where a test key gives all of them the same
-        one.
-        """
+        """Return a stream that no other rank has, even under a shared test key."""
         for _ in range(self.rank):
             stream = stream.split()
         return stream
 
     def sum_to_first(self, total: torch.Tensor) -> None:
-        """Replace ``total`` on rank 0 by the sum over the ranks; elsewhere it is undefined
-        afterwards.
-        """
+        """Replace ``total`` on rank 0 by the sum over the ranks; elsewhere it is then undefined."""
         if self.size > 1:
             _exchange(lambda part: dist.reduce(part, 0), total)
 
@@ -174,9 +167,7 @@ class Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Be in the process group that the environment announces, unless the program made one, while
-    the block runs.
-    """
+    """Join the process group that the environment announces, unless the program made one."""
     joins = _announced() and not dist.is_initialized()
     if joins:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -228,9 +219,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _exchange(operation: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> None:
-    """Carry out a collective operation on ``tensor`` in place; NCCL alone has no way for what is
-    not on a GPU.
-    """
+    """Carry out a collective operation in place, by way of the GPU where NCCL needs that."""
     carried = tensor.to(torch.cuda.current_device()) if dist.get_backend() == "nccl" else tensor
     try:
         operation(carried)

@@ -1,5 +1,6 @@
-"""The one vector that a step sums up and noises: a piece for every trained parameter and for every
-statistic.
+"""Lay out the one vector that a step sums up and adds noise to.
+
+It has a piece for every trained parameter and for every statistic.
 """
 
 import math
@@ -28,8 +29,13 @@ _REHEARSED = 2.0**-40  # the lattice of a rehearsal, whose sums nobody sees
 
 @dataclass(frozen=True)
 class ReleaseLayout:
-    """Where the sums of one step are in its vector, and in which units, so that one noise suits all
-    of them.
+    """Say where each sum of a step is in its vector, and in which units.
+
+    Args:
+        query: the sums that the step releases, in their present bounds.
+        parameters: the trained parameters, by name.
+        statistics: the statistics that are due.
+        coordinates: coordinates of their own in which gradients are bounded, by parameter name.
     """
 
     query: Query
@@ -53,9 +59,7 @@ class ReleaseLayout:
         ]
 
     def split(self, vector: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return views of the vector: gradients in the shapes of the parameters, and flat
-        statistics.
-        """
+        """Return views of the vector: gradients in the parameters' shapes, and flat statistics."""
         views = vector.split(self.sizes)
         count = len(self.parameters)
         return [
@@ -106,15 +110,13 @@ class ReleaseLayout:
 
     @property
     def completes(self) -> bool:
-        """Whether the query wants something done with whole sums."""
+        """Whether the query needs whole sums: a division by the sample size, or their norm."""
         return self.query.least_sample is not None or any(
             isinstance(each, NormOfSum) for each in self.statistics
         )
 
     def complete(self, vector: torch.Tensor, records: int, divisor: float) -> None:
-        """Do it with their vector: divide the sums by the size of the sample, or take their
-        norm.
-        """
+        """Divide the sums by the size of the sample, or take their norm, as the query asks."""
         gradients, statistics = self.split(vector)
         least = self.query.least_sample
         if least is not None and records > least:
@@ -129,11 +131,10 @@ class ReleaseLayout:
                 total.fill_(min(bounds, _LARGEST_NORM * divisor) / self.query.sum_scale(each))
 
     def norm_rounding(self, divisor: float) -> float:
-        """By how much float64 may move the norm of a sum from its own, in both of two neighbours,
-        if it is asked for.
+        """Return by how much float64 rounding may move the norm of a sum in two neighbours.
 
         Adding d squares and taking the root has a relative error of at most (d + 2)·2⁻⁵³, and the
-        norm is limited.
+        norm is limited. It is zero if no norm is released.
         """
         if not any(isinstance(each, NormOfSum) for each in self.statistics):
             return 0.0
@@ -156,11 +157,10 @@ class ReleaseLayout:
         ]
 
     def outputs(self, sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a place for every released piece: as parameters are, or in float64 where more is
-        done with them.
+        """Return memory for every released piece: of the parameter's type, or float64.
 
-        A sum that is as its parameter is gives up its own place: nothing of it is left in memory
-        then.
+        A sum in the type of its parameter is overwritten by what is released, so that nothing of it
+        is left in memory.
         """
         parameters, shapes = self.parameters.values(), [each.shape for each in self.statistics]
         device = next(iter(parameters)).device
@@ -197,9 +197,7 @@ class ReleaseLayout:
         return Released(gradients, step, statistics, noise_multiplier, bounds, self.stddevs(stddev))
 
     def stddevs(self, noise: float) -> dict[str, float | torch.Tensor]:
-        """Return the noise of every gradient in the user's units, given that of the vector over the
-        divisor.
-        """
+        """Return the noise of every gradient, given that of the vector over the divisor."""
         sum_scales = self._clipping.sum_scales
         return {
             name: noise * scale * (self.coordinates[name].scale if self.coordinates else 1.0)
@@ -208,8 +206,9 @@ class ReleaseLayout:
 
 
 def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: ReleaseLayout) -> None:
-    """Clip made-up records as the plan says: what fails for every record would pass for silence in
-    a step.
+    """Clip synthetic records as the plan says.
+
+    What fails for every record would pass for silence in a step.
     """
     seen = engine.bounded_sums(loss_fn, made_up, pieces.clipping(_REHEARSED)).seen
     sums = [torch.zeros(each.size, dtype=torch.float64) for each in pieces.statistics]
@@ -217,9 +216,7 @@ def rehearse(engine: Engine, loss_fn: LossFn, made_up: Chunk, pieces: ReleaseLay
 
 
 def leaf_of(parameter: str, leaves: Sequence[ClippedSum]) -> int:
-    """Return the number of the clipped sum that has a parameter: one that names it, or the one that
-    has the rest.
-    """
+    """Return the index of the clipped sum that has a parameter, by name or as the rest."""
     for number, leaf in enumerate(leaves):
         if parameter in leaf.parameters:
             return number
@@ -236,9 +233,7 @@ def leaf_of(parameter: str, leaves: Sequence[ClippedSum]) -> int:
 def check_leaves(
     query: Query, parameters: Mapping[str, nn.Parameter], everything: Mapping[str, nn.Parameter]
 ) -> None:
-    """Raise unless every trained parameter is in a clipped sum, and every sum's parameters are the
-    model's.
-    """
+    """Raise unless clipped sums and trained parameters fit each other."""
     for name in parameters:
         leaf_of(name, query.leaves)
     unknown = next(
@@ -254,8 +249,9 @@ def check_leaves(
 def _place(
     total: torch.Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return the sum itself or fresh memory; never a sum in float64, whose vector is used again in
-    the next step.
+    """Return the sum's own memory, or fresh memory.
+
+    Never that of a float64 sum, whose vector is used again in the next step.
     """
     if (
         dtype == total.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What a private step takes in memory and time, from a few steps on made-up records."""
+"""Measure what a private step takes in memory and time, in a few steps on synthetic records."""
 
 import math
 import statistics
@@ -36,11 +36,21 @@ _OPTIMIZERS: dict[str, Any] = {  # steps of length 0 leave the parameters as the
 
 @dataclass(frozen=True)
 class Resources:
-    """What private steps of one model take on this machine; printed, a few lines.
+    """Hold what private steps of one model take on this machine; printed, a few lines.
 
     Memory is that of the whole process (of the allocator, on an accelerator) at its peak. It grows
     with the records in memory at once, a chunk, and not with the batch: a batch of any size is
     computed in chunks.
+
+    Args:
+        engine: the name of the engine.
+        parameters: the number of trained parameters.
+        batch_size: the expected number of records per step.
+        records_at_once: the records in memory at once.
+        peak_bytes: the peak of memory, in bytes.
+        bytes_per_record: the memory that one more record at once takes, in bytes.
+        seconds_per_record: the time of one more record, in seconds.
+        seconds_per_step: the time of noise, optimizer and ledger, in seconds.
     """
 
     engine: str
@@ -64,16 +74,12 @@ class Resources:
         )
 
     def largest_batch(self, seconds: float, steps: int) -> int:
-        """Return the largest expected batch of which ``steps`` fit into this time; 0 if none
-        does.
-        """
+        """Return the largest expected batch of which ``steps`` fit into a time; 0 if none."""
         left = seconds / _validate.count("steps", steps) - self.seconds_per_step
         return max(0, math.floor(left / self.seconds_per_record))
 
     def largest_chunk(self, memory: float) -> int:
-        """Return how many records may be in memory at once (``max_physical_batch``) for this peak;
-        0 if none may.
-        """
+        """Return the largest ``max_physical_batch`` for a peak in bytes; 0 if none."""
         spare = memory - (self.peak_bytes - self.records_at_once * self.bytes_per_record)
         return max(0, math.floor(spare / self.bytes_per_record))
 
@@ -98,16 +104,25 @@ def estimate_resources(
     max_physical_batch: int | None = None,
     optimizer: str = "sgd",
 ) -> Resources:
-    """Take a few private steps of length 0 on made-up records; return what they took. The model
-    stays as it was.
+    """Take a few private steps of length 0 on synthetic records, and return what they took.
 
-    ``batch`` is a collated batch of *made-up* examples and ``loss_fn`` a function of its fields, as
-    for :func:`dpfy.explain`. ``optimizer`` is ``"sgd"``, with momentum, or ``"adam"``. No record is
-    read, nothing is spent.
+    No record is read, nothing is spent, and the model stays as it was. Peaks are measured and not
+    counted, because kernels take memory that no formula of weights and activations knows: the
+    review's b·C + (1 + b)·L (Section 4.3) is that of an engine which keeps every record's gradient.
 
-    Peaks are measured and not counted, because kernels take room that no formula of weights and
-    activations knows: the review's b·C + (1 + b)·L (Section 4.3) is that of an engine which keeps
-    every record's gradient.
+    Args:
+        model: the model to train.
+        batch: a collated batch of synthetic examples.
+        loss_fn: the loss as a function of the fields of ``batch``. Default: the sum of the outputs.
+        batch_size: the expected number of records per step.
+        max_physical_batch: the most records in memory at once. Default: as suits the engine.
+        optimizer: ``sgd``, with momentum, or ``adam``. Default: ``sgd``.
+
+    Returns:
+        Memory in bytes and time in seconds.
+
+    Raises:
+        InvalidArgument: if an argument is out of its range.
 
     >>> found = estimate_resources(nn.Linear(10, 2), torch.rand(4, 10), batch_size=64)
     >>> found.engine, found.parameters, found.largest_batch(seconds=0.0, steps=1)
@@ -147,8 +162,7 @@ def estimate_resources(
 
 
 def measure_made(made: Any, fields: Fields, batch_size: int) -> Resources:
-    """Return the resources of a model, or of a tuple of a model and its loss, on records of these
-    types and shapes.
+    """Return the resources of a model, or a tuple of model and loss, on records of given fields.
 
     Without a loss, a last field of one whole number is a class.
     """

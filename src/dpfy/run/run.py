@@ -19,7 +19,7 @@ from dpfy.gradients.base import LossFn
 from dpfy.ledger import Ledger
 from dpfy.run.context import StepContext
 from dpfy.run.gate import Gate, is_finite
-from dpfy.run.released import Batch as Batch, Released
+from dpfy.run.released import Batch, Released
 from dpfy.run.step import take_step
 from dpfy.run.terms import event_of
 from dpfy.sandbox.torch_settings import certified
@@ -27,7 +27,7 @@ from dpfy.types import Interval
 
 
 class Run(Closing):
-    """Take the steps of a plan: iterate, call :meth:`backward` for every batch, then ``opt.step()``.
+    """Take the steps of a plan: iterate, call :meth:`backward`, then ``opt.step()``.
 
     :func:`dpfy.privatize` and :func:`dpfy.resume` make runs.
 
@@ -89,11 +89,9 @@ class Run(Closing):
         return self.steps_left
 
     def epochs(self) -> Iterator[Iterator[Batch]]:
-        """Yield one iterator of batches per epoch: the steps that see each record once on average."""
-        length, begun = (
-            self.plan.steps_per_epoch,
-            self.context.progress.handed_out // self.plan.steps_per_epoch,
-        )
+        """Yield one iterator of batches per epoch, which sees each record once on average."""
+        length = self.plan.steps_per_epoch
+        begun = self.context.progress.handed_out // length
         for epoch in range(begun, math.ceil(self.plan.steps / length)):
             if self.exhausted:
                 return

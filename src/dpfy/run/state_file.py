@@ -1,7 +1,6 @@
-"""State dictionaries as one safetensors file: tensors as they are, everything else as JSON in its
-header.
+"""Store state dictionaries in one safetensors file.
 
-Nothing is pickled, so reading a checkpoint runs no code; and one file is replaced atomically.
+Tensors are stored as they are, and everything else as JSON in the header: nothing is pickled.
 """
 
 import json
@@ -21,9 +20,7 @@ _KEY = "dpfy"
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state`` (nested dicts, lists, tuples, tensors and plain values) durably, replacing
-    ``path`` at once.
-    """
+    """Write nested dicts, lists, tuples, tensors and plain values durably, replacing ``path``."""
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _encode(state, "", tensors)
     data = save(tensors, metadata={_KEY: json.dumps(skeleton, allow_nan=False)})

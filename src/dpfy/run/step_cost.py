@@ -1,4 +1,4 @@
-"""What a private step is expected to take, beside a step without privacy, on made-up records."""
+"""Measure what a private step takes, beside a step without privacy, on synthetic records."""
 
 import statistics
 import time
@@ -22,9 +22,7 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """Time and memory of private steps on this machine, and the time of plain ones; printed, a few
-    words.
-    """
+    """Time and memory of private steps on this machine, and the time of plain ones."""
 
     resources: Resources
     plain_seconds: float
@@ -55,9 +53,7 @@ class Expected:
 
 
 def measure(made: Any, fields: Fields, batch_size: int) -> Expected:
-    """Measure what a step of a model takes on made-up records; ``made`` is as for
-    :func:`dpfy.checks.check.check`.
-    """
+    """Measure a step of a model on synthetic records; ``made`` is as for ``dpfy check``."""
     parts = Parts.of(made)
     return expected(parts.model, made_up(fields), parts.loss(len(fields)), batch_size=batch_size)
 
@@ -65,14 +61,10 @@ def measure(made: Any, fields: Fields, batch_size: int) -> Expected:
 def expected(
     model: nn.Module, batch: Any, loss_fn: LossFn | None = None, *, batch_size: int
 ) -> Expected:
-    """Take a few private and a few plain steps of length 0 on made-up records; the model stays as
-    it was.
+    """Take a few private and a few plain steps of length 0 on synthetic records.
 
-    Arguments are those of :func:`~dpfy.run.resources.estimate_resources`.
-
-    >>> found = expected(nn.Linear(10, 2), torch.rand(4, 10), batch_size=64)
-    >>> found.slowdown > 0
-    True
+    The model stays as it was. Arguments are those of
+    :func:`~dpfy.run.resources.estimate_resources`.
     """
     resources = estimate_resources(model, batch, loss_fn, batch_size=batch_size)
     made = as_chunk(batch)

@@ -1,6 +1,4 @@
-"""Strict runs: those whose guarantee rests on theorems, cited papers and checks, and on no
-allowance.
-"""
+"""Allow a strict run what rests on theorems, cited papers and checks; refuse any allowance."""
 
 from collections.abc import Collection
 
