@@ -13,7 +13,7 @@ from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery, canonical_j
 from dpfy.ledger.journal import GENESIS, Journal, seal
 from dpfy.ledger.scopes import composition
 
-FACTS = {"engine": "loop", "torch": "2.0", "companions": 12}
+FACTS = {"engine": "loop", "torch": "2.0", "co_batched": 12}
 
 
 def test_facts_are_durable_and_cost_nothing(path, header, step):
@@ -55,7 +55,7 @@ def test_an_edited_fact_is_a_damaged_ledger(path, header, step):
     with Ledger.open(path, header=header) as ledger:
         ledger.reserve(step)
         ledger.record_basis(FACTS)
-    path.write_bytes(path.read_bytes().replace(b'"companions":12', b'"companions":10'))
+    path.write_bytes(path.read_bytes().replace(b'"co_batched":12', b'"co_batched":10'))
     with pytest.raises(LedgerDamaged, match="line 4"):
         Ledger.read(path)
 

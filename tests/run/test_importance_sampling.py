@@ -27,7 +27,12 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.importance_bounds import MAX_BLOCK_RECORDS, MOVED
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.noise import LatticeGaussian, SecureStream
-from dpfy.run.importance_sampling import Weighing, expected_proposals, with_rounding_allowance
+from dpfy.run.importance_sampling import (
+    ImportanceSampling,
+    Weighing,
+    expected_proposals,
+    with_rounding_allowance,
+)
 from dpfy.run.norm_sums import extra_releases, noised, norm_sum
 from dpfy.run.partition import BatchPartition
 from dpfy.run.state_file import read_state
@@ -352,7 +357,7 @@ def test_norms_are_learned_from_no_more_records_at_once_than_is_allowed(tmp_path
     assert set(sizes) == {3}
 
 
-@pytest.mark.parametrize(("noise", "companions"), [(0.5, 64), (1.2, 132), (9.0, 192)])
+@pytest.mark.parametrize(("noise", "co_batched"), [(0.5, 64), (1.2, 132), (9.0, 192)])
 def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch, noise, co_batched):
     """Noise of 2.5 times as much over contributions of 0.4 clip bounds; what is paid for is what is
     computed with.
@@ -363,8 +368,11 @@ def test_a_step_has_as_many_companions_as_its_noise_hides(tmp_path, monkeypatch,
     )
     run = bound_run(tmp_path, records=10**4, batch_size=2000, noise_multiplier=noise)
     monkeypatch.setattr(
-        "dpfy.run.run.with_rounding_allowance",
-        lambda mechanism: paid.append(mechanism.co_batched) or with_rounding_allowance(mechanism),
+        ImportanceSampling,
+        "widen",
+        lambda _, mechanism: (
+            paid.append(mechanism.co_batched) or with_rounding_allowance(mechanism)
+        ),
     )
     run.release(loss_of(run.model), next(iter(run)))
     # What is recorded, the size that the loss is tried with, the step, its price, and norms.
@@ -386,8 +394,11 @@ def test_no_chunk_has_more_records_than_were_paid_for(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ExactBookkeepingEngine, "bounded_sums", bounded_sums)
     monkeypatch.setattr(
-        "dpfy.run.run.with_rounding_allowance",
-        lambda mechanism: paid.append(mechanism.co_batched) or with_rounding_allowance(mechanism),
+        ImportanceSampling,
+        "widen",
+        lambda _, mechanism: (
+            paid.append(mechanism.co_batched) or with_rounding_allowance(mechanism)
+        ),
     )
     data = TensorDataset(torch.full((1000, WIDTH), 100.0), torch.arange(1000) % 2)
     run = bound_run(

@@ -127,7 +127,7 @@ def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, 
     somebody holds it.
     """
     s, held = started(torch.ones(40, 3), steps=2, max_physical_batch=rows), []
-    take = SumAccumulator.take
+    take = SumAccumulator.add_chunk
 
     def taking(sums, chunk):
         take(sums, chunk)
@@ -138,7 +138,7 @@ def test_a_step_that_fails_leaves_no_sum_without_noise_in_memory(rows, started, 
         raise MemoryError
 
     monkeypatch.setattr(SumAccumulator, "add_chunk", taking)
-    monkeypatch.setattr(GaussianSum, "release_layout", failing)
+    monkeypatch.setattr(GaussianSum, "release_pieces", failing)
     with pytest.raises(MemoryError):
         s.release()
     assert not any(bool(each.any()) for each in held) and not s.run.context.buffer.vector.any()
