@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all coverage lint bench experiments experiments-quick docs clean
+.PHONY: setup demo test test-all test-pythons coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -43,8 +43,19 @@ experiments: setup
 experiments-quick: setup
 	$(BIN)/python -m experiments run --quick
 
-docs: setup
+docs: figures
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# A figure is drawn again when its script or its results are newer. After a change of the library: `make -B figures`.
+FIGURES := accountants adaptive algorithms budget-curves dpis planning-batches accuracy
+figures: $(FIGURES:%=docs/_static/%.svg)
+
+docs/_static/budget-curves.svg: docs/figures/budget_curves.py
+docs/_static/planning-batches.svg: docs/figures/planning.py
+docs/_static/accuracy.svg: docs/figures/accuracy.py experiments/plots.py $(wildcard experiments/results/*.json)
+$(foreach name,accountants adaptive algorithms dpis,$(eval docs/_static/$(name).svg: docs/figures/$(name).py))
+docs/_static/%.svg: | setup
+	PYTHONPATH=. $(BIN)/python $<
 
 clean:
 	rm -rf docs/_build build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
