@@ -25,12 +25,23 @@ test: lint
 test-all: lint experiments-quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term -m "slow or not slow"
 
+# The tests on every supported Python that this machine has, each in an environment of its own.
+PYTHONS := 3.11 3.12 3.13
+test-pythons:
+	@for version in $(PYTHONS); do \
+	  python$$version -c "" 2>/dev/null || { echo "python$$version: not found, left out"; continue; }; \
+	  python$$version -m venv .venv-$$version && \
+	  .venv-$$version/bin/python -m pip install --quiet -c constraints.txt -e ".[test,lint,docs]" && \
+	  .venv-$$version/bin/python -m pytest -n 2 --dist worksteal || exit 1; \
+	done
+
 # Tracing lines makes the tests half as long again: a target of its own, and part of test-all.
 coverage: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
