@@ -263,7 +263,8 @@ def _progress(place: Place, cell: Cell) -> str:
 
 
 def _how_to_go_on() -> str:
-    return f"Go on with: python -m experiments {shlex.join(each for each in sys.argv[1:] if each != '--again')}"
+    arguments = shlex.join(each for each in sys.argv[1:] if each != "--again")
+    return f"Go on with: python -m experiments {arguments}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

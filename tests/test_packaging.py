@@ -154,6 +154,12 @@ def test_extras_bring_what_their_parts_import() -> None:
 
 def test_nothing_names_a_package_index() -> None:
     # An address in these files would send other people's installations to a place of ours.
-    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".pre-commit-config.yaml"):
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        "Makefile",
+        ".ci/run",
+        ".pre-commit-config.yaml",
+    ):
         text = (ROOT / name).read_text()
         assert "://" not in text and "--index" not in text and "--find-links" not in text, name
