@@ -69,4 +69,4 @@ docs/_static/%.svg: | setup
 	PYTHONPATH=. $(BIN)/python $<
 
 clean:
-	rm -rf docs/_build build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf docs/_build $(filter-out %/one-step.svg,$(wildcard docs/_static/*.svg)) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*

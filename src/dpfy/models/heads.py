@@ -79,7 +79,7 @@ def linear_head(
             scale and shift.
 
     Returns:
-        A module that maps (records, *shape) to (records, classes).
+        A module that maps features of (records, channels, height, width) to (records, classes).
 
     Raises:
         InvalidArgument: 27 groups do not divide the channels, and no normalization is given.
@@ -113,7 +113,7 @@ def cnn_head(
         activation: Makes each activation; default: tanh.
 
     Returns:
-        A module that maps (records, *shape) to (records, classes).
+        A module that maps features of (records, channels, height, width) to (records, classes).
 
     Raises:
         InvalidArgument: There is no network for this height and width, or 27 groups do not divide
