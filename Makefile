@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all coverage lint bench experiments experiments-quick docs clean
+.PHONY: setup demo test test-all test-pythons coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -25,12 +25,23 @@ test: lint
 test-all: lint experiments-quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term -m "slow or not slow"
 
+# The tests on every supported Python that this machine has, each in an environment of its own.
+PYTHONS := 3.11 3.12 3.13
+test-pythons:
+	@for version in $(PYTHONS); do \
+	  python$$version -c "" 2>/dev/null || { echo "python$$version: not found, left out"; continue; }; \
+	  python$$version -m venv .venv-$$version && \
+	  .venv-$$version/bin/python -m pip install --quiet -c constraints.txt -e ".[test,lint,docs]" && \
+	  .venv-$$version/bin/python -m pytest -n 2 --dist worksteal || exit 1; \
+	done
+
 # Tracing lines makes the tests half as long again: a target of its own, and part of test-all.
 coverage: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -43,8 +54,19 @@ experiments: setup
 experiments-quick: setup
 	$(BIN)/python -m experiments run --quick
 
-docs: setup
+docs: figures
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
+# A figure is drawn again when its script or its results are newer. After a change of the library: `make -B figures`.
+FIGURES := accountants adaptive algorithms budget-curves dpis planning-batches accuracy
+figures: $(FIGURES:%=docs/_static/%.svg)
+
+docs/_static/budget-curves.svg: docs/figures/budget_curves.py
+docs/_static/planning-batches.svg: docs/figures/planning.py
+docs/_static/accuracy.svg: docs/figures/accuracy.py experiments/plots.py $(wildcard experiments/results/*.json)
+$(foreach name,accountants adaptive algorithms dpis,$(eval docs/_static/$(name).svg: docs/figures/$(name).py))
+docs/_static/%.svg: | setup
+	PYTHONPATH=. $(BIN)/python $<
+
 clean:
-	rm -rf docs/_build build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf docs/_build $(filter-out %/one-step.svg,$(wildcard docs/_static/*.svg)) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*

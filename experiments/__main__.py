@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dpfy.errors import DataError, DpfyError, InvalidArgument
-from experiments import plots, table as tables
+from experiments import table as tables
 from experiments.cell import Cell
 from experiments.configs import CELLS, NAMES, cells_of
 from experiments.features import FRONTS
@@ -125,11 +125,8 @@ def run(
 
 @app.command()
 def table() -> None:
-    """Write the tables and plots of experiments/README.md and docs/how-to/accuracy.md from the
-    results.
-    """
+    """Write the tables of docs/how-to/accuracy.md from the results; `make docs` draws its plots."""
     tables.update(Place(HERE))
-    plots.draw_noise(HERE.parent / plots.NOISE)  # which no result changes
 
 
 class Session:
@@ -266,7 +263,8 @@ def _progress(place: Place, cell: Cell) -> str:
 
 
 def _how_to_go_on() -> str:
-    return f"Go on with: python -m experiments {shlex.join(each for each in sys.argv[1:] if each != '--again')}"
+    arguments = shlex.join(each for each in sys.argv[1:] if each != "--again")
+    return f"Go on with: python -m experiments {arguments}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

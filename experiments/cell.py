@@ -32,8 +32,8 @@ class Cell:
     many augmented copies of a record share its loss. ``records`` takes that many records only, from
     the front.
 
-    >>> cell = Cell("digits", "digits", epsilon=3.0, network="digits-mlp", rate=0.5, steps=20, clip=1.0,
-    ...             learning_rate=0.25, found="by hand")
+    >>> cell = Cell("digits", "digits", epsilon=3.0, network="digits-mlp", rate=0.5, steps=20,
+    ...             clip=1.0, learning_rate=0.25, found="by hand")
     >>> cell.having(learning_rate=0.5).learning_rate
     0.5
     """

@@ -17,9 +17,6 @@ from experiments.cell import Cell, by_experiment
 from experiments.configs import CELLS
 from experiments.results import Entry, Place
 
-ACCURACY, SPENDING, NOISE = (
-    f"docs/_static/accuracy{suffix}.svg" for suffix in ("", "-spending", "-noise")
-)
 _DELTA, _EPSILONS, _STEPS, _EPOCHS = 1e-5, (1.0, 2.0, 3.0), 200, 60
 _RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.33, 1.0)
 _COLORS = ("#0072b2", "#c24e00", "#009e73")

@@ -1,4 +1,9 @@
-"""Where states and results are kept, and how a finished run enters the list of results."""
+"""Where states and results are kept, and how a finished run enters the list of results.
+
+Results are part of the repository. They hold all that tables and plots show: settings, accuracies,
+ε and the head of each run's ledger. States are not: ledgers and checkpoints of runs stay on the
+machine that runs them, where an interrupted run goes on from them.
+"""
 
 import fcntl
 import json
@@ -82,7 +87,7 @@ class Place:
             )
         (self.state(cell, outcome.seed) / CHECKPOINT).unlink(
             missing_ok=True
-        )  # the ledger stays, as evidence
+        )  # the ledger stays, as long as the folder does
         return entry
 
     def discard(self, cell: Cell, seed: int) -> None:

@@ -43,7 +43,7 @@ def upright(x: torch.Tensor) -> torch.Tensor:
     Hands slant differently, and digits do not differ by it. Moments of a picture alone say by how
     much: its ink leans by the covariance of columns and rows over the variance of rows.
 
-    >>> upright(torch.eye(9).view(1, 1, 9, 9))[0, 0, :, 4].sum() > 6  # a line that leans by 45 degrees
+    >>> upright(torch.eye(9).view(1, 1, 9, 9))[0, 0, :, 4].sum() > 6  # leaned by 45 degrees
     tensor(True)
     """
     side = x.shape[-1]

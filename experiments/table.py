@@ -1,17 +1,14 @@
-"""Writes tables from the results, into experiments/README.md and docs/how-to/accuracy.md, and draws
-the plots there.
-"""
+"""Writes tables from the results, into docs/how-to/accuracy.md."""
 
 import math
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 
-from experiments import plots
 from experiments.cell import Cell, by_experiment
 from experiments.configs import CELLS
 from experiments.results import Entry, Place, same_settings
 
-PAGES = ("experiments/README.md", "docs/how-to/accuracy.md")
+PAGE = "docs/how-to/accuracy.md"
 BEGIN, END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
 _HEADER = (
     "data",
@@ -27,17 +24,13 @@ _HEADER = (
 
 
 def update(place: Place) -> None:
-    """Bring the pages and plots of the repository around the results in line with these."""
-    text, repository = markdown(place), place.root.parent
-    for page in (repository / name for name in PAGES):
-        old = page.read_text(encoding="utf-8")
-        head, _, rest = old.partition(BEGIN)
-        _, end, tail = rest.partition(END)
-        if not end:
-            raise ValueError(f"{page.name} has no marks {BEGIN.strip()} and {END.strip()}")
-        page.write_text(f"{head}{BEGIN}{text}{END}{tail}", encoding="utf-8")
-    plots.draw_accuracy(place, repository / plots.ACCURACY)
-    plots.draw_spending(place, repository / plots.SPENDING)
+    """Bring the page of the repository around the results in line with these."""
+    page = place.root.parent / PAGE
+    head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page.name} has no marks {BEGIN.strip()} and {END.strip()}")
+    page.write_text(f"{head}{BEGIN}{markdown(place)}{END}{tail}", encoding="utf-8")
 
 
 def markdown(place: Place, cells: Iterable[Cell] = CELLS) -> str:

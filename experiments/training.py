@@ -35,6 +35,10 @@ Watch = Callable[[int, float], None]
 class Outcome:
     """What a finished run reached and what it cost by its ledger.
 
+    ``epsilon`` is the upper end of the interval that the ledger gives at the cell's δ, and
+    ``epsilon_lower`` the lower one. ``ledger_head`` is the hash of the ledger's last line: it tells
+    whether a ledger is the one that this result was read from.
+
     Where a split was held out there is a ``curve``: steps, the ε that was spent by then, and the
     accuracy.
 
@@ -44,11 +48,13 @@ class Outcome:
     seed: int
     accuracy: float
     epsilon: float
+    epsilon_lower: float
     epsilon_rdp: float
     noise_multiplier: float
     steps: int
     lost_steps: int
     seconds: float
+    ledger_head: str
     curve: tuple[tuple[int, float, float], ...] = ()
 
 
@@ -188,16 +194,19 @@ class Training:
         noise = spent.noise_multiplier or dpfy.Plan.from_json(ledger.header.plan).noise_at(
             1
         )  # of the first step
+        lower, upper = spent.epsilon(self.cell.delta)
         return Outcome(
             self.seed,
             percent_right(self._evaluated, self.task.held_out),
-            spent.claim(self.cell.delta),
-            by_rdp.claim(self.cell.delta),
-            noise,
-            spent.steps,
-            self._lost,
-            self._seconds,
-            tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve),
+            epsilon=upper,
+            epsilon_lower=lower,
+            epsilon_rdp=by_rdp.claim(self.cell.delta),
+            noise_multiplier=noise,
+            steps=spent.steps,
+            lost_steps=self._lost,
+            seconds=self._seconds,
+            ledger_head=ledger.head_hash,
+            curve=tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve),
         )
 
 

@@ -1,20 +1,32 @@
-"""The wheel is complete: it installs what the repository imports."""
+"""The wheel is complete, and the source archive is small and builds the same wheel."""
 
 import ast
 import os
 import re
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 import dpfy
 
 ROOT = Path(__file__).parents[1]
+HARD = {"torch", "numpy", "scipy", "cryptography", "safetensors"}
+EXTRAS = {  # what a part of dpfy needs that one can do without
+    "cli": {"typer", "rich"},
+    "demo": {"scikit-learn"},
+    "report": {"matplotlib"},
+    "tune": {"optuna"},
+    "yaml": {"pyyaml"},
+}
+_LARGEST_SDIST = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +83,33 @@ def test_wheel_imports_away_from_the_repository(unpacked: Path, tmp_path: Path) 
     assert version == dpfy.__version__
 
 
+@pytest.fixture(scope="module")
+def source_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names of all files in the source archive, without the folder of the version."""
+    target = tmp_path_factory.mktemp("sdist")
+    archive = Path(next(SdistBuilder(str(ROOT)).build(directory=str(target))))
+    assert archive.stat().st_size < _LARGEST_SDIST
+    with tarfile.open(archive) as opened:
+        return {name.partition("/")[2] for name in opened.getnames()}
+
+
+def test_the_source_archive_holds_what_builds_the_wheel(source_files: set[str]) -> None:
+    source = {
+        str(p.relative_to(ROOT))
+        for p in (ROOT / "src" / "dpfy").rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+    assert source <= source_files
+    assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= source_files
+
+
+def test_the_source_archive_holds_no_results_of_runs(source_files: set[str]) -> None:
+    # Ledgers and drawn figures were more than half of the archive once.
+    unwanted = ("experiments/", "runs/", "docs/_build/", ".venv/")
+    assert not {name for name in source_files if name.startswith(unwanted) or ".dpl" in name}
+    assert {name for name in source_files if name.endswith(".svg")} == {"docs/_static/one-step.svg"}
+
+
 def imported_distributions() -> set[str]:
     """The distributions whose modules the source imports, at the top or later."""
     nodes = [
@@ -97,30 +136,30 @@ def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
         if line.startswith("Requires-Dist") and "extra ==" not in line
     }
     assert "License-Expression: Apache-2.0" in metadata
-    assert required <= {
-        "torch",
-        "numpy",
-        "scipy",
-        "cryptography",
-        "typer",
-        "rich",
-        "matplotlib",
-        "safetensors",
-        "scikit-learn",
-    }  # a new one is a decision: docs/decisions/dependencies.md
+    assert required == HARD  # a new one is a decision: docs/decisions/dependencies.md
     # One that is imported and not installed breaks elsewhere; one that is installed and not
-    # imported is a burden.
-    optional = {
-        "pyyaml",
-        "pillow",
-        "dp-accounting",
-        "optuna",
-    }  # each behind an error that names the extra or package
+    # imported is a burden. Each of the others is behind an error that names the extra or package.
+    optional = {"pillow", "dp-accounting"}.union(*EXTRAS.values())
     assert imported_distributions() - optional <= required <= imported_distributions()
+
+
+def test_extras_bring_what_their_parts_import() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for name, packages in EXTRAS.items():
+        assert {re.match(r"[\w-]+", line)[0] for line in extras[name]} == packages
+    assert extras["all"] == [f"dpfy[{','.join(sorted(EXTRAS))}]"]
+    assert "dpfy[all]" in extras["test"] and "dpfy[all]" in extras["docs"]
 
 
 def test_nothing_names_a_package_index() -> None:
     # An address in these files would send other people's installations to a place of ours.
-    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        "Makefile",
+        ".ci/run",
+        ".pre-commit-config.yaml",
+    ):
         text = (ROOT / name).read_text()
         assert "://" not in text and "--index" not in text and "--find-links" not in text, name

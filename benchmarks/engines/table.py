@@ -19,7 +19,7 @@ _COLUMNS = ("mlp", "transformer", "cnn-mnist", "cnn-cifar", "wrn16-4", "lstm-imd
 def tables(figures: list[Figure]) -> str:
     """Return one table for each number of threads."""
     parts = [
-        f"{_count(threads)}:\n\n{_table([figure for figure in figures if figure.threads == threads])}"
+        f"{_count(threads)}:\n\n{_table([each for each in figures if each.threads == threads])}"
         for threads in sorted({figure.threads for figure in figures})
     ]
     return "\n".join(parts) or _NOT_MEASURED

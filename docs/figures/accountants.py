@@ -1,4 +1,4 @@
-"""Draw docs/_static/accountants.svg: run this file after the accountants changed."""
+"""Draw docs/_static/accountants.svg."""
 
 import math
 from pathlib import Path

@@ -2,8 +2,7 @@
 
 On the left as in Figure 10 of the review of adaptive DP-SGD (2024): MNIST in lots of 600, schedules
 that begin at σ = 10 with the constants of Yu et al. 2019, and a fixed σ = 8. On the right the cells
-of the experiments ``adaptive-review-*``, where every schedule is scaled to end at ε = 1. Run this
-file after either changed."""
+of the experiments ``adaptive-review-*``, where every schedule is scaled to end at ε = 1."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ import matplotlib
 
 import dpfy
 from experiments.configs.adaptive_review import CELLS
-from experiments.methods import kind_of, plan_options
+from experiments.methods import kind_of, make_plan
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
@@ -47,9 +46,7 @@ def review() -> dict[str, dpfy.Plan]:
 def cells() -> dict[str, dpfy.Plan]:
     """The plans of our cells with fixed and with scheduled noise."""
     return {
-        kind: dpfy.dpsgd(
-            records=RECORDS, rate=cell.rate, steps=cell.steps, **plan_options(cell)
-        ).calibrate(epsilon=cell.epsilon, delta=cell.delta)
+        kind: make_plan(cell, RECORDS).calibrate(epsilon=cell.epsilon, delta=cell.delta)
         for cell in CELLS
         if (kind := kind_of(cell.method)) in COLORS
     }

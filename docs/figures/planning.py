@@ -1,4 +1,4 @@
-"""Draw docs/_static/planning-*.svg: run this file after planning or the accountants changed."""
+"""Draw docs/_static/planning-*.svg."""
 
 from pathlib import Path
 

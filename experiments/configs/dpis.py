@@ -57,7 +57,10 @@ _SAMPLED = {
 }
 _SAME = "Those of importance sampling, to see what it alone does."
 _DECAYED = "As for dp-sgd above; noise falls by 3 % in an epoch, by hand."
-_BY_HAND = "By hand, without a search; scale, temperature and offset as Papernot et al. 2021 have them for MNIST."
+_BY_HAND = (
+    "By hand, without a search; scale, temperature and offset as Papernot et al. 2021 have them "
+    "for MNIST."
+)
 _FEW, _SOME, _MORE, _MANY = (
     {"rate": rate, "steps": steps}
     for rate, steps in ((0.1, 150), (0.1, 200), (0.1, 250), (0.12, 250))

@@ -3,7 +3,7 @@ end-to-end CNNs.
 
 The paper raises the sampling rate q to 0.14–0.2 and the noise σ with it. For a given number of
 steps an ε nearly fixes σ/q, the noise of a mean gradient, as long as σ is above 1.5 or so:
-docs/_static/accuracy-noise.svg. A rate below the paper's then costs little and saves the time in
+docs/how-to/accuracy.md. A rate below the paper's then costs little and saves the time in
 proportion: grey images have 100 to 200 steps here at rates of 0.03 to 0.06, which is 3 to 12
 epochs, where the paper's σ and ε allow 50 to 87. The network, which learns in that few, is
 experiments.networks.wave_cnn."""

@@ -1,12 +1,15 @@
 """The command runs what it is asked, says what it lacks, and stops in time."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments import __main__ as command, plots, table
+from dpfy.accounting import account
+from dpfy.ledger import Ledger
+from experiments import __main__ as command, table
 from experiments.cell import Cell
 from experiments.training import Deadline
 
@@ -31,10 +34,9 @@ MNIST = replace(CELLS[0], experiment="images", data="mnist", network="mnist-cnn"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of its own, with two experiments."""
-    for name in (*table.PAGES, plots.ACCURACY):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    for name in table.PAGES:
-        (tmp_path / name).write_text(f"{table.BEGIN}{table.END}", encoding="utf-8")
+    page = tmp_path / table.PAGE
+    page.parent.mkdir(parents=True)
+    page.write_text(f"{table.BEGIN}{table.END}", encoding="utf-8")
     monkeypatch.delenv("DPFY_DATA", raising=False)
     monkeypatch.setattr(command, "HERE", tmp_path / "experiments")
     monkeypatch.setattr(command, "CELLS", (*CELLS, MNIST))
@@ -67,7 +69,8 @@ def test_run_trains_what_is_missing_and_list_shows_it(
     call("list")
     listed = capsys.readouterr().out
     assert "2 of 2 done" in listed and "not run" in listed
-    assert "not run" not in (home / "README.md").read_text(encoding="utf-8").splitlines()[-2]
+    page = (home.parent / table.PAGE).read_text(encoding="utf-8")
+    assert "not run" not in page.splitlines()[-2]
 
 
 def test_again_begins_with_a_ledger_of_its_own(home: Path) -> None:
@@ -76,6 +79,28 @@ def test_again_begins_with_a_ledger_of_its_own(home: Path) -> None:
     before = ledger.read_bytes()
     call("run", "digits", "--epsilon", "1", "--seeds", "0", "--again")
     assert ledger.read_bytes() != before and len(entries(home)) == 1
+
+
+def test_a_result_keeps_the_interval_and_the_head_of_its_ledger(home: Path) -> None:
+    call("run", "digits", "--epsilon", "1", "--seeds", "0")
+    ledger = Ledger.read(home / "state" / "digits" / "1-0" / "ledger.dpl")
+    (entry,) = entries(home)
+    (run,) = entry["config"]["runs"]  # type: ignore[index]
+    assert run["ledger_head"] == ledger.head_hash
+    assert (run["epsilon_lower"], run["epsilon"]) == account(ledger).epsilon(1e-5)
+
+
+def test_a_result_stays_where_its_ledger_is_gone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("run", "digits", "--epsilon", "1", "--seeds", "0")
+    shutil.rmtree(home / "state")  # as in a fresh clone
+    capsys.readouterr()
+    assert call("run", "digits", "--epsilon", "1", "--seeds", "0") == 0
+    assert "from before" in capsys.readouterr().out
+    assert call("list") == 0 and "1 of 2 done" in capsys.readouterr().out
+    assert call("run", "digits", "--epsilon", "1", "--seeds", "0", "--again") == 0
+    assert (home / "state" / "digits" / "1-0" / "ledger.dpl").exists()
 
 
 def test_time_is_up_and_the_same_command_goes_on(
@@ -154,10 +179,6 @@ def test_what_is_wrong_is_said_before_anything_runs(
     assert not (home / "state").exists()
 
 
-def test_table_writes_the_pages(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "noise_multiplier", lambda rate, steps, epsilon: 3.0)
+def test_table_writes_the_page(home: Path) -> None:
     assert call("table") == 0
-    assert all(
-        (home.parent / name).exists() for name in (plots.ACCURACY, plots.SPENDING, plots.NOISE)
-    )
-    assert "not run" in (home / "README.md").read_text(encoding="utf-8")
+    assert "not run" in (home.parent / table.PAGE).read_text(encoding="utf-8")

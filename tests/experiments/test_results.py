@@ -1,6 +1,7 @@
 """Results have the published form, and tables say what is there and what is not."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,13 @@ from typing import Any
 import pytest
 
 from dpfy.accounting import account
-from dpfy.ledger import Ledger
 from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments import plots, table
 from experiments.cell import Cell
 from experiments.configs import CELLS
 from experiments.features import FEATURES
-from experiments.methods import accounting
-from experiments.results import Place
+from experiments.methods import accounting, make_plan
+from experiments.results import Place, same_settings
 from experiments.training import LEDGER, Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +32,7 @@ CELL = Cell(
     reference="A paper",
     found="by hand",
 )
+_RECORDS = 60_000  # any number: rates are settings, and ε depends on nothing else
 KEYS = {
     "experiment",
     "data",
@@ -49,11 +50,13 @@ KEYS = {
 def outcome(seed: int, accuracy: float, **others: float) -> Outcome:
     facts = {
         "epsilon": 2.9991,
+        "epsilon_lower": 2.9989,
         "epsilon_rdp": 3.25,
         "noise_multiplier": 2.0,
         "steps": 8,
         "lost_steps": 0,
         "seconds": 10.0,
+        "ledger_head": f"{seed:064x}",
         **others,
     }
     return Outcome(seed, accuracy, **facts)  # type: ignore[arg-type]
@@ -145,22 +148,22 @@ def test_claims_are_rounded_up() -> None:
 
 
 def test_update_replaces_what_stands_between_the_marks(tmp_path: Path) -> None:
-    for name in (*table.PAGES, plots.ACCURACY):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    for name in table.PAGES:
-        (tmp_path / name).write_text(
-            f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8"
-        )
+    page = tmp_path / table.PAGE
+    page.parent.mkdir(parents=True)
+    page.write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
     place = Place(tmp_path / "experiments")
     table.update(place)
-    for name in table.PAGES:
-        assert (tmp_path / name).read_text(encoding="utf-8") == (
-            f"before\n{table.BEGIN}{table.markdown(place)}{table.END}after\n"
-        )
-    assert "not run yet" in (tmp_path / plots.ACCURACY).read_text(encoding="utf-8")
-    (tmp_path / table.PAGES[0]).write_text("no marks", encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == (
+        f"before\n{table.BEGIN}{table.markdown(place)}{table.END}after\n"
+    )
+    page.write_text("no marks", encoding="utf-8")
     with pytest.raises(ValueError, match="no marks"):
         table.update(place)
+
+
+def test_the_plot_says_what_is_not_run(tmp_path: Path) -> None:
+    plots.draw_accuracy(Place(tmp_path), tmp_path / "plot.svg", [CELL])
+    assert "not run yet" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
 
 
 def test_the_plot_shows_targets_and_every_seed(tmp_path: Path) -> None:
@@ -204,9 +207,8 @@ def test_the_plot_of_noise_shows_what_plans_are_calibrated_to(
     assert "equal steps (200)" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", table.PAGES)
-def test_pages_show_the_results(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+def test_the_page_shows_the_results() -> None:
+    text = (ROOT / table.PAGE).read_text(encoding="utf-8")
     found = text.partition(table.BEGIN)[2].partition(table.END)[0]
     assert found == table.markdown(Place(ROOT / "experiments")), "run python -m experiments table"
 
@@ -239,6 +241,14 @@ def test_every_published_result_has_the_published_form(name: str, entry: dict[st
     assert 0 < entry["epsilon"] <= config["epsilon"] and config["records"] is None
     assert len(entry["accuracy"]) == len(set(config["seeds"])) > 0
     assert all(isinstance(value, float) and 0 < value < 100 for value in entry["accuracy"])
+    for run in config["runs"]:
+        assert 0 <= run["epsilon_lower"] <= run["epsilon"] <= entry["epsilon"]
+        assert run["steps"] >= config["steps"] and re.fullmatch("[0-9a-f]{64}", run["ledger_head"])
+
+
+def test_every_published_run_had_a_ledger_of_its_own() -> None:
+    heads = [run["ledger_head"] for _, entry in published() for run in entry["config"]["runs"]]
+    assert len(set(heads)) == len(heads)
 
 
 @pytest.mark.slow
@@ -247,20 +257,24 @@ def test_every_published_result_has_the_published_form(name: str, entry: dict[st
     published(),
     ids=lambda value: str(value) if isinstance(value, str) else f"{value['config']['epsilon']:g}",
 )
-def test_every_published_epsilon_is_that_of_its_ledger(name: str, entry: dict[str, Any]) -> None:
+def test_every_published_epsilon_is_that_of_its_settings(name: str, entry: dict[str, Any]) -> None:
     cell = next(
         cell
         for cell in CELLS
         if (cell.experiment, cell.epsilon) == (entry["experiment"], entry["config"]["epsilon"])
     )
-    for run in entry["config"]["runs"]:
-        ledger = Ledger.read(Place(ROOT / "experiments").state(cell, run["seed"]) / LEDGER)
-        assert account(ledger).claim(entry["delta"]) == pytest.approx(run["epsilon"], abs=1e-6)
-        assert ledger.count == run["steps"]
+    assert same_settings(entry, cell)
+    plan = make_plan(cell, _RECORDS).calibrate(epsilon=cell.epsilon, delta=cell.delta)
+    noise = entry["config"]["noise_multiplier"]
+    if plan.adaptive:  # the filter ends the run at its budget, and the noise follows the records
+        assert entry["epsilon"] == pytest.approx(cell.epsilon, rel=1e-9)
+        assert noise == pytest.approx(plan.noise_at(1), rel=1e-3)
+        return
+    assert noise == pytest.approx(plan.noise_at(1), rel=1e-6)
+    assert account(plan.envelope).claim(cell.delta) == pytest.approx(entry["epsilon"], abs=1e-6)
 
 
-def test_states_and_results_name_no_folder_of_a_machine() -> None:
-    for path in (ROOT / "experiments").rglob("*"):
-        kept = not ({"features", "__pycache__"} & set(path.parts)) and "-validate-" not in str(path)
-        if path.is_file() and kept and path.suffix in (".json", ".dpl", ".safetensors"):
+def test_results_name_no_folder_of_a_machine() -> None:
+    for folder in ("results", "selection"):
+        for path in (ROOT / "experiments" / folder).iterdir():
             assert str(ROOT.resolve()).encode() not in path.read_bytes(), path.name

@@ -39,7 +39,7 @@ from tests.experiments.test_training import CELL, FOREVER, Training, task_of
 from pathlib import Path
 
 step, taken = torch.optim.SGD.step, []
-def killed_step(self, closure=None):  # after the step is in the ledger, before it is in a checkpoint
+def killed_step(self, closure=None):  # the step is in the ledger and in no checkpoint
     taken.append(1)
     if len(taken) == 4:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Small networks on scattering features, and the normalisation in front of them.
 
-Normalisation matters most there: coefficients of different paths differ by orders of magnitude. It
-is either a function of the one example (GroupNorm, :class:`~dpfy.models.Normalize`) or by
-statistics from outside (:class:`StandardizeChannels`), so that no example sees another.
+Normalisation matters more than the network, because coefficients of different paths differ by
+orders of magnitude. It uses either the example alone (GroupNorm, :class:`~dpfy.models.Normalize`)
+or statistics that are given (:class:`StandardizeChannels`), so that examples do not mix.
 """
 
 import torch
@@ -20,11 +20,19 @@ class StandardizeChannels(nn.Module):
     Channels whose standard deviation is zero come out as zero. Mean and deviation are saved with
     the model.
 
+    Args:
+        mean: One finite number per channel.
+        std: One finite number per channel, at least 0.
+
+    Raises:
+        InvalidArgument: The shapes differ, or a number is outside of its range.
+
     *Assumes*: both come from public data or from a release with a guarantee of its own. This module
     is given numbers and cannot know where they come from; computed from private records without
     noise, they void every guarantee.
 
-    >>> StandardizeChannels(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 0.0]))(torch.tensor([[3.0, 9.0]]))
+    >>> layer = StandardizeChannels(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 0.0]))
+    >>> layer(torch.tensor([[3.0, 9.0]]))
     tensor([[1., 0.]])
     """
 
@@ -60,10 +68,21 @@ class StandardizeChannels(nn.Module):
 def linear_head(
     shape: tuple[int, int, int], classes: int = 10, normalization: nn.Module | None = None
 ) -> nn.Sequential:
-    """Softmax regression on features of the given shape, after normalisation (GroupNorm of 27
-    groups without scale).
+    """Return softmax regression on normalised features.
 
-    It starts at zero: the loss is convex, and a random start would only be more noise.
+    Its weights start at zero: the loss is convex, and random weights would only add noise.
+
+    Args:
+        shape: Channels, height and width of the features.
+        classes: Outputs.
+        normalization: A module that treats records alone; default: GroupNorm of 27 groups without
+            scale and shift.
+
+    Returns:
+        A module that maps features of (records, channels, height, width) to (records, classes).
+
+    Raises:
+        InvalidArgument: 27 groups do not divide the channels, and no normalization is given.
 
     >>> linear_head((81, 7, 7))(torch.rand(5, 81, 7, 7)).shape
     torch.Size([5, 10])
@@ -83,8 +102,22 @@ def cnn_head(
     normalization: nn.Module | None = None,
     activation: Activation = nn.Tanh,
 ) -> nn.Sequential:
-    """The small CNN on scattering features: that for MNIST on 7×7 places, that for CIFAR-10 on 8×8
-    places.
+    """Return a small CNN on scattering features of 28×28 or of 32×32 images.
+
+    Args:
+        shape: Channels, height and width of the features: (channels, 7, 7), for which it is the
+            CNN for MNIST, or (channels, 8, 8), for which it is the one for CIFAR-10.
+        classes: Outputs.
+        normalization: A module that treats records alone; default: GroupNorm of 27 groups without
+            scale and shift.
+        activation: Makes each activation; default: tanh.
+
+    Returns:
+        A module that maps features of (records, channels, height, width) to (records, classes).
+
+    Raises:
+        InvalidArgument: There is no network for this height and width, or 27 groups do not divide
+            the channels and no normalization is given.
 
     >>> cnn_head((243, 8, 8))(torch.rand(2, 243, 8, 8)).shape
     torch.Size([2, 10])
@@ -124,6 +157,7 @@ def cnn_head(
 
 
 def _normalization(given: nn.Module | None, channels: int) -> nn.Module:
+    """Return the normalization that was given, or GroupNorm."""
     if given is None and channels % _GROUPS:
         raise InvalidArgument(
             f"Expected shape to have a multiple of {_GROUPS} channels, got {channels}. Give the "

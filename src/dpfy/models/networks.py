@@ -1,9 +1,8 @@
-"""Small networks that suit DP-SGD: few parameters, bounded activations, every example treated
-alone.
+"""Small networks that suit DP-SGD: few parameters, bounded activations, no mixing of examples.
 
-All but the recurrent one, whose kernels torch cannot vectorise, run under ``torch.func.vmap``; none
-has BatchNorm or another state that examples share. Bounded activations keep gradients near the clip
-bound, where clipping loses least (Papernot et al. 2021, "Tempered Sigmoid Activations for Deep
+All but the recurrent one, whose kernels torch cannot vectorise, run under ``torch.func.vmap``. None
+has BatchNorm or any other state that examples share. Bounded activations keep gradients near the
+clip bound, where clipping loses least (Papernot et al. 2021, "Tempered Sigmoid Activations for Deep
 Learning with Differential Privacy", §3).
 """
 
@@ -24,6 +23,14 @@ class TemperedSigmoid(nn.Module):
 
     A smaller scale bounds activations, and with them gradients, more tightly.
 
+    Args:
+        scale: s, the distance between the two bounds of the activation; greater than 0.
+        temperature: T, the factor of the input; greater than 0.
+        offset: o, which is subtracted: activations lie between −o and s − o.
+
+    Raises:
+        InvalidArgument: The scale or the temperature is not positive.
+
     >>> TemperedSigmoid()(torch.tensor([-9.0, 0.0, 1.0]))
     tensor([-1.0000,  0.0000,  0.7616])
 
@@ -41,15 +48,20 @@ class TemperedSigmoid(nn.Module):
         return self.scale * torch.sigmoid(self.temperature * x) - self.offset
 
     def extra_repr(self) -> str:
-        """The arguments, for ``print(model)``."""
+        """Return the arguments, for ``print(model)``."""
         return f"{self.scale}, {self.temperature}, {self.offset}"
 
 
 class Normalize(nn.Module):
-    """Subtract a constant and scale each example to a fixed L2 norm, by itself: nothing is learnt
-    from other examples.
+    """Subtract a constant and scale each example to a fixed L2 norm.
 
-    Equal input norms let one learning rate and one clip bound suit every example.
+    Each example is normalised by itself; no statistics of other examples are used. Equal input
+    norms let one learning rate and one clip bound suit every example.
+
+    Args:
+        norm: The L2 norm of every example after scaling, over all its dimensions. An example that
+            equals ``center`` everywhere stays zero.
+        center: A public constant to subtract from every number first.
 
     >>> Normalize(norm=4.0)(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
     tensor([[4., 0.],
@@ -61,12 +73,20 @@ class Normalize(nn.Module):
         self.norm, self.center = norm, center
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return inputs of the same shape."""
+        """Return the normalised inputs, in the same shape."""
         return F.normalize((x - self.center).flatten(1), dim=1).view_as(x) * self.norm
 
 
 def mlp(features: int, classes: int, hidden: int = 64) -> nn.Sequential:
-    """One hidden layer with tanh, for flat inputs.
+    """Return a network with one hidden layer and tanh, for flat inputs.
+
+    Args:
+        features: Numbers of an input.
+        classes: Outputs.
+        hidden: Units of the hidden layer.
+
+    Returns:
+        A module that maps (records, features) to (records, classes).
 
     >>> mlp(features=112, classes=2)(torch.zeros(5, 112)).shape
     torch.Size([5, 2])
@@ -75,7 +95,13 @@ def mlp(features: int, classes: int, hidden: int = 64) -> nn.Sequential:
 
 
 def digits_mlp(classes: int = 10) -> nn.Sequential:
-    """The network for 8×8 digits: normalised pixels and one hidden layer.
+    """Return the network for 8×8 digits: normalised pixels and one hidden layer.
+
+    Args:
+        classes: Outputs.
+
+    Returns:
+        A module that maps (records, 1, 8, 8) to (records, classes).
 
     >>> digits_mlp()(torch.rand(5, 1, 8, 8)).shape
     torch.Size([5, 10])
@@ -84,8 +110,14 @@ def digits_mlp(classes: int = 10) -> nn.Sequential:
 
 
 def mnist_cnn(classes: int = 10, activation: Activation = nn.Tanh) -> nn.Sequential:
-    """The network for 28×28 grey images (Papernot et al. 2021, Table 1), with tanh unless told
-    otherwise.
+    """Return the CNN for 28×28 grey images (Papernot et al. 2021, Table 1).
+
+    Args:
+        classes: Outputs.
+        activation: Makes each activation, such as ``nn.ReLU``; default: tanh.
+
+    Returns:
+        A module that maps (records, 1, 28, 28) to (records, classes).
 
     >>> mnist_cnn()(torch.rand(5, 1, 28, 28)).shape
     torch.Size([5, 10])
@@ -107,12 +139,21 @@ def mnist_cnn(classes: int = 10, activation: Activation = nn.Tanh) -> nn.Sequent
 def cifar_cnn(
     classes: int = 10, activation: Activation = nn.Tanh, readout: str = "mean"
 ) -> nn.Sequential:
-    """The network for 32×32 RGB images, with tanh unless told otherwise.
+    """Return the CNN for 32×32 RGB images.
 
-    ``readout="mean"`` has average pooling, two more convolutions and the mean over what is left of
-    the image (Papernot et al. 2021, Table 2). ``readout="linear"`` is the form that Tramèr and
-    Boneh 2021 (Table 7) corrected it to, which results at large sampling rates are for (Dörmann et
-    al. 2021): max pooling, and two linear layers.
+    Args:
+        classes: Outputs.
+        activation: Makes each activation, such as ``nn.ReLU``; default: tanh.
+        readout: ``"mean"`` has average pooling, two more convolutions and the mean over what is
+            left of the image (Papernot et al. 2021, Table 2). ``"linear"`` has max pooling and two
+            linear layers: the form that Tramèr and Boneh 2021 (Table 7) corrected it to, and that
+            Dörmann et al. 2021 report results for.
+
+    Returns:
+        A module that maps (records, 3, 32, 32) to (records, classes).
+
+    Raises:
+        InvalidArgument: ``readout`` is neither of the two.
 
     >>> cifar_cnn(readout="linear")(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -144,10 +185,16 @@ def cifar_cnn(
 
 
 class FrozenEmbedding(nn.Module):
-    """The fixed vectors of an example's tokens; that of padding, token 0, is zero.
+    """Map each token to a fixed vector; that of padding, token 0, is zero.
 
     The table is a buffer and not a parameter: it is saved with the model, and no gradient or noise
     reaches it.
+
+    Args:
+        table: One public vector per token, of shape (vocabulary, dimension). It is copied.
+
+    Raises:
+        InvalidArgument: The table has another shape, or no floating-point numbers.
 
     >>> FrozenEmbedding(torch.eye(2))(torch.tensor([[0, 1]]))
     tensor([[[0., 0.],
@@ -173,7 +220,13 @@ class FrozenEmbedding(nn.Module):
 
 
 class MeanEmbedding(FrozenEmbedding):
-    """The mean of the frozen vectors of an example's tokens, without its padding (token 0).
+    """Map each example to the mean of its tokens' fixed vectors, without padding (token 0).
+
+    Args:
+        table: One public vector per token, of shape (vocabulary, dimension). It is copied.
+
+    Raises:
+        InvalidArgument: The table has another shape, or no floating-point numbers.
 
     >>> MeanEmbedding(torch.eye(4))(torch.tensor([[0, 0, 1, 3], [0, 0, 0, 0]]))
     tensor([[0.0000, 0.5000, 0.0000, 0.5000],
@@ -187,10 +240,19 @@ class MeanEmbedding(FrozenEmbedding):
 
 
 def review_classifier(table: torch.Tensor, classes: int = 2, hidden: int = 64) -> nn.Sequential:
-    """The mean of frozen word vectors, normalised, and one hidden layer on top.
+    """Return a classifier of reviews: the mean of fixed word vectors, and one hidden layer.
 
     The vectors are standardised over the table, which is public: they share a large common part,
-    which would otherwise fill most of each example's norm and say nothing.
+    which would otherwise take up most of each example's norm and carry no information.
+
+    Args:
+        table: Public word vectors of shape (vocabulary, dimension), such as
+            :func:`dpfy.data.glove` reads.
+        classes: Outputs.
+        hidden: Units of the hidden layer.
+
+    Returns:
+        A module that maps (records, length) tokens to (records, classes).
 
     >>> review_classifier(torch.randn(1000, 100))(torch.ones(5, 256, dtype=torch.int64)).shape
     torch.Size([5, 2])
@@ -203,12 +265,15 @@ def review_classifier(table: torch.Tensor, classes: int = 2, hidden: int = 64) -
 
 
 class LastStates(nn.Module):
-    """A bidirectional LSTM layer that returns the last hidden states of both directions, side by
-    side.
+    """A bidirectional LSTM layer that returns the last hidden states of both directions.
 
-    It starts as Keras starts it: orthogonal recurrent weights, Glorot's for the inputs, and forget
-    gates that are open. Of torch's two biases, whose sum is all that counts, one stays zero and is
-    not trained: it would be noised for nothing.
+    It is initialised as in Keras: orthogonal recurrent weights, Glorot's for the inputs, and open
+    forget gates. Torch has two biases of which only the sum matters. One of them stays zero and is
+    not trained, because it would take noise without any use.
+
+    Args:
+        features: Numbers of a sequence at each time.
+        units: Hidden units of each direction.
 
     >>> LastStates(features=8, units=4)(torch.zeros(5, 80, 8)).shape
     torch.Size([5, 8])
@@ -238,12 +303,20 @@ class LastStates(nn.Module):
 def review_lstm(
     table: torch.Tensor, classes: int = 2, activation: Activation = nn.ReLU
 ) -> nn.Sequential:
-    """The recurrent network for reviews: frozen word vectors, then layers of 32, 2×32 (LSTM), 16
-    and ``classes`` units.
+    """Return the recurrent network for reviews of Wei et al. 2022.
 
-    The paper's reviews have 80 tokens from a vocabulary of 20 000
+    Fixed word vectors are followed by layers of 32, 2×32 (LSTM), 16 and ``classes`` units. The
+    paper's reviews have 80 tokens from a vocabulary of 20 000
     (``dpfy.data.imdb(vocabulary=20_000, length=80)``) and GloVe's vectors of 100 numbers; it takes
     ReLU for DPIS and DP-SGD and tanh beside tempered sigmoids.
+
+    Args:
+        table: Public word vectors of shape (vocabulary, dimension).
+        classes: Outputs.
+        activation: Makes the activation of the two linear layers; default: ReLU.
+
+    Returns:
+        A module that maps (records, length) tokens to (records, classes).
 
     >>> review_lstm(torch.randn(1000, 100))(torch.ones(5, 80, dtype=torch.int64)).shape
     torch.Size([5, 2])
@@ -263,9 +336,7 @@ def review_lstm(
 
 
 def _standardized(table: torch.Tensor) -> torch.Tensor:
-    """Mean zero and variance one in every dimension, over the words that have a vector; the others
-    stay zero.
-    """
+    """Return vectors of mean 0 and variance 1 in every dimension; words without one stay zero."""
     known = table.any(dim=1)
     vectors = table[known]
     scaled = torch.zeros_like(table)

@@ -15,11 +15,17 @@ _SMALLEST = 1e-4  # sum of squares that weights are divided by the root of
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """A convolution without bias whose weights are standardised before use: outputs keep their
-    scale whatever they are.
+    """A convolution without bias whose weights are standardised before use.
 
     Each output channel's weights are shifted to mean zero, scaled to length one and multiplied by a
-    learned gain, which starts at 1.
+    learned gain, which starts at 1. Outputs therefore keep their scale whatever the weights are.
+
+    Args:
+        channels: Channels of the input.
+        width: Channels of the output.
+        kernel_size: Pixels of a side of the kernel.
+        stride: Pixels between neighbouring outputs.
+        padding: Zeros at each border of the input.
 
     >>> StandardizedConv2d(3, 8, 3)(torch.rand(2, 3, 8, 8)).shape
     torch.Size([2, 8, 6, 6])
@@ -47,7 +53,14 @@ class PreactivationBlock(nn.Module):
     """Two 3×3 convolutions, each after GroupNorm and ReLU, beside a shortcut.
 
     Where the number of channels or the resolution changes, the shortcut is a 1×1 convolution of the
-    activated input. ``standardize`` standardises the weights of all convolutions.
+    activated input.
+
+    Args:
+        channels: Channels of the input.
+        width: Channels of the output.
+        stride: Stride of the first convolution; 2 halves the resolution.
+        groups: Groups of GroupNorm; divides both numbers of channels.
+        standardize: Whether the weights of all convolutions are standardised.
 
     >>> PreactivationBlock(16, 64, stride=2, groups=16)(torch.rand(2, 16, 8, 8)).shape
     torch.Size([2, 64, 4, 4])
@@ -78,13 +91,22 @@ class PreactivationBlock(nn.Module):
 def wide_resnet(
     depth: int = 16, width: int = 4, classes: int = 10, groups: int = 16, standardize: bool = False
 ) -> nn.Sequential:
-    """The WideResNet for RGB images, with GroupNorm in the place of BatchNorm, which would mix the
-    examples.
+    """Return a WideResNet for RGB images with GroupNorm, since BatchNorm would mix examples.
 
-    ``depth`` counts convolutions along the main path and is 6n + 4 for n blocks in each of three
-    stages; ``width`` multiplies their 16, 32 and 64 channels. ``standardize`` standardises the
-    weights of convolutions, which helps accuracy and takes a copy of them for each record in a
-    private step.
+    Args:
+        depth: Number of convolutions along the main path: 6n + 4 for n blocks in each of the three
+            stages, at least 10.
+        width: Factor of the 16, 32 and 64 channels of the stages.
+        classes: Outputs.
+        groups: Groups of GroupNorm; a divisor of 16.
+        standardize: Whether the weights of convolutions are standardised, which helps accuracy and
+            takes a copy of them for each record in a private step.
+
+    Returns:
+        A module that maps (records, 3, height, width) to (records, classes).
+
+    Raises:
+        InvalidArgument: No network has this depth, or ``groups`` does not divide 16.
 
     >>> wide_resnet(depth=10, width=1)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -121,4 +143,5 @@ def wide_resnet(
 
 
 def _convolution(standardize: bool) -> Callable[..., nn.Conv2d]:
+    """Return what makes a convolution without bias."""
     return StandardizedConv2d if standardize else partial(nn.Conv2d, bias=False)

@@ -1,5 +1,4 @@
-"""The 2-D scattering transform with Morlet wavelets: a fixed, public function of one image; nothing
-of it is learnt.
+"""The 2-D scattering transform with Morlet wavelets: a fixed, public function of one image.
 
 S₀x = x ⋆ φ, S₁x = |x ⋆ ψ_λ| ⋆ φ and S₂x = ||x ⋆ ψ_λ| ⋆ ψ_μ| ⋆ φ, for wavelets ψ of J scales and L
 angles, μ coarser than λ, and a Gaussian φ of width 2^J. Wavelets are applied in Fourier space,
@@ -34,7 +33,16 @@ class Scattering2d(nn.Module):
     RGB images. Paths come by order, then by scale and angle of the first wavelet, then of the
     second. There are no parameters, and ``state_dict`` is empty: the filters are constants.
 
-    *Formal guarantee*: what comes out for an image depends on that image and on public constants.
+    Args:
+        shape: Height and width of the images, each of more than 2^J pixels.
+        J: Number of scales; outputs are averages over windows of about 2^J pixels.
+        L: Number of angles.
+        order: Number of wavelets along the longest path, 1 or 2.
+
+    Raises:
+        InvalidArgument: An argument is outside of its range.
+
+    *Formal guarantee*: the output for an image depends on that image and on public constants.
 
     >>> Scattering2d((28, 28))(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
@@ -100,9 +108,7 @@ class Scattering2d(nn.Module):
         return torch.cat(found, 2).flatten(1, 2)
 
     def _moduli(self, x: torch.Tensor, resolution: int, scales: range) -> list[torch.Tensor]:
-        """Return |x ⋆ ψ| for the wavelets of each scale, all angles of one path after another,
-        sub-sampled by scale.
-        """
+        """Return |x ⋆ ψ| by scale, sub-sampled accordingly, all angles of a path in a row."""
         spectrum = torch.view_as_real(torch.fft.fft2(x)).flatten(-2).unsqueeze(3)
         return [
             _modulus(_filtered(spectrum, getattr(self, f"wavelets{j}_{resolution}"))).flatten(2, 3)
@@ -113,7 +119,7 @@ class Scattering2d(nn.Module):
         return getattr(self, f"rows{resolution}") @ (x @ getattr(self, f"columns{resolution}").T)
 
     def extra_repr(self) -> str:
-        """The arguments, for ``print(model)``."""
+        """Return the arguments, for ``print(model)``."""
         return f"{self.shape}, J={self.J}, L={self.L}, order={self.order}"
 
 
@@ -126,13 +132,26 @@ def scattering_features(
     dtype: torch.dtype = torch.float32,
     progress: bool = False,
 ) -> torch.Tensor:
-    """Return the scattering coefficients of all images, to be computed once and trained on many
-    times.
+    """Return the scattering coefficients of all images, to compute them once before training.
 
-    The features of a record are a function of that record and public constants: whoever trains on
-    them with a guarantee has it for the images. Small batches stay in the processor's cache and are
-    the fastest; ``dtype=torch.float16`` halves the memory (features of 50 000 RGB images take 3.1
-    GB in float32). ``progress`` shows a bar.
+    The features of a record are a function of that record and public constants, so a guarantee for
+    training on the features holds for the images.
+
+    Args:
+        images: Numbers of shape (records, channels, height, width).
+        scattering: The transform; default: :class:`Scattering2d` of two scales and eight angles.
+        batch: Images that are transformed at a time. Small batches stay in the processor's cache
+            and are the fastest.
+        dtype: Type of the result. ``torch.float16`` halves the memory: features of 50 000 RGB
+            images take 3.1 GB in float32.
+        progress: Whether to show a bar.
+
+    Returns:
+        Features of shape (records, channels·paths, ⌊height/2^J⌋, ⌊width/2^J⌋), on the images'
+        device.
+
+    Raises:
+        InvalidArgument: The images have another shape, or ``batch`` is below 1.
 
     >>> scattering_features(torch.rand(3, 3, 32, 32)).shape
     torch.Size([3, 243, 8, 8])
@@ -159,17 +178,15 @@ def scattering_features(
 
 
 def _padded(side: int, J: int) -> int:
-    """The side of the periodic grid: a multiple of 2^J with half a window or more of margin at both
-    ends.
-    """
+    """Return the side of the periodic grid: a multiple of 2^J, with a margin at both ends."""
     return (side // 2**J + 2) * 2**J
 
 
 def _wavelet(grid: tuple[int, int], j: int, angle: int, L: int) -> _Array:
-    """Return the Fourier transform, which is real, of a Morlet wavelet: a wave under a Gaussian, of
-    mean zero.
+    """Return the Fourier transform of a Morlet wavelet, which is real.
 
-    Along the wave the Gaussian is 0.8·2^j pixels wide, across it L/4 times as wide.
+    The wavelet is a wave under a Gaussian, shifted to mean zero. Along the wave the Gaussian is
+    0.8·2^j pixels wide, across it L/4 times as wide.
     """
     theta, slant = (L // 2 - 1 - angle) * math.pi / L, 4 / L
     rows, columns = ((_PERIODS[:, None] * side + np.arange(side)).ravel() for side in grid)
@@ -190,8 +207,7 @@ def _wavelet(grid: tuple[int, int], j: int, angle: int, L: int) -> _Array:
 
 
 def _blocks(wavelets: _Array, resolution: int, j: int) -> _Array:
-    """Return wavelets for a grid that is sub-sampled by 2^resolution, cut as sub-sampling their
-    outputs by 2^j folds.
+    """Return wavelets for a grid sub-sampled by 2^resolution and outputs sub-sampled by 2^j.
 
     Keeping every k-th pixel is taking the mean of k×k blocks of the spectrum. The last axis has
     each number twice, for the real and the imaginary part that it multiplies.
@@ -209,8 +225,9 @@ def _blocks(wavelets: _Array, resolution: int, j: int) -> _Array:
 
 
 def _averages(side: int, J: int, resolution: int) -> _Array:
-    """Return the matrix of 0.8·2^(J−1) wide Gaussian averages of a sub-sampled line, one per 2^J
-    pixels, inside.
+    """Return the matrix of Gaussian averages of a sub-sampled line, one per 2^J pixels.
+
+    The Gaussian is 0.8·2^(J−1) pixels wide. Averages in the margins are left out.
     """
     width = _WIDTH * 2 ** (J - 1)
     places = _PERIODS[:, None] * side + np.arange(side)
@@ -226,17 +243,13 @@ def _averages(side: int, J: int, resolution: int) -> _Array:
 
 
 def _low(side: int, resolution: int) -> NDArray[np.int64]:
-    """The frequencies that a line has when it is sub-sampled: filters are cut off there and not
-    folded.
-    """
+    """Return the frequencies of a sub-sampled line; filters are cut off there, not folded."""
     half = side >> (resolution + 1)
     return np.r_[0:half, side - half : side]
 
 
 def _filtered(spectrum: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Return the sub-sampled convolutions with all filters, as complex numbers: [..., angles, rows,
-    columns].
-    """
+    """Return complex sub-sampled convolutions with all filters: [..., angles, rows, columns]."""
     rows, columns = blocks.shape[-2:]
     places = [
         (row, column)
@@ -252,6 +265,6 @@ def _filtered(spectrum: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _modulus(x: torch.Tensor) -> torch.Tensor:
-    """|x|, several times as fast as torch's; the floor keeps the gradient at zero finite."""
+    """Return |x| several times as fast as torch; the floor keeps the gradient at 0 finite."""
     parts = torch.view_as_real(x).square()
     return (parts[..., 0] + parts[..., 1]).clamp(min=_FLOOR).sqrt_()
