@@ -93,7 +93,7 @@ def resolves(name: str) -> bool:
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_on_a_page_are_those_of_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for name in sorted(set(re.findall(r"`~?(dpfy(?:\.\w+)+)(?:\([^`]*)?`", text))):
+    for name in sorted(set(re.findall(r"(?:`~?|:: )(dpfy(?:\.\w+)+)(?:\([^`]*`|`|\n)", text))):
         assert resolves(name), f"{page.name} speaks of {name}"
     for path in sorted(set(re.findall(r"\b(?:tests|src|docs|examples)/[\w/.-]+\.py\b", text))):
         assert (ROOT / path).exists(), f"{page.name} speaks of {path}"
