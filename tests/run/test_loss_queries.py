@@ -57,7 +57,7 @@ def test_one_record_adds_at_most_the_bound_and_never_takes_away(neighbours, weig
 def test_the_sensitivity_pays_for_the_last_bits_of_others():
     begun = started(ROWS)
     search = PrivateArgmin(begun.run, 3.0, 0.5)
-    co_batched = search._blocks.largest
+    co_batched = search._partition.largest
     assert co_batched >= 4
     assert search.mechanism.sensitivity == pytest.approx(
         3.0 * (1 + 2 * co_batched * ROUNDING + 2.0**-19), rel=1e-12

@@ -1,4 +1,7 @@
-"""Run the controllers of a plan: from released values to the configuration of the next step."""
+"""Run the controllers of a plan: from released values to the configuration of the next step.
+
+Tests: tests/trainer/test_options.py, tests/run/test_step.py.
+"""
 
 from collections.abc import Mapping
 from typing import Any

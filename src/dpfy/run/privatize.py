@@ -1,4 +1,7 @@
-"""Bind a plan to a model and its optimizers, to private records, and to a ledger."""
+"""Bind a plan to a model and its optimizers, to private records, and to a ledger.
+
+Tests: tests/run/test_run.py.
+"""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

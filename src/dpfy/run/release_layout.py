@@ -1,6 +1,8 @@
 """Lay out the one vector that a step sums up and adds noise to.
 
 It has a piece for every trained parameter and for every statistic.
+
+Tests: tests/run/test_queries.py, tests/run/test_ties.py.
 """
 
 import math

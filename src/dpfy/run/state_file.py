@@ -1,6 +1,8 @@
 """Store state dictionaries in one safetensors file.
 
 Tensors are stored as they are, and everything else as JSON in the header: nothing is pickled.
+
+Tests: tests/run/test_checkpoint.py.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Measure what a private step takes, beside a step without privacy, on synthetic records."""
+"""Measure what a private step takes, beside a step without privacy, on synthetic records.
+
+Tests: tests/checks/test_check.py.
+"""
 
 import statistics
 import time
