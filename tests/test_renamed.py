@@ -40,6 +40,7 @@ def test_a_moved_module_says_where_it_is_now():
         import_module("dpfy.algorithms")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_module_that_never_was_is_not_found():
     with pytest.raises(ModuleNotFoundError):
         import_module("dpfy.training.nothing")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 NAMES = {
@@ -28,7 +29,6 @@ MODULES = {
     "dpfy.mechanisms.noise": "dpfy.noise",
     "dpfy.mechanisms.noise.randomness": "dpfy.noise.random_stream",
     "dpfy.plan": "dpfy.plans",
-    "dpfy.training": "dpfy.run",
     "dpfy.training.callbacks": "dpfy.trainer.callbacks",
     "dpfy.training.checkpoint": "dpfy.run.checkpoint",
     "dpfy.training.config": "dpfy.trainer.config",
@@ -41,6 +41,8 @@ MODULES = {
 }
 """Documented modules before version 0.2, and where their contents are now."""
 
+_EMPTIED = "dpfy.training"  # a package whose modules are in several rooms now
+
 
 def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
     """Warn that ``old`` is an alias that a later version removes."""
@@ -52,37 +54,52 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 
 
 class _Alias(Loader):
-    """Loads a module under the name that it had before."""
+    """Load a module under the name that it had before, or an empty package that held several."""
 
-    def __init__(self, new: str) -> None:
+    def __init__(self, new: str | None) -> None:
         self._new = new
+        self._spec: ModuleSpec | None = None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Return the module itself, so that its classes are the same under both names."""
+        if self._new is None:
+            return None
         module = import_module(self._new)
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Leave the module as it is: it was executed under its own name."""
-        module.__spec__ = self._spec
+        if self._spec is not None:
+            module.__spec__ = self._spec
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules by their former names."""
+    """Find modules by their former names, before anybody loads them a second time."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec that loads the module that ``fullname`` once named, or None."""
-        new = MODULES.get(fullname)
+        new = _present_name(fullname)
+        if fullname == _EMPTIED:
+            return ModuleSpec(fullname, _Alias(None), is_package=True)
         if new is None:
             return None
         warn_renamed(fullname, new)
         return ModuleSpec(fullname, _Alias(new), is_package=True)
 
 
+def _present_name(old: str) -> str | None:
+    """Return the present name of a module, also if a package that holds it was renamed."""
+    if old in MODULES:
+        return MODULES[old]
+    package, _, module = old.rpartition(".")
+    present = MODULES.get(package)
+    return f"{present}.{module}" if present and find_spec(f"{present}.{module}") else None
+
+
 def install() -> None:
     """Let imports find modules by their former names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())

@@ -9,7 +9,14 @@ from dpfy.noise.gaussian import LatticeGaussian
 from dpfy.noise.lattice import lattice_step, round_to_lattice
 from dpfy.noise.random_stream import SecureStream
 
-__all__ = ["NOISES", "LatticeGaussian", "NoiseStrategy", "SecureStream", "lattice_step", "round_to_lattice"]
+__all__ = [
+    "NOISES",
+    "LatticeGaussian",
+    "NoiseStrategy",
+    "SecureStream",
+    "lattice_step",
+    "round_to_lattice",
+]
 
 
 class NoiseStrategy(Protocol):

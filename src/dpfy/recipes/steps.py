@@ -62,6 +62,6 @@ def require_filter(run: Run, recipe: str) -> None:
     if run.plan.filter is None:
         raise InvalidArgument(
             f"{recipe} chooses its noise and its last step from outputs, which a filter alone "
-            "accounts. Give the plan controllers=[dpfy.recipes.Directed()], then calibrate it or "
+            "accounts. Give the plan controllers=[dpfy.recipes.RecipeControlled()], then calibrate it or "
             "put it under a filter."
         )

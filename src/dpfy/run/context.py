@@ -1,7 +1,9 @@
 """Hold what a step is given: the plan, the private records, the ledger, and a value for each slot.
 
 A new method of private training is a new value for one of the slots of :class:`StepContext`, not a
-branch in the step. Tests: tests/run/test_step.py.
+branch in the step.
+
+Tests: tests/run/test_step.py.
 """
 
 from collections.abc import Mapping

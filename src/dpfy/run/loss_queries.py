@@ -180,7 +180,7 @@ def direct(run: Run, noise: float, bounds: float = 1.0) -> None:
     if controller is None:
         raise InvalidArgument(
             "The recipe chooses noise from outputs, and the plan does not say so. Give the plan "
-            "controllers=[dpfy.recipes.Directed()], then calibrate it."
+            "controllers=[dpfy.recipes.RecipeControlled()], then calibrate it."
         )
     controllers.load_state_dict({**states, controller.tag: controller.directed(noise, bounds)})
 

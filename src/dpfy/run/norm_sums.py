@@ -3,6 +3,7 @@
     reserve ─▶ count records ─▶ norms of all ─▶ noise ─▶ clip bound, ratio and noise of the epoch
 
 The norms stay with the sampler as guesses, as they do where nothing about them is released.
+
 Tests: tests/run/test_importance_sampling.py.
 """
 

@@ -1,8 +1,9 @@
 """Bring records into a step: what is released before it, its policy, its draw and its weights.
 
 :class:`IndependentSampling` serves every policy whose sample does not depend on the records;
-:class:`~dpfy.run.importance_sampling.ImportanceSampling` uses all hooks. Tests:
-tests/run/test_step.py.
+:class:`~dpfy.run.importance_sampling.ImportanceSampling` uses all hooks.
+
+Tests: tests/run/test_step.py.
 """
 
 from abc import ABC, abstractmethod
