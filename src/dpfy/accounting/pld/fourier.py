@@ -78,7 +78,7 @@ def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
     return Moments(tilts, total, mean, variance)
 
 
-def reversed_law(block: Block) -> Block:
+def reversed_direction(block: Block) -> Block:
     """The opposite direction of a law from above: the same atoms seen from the other side, unless
     it is the same law.
     """
