@@ -11,7 +11,14 @@ Tests: tests/accounting/pld/test_soundness.py.
 import math
 from functools import lru_cache
 
-from dpfy.accounting.dominating_pairs import Bound, Pair, Pairs, coarsened, of_law, unsampled
+from dpfy.accounting.dominating_pairs import (
+    Bound,
+    Pair,
+    Pairs,
+    coarsened,
+    of_distribution,
+    unsampled,
+)
 from dpfy.accounting.loss_distributions import LossDistribution, Range
 from dpfy.accounting.pld.bounded_range import Ranges, countable
 from dpfy.accounting.pld.methods import DeltaMethods, EpsilonMethods, Methods, Upper
@@ -71,7 +78,7 @@ def _bracket(pairs: Pairs, methods: Methods, accuracy: float) -> Bracket:
         known = _of_pairs(whole, methods, accuracy).upper
         uppers.append((known, "as if batches were known"))
     lower = _of_pairs(attained, methods, accuracy).lower
-    only = in_a_row[0][0].law if len(in_a_row) == 1 else None
+    only = in_a_row[0][0].distribution if len(in_a_row) == 1 else None
     if isinstance(only, Ranges):
         lower = max(lower, methods.attained_by(only))
     return _ordered(lower, min(uppers))
@@ -134,9 +141,9 @@ def _attained(pairs: Pairs) -> Pairs | None:
 
     None if no pair is replaced.
     """
-    if all(pair.law is None or pair.law.attained is None for pair, _ in pairs):
+    if all(pair.distribution is None or pair.distribution.attained is None for pair, _ in pairs):
         return None
-    if sum(times for _, times in pairs) == 1 and isinstance(pairs[0][0].law, Range):
+    if sum(times for _, times in pairs) == 1 and isinstance(pairs[0][0].distribution, Range):
         return None  # at every ε some mechanism has the δ of the class
     found = ((_of_mechanism(pair), times) for pair, times in pairs)
     return tuple(sorted((pair, times) for pair, times in found if pair.noise_multiplier < math.inf))
@@ -144,11 +151,11 @@ def _attained(pairs: Pairs) -> Pairs | None:
 
 def _of_mechanism(pair: Pair) -> Pair:
     """Return a pair that some mechanism has and that ``pair`` dominates."""
-    attained = pair.law.attained if pair.law is not None else None
+    attained = pair.distribution.attained if pair.distribution is not None else None
     if attained is None:
         return pair
     return (
-        of_law(attained, pair.rate)
+        of_distribution(attained, pair.rate)
         if isinstance(attained, LossDistribution)
         else Pair(pair.rate, attained)
     )
@@ -162,9 +169,9 @@ def _choices_in_a_row(pairs: Pairs) -> Pairs:
     """
 
     def merged(pair: Pair, times: int) -> tuple[Pair, int]:
-        law = pair.law
-        if isinstance(law, Range) and pair.rate == 1 and countable(law.epsilon, times):
-            return of_law(Ranges(law.epsilon, times)), 1
+        own = pair.distribution
+        if isinstance(own, Range) and pair.rate == 1 and countable(own.epsilon, times):
+            return of_distribution(Ranges(own.epsilon, times)), 1
         return pair, times
 
     return tuple(sorted(merged(pair, times) for pair, times in pairs))

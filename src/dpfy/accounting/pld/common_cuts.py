@@ -85,7 +85,7 @@ def arranged(pairs: Pairs) -> Run:
                 float(steps.noise_multiplier.min()),
                 steps.neighbours,
                 steps.noise,
-                steps.law,
+                steps.distribution,
             )
         )
         first, size = 0, 1 if len(pairs) <= FEW else 8

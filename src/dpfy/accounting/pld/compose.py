@@ -364,7 +364,7 @@ def infinite(blocks: list[Block]) -> float:
 
 
 def opposite(blocks: list[Block], gauss: float, margin: float) -> tuple[Moments, float]:
-    """Return moments of the opposite direction, losses above ``margin`` split, and its mass at ∞."""
+    """Return moments of the opposite direction, split above ``margin``, and its mass at ∞."""
     back = [capped(reversed_direction(block), margin) for block in blocks]
     return moments(back, gauss, tilt_grid(_variance(back, gauss), _RARE)), infinite(back)
 
