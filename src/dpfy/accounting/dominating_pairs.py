@@ -91,8 +91,9 @@ class Bound(NamedTuple):
 def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
     """Merge similar pairs until at most ``limit`` are left.
 
-    The costliest or the cheapest member of each bin represents it. More noise and a smaller rate are post-processings of less noise and a larger rate, so the
-    composition of the result dominates (``pessimistic``) or is dominated by that of ``pairs``.
+    The costliest or the cheapest member of each bin represents it. More noise and a smaller rate
+    are post-processings of less noise and a larger rate, so the composition of the result dominates
+    (``pessimistic``) or is dominated by that of ``pairs``.
     """
     if len(pairs) <= limit:
         return pairs

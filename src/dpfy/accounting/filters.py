@@ -4,6 +4,8 @@ Composing a realised list is a guarantee only if the list was fixed in advance. 
 that replaces it: declared in the ledger's header before the first step, it refuses the step that
 would exceed its limit, whatever led to that step; then its limit is the guarantee. The proofs are
 in ``docs/proofs/filters.md``.
+
+Tests: tests/accounting/test_filtered.py.
 """
 
 import math

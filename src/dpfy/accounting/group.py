@@ -302,8 +302,8 @@ def _power(steps: list[tuple[_Loss, int]], size: int) -> tuple[NDArray[np.comple
 
     A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input
     (Higham 2002, on the fast Fourier transform), so each frequency by √n·c·‖mass‖, a T-th power by
-    T·|f|^{T−1} times that where the modulus is |f|, and the inverse by the Euclidean norm of all this
-    over the frequencies: the sum of absolute errors is at most √n times theirs.
+    T·|f|^{T−1} times that where the modulus is |f|, and the inverse by the Euclidean norm of all
+    this over the frequencies: the sum of absolute errors is at most √n times theirs.
     """
     relative = 8 * _UNIT * math.log2(size)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)

@@ -111,9 +111,7 @@ class EnvelopeGuard:
         }
 
     def admit(self, event: Event, times: int) -> None:
-        """Raise unless ``times`` more of ``event`` are the next steps of the envelope and within
-        the limit.
-        """
+        """Raise unless ``times`` more of ``event`` are the next steps and within the limit."""
         spent = self._walk.spent
         if spent + times > self.limit:
             reason = (

@@ -158,9 +158,9 @@ def _integer(rate: float, noise_multiplier: float, order: int) -> float:
 def _fractional(rate: float, noise_multiplier: float, order: float) -> float:
     """Integrate r^α − 1 − α(r − 1) by the trapezoidal rule, r the ratio of the densities.
 
-    E r = 1, so that this is the moment less 1. The integrand is analytic in a strip of half-width πσ (in units of the noise), where r has no
-    zero: the rule errs by e^{−2π·width/step}, here less than 1e-16 of the integral
-    (``docs/proofs/accounting-rdp.md``).
+    E r = 1, so that this is the moment less 1. The integrand is analytic in a strip of half-width
+    πσ (in units of the noise), where r has no zero: the rule errs by e^{−2π·width/step}, here less
+    than 1e-16 of the integral (``docs/proofs/accounting-rdp.md``).
     """
     z = noise_multiplier
     strip = min(0.9 * math.pi * z, 8.0)

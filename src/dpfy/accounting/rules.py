@@ -144,7 +144,7 @@ def _among_zeros(policy: Policy, noise_multiplier: float) -> Pairs:
 
 
 def _sum_among_zeros(policy: Policy, query: Any) -> Pairs:
-    """Return what is attained if all other records are zero; nothing for queries that are no sums."""
+    """Return what is attained by a sum if all other records are zero; nothing for other queries."""
     if isinstance(query, DiscreteGaussianSum):
         return (
             (

@@ -65,8 +65,9 @@ class Canonical:
 def noise_multiplier(queries: Iterable[RecordedQuery]) -> float:
     """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½.
 
-    It is never rounded up. The queries are one Gaussian sum of a concatenated vector after each is scaled by its noise
-    (McMahan et al. 2018, §3). No noise on a positive bound gives 0; no positive bound gives ∞.
+    It is never rounded up. The queries are one Gaussian sum of a concatenated vector after each is
+    scaled by its noise (McMahan et al. 2018, §3). No noise on a positive bound gives 0; no positive
+    bound gives ∞.
 
     >>> noise_multiplier([SumQuery(3.0, 5.0), SumQuery(4.0, 5.0)]) <= 1.0
     True
@@ -185,7 +186,7 @@ def _alike(pairs: Pairs, others: Pairs) -> bool:
 
 
 def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | RecordedQuery]:
-    """Return the rule of one step, and the noise multiplier or query that its queries collapse to."""
+    """Return the rule of one step, and the noise multiplier or query it is applied to."""
     kind, noise = _collapsed(event.queries)
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:

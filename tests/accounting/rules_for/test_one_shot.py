@@ -292,7 +292,9 @@ def test_filters_take_every_query():
     renyi = RenyiFilter(2.0, 1e-5, (8.0,)).guard()
     renyi.record(Sampled(Poisson(1.0), (ExponentialChoice(1.0, 10.0),)), 1)
     limit = RenyiFilter(2.0, 1e-5, (8.0,)).limits[0]
-    assert renyi.used == pytest.approx(renyi_divergence(of_distribution(Range(0.2)), 8.0) / limit, rel=1e-9)
+    assert renyi.used == pytest.approx(
+        renyi_divergence(of_distribution(Range(0.2)), 8.0) / limit, rel=1e-9
+    )
 
 
 def test_no_noise_costs_everything_and_no_say_costs_nothing():
@@ -415,7 +417,9 @@ def test_several_numbers_cost_little_more_than_one():
     assert wide == pytest.approx(continuous, rel=1e-2)
     law = of_distribution(DiscreteGaussianVector(4, 3.0, 5, 2))
     assert renyi_divergence(law, 5.0) == pytest.approx(5 * 4 / 18)
-    rounded = account(run(DiscreteGaussianSum(math.sqrt(3), 3.0, 5))).canonical.pairs[0][0].distribution
+    rounded = (
+        account(run(DiscreteGaussianSum(math.sqrt(3), 3.0, 5))).canonical.pairs[0][0].distribution
+    )
     assert rounded.squared == 3  # although the float is less than the root
     number, vector = (
         account(run(DiscreteGaussianSum(1.9, 3.0, count)), relation="replace_one")

@@ -183,7 +183,7 @@ def _dp_event(event: Event) -> Any:
 
 
 def _plain(event: Event) -> Sampled:
-    """Return a step that other libraries can express, or refuse it: a dropped cost is a false claim."""
+    """Return a step that other libraries can express; refuse one whose cost they would drop."""
     if not isinstance(event, Sampled) or not isinstance(event.policy, Poisson):
         raise UnsupportedEvent(
             f"Other libraries have no counterpart of the event {event.tag!r} that costs the same."

@@ -35,7 +35,16 @@ class EpsilonDelta(NamedTuple):
 
 
 def basic(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
-    """Add up mechanisms on the same data.
+    """Compose mechanisms on the same data by adding up their claims.
+
+    Args:
+        claims: The claim of each mechanism.
+
+    Returns:
+        The sum of the ε, and the sum of the δ.
+
+    Raises:
+        InvalidArgument: A claim is out of range.
 
     Reference: Dwork & Roth 2014.
 
@@ -55,6 +64,15 @@ def parallel(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
     differ by adding or removing one. A record that is *replaced* may change its part, and then two
     of the mechanisms notice.
 
+    Args:
+        claims: The claim of each mechanism.
+
+    Returns:
+        The largest ε, and the largest δ.
+
+    Raises:
+        InvalidArgument: A claim is out of range.
+
     Reference: McSherry 2009.
 
     >>> parallel([EpsilonDelta(1.0, 1e-6), EpsilonDelta(0.5, 1e-5)])
@@ -68,6 +86,17 @@ def parallel(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
 
 def advanced(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
     """Compose ``times`` mechanisms with one claim, chosen adaptively or not, for a ``slack`` in δ.
+
+    Args:
+        claim: The claim that each mechanism has.
+        times: The number of mechanisms, at least 0.
+        slack: What δ may grow by, between 0 and 1, both excluded.
+
+    Returns:
+        The claim of the composition.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     Reference: Dwork, Rothblum & Vadhan 2010, with the mean of the loss as in "How to DP-fy ML",
     Appendix B.
@@ -86,6 +115,17 @@ def advanced(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
 
 def optimal(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
     """Compose ``times`` mechanisms known by one claim only, as tightly as that allows.
+
+    Args:
+        claim: The claim that each mechanism has.
+        times: The number of mechanisms, at least 0.
+        slack: What δ may grow by, between 0 and 1, both excluded.
+
+    Returns:
+        The claim of the composition.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     Reference: Kairouz, Oh & Viswanath 2015, Theorem 3.3, for every ε instead of multiples of the
     claim's.
@@ -110,7 +150,19 @@ def optimal(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
 def group(claim: EpsilonDelta, size: int, *, simple: bool = False) -> EpsilonDelta:
     """Return the claim for ``size`` = k records at once.
 
-    It is (kε, δ·Σ_{i<k} e^{iε}), or with ``simple`` the coarser (kε, k·e^{kε}·δ). :func:`~dpfy.accounting.group.group_epsilon` knows the events and claims far less.
+    It is (kε, δ·Σ_{i<k} e^{iε}), or with ``simple`` the coarser (kε, k·e^{kε}·δ).
+    :func:`~dpfy.accounting.group.group_epsilon` knows the events and claims far less.
+
+    Args:
+        claim: The claim for one record.
+        size: The number of records, at least 1.
+        simple: Whether to use the coarser formula; False by default.
+
+    Returns:
+        The claim for the group.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     Reference: Vadhan 2017, Lemma 2.2.
 
@@ -130,6 +182,18 @@ def compare(*, rate: float, noise_multiplier: float, steps: int, delta: float) -
 
     Every row starts from the exact (ε, δ) of one step, so that what differs is the composition
     alone ("How to DP-fy ML", Table 2, gives their orders of magnitude).
+
+    Args:
+        rate: The Poisson sampling rate, from 0 to 1.
+        noise_multiplier: The standard deviation of the noise over the clipping bound.
+        steps: The number of steps, at least 1.
+        delta: δ, between 0 and 1, both excluded.
+
+    Returns:
+        The ε of each theorem, by its name.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     >>> rows = compare(rate=0.01, noise_multiplier=1.0, steps=1000, delta=1e-5)
     >>> list(rows.values()) == sorted(rows.values(), reverse=True)

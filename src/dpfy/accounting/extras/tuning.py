@@ -44,6 +44,15 @@ def tuning_costs(
     *Formal guarantee*: that of each row that is ``claimed``. Rows of a fixed number of runs are for
     the mean, rounded up.
 
+    Args:
+        run: The events of one run.
+        trials: The distribution of the number of runs.
+        delta: δ, between 0 and 1, both excluded.
+        relation: The neighbouring relation; adding or removing one record by default.
+
+    Returns:
+        One row for each way to account it.
+
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> from dpfy.ledger.selection import NegativeBinomialTrials
     >>> run = Sampled(Poisson(1.0), (SumQuery(1.0, 10.0),))
@@ -77,8 +86,19 @@ def exponential_heuristic(candidates: int, within: float = 100.0, failure: float
     """Return the ε that the literature quotes for choosing by an exponential mechanism.
 
     It solves ``within`` = (4/ε′)·log(candidates/(failure·ε′)), so that the choice is within that
-    many validation records of the best one, and quotes 8ε′. **Not claimed**: it accounts neither the
-    runs nor their composition with the choice.
+    many validation records of the best one, and quotes 8ε′. **Not claimed**: it accounts neither
+    the runs nor their composition with the choice.
+
+    Args:
+        candidates: The number of candidates, at least 1.
+        within: How many validation records the choice may be worse than the best; 100 by default.
+        failure: The probability that it is worse than that; 0.01 by default.
+
+    Returns:
+        The ε that is quoted.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     Reference: Abadi et al. 2016, Appendix D; "How to DP-fy ML", Appendix C.3.
 

@@ -268,9 +268,9 @@ def _transform(
     """Transform a block: log E e^{λL} and its error, then the rest for each frequency.
 
     For each frequency it returns the log of the ratio to frequency 0, and a bound on the error of
-    its modulus. All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known exactly, so that
-    the errors of a step are in proportion to its losses, and millions of nearly free steps lose
-    nothing.
+    its modulus. All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known
+    exactly, so that the errors of a step are in proportion to its losses, and millions of nearly
+    free steps lose nothing.
     """
     block, rise = _steep(block, line.tilt)
     times, loss = block.times, block.loss if block.offset is None else block.loss + block.offset

@@ -2,8 +2,6 @@
 
 The accountant decides which of them to use, in which order. It is given the methods for ε at a δ,
 or those for δ at an ε, and treats both alike.
-
-Tests: tests/accounting/test_edges.py.
 """
 
 import math

@@ -3,8 +3,6 @@
 A :class:`Target` says where on the privacy profile its answer lies, how to read the answer off a
 composed loss distribution, and how precise the answer must be. ``compose.py`` does the rest, and
 does not know which of the two targets it was given.
-
-Tests: tests/accounting/pld/test_soundness.py.
 """
 
 import math

@@ -236,7 +236,7 @@ def _two_curves(parts: list[Pairs]) -> list[Pairs]:
 
 
 def _two_largest(parts: list[Pairs]) -> Pairs:
-    """Return tables whose composition dominates any two parts, one losing and one gaining a record."""
+    """Return tables that dominate any two parts, of which one loses and one gains a record."""
     if _EVERYTHING in parts:
         return _EVERYTHING
     if len(set(parts)) == 1 and all(pair.symmetric for pair, _ in parts[0]):

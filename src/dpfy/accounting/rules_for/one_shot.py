@@ -1,6 +1,7 @@
 """Rules of one-shot queries: how each becomes a dominating pair.
 
-One pair is for adding or removing a record, and one for replacing it. The proofs, and what each bound rests on, are in ``docs/proofs/one-shot.md``.
+One pair is for adding or removing a record, and one for replacing it. The proofs, and what each
+bound rests on, are in ``docs/proofs/one-shot.md``.
 """
 
 import math
@@ -68,7 +69,7 @@ class OneShot:
 
 
 def pure(loss: float) -> LossDistribution:
-    """Return the loss of randomised response, which dominates all mechanisms with losses ≤ ``loss``.
+    """Return the loss of randomised response, which dominates every ``loss``-DP mechanism.
 
     >>> pure(0.5).largest
     0.5

@@ -129,7 +129,7 @@ def _within_reach(size: Array, most: int, separation: int) -> float | None:
 def _moves(
     reach: int, separation: int, limit: int
 ) -> list[tuple[Distances, int, Distances]] | None:
-    """Return what each context becomes after a next step at each distance; None beyond ``limit``."""
+    """Return what contexts become after a next step at each distance; None beyond ``limit``."""
     moves: list[tuple[Distances, int, Distances]] = []
     seen: set[Distances] = {()}
     waiting: list[Distances] = [()]
@@ -182,9 +182,9 @@ def _spaced(weights: Array, most: int, separation: int) -> float:
 class _Search:
     """A best-first search over patterns from the left.
 
-    Open patterns are bounded by what each further step can add. A further step i adds Γ_ii, twice its products with the steps so far, and twice those with steps
-    after it: for each i the best such steps, chosen for i alone, which is a bound on any choice for
-    all.
+    Open patterns are bounded by what each further step can add. A further step i adds Γ_ii, twice
+    its products with the steps so far, and twice those with steps after it: for each i the best
+    such steps, chosen for i alone, which is a bound on any choice for all.
     """
 
     def __init__(self, gram: Array, most: int, separation: int, clash: bool) -> None:
@@ -292,10 +292,10 @@ def best_before(size: Array, most: int, separation: int) -> Array:
 def largest_square(gram: Array, known: float = 0.0) -> Square:
     """Return max Σ Γ_ij⟨u_i, u_j⟩ over vectors of the unit ball.
 
-    There are as many dimensions as steps. It is the semidefinite programme max ⟨Γ, X⟩ with X ⪰ 0 and X_ii = 1. Rows that each point where
-    the others pull them are feasible; their pulls y, raised until diag(y) − Γ ⪰ 0, are a bound, Σ
-    y_i, by weak duality. The search for it ends as soon as the bound is below what is ``known`` to
-    be attained elsewhere.
+    There are as many dimensions as steps. It is the semidefinite programme max ⟨Γ, X⟩ with X ⪰ 0
+    and X_ii = 1. Rows that each point where the others pull them are feasible; their pulls y,
+    raised until diag(y) − Γ ⪰ 0, are a bound, Σ y_i, by weak duality. The search for it ends as
+    soon as the bound is below what is ``known`` to be attained elsewhere.
 
     >>> clashing = np.array([[2.0, -1.0, -1.0], [-1.0, 2.0, -1.0], [-1.0, -1.0, 2.0]])
     >>> [round(end, 6) for end in largest_square(clashing)]  # three vectors 120° apart

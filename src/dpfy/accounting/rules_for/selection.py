@@ -25,6 +25,9 @@ _ROUNDED = 1e-10  # relative: more than rounding can lose, over as many places
 class RunProfile:
     """An upper bound on δ(ε) of one run in both directions, for every real ε.
 
+    Between points each is the chord, as a function of e^ε: true curves are convex in it. Below zero
+    they follow from each other: δ(−ε) = 1 − e^−ε·(1 − δ_back(ε)).
+
     Args:
         epsilons: Points of ε, rising from 0.
         there: δ at these points in one direction.
@@ -32,9 +35,6 @@ class RunProfile:
 
     Raises:
         InvalidArgument: The points do not rise from 0, or are too large.
-
-    Between points each is the chord, as a function of e^ε: true curves are convex in it. Below zero
-    they follow from each other: δ(−ε) = 1 − e^−ε·(1 − δ_back(ε)).
     """
 
     def __init__(self, epsilons: Array, there: Array, back: Array) -> None:
@@ -87,9 +87,9 @@ class SelectionProfile:
 
     It is Σ_j weight_j · δ(ε − shift_j), where δ is that of one run.
 
-    *Formal guarantee*: P(S) ≤ e^ε·P′(S) + ``delta(ε)`` for every ε ≥ 0, P and P′ the distributions of what is
-    released, however runs are scored. No smaller δ follows from the profile of one run, up to
-    terms that vanish with the probability of the losses that matter.
+    *Formal guarantee*: P(S) ≤ e^ε·P′(S) + ``delta(ε)`` for every ε ≥ 0, P and P′ the distributions
+    of what is released, however runs are scored. No smaller δ follows from the profile of one run,
+    up to terms that vanish with the probability of the losses that matter.
 
     *Assumes* what :class:`~dpfy.ledger.selection.Selected` does.
 

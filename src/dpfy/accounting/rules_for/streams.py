@@ -41,6 +41,18 @@ def sensitivity(
     for bands of at most twice ``separation``; for trees, wider bands and full matrices unless the
     search for it exceeds its limits, which up to some hundred steps it does not.
 
+    Args:
+        strategy: The matrix that multiplies the steps' sums.
+        steps: The number of steps.
+        participations: In how many steps a record may take part; 1 by default.
+        separation: The least distance between two of them, in steps; 1 by default.
+
+    Returns:
+        The interval from what some record does to what none exceeds.
+
+    Raises:
+        UnsupportedEvent: There is no rule for the strategy, or it is too large.
+
     Reference: ``docs/proofs/streams.md``, Lemmas 1 to 4.
 
     >>> round(sensitivity(Tree(), 1000).upper ** 2, 6)  # one node on each of the levels 0 to 9
