@@ -396,7 +396,7 @@ class DominatedBy(Filter, tag="dominated_by"):
 
 @dataclass(frozen=True)
 class _RenyiProfile:
-    """What a limit at each of several orders implies.
+    """The profile that a limit at each of several orders implies.
 
     On every path one of the limits is kept, so their δ add up.
     """
@@ -435,7 +435,7 @@ class _RenyiProfile:
 
 @dataclass(frozen=True)
 class _ZcdpProfile:
-    """What ρ-zCDP implies: a divergence of at most order·ρ at every order, of which the best."""
+    """The profile of ρ-zCDP: the best of all orders, with a divergence of order·ρ at each."""
 
     rho: float
 

@@ -203,7 +203,7 @@ class Guarantee:
 
     @cached_property
     def _others(self) -> "tuple[tuple[Guarantee, str], ...]":
-        """The same run by other rules, and what they are called.
+        """Guarantees of this run by other rules, with the names of these rules.
 
         Each of them holds, so the least may be claimed. Steps have one pair for all methods, and
         its PLD is compared with its Rényi curve where it is made. What is left are events that hold

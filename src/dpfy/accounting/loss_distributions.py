@@ -65,7 +65,7 @@ class LossDistribution:
 
     @property
     def attained(self) -> "LossDistribution | float | None":
-        """What some mechanism has, where no known mechanism has this loss distribution itself.
+        """The loss of some mechanism, where no known mechanism has this loss distribution itself.
 
         It is a loss distribution that this one dominates, or the noise multiplier of such a
         Gaussian sum. None if a mechanism has this one.

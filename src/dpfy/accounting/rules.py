@@ -43,7 +43,7 @@ NOISES: dict[type[RecordedQuery], str] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How one sampled step becomes a dominating pair, and why that is sound.
+    """A rule that turns one sampled step into a dominating pair, and why it is sound.
 
     Args:
         pair: The pair of a policy and a noise multiplier z, or a query that is no sum. z is the
@@ -68,7 +68,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class EventRule:
-    """How an event that is no sampled step becomes dominating pairs, and why that is sound.
+    """A rule that turns an event other than a sampled step into pairs, and why it is sound.
 
     For RDP, a pair may hold a loss distribution that knows its divergences only.
 

@@ -1,4 +1,4 @@
-"""Where the loss axis is cut: the same cuts for all steps, chosen for where the answer lies.
+"""Cuts of the loss axis: the same for all steps, chosen for where the answer lies.
 
 Every step keeps its own rate and noise multiplier. What steps share is where the axis of losses is
 cut, so that the transforms of ten thousand different steps are one product of matrices.
@@ -27,7 +27,7 @@ _ROUGHLY = 300  # losses by which moments are estimated
 
 @dataclass(frozen=True)
 class Resolution:
-    """How many cuts there are, and where they matter.
+    """The number of cuts, and where they matter.
 
     Args:
         cuts: The number of cuts.

@@ -1,4 +1,4 @@
-"""Where to integrate: the tilt of the line, its window and its smoothing.
+"""The contour of integration: the tilt of the line, its window and its smoothing.
 
 Good choices make the loop fast; every choice is sound.
 

@@ -83,7 +83,7 @@ class Bounds(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where on the privacy profile the answer is thought to be.
+    """A guess of where on the privacy profile the answer lies.
 
     Args:
         tilt: Real part of the contour there, which is about −d log δ/dε.
@@ -106,7 +106,7 @@ class CoarseDistribution(Protocol):
 
 
 class Target(ABC):
-    """What is asked of a composition: one coordinate of a point on its privacy profile."""
+    """A coordinate of a point on the privacy profile of a composition, where the other is given."""
 
     least: ClassVar[float]
     """An ε below which differences are not relative but absolute."""

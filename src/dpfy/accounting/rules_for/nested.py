@@ -40,7 +40,7 @@ class Dominating(Table):
 
     @property
     def attained(self) -> LossDistribution | None:
-        """Nothing is known to cost as much."""
+        """A mechanism that reveals nothing: none is known to cost as much as the table."""
         return response(0.0)
 
 

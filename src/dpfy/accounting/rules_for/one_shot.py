@@ -53,7 +53,7 @@ _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missi
 
 @dataclass(frozen=True)
 class OneShot:
-    """How a query on a Poisson sample becomes a pair.
+    """A rule that turns a query on a Poisson sample into a pair.
 
     Args:
         pair: The pair of a policy and a query.
