@@ -1,4 +1,4 @@
-"""What it cost: from the facts of a ledger to a guarantee, without torch."""
+"""Compute what a run cost: from the events of a ledger to a guarantee, without torch."""
 
 from dpfy.accounting.calibrate import (
     calibrate_envelope,

@@ -1,4 +1,4 @@
-"""The least noise, the largest rate or the most steps that keep a run within its budget."""
+"""Calibration: the least noise, the largest rate or the most steps within a budget."""
 
 import math
 from collections.abc import Callable
@@ -12,9 +12,7 @@ from dpfy.types import Budget, Relation
 
 _TOLERANCE = 1e-4  # of ε: the claim lies within this below the target
 _FINEST = 1e-12  # of the logarithm of what is sought, where the claim jumps over the tolerance
-_ROUNDING = (
-    1e-9  # of a share of a filter, by which the guard may be stricter than a quotient of floats
-)
+_ROUNDING = 1e-9  # of a share of a filter: the guard may be stricter than a quotient of floats
 _LEAST, _MOST = math.log(1e-3), math.log(1e7)
 _LEAST_RATE = math.log(1e-12)
 _MAX_STEPS = 10**9
@@ -31,11 +29,24 @@ def calibrate_noise(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     method: str = "pld",
 ) -> float:
-    """Return the least noise multiplier for which ``steps`` Poisson-sampled sums stay within
-    ``epsilon`` at ``delta``.
+    """Return the least noise multiplier that keeps DP-SGD within ``epsilon`` at ``delta``.
 
     *Formal guarantee*: :func:`~dpfy.accounting.account` of the run with the returned noise claims
     at most ``epsilon``; that very claim was evaluated last.
+
+    Args:
+        epsilon: The most that may be claimed, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        rate: The Poisson sampling rate, from 0 to 1.
+        steps: The number of steps, at least 0.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The noise multiplier: the standard deviation of the noise over the clipping bound.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or no noise reaches the budget.
 
     >>> round(calibrate_noise(epsilon=1.0, delta=1e-5, rate=1.0, steps=1), 2)
     3.73
@@ -59,12 +70,25 @@ def calibrate_envelope(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     method: str = "pld",
 ) -> float:
-    """Return the least noise multiplier z for which ``envelope_of(z)`` stays within ``epsilon`` at
-    ``delta``.
+    """Return the least noise multiplier z that keeps ``envelope_of(z)`` within a budget.
 
     *Assumes* that more noise never costs more, as every rule promises; but a claim above
     ``epsilon`` is never accepted, whatever the search did. Noise multipliers below 0.001 are not
     tried.
+
+    Args:
+        envelope_of: The events of a run with a given noise multiplier.
+        epsilon: The most that may be claimed, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The noise multiplier.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or no noise multiplier up to ten million
+            reaches the budget.
     """
     budget = Budget(_validate.epsilon(epsilon), _validate.delta(delta))
     excess = _excess(envelope_of, budget, relation, method)
@@ -83,11 +107,19 @@ def calibrate_rest(
     rule: Additive,
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
 ) -> float | None:
-    """Return the least factor of noise at which the steps of ``rest_of(factor)`` fit into what is
-    left of a filter.
+    """Return the least noise factor at which the remaining steps fit into the rest of a filter.
 
-    None if no factor up to ten million does. Where the filter is enforced, a wrong expectation of
-    the steps makes it refuse some of them, and nothing else.
+    Where the filter is enforced, a wrong expectation of the steps makes it refuse some of them, and
+    nothing else.
+
+    Args:
+        rest_of: The remaining steps at a given factor of noise.
+        spent: The steps that were taken.
+        rule: The filter.
+        relation: The neighbouring relation; adding or removing one record by default.
+
+    Returns:
+        The factor, or None if none up to ten million is enough.
 
     >>> from dpfy.accounting.filters import GaussianFilter
     >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
@@ -116,10 +148,23 @@ def calibrate_rate(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     method: str = "pld",
 ) -> float:
-    """Return the largest sampling rate for which ``steps`` sums with this noise stay within
-    ``epsilon`` at ``delta``.
+    """Return the largest sampling rate that keeps DP-SGD within ``epsilon`` at ``delta``.
 
     *Formal guarantee*: as for :func:`calibrate_noise`.
+
+    Args:
+        epsilon: The most that may be claimed, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        noise_multiplier: The standard deviation of the noise over the clipping bound, at least 0.
+        steps: The number of steps, at least 0.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The Poisson sampling rate, at most 1.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or no rate down to 1e-12 reaches the budget.
 
     >>> calibrate_rate(epsilon=2.0, delta=1e-5, noise_multiplier=4.0, steps=1)
     1.0
@@ -155,6 +200,20 @@ def calibrate_steps(
     *Formal guarantee*: the claim of the returned number is at most ``epsilon``; a billion is the
     most that is tried.
 
+    Args:
+        epsilon: The most that may be claimed, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        rate: The Poisson sampling rate, from 0 to 1.
+        noise_multiplier: The standard deviation of the noise over the clipping bound, at least 0.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The number of steps; 0 if even one is too much.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+
     >>> calibrate_steps(epsilon=4.7, delta=1e-5, rate=1.0, noise_multiplier=30.0)
     1017
     """
@@ -185,7 +244,7 @@ def calibrate_steps(
 def _excess(
     envelope_of: Callable[[float], Envelope], budget: Budget, relation: Relation | str, method: str
 ) -> Callable[[float], float]:
-    """log(claim / target) of the logarithm of what is sought: at most 0 is within budget."""
+    """Return log(claim / target) as a function of the log of what is sought."""
     _validate.choice("method", method, tuple(METHODS))
 
     def excess(logarithm: float) -> float:
@@ -198,8 +257,9 @@ def _excess(
 def _least(
     excess: Callable[[float], float], start: float, least: float, most: float
 ) -> float | None:
-    """The argument whose decreasing ``excess`` is in [−tolerance, 0], or ``least`` if that is
-    below; None if none.
+    """Return the argument whose decreasing ``excess`` is in [−tolerance, 0].
+
+    It is ``least`` if the excess is below already there, and None if there is no such argument.
     """
     bracket = _bracket(excess, start, least, most)
     if bracket is None:
@@ -220,7 +280,7 @@ def _least(
 def _bracket(
     excess: Callable[[float], float], start: float, least: float, most: float
 ) -> tuple[_Point, _Point] | None:
-    """Two points around the target, a factor of 2 apart, searched outwards from ``start``."""
+    """Return two points around the target, a factor of 2 apart, searched from ``start``."""
     here = (start, excess(start))
     step = math.log(2) if here[1] > 0 else -math.log(2)
     while True:

@@ -1,5 +1,4 @@
-"""What a guarantee means in other words: trade-off curve, Gaussian DP, membership inference, groups
-of records.
+"""A guarantee in other terms: trade-off curve, Gaussian DP, membership inference, groups.
 
 All of them are read off the certified upper curve δ(ε), so each is itself a bound that one may
 claim. The proofs are in ``docs/proofs/conversions.md``.
@@ -28,8 +27,13 @@ _LARGEST = 300.0  # e^ε must stay a number
 
 @dataclass(frozen=True)
 class TradeoffCurve:
-    """Who tells two neighbours apart with a false positive rate of ``fpr[i]`` misses at least
-    ``fnr[i]``.
+    """The trade-off between the two errors of any test that tells two neighbours apart.
+
+    Any test with false-positive rate ``fpr[i]`` has a false-negative rate of at least ``fnr[i]``.
+
+    Args:
+        fpr: False-positive rates.
+        fnr: The lowest false-negative rates.
     """
 
     fpr: tuple[float, ...]
@@ -38,19 +42,36 @@ class TradeoffCurve:
 
 @dataclass(frozen=True)
 class DominatingGaussian:
-    """δ(ε) is at most that of μ-GDP, or ``floor``, whichever is larger, for every ε ≥ 0."""
+    """A Gaussian mechanism that costs at least as much as a run, down to a small δ.
+
+    δ(ε) is at most that of μ-GDP, or ``floor``, whichever is larger, for every ε ≥ 0.
+
+    Args:
+        mu: μ; ∞ if there is none.
+        floor: The δ below which nothing is said.
+    """
 
     mu: float
     floor: float
 
 
 def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) -> TradeoffCurve:
-    """Return the lowest false negative rate of any test, at ``points`` false positive rates or at
-    those given.
+    """Return the lowest false-negative rate of any test, as a function of the false-positive rate.
 
     *Formal guarantee*: no test of one data set against a neighbour does better, whatever it
     computes from the released values. Each (ε, δ) of the guarantee excludes a half-plane; the curve
     is the boundary of what is left.
+
+    Args:
+        guarantee: The guarantee.
+        points: The number of evenly spaced false-positive rates, at least 2, or the rates; 101 by
+            default.
+
+    Returns:
+        The curve.
+
+    Raises:
+        InvalidArgument: A rate is not between 0 and 1, or there are fewer than two.
 
     Reference: Dong, Roth & Su 2022; Kairouz, Oh & Viswanath 2015.
 
@@ -72,10 +93,19 @@ def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) ->
 
 
 def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
-    """Return the most that a membership test with false positive rate ``fpr`` can have as true
-    positive rate.
+    """Return the highest true-positive rate of any membership test at a false-positive rate.
 
     *Formal guarantee*: as :func:`tradeoff_curve`, at the best ε for this rate.
+
+    Args:
+        guarantee: The guarantee.
+        fpr: The false-positive rate, from 0 to 1.
+
+    Returns:
+        The true-positive rate that no test exceeds.
+
+    Raises:
+        InvalidArgument: ``fpr`` is out of range.
 
     >>> from dpfy.accounting import account
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
@@ -99,8 +129,15 @@ def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
 
 
 def membership_advantage(guarantee: Guarantee) -> float:
-    """Return the most by which a membership test's true positive rate can exceed its false positive
-    rate: δ(0).
+    """Return the largest membership advantage of any test, which is δ(0).
+
+    The advantage is the true-positive rate minus the false-positive rate.
+
+    Args:
+        guarantee: The guarantee.
+
+    Returns:
+        The advantage that no test exceeds.
 
     Reference: the advantage of Yeom et al. 2018; δ(0) bounds the total variation distance, which no
     test exceeds.
@@ -114,12 +151,21 @@ def membership_advantage(guarantee: Guarantee) -> float:
 
 
 def dominating_mu(guarantee: Guarantee, floor: float = 1e-6) -> DominatingGaussian:
-    """Return the smallest μ for which μ-GDP is no better than the guarantee wherever δ exceeds
-    ``floor``.
+    """Return the smallest μ whose μ-GDP dominates the guarantee wherever δ exceeds ``floor``.
 
     *Formal guarantee*: δ(ε) ≤ max(δ_μ(ε), ``floor``) for every ε ≥ 0, also between the points that
     were computed. No useful μ dominates a run with sampling down to δ = 0: that all steps drew the
     record is rare, and costs as much as no sampling at all.
+
+    Args:
+        guarantee: The guarantee.
+        floor: The δ below which nothing is said; 1e-6 by default.
+
+    Returns:
+        μ and the floor.
+
+    Raises:
+        InvalidArgument: ``floor`` is not between 0 and 1.
 
     Reference: μ-GDP: Dong, Roth & Su 2022.
 
@@ -142,6 +188,17 @@ def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
     *Formal guarantee*: (ε, δ) for one record gives (kε, δ·Σ_{i<k} e^{iε}) for k of them; the best
     point of the curve is taken. :func:`~dpfy.accounting.group.group_epsilon` looks at the events
     and claims less.
+
+    Args:
+        guarantee: The guarantee for one record.
+        size: How many records change together, at least 1.
+        delta: δ, between 0 and 1, both excluded.
+
+    Returns:
+        The ε that one may claim; ∞ if there is none.
+
+    Raises:
+        InvalidArgument: ``size`` or ``delta`` is out of range.
 
     Reference: Vadhan 2017, Lemma 2.2.
 
@@ -174,9 +231,7 @@ def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
 
 
 def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
-    """Points (ε, δ(ε)) from ε = 0 to where δ is at most ``floor``, or as far as the guarantee
-    reaches.
-    """
+    """Return points (ε, δ(ε)) from ε = 0 to where δ ≤ ``floor``, if it gets there."""
     if guarantee.delta(0.0).upper <= floor:
         return np.zeros(1), np.array([guarantee.delta(0.0).upper])
     epsilons = np.linspace(0, _last(guarantee, floor), _POINTS)
@@ -185,7 +240,7 @@ def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:
 
 
 def _last(guarantee: Guarantee, floor: float) -> float:
-    """An ε at which δ is at most ``floor``, if any of use is."""
+    """Return an ε at which δ is at most ``floor``, if there is a useful one."""
     last = min(guarantee.claim(floor), _LARGEST)
     while (
         guarantee.delta(last).upper > floor and last < _LARGEST
@@ -195,17 +250,17 @@ def _last(guarantee: Guarantee, floor: float) -> float:
 
 
 def _steep(fpr: Array | float, epsilon: Array | float, delta: Array | float) -> Array:
-    """The false negative rate that (ε, δ) demands at ``fpr``."""
+    """Return the false-negative rate that (ε, δ) demands at ``fpr``."""
     return np.asarray(1 - delta - np.exp(epsilon) * fpr)
 
 
 def _flat(fpr: Array | float, epsilon: Array | float, delta: Array | float) -> Array:
-    """The same with the data sets exchanged."""
+    """Return the same with the data sets exchanged."""
     return np.asarray(np.exp(np.negative(epsilon)) * (1 - delta - fpr))
 
 
 def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
-    """Whether δ_μ is above the polygon through the points, as functions of e^ε.
+    """Tell whether δ_μ is above the polygon through the points, as functions of e^ε.
 
     True curves are convex in e^ε, so they are below the polygon; δ_μ is convex too, so it is above
     its tangents. On each part of a cell a tangent of δ_μ, itself a line, is compared with the
@@ -226,9 +281,7 @@ def _dominates(mu: float, epsilons: Array, deltas: Array) -> bool:
 
 
 def _gaussian_deltas(mu: float, epsilons: Array) -> Array:
-    """δ of μ-GDP at many ε, by the two forms of
-    :func:`dpfy.accounting.pld.closed_forms.log_delta`.
-    """
+    """Return δ of μ-GDP at many ε, by both forms of ``closed_forms.log_delta``."""
     s, t = epsilons / mu - mu / 2, epsilons / mu + mu / 2
     density = np.exp(-s * s / 2) / math.sqrt(2 * math.pi)
     return np.where(
@@ -243,7 +296,7 @@ def _mills(x: Array) -> Array:
 
 
 def _least(works: Callable[[float], bool]) -> float:
-    """The smallest μ that works, to four digits and never below."""
+    """Return the smallest μ that works, to four digits and never below it."""
     high = 1.0
     while not works(high):
         high *= 2

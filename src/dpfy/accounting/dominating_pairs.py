@@ -1,5 +1,8 @@
-"""Dominating pairs: two distributions whose privacy loss bounds that of a step, for all
-neighbouring data sets.
+"""Dominating pairs: two distributions whose privacy loss bounds that of a step.
+
+The bound holds for all neighbouring data sets.
+
+Tests: tests/accounting/test_to_pairs.py.
 """
 
 import math
@@ -11,27 +14,34 @@ import numpy as np
 from dpfy.accounting.loss_distributions import LossDistribution
 
 Neighbours = Literal["absent", "opposed", "exchanged"]
-Noise = Literal["gaussian", "laplace", "law"]
+Noise = Literal["gaussian", "laplace", "other"]
 
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """A dominating pair of one step, in units of the noise multiplier z.
+    """A dominating pair of one step, in units of its bound.
 
     ``absent``: (1 − q)·N(0, z²) + q·N(1, z²) against N(0, z²): the record is in the data or is not.
     ``opposed``: (1 − q)·N(0, z²) + q·N(1, z²) against (1 − q)·N(0, z²) + q·N(−1, z²): it is one or
     the other. ``exchanged``: the positive losses of (1 − q)·N(0, z²) + q·N(2, z²) against N(0, z²),
     the same with both distributions exchanged as negative losses, and the rest at 0: another record
-    has its place in the sample. With ``noise`` "laplace", N(m, z²) is the Laplace distribution
-    about m of scale z. With "law", (1 − q)·Q + q·P is against Q, where P and Q are those of
-    ``law``, and 1/z is only its spread: see :func:`of_law`.
+    takes its place in the sample. With ``noise`` "laplace", N(m, z²) is the Laplace distribution
+    about m of scale z. With "other", (1 − q)·Q + q·P is against Q, where P and Q are those of
+    ``distribution``, and 1/z is only its spread: see :func:`of_distribution`.
+
+    Args:
+        rate: The sampling rate q.
+        noise_multiplier: z.
+        neighbours: What neighbours differ in.
+        noise: The kind of noise.
+        distribution: The loss distribution on the full batch, for noise that is "other".
     """
 
     rate: float
     noise_multiplier: float
     neighbours: Neighbours = "absent"
     noise: Noise = "gaussian"
-    law: LossDistribution | None = None
+    distribution: LossDistribution | None = None
 
     @property
     def mu(self) -> float:
@@ -41,16 +51,19 @@ class Pair:
     @property
     def symmetric(self) -> bool:
         """Whether both directions have one profile."""
-        alike = self.noise == "laplace" or (self.law is not None and self.law.symmetric)
+        alike = self.noise == "laplace" or (
+            self.distribution is not None and self.distribution.symmetric
+        )
         return self.neighbours != "absent" or (self.rate == 1 and alike)
 
 
-def of_law(law: LossDistribution, rate: float = 1.0) -> Pair:
-    """Return the pair of a mechanism with this law on a Poisson sample of this rate (Zhu, Dong &
-    Wang 2022, Thm 11).
+def of_distribution(distribution: LossDistribution, rate: float = 1.0) -> Pair:
+    """Return the pair of a mechanism with this loss distribution on a Poisson sample of this rate.
+
+    Reference: Zhu, Dong & Wang 2022, Theorem 11.
     """
-    spread = law.spread
-    return Pair(rate, 1 / spread if spread else math.inf, "absent", "law", law)
+    spread = distribution.spread
+    return Pair(rate, 1 / spread if spread else math.inf, "absent", "other", distribution)
 
 
 Pairs = tuple[tuple[Pair, int], ...]
@@ -58,9 +71,10 @@ Pairs = tuple[tuple[Pair, int], ...]
 
 
 def unsampled(pairs: Pairs) -> Pairs:
-    """The pairs with one Gaussian sum in place of each law that it dominates."""
+    """Replace each loss distribution that one Gaussian sum dominates by that sum."""
     whole = [
-        (pair.law.whole if pair.law is not None else None, pair, times) for pair, times in pairs
+        (pair.distribution.whole if pair.distribution is not None else None, pair, times)
+        for pair, times in pairs
     ]
     return tuple(
         sorted((pair if noise is None else Pair(1.0, noise), times) for noise, pair, times in whole)
@@ -68,25 +82,27 @@ def unsampled(pairs: Pairs) -> Pairs:
 
 
 class Bound(NamedTuple):
-    """An upper bound, and how it was obtained where that is not what the method's name says."""
+    """An upper bound, with a note where the method's name does not say how it was obtained."""
 
     value: float
     note: str = ""
 
 
 def coarsened(pairs: Pairs, limit: int, *, pessimistic: bool) -> Pairs:
-    """Merge similar pairs until at most ``limit`` are left, each bin standing for its costliest or
-    cheapest member.
+    """Merge similar pairs until at most ``limit`` are left.
 
-    More noise and a smaller rate are post-processings of less noise and a larger rate, so the
-    composition of the result dominates (``pessimistic``) or is dominated by that of ``pairs``.
+    The costliest or the cheapest member of each bin represents it. More noise and a smaller rate
+    are post-processings of less noise and a larger rate, so the composition of the result dominates
+    (``pessimistic``) or is dominated by that of ``pairs``.
     """
     if len(pairs) <= limit:
         return pairs
-    kinds = sorted({(pair.neighbours, pair.noise, pair.law) for pair, _ in pairs})
+    kinds = sorted({(pair.neighbours, pair.noise, pair.distribution) for pair, _ in pairs})
     logs = np.log([(pair.rate, pair.noise_multiplier) for pair, _ in pairs])
     logs -= logs.min(axis=0)
-    kind = np.array([kinds.index((pair.neighbours, pair.noise, pair.law)) for pair, _ in pairs])
+    kind = np.array(
+        [kinds.index((pair.neighbours, pair.noise, pair.distribution)) for pair, _ in pairs]
+    )
     width = 0.0025
     while True:
         rate, noise = np.floor(logs / width).T

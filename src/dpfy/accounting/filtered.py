@@ -21,12 +21,20 @@ from dpfy.types import Interval, Relation, Unit
 
 @dataclass(frozen=True)
 class FilterGuarantee(Guarantee):
-    """The guarantee of a ledger whose header declared a filter: the filter's limit, whatever was
-    spent of it.
+    """The guarantee of a ledger with a filter: the filter's limit, whatever was spent of it.
 
     *Formal guarantee*: that of the filter. It covers every run that the guard would have admitted,
     which is why it does not shrink when this one spent less: how much a run spends may depend on
     the data.
+
+    Args:
+        source: The events and their context.
+        canonical: The number of steps, and the δ that the filter sets aside.
+        method: The filter's tag, or the method that composes a committed list.
+        relation: The neighbouring relation.
+        unit: The unit of privacy.
+        accuracy: How wide the bracket of ε may be, relative to ε.
+        filter: The filter.
     """
 
     filter: Filter = field(kw_only=True)
@@ -71,11 +79,16 @@ class FilterGuarantee(Guarantee):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the realised steps would have cost, had they been fixed in advance. They were not: this
-    is no guarantee.
+    """The reading of an odometer, which is no guarantee.
 
-    ``used`` is the share of the filter that is spent. There is deliberately nothing here that could
-    stand in for an ε in a report.
+    It is what the realised steps would have cost, had they been fixed in advance. They were not.
+    There is deliberately nothing here that could stand in for an ε in a report.
+
+    Args:
+        if_fixed_in_advance: The ε that the steps would have cost.
+        at_delta: The δ at which.
+        steps: The number of steps.
+        used: The share of the filter that is spent.
     """
 
     if_fixed_in_advance: float
@@ -96,10 +109,22 @@ class Reading:
 
 
 def odometer(source: object, delta: float, method: str = "pld") -> Reading:
-    """Read how far a run that a filter guards has come; :func:`~dpfy.accounting.account` gives the
-    guarantee.
+    """Read how much of its filter a run has spent.
 
-    ``source`` is a ledger or its path.
+    A reading is no guarantee: :func:`~dpfy.accounting.account` gives that.
+
+    Args:
+        source: A ledger or its path.
+        delta: δ, between 0 and 1, both excluded.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The reading.
+
+    Raises:
+        InvalidArgument: ``delta`` or ``method`` is not valid.
+        LedgerError: The ledger declares no filter, or cannot be read.
+        UnsupportedEvent: The filter is unknown, or an event has no rule.
 
     >>> from dpfy.accounting.filters import GaussianFilter
     >>> from dpfy.ledger import Header, Ledger
@@ -135,7 +160,11 @@ def _used(facts: Source) -> float:
 
 
 def declared_filter(value: object) -> Filter:
-    """Return the filter that a header declares; refuse one that is not known here."""
+    """Return the filter that a header declares.
+
+    Raises:
+        UnsupportedEvent: The filter is not known here.
+    """
     try:
         return Filter.from_json(value)
     except InvalidArgument as error:
@@ -151,6 +180,10 @@ def filter_guarantee(
 
     A guard other than the filter's would have let runs pass that the filter stops; that this one
     stayed within the limit proves nothing, so it is refused.
+
+    Raises:
+        UnsupportedEvent: The filter is unknown, was enforced for another relation or not at all, or
+            does not admit the steps of the ledger.
     """
     rule = declared_filter(source.filter)
     if relation != source.relation:

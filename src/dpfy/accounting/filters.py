@@ -4,6 +4,8 @@ Composing a realised list is a guarantee only if the list was fixed in advance. 
 that replaces it: declared in the ledger's header before the first step, it refuses the step that
 would exceed its limit, whatever led to that step; then its limit is the guarantee. The proofs are
 in ``docs/proofs/filters.md``.
+
+Tests: tests/accounting/test_filtered.py.
 """
 
 import math
@@ -44,16 +46,19 @@ _TUNED_LOG_ORDERS = tuple(math.log(0.1) + math.log(1e4) * step / 100 for step in
 
 
 class Profile(Protocol):
-    """ε for every δ, and the other way round, of whatever a filter may admit."""
+    """ε for every δ, and the other way round, of everything that a filter may admit."""
 
-    def epsilon(self, delta: float) -> Interval: ...
+    def epsilon(self, delta: float) -> Interval:
+        """Return the bracket of ε at ``delta``."""
 
-    def delta(self, epsilon: float) -> Interval: ...
+    def delta(self, epsilon: float) -> Interval:
+        """Return the bracket of δ at ``epsilon``."""
 
 
 class Filter(Fact):
-    """What may be spent on steps that are chosen from earlier outputs; goes into ``Header.filter``
-    at creation.
+    """A limit on what steps that are chosen from earlier outputs may cost.
+
+    It goes into ``Header.filter`` when the ledger is created.
 
     >>> Filter.from_json(GaussianFilter(mu=0.5).to_json())
     GaussianFilter(mu=0.5, numerical_delta=0.0)
@@ -66,9 +71,7 @@ class Filter(Fact):
 
     @property
     def set_aside(self) -> float:
-        """The δ that is kept for the arithmetic of the steps; as much as ``numerical_delta`` of it
-        may be used.
-        """
+        """The δ kept for the arithmetic of the steps; ``numerical_delta`` of it may be used."""
         return self.numerical_delta * (1 + _ROUNDING)
 
     @classmethod
@@ -95,9 +98,7 @@ class Filter(Fact):
 
 
 class Additive(Filter):
-    """A filter over costs that add up along every path: it goes on while one of its limits is
-    kept.
-    """
+    """A filter over costs that add up along every path, which admits steps within one limit."""
 
     rules: ClassVar[str] = "pld"  # the table that turns a step into its pair
     gaussian_only: ClassVar[bool] = False  # whether other noise has no cost here
@@ -105,7 +106,7 @@ class Additive(Filter):
     @property
     @abstractmethod
     def limits(self) -> tuple[float, ...]:
-        """What each coordinate of the cost may add up to."""
+        """The limit of each coordinate of the cost."""
 
     @abstractmethod
     def cost(self, pair: Pair) -> tuple[float, ...]:
@@ -125,8 +126,7 @@ class Additive(Filter):
 
 @dataclass(frozen=True)
 class RenyiFilter(Additive, tag="renyi_filter"):
-    """Go on while, at one of the orders fixed here, the Rényi divergences add up to what (ε, δ)
-    allows.
+    """Admit steps while their Rényi divergences at one fixed order fit into (ε, δ).
 
     *Formal guarantee*: whatever is admitted, in any adaptive order, is (``epsilon``,
     ``delta``)-differentially private. Each of the orders is given an equal part of δ; taking the
@@ -135,6 +135,15 @@ class RenyiFilter(Additive, tag="renyi_filter"):
 
     ``numerical_delta`` is set aside for what arithmetic adds to δ, and for the part of a
     selection's runs that no order knows: its number of runs times what arithmetic adds to one.
+
+    Args:
+        epsilon: ε, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        orders: The Rényi orders, above 1; by default the one that is best for full batches.
+        numerical_delta: The δ to set aside, at most half of ``delta``; 0 by default.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or an order leaves nothing to spend.
 
     Reference: Feldman & Zrnic 2021; Lécuyer 2021; several orders: ``docs/proofs/filters.md``.
 
@@ -181,6 +190,19 @@ class RenyiFilter(Additive, tag="renyi_filter"):
 
         Any order is sound as long as it is fixed before the first output; expecting other steps
         than will be taken makes it stop earlier, never leak more.
+
+        Args:
+            epsilon: ε, above 0.
+            delta: δ, between 0 and 1, both excluded.
+            to: The steps expected.
+            relation: The neighbouring relation; adding or removing one record by default.
+
+        Returns:
+            The filter.
+
+        Raises:
+            InvalidArgument: ``epsilon`` or ``delta`` is out of range.
+            UnsupportedEvent: An event has no Rényi rule.
         """
         cls(epsilon, delta)  # refuses bad values
         fixed = tuple(Repeated(as_fixed(run.event), run.times) for run in to)
@@ -197,8 +219,9 @@ class RenyiFilter(Additive, tag="renyi_filter"):
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """The divergence at each order that converts to ε at that order's part of δ (Canonne et al.
-        2020, Prop. 12).
+        """The divergence at each order that converts to ε at that order's part of δ.
+
+        Reference: Canonne, Kamath & Steinke 2020, Proposition 12.
         """
         part = (self.delta - self.set_aside) / len(self.orders)
         return tuple(_renyi_limit(order, self.epsilon, part) for order in self.orders)
@@ -208,20 +231,27 @@ class RenyiFilter(Additive, tag="renyi_filter"):
         return tuple(rdp.renyi_divergence(pair, order) for order in self.orders)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the sum of what each order's limit implies, which holds for every ε and not only
-        for the declared.
-        """
+        """Return the sum of what each order's limit implies, for every ε."""
         return _RenyiProfile(self.orders, self.limits)
 
 
 @dataclass(frozen=True)
 class ZcdpFilter(Additive, tag="zcdp_filter"):
-    """Go on while Σ 1/(2z²) ≤ ρ, with ε²/2 for an ε-DP step and ε²/8 for an exponential mechanism.
+    """Admit steps while Σ 1/(2z²) ≤ ρ.
+
+    An ε-DP step costs ε²/2, and an exponential mechanism ε²/8.
 
     *Formal guarantee*: whatever is admitted, in any adaptive order, is ρ-zCDP, hence (ε,
     δ)-differentially private for all δ at once. Sampling is not rewarded: a step costs what it does
     on the full batch. Where every step is Gaussian, :class:`GaussianFilter` claims less for the
     same steps.
+
+    Args:
+        rho: ρ, above 0.
+        numerical_delta: The δ to set aside for arithmetic, from 0 to 1; 0 by default.
+
+    Raises:
+        InvalidArgument: ``rho`` or ``numerical_delta`` is out of range.
 
     Reference: Feldman & Zrnic 2021; zCDP: Bun & Steinke 2016.
 
@@ -246,10 +276,11 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         return (self.rho * (1 + _ROUNDING),)
 
     def cost(self, pair: Pair) -> tuple[float, ...]:
-        """Return 1/(2z²), or four times that where a record may be replaced by its opposite; ε²/2
-        of what is ε-DP, and what a law knows of itself.
+        """Return 1/(2z²), or four times that where a record may be replaced by its opposite.
+
+        It is ε²/2 for what is ε-DP, and what other loss distributions know of themselves.
         """
-        return ((pair.mu**2 / 2 if pair.law is None else pair.law.zcdp) * _UP,)
+        return ((pair.mu**2 / 2 if pair.distribution is None else pair.distribution.zcdp) * _UP,)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the best conversion of ρ-zCDP over all orders."""
@@ -258,11 +289,18 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
 
 @dataclass(frozen=True)
 class GaussianFilter(Additive, tag="gaussian_filter"):
-    """Go on while Σ 1/z² ≤ μ².
+    """Admit steps while Σ 1/z² ≤ μ².
 
     *Formal guarantee*: whatever is admitted, in any adaptive order, is exactly as private as one
     Gaussian sum with noise 1/μ: μ-GDP, with nothing lost to adaptivity. Sampling is not rewarded: a
     step costs what it does on the full batch.
+
+    Args:
+        mu: μ, above 0.
+        numerical_delta: The δ to set aside for arithmetic, from 0 to 1; 0 by default.
+
+    Raises:
+        InvalidArgument: ``mu`` or ``numerical_delta`` is out of range.
 
     Reference: Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2023.
 
@@ -299,14 +337,21 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
 
 @dataclass(frozen=True)
 class DominatedBy(Filter, tag="dominated_by"):
-    """Let each step have at most the rate and at least the noise of the step committed for its
-    place.
+    """Admit steps that have at most the rate and at least the noise of committed ones.
+
+    The steps are compared one by one with a list that is fixed in advance.
 
     *Formal guarantee*: whatever is admitted, in any adaptive order, is dominated by the committed
     list, whose composition by PLD or RDP is then the guarantee.
 
     *Assumes* that a smaller rate and more noise are post-processing, as they are for Poisson
     samples with Gaussian noise.
+
+    Args:
+        envelope: The committed list, in order.
+
+    Raises:
+        InvalidArgument: A committed step is not private, or is adaptive.
 
     Reference: adaptive composition of dominating pairs, Zhu, Dong & Wang 2022.
 
@@ -332,7 +377,7 @@ class DominatedBy(Filter, tag="dominated_by"):
 
     @property
     def numerical_delta(self) -> float:  # type: ignore[override]
-        """Nothing beside what the committed steps carry themselves."""
+        """0: the committed steps carry their own."""
         return 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -351,14 +396,16 @@ class DominatedBy(Filter, tag="dominated_by"):
 
 @dataclass(frozen=True)
 class _RenyiProfile:
-    """What a limit at each of several orders implies: on every path one of them is kept, so their δ
-    add up.
+    """The profile that a limit at each of several orders implies.
+
+    On every path one of the limits is kept, so their δ add up.
     """
 
     orders: tuple[float, ...]
     limits: tuple[float, ...]
 
     def delta(self, epsilon: float) -> Interval:
+        """Return the bracket of δ at ``epsilon``."""
         logs = (
             _log_delta(order, limit, epsilon)
             for order, limit in zip(self.orders, self.limits, strict=True)
@@ -368,6 +415,7 @@ class _RenyiProfile:
         )
 
     def epsilon(self, delta: float) -> Interval:
+        """Return the bracket of ε at ``delta``."""
         part = delta / len(self.orders)
         ceiling = max(
             _renyi_epsilon(order, limit, part)
@@ -387,44 +435,40 @@ class _RenyiProfile:
 
 @dataclass(frozen=True)
 class _ZcdpProfile:
-    """ρ-zCDP: a divergence of at most order·ρ at every order, of which each bound may take the
-    best.
-    """
+    """The profile of ρ-zCDP: the best of all orders, with a divergence of order·ρ at each."""
 
     rho: float
 
     def delta(self, epsilon: float) -> Interval:
+        """Return the bracket of δ at ``epsilon``."""
         best = _best(lambda order: _log_delta(order, order * self.rho, epsilon))
         return Interval(0.0, math.exp(min(0.0, best)) * (1 + _ROUNDING))
 
     def epsilon(self, delta: float) -> Interval:
+        """Return the bracket of ε at ``delta``."""
         return Interval(
             0.0, max(0.0, _best(lambda order: _renyi_epsilon(order, order * self.rho, delta)))
         )
 
 
 def _renyi_epsilon(order: float, divergence: float, delta: float) -> float:
-    """ε at ``delta`` of a Rényi divergence (Canonne, Kamath & Steinke 2020, Proposition 12)."""
+    """Return ε at ``delta`` of a divergence (Canonne, Kamath & Steinke 2020, Proposition 12)."""
     return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
 
 def _log_delta(order: float, divergence: float, epsilon: float) -> float:
-    """Log δ at ``epsilon``, the same proposition."""
+    """Return log δ at ``epsilon`` by the same proposition."""
     return (order - 1) * (divergence - epsilon + math.log1p(-1 / order)) - math.log(order)
 
 
 def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
-    """The divergence whose ε at ``delta`` is ``epsilon``, rounded down by more than the conversion
-    rounds.
-    """
+    """Return the divergence whose ε at ``delta`` is ``epsilon``, rounded down."""
     overhead = _renyi_epsilon(order, 0.0, delta)
     return epsilon - overhead - 4e-15 * (epsilon + abs(overhead))
 
 
 def _best_order(epsilon: float, delta: float) -> float:
-    """The order at which (ε, δ) affords the largest Σ 1/z² on full batches; three digits of it are
-    enough.
-    """
+    """Return the order at which (ε, δ) affords the largest Σ 1/z² on full batches, to 3 digits."""
     log_order = float(
         minimize_scalar(
             lambda value: (
@@ -438,9 +482,7 @@ def _best_order(epsilon: float, delta: float) -> float:
 
 
 def _best(bound: Callable[[float], float]) -> float:
-    """The least ``bound`` over the orders; each of them is valid, so the search need not be
-    perfect.
-    """
+    """Return the least ``bound`` over the orders; each is valid, so any search will do."""
     return float(
         minimize_scalar(
             lambda value: bound(1 + math.exp(value)),
@@ -462,9 +504,10 @@ def as_fixed(event: Event) -> Event:
 
 @lru_cache(maxsize=4096)
 def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
-    """What accountants see of one step, adaptive or not. A filter that does not reward sampling
-    takes samples for known where they may be cut, and so owes nothing for cuts, also where a law
-    has the rate in it.
+    """Return one step, adaptive or not, as accountants see it.
+
+    A filter that does not reward sampling takes samples for known where they may be cut. So it owes
+    nothing for cuts, also where a loss distribution includes the rate.
     """
     fixed = as_fixed(event)
     found = canonical((Repeated(fixed, 1),), rule.rules, relation)
@@ -474,15 +517,16 @@ def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
 
 
 def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
-    """The mass that is taken away from one step before it has its cost: a part of δ
-    (``docs/proofs/filters.md``).
+    """Return the mass that is set apart from one step before its cost is taken: a part of δ.
+
+    Reference: ``docs/proofs/filters.md``.
     """
     return 0.0 if isinstance(event, NonPrivate) else _found(rule, event, relation).failure
 
 
 @lru_cache(maxsize=4096)
 def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
-    """What one step costs, adaptive or not; ∞ without any protection."""
+    """Return the cost of one step, adaptive or not; ∞ without any protection."""
     if isinstance(event, NonPrivate):
         return tuple(math.inf for _ in rule.limits)
     found = _found(rule, event, relation)

@@ -48,9 +48,10 @@ _UNIT = 2.0**-53
 
 
 @dataclass(frozen=True)
-class _Law:
-    """One step's loss in one direction: ``mass[j]`` at (``first`` + j) lattice steps, and the rest
-    at ∞.
+class _Loss:
+    """One step's loss in one direction, on a lattice.
+
+    ``mass[j]`` lies at ``first`` + j lattice steps, and the rest at ∞.
     """
 
     first: int
@@ -59,9 +60,7 @@ class _Law:
 
 
 class _Mixture(NamedTuple):
-    """Masses of both distributions of a pair between cuts of the output, tails included, and losses
-    at the cuts.
-    """
+    """Masses of both distributions between cuts of the output, and the losses at the cuts."""
 
     present: Array
     absent: Array
@@ -77,6 +76,19 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
 
     *Assumes* Poisson samples that draw each record on its own, sums with Gaussian noise, and events
     fixed in advance.
+
+    Args:
+        source: A ledger or its path, a plan, an event, or a list of events.
+        size: How many records are added or removed together, at least 1.
+        delta: δ, between 0 and 1.
+
+    Returns:
+        The ε that one may claim; ∞ if there is none.
+
+    Raises:
+        InvalidArgument: ``size`` or ``delta`` is out of range.
+        UnsupportedEvent: The source has a filter, its relation is replace-one, or some noise is not
+            Gaussian. Use :func:`~dpfy.accounting.conversions.group_claim` there.
 
     Reference: Ganesh 2024 (mixtures of Gaussians); Vadhan 2017, Lemma 2.2.
 
@@ -105,7 +117,8 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
     previous = math.inf
     for interval in _intervals(table.pairs, size):
         epsilon = max(
-            _epsilon(laws, interval, rest, best) for laws in _laws(table.pairs, size, interval)
+            _epsilon(steps, interval, rest, best)
+            for steps in _both_directions(table.pairs, size, interval)
         )
         best = min(best, epsilon)
         if (
@@ -117,7 +130,7 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
 
 
 def _by_norm(event: Event) -> bool:
-    """Whether records are drawn by their norms in an event, or in one that it holds."""
+    """Tell whether records are drawn by their norms in an event, or in one that it holds."""
     if isinstance(event, Sampled):
         return isinstance(event.policy, Importance)
     held = (
@@ -129,9 +142,7 @@ def _by_norm(event: Event) -> bool:
 
 
 def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float]:
-    """Finer and finer lattices; the finest has as many points in one step's range as a transform
-    may have.
-    """
+    """Yield finer and finer lattices, until one step's range has as many points as a transform."""
     span = max(float(np.ptp(_mixture(pair, size).losses)) for pair, _ in pairs)
     interval = 2.0 ** math.floor(math.log2(span / 512))
     while span < _MAX_SPAN and span / interval < _MAX_SIZE:
@@ -139,12 +150,13 @@ def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float
         interval /= 2
 
 
-def _laws(
+def _both_directions(
     pairs: tuple[tuple[Pair, int], ...], size: int, interval: float
-) -> tuple[list[tuple[_Law, int]], ...]:
-    """The steps in the direction of removing the group, and in that of adding it."""
+) -> tuple[list[tuple[_Loss, int]], ...]:
+    """Return the steps in the direction of removing the group, and in that of adding it."""
     both = [(_on_lattice(_mixture(pair, size), interval), times) for pair, times in pairs]
-    return [(laws[0], times) for laws, times in both], [(laws[1], times) for laws, times in both]
+    removing = [(directions[0], times) for directions, times in both]
+    return removing, [(directions[1], times) for directions, times in both]
 
 
 @lru_cache(maxsize=64)
@@ -177,17 +189,16 @@ def _mixture(pair: Pair, size: int) -> _Mixture:
 
 
 def _normal_masses(edges: Array) -> Array:
-    """Masses between ``edges``, from the tail on their side so that small ones keep their
-    digits.
-    """
+    """Return masses between ``edges``, from the nearer tail so that small ones are precise."""
     below, above = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
     masses: Array = np.where(edges[1:] <= 0, below, above)
     return np.maximum(masses, 0.0)
 
 
-def _on_lattice(mixture: _Mixture, interval: float) -> tuple[_Law, _Law]:
-    """Both directions of one step. Each cell's masses go to its two ends, and each end's to its two
-    lattice points.
+def _on_lattice(mixture: _Mixture, interval: float) -> tuple[_Loss, _Loss]:
+    """Put both directions of one step on a lattice.
+
+    The masses of each cell go to its two ends, and those of each end to its two lattice points.
     """
     present, absent, losses = mixture
     width = np.maximum(np.diff(losses), 1e-300)
@@ -208,34 +219,35 @@ def _on_lattice(mixture: _Mixture, interval: float) -> tuple[_Law, _Law]:
     back = mass * np.exp(-interval * np.arange(first, last + 1))
     mass[0] += present[0]  # losses below the first cut are raised to it, those above the last to ∞
     back[-1] += absent[-1]
-    return _law(first, mass, float(present[-1])), _law(-last, back[::-1], float(absent[0]))
+    removed = _without_tiny(first, mass, float(present[-1]))
+    return removed, _without_tiny(-last, back[::-1], float(absent[0]))
 
 
-def _law(first: int, mass: Array, infinite: float) -> _Law:
+def _without_tiny(first: int, mass: Array, infinite: float) -> _Loss:
+    """Return a loss whose tiny masses are moved to ∞."""
     tiny = mass < _TINY
-    return _Law(first, np.where(tiny, 0.0, mass), infinite + float(mass[tiny].sum()))
+    return _Loss(first, np.where(tiny, 0.0, mass), infinite + float(mass[tiny].sum()))
 
 
-def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float, guess: float) -> float:
-    """The smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; ∞ if the charges
-    exceed it.
+def _epsilon(steps: list[tuple[_Loss, int]], interval: float, delta: float, guess: float) -> float:
+    """Return the smallest ε ≥ 0 whose δ, all charges included, is at most ``delta``; or ∞.
 
-    The laws are tilted towards ``guess`` before they are transformed: errors then shrink with the
+    Losses are tilted towards ``guess`` before they are transformed: errors then shrink with the
     masses around it.
     """
     tail = delta * 1e-6
     tilt, moment = _saddle(steps, interval, guess)
-    tilted = [(_tilted(law, interval, tilt), times) for law, times in steps]
+    tilted = [(_tilted(loss, interval, tilt), times) for loss, times in steps]
     windows = _window(steps, interval, tail), _window(tilted, interval, tail)
     low, high = min(window[0] for window in windows), max(window[1] for window in windows)
-    size = next_fast_len(max(high - low + 1, *(len(law.mass) for law, _ in steps)), real=True)
+    size = next_fast_len(max(high - low + 1, *(len(loss.mass) for loss, _ in steps)), real=True)
     if size > _MAX_SIZE:
         return math.inf
     spectrum, error = _power(tilted, size)
-    origin = sum(law.first * times for law, times in steps)
+    origin = sum(loss.first * times for loss, times in steps)
     mass = np.roll(irfft(spectrum, size), (origin - low) % size)
     losses = interval * np.arange(low, low + size)
-    charge = tail + sum(law.infinite * times for law, times in steps)
+    charge = tail + sum(loss.infinite * times for loss, times in steps)
     # Each factor of a tilted mass is right to a few units in the last place of its exponent.
     rounding = 1 + 16 * _UNIT * sum(times for _, times in steps) * (
         8 + tilt * interval * max(high - low, 1)
@@ -255,10 +267,8 @@ def _epsilon(steps: list[tuple[_Law, int]], interval: float, delta: float, guess
     return float(brentq(excess, 0.0, top, xtol=1e-10)) + 1e-9
 
 
-def _saddle(steps: list[tuple[_Law, int]], interval: float, guess: float) -> tuple[float, float]:
-    """The tilt λ that makes losses around ``guess`` typical, and the log-moment of the composition
-    at it.
-    """
+def _saddle(steps: list[tuple[_Loss, int]], interval: float, guess: float) -> tuple[float, float]:
+    """Return the tilt λ that makes losses around ``guess`` typical, and the log-moment at it."""
     if math.isinf(guess):
         return 0.0, 0.0
     moments = {float(tilt): _log_moment(steps, interval, float(tilt)) for tilt in _TILTS}
@@ -266,44 +276,42 @@ def _saddle(steps: list[tuple[_Law, int]], interval: float, guess: float) -> tup
     return min(usable.items(), key=lambda item: item[1] - item[0] * guess)
 
 
-def _log_moment(steps: list[tuple[_Law, int]], interval: float, tilt: float) -> float:
-    return math.fsum(times * _log_sum(law, interval, tilt) for law, times in steps)
+def _log_moment(steps: list[tuple[_Loss, int]], interval: float, tilt: float) -> float:
+    return math.fsum(times * _log_sum(loss, interval, tilt) for loss, times in steps)
 
 
-def _log_sum(law: _Law, interval: float, tilt: float) -> float:
-    """Log E e^{tilt·loss} of one step, ∞ aside."""
-    return float(logsumexp(_tilted_logs(law, interval, tilt)))
+def _log_sum(loss: _Loss, interval: float, tilt: float) -> float:
+    """Return log E e^{tilt·loss} of one step, ∞ aside."""
+    return float(logsumexp(_tilted_logs(loss, interval, tilt)))
 
 
-def _tilted_logs(law: _Law, interval: float, tilt: float) -> Array:
-    logs = np.log(law.mass, out=np.full_like(law.mass, -np.inf), where=law.mass > 0)
-    tilted: Array = logs + tilt * interval * (law.first + np.arange(len(law.mass)))
+def _tilted_logs(loss: _Loss, interval: float, tilt: float) -> Array:
+    logs = np.log(loss.mass, out=np.full_like(loss.mass, -np.inf), where=loss.mass > 0)
+    tilted: Array = logs + tilt * interval * (loss.first + np.arange(len(loss.mass)))
     return tilted
 
 
-def _tilted(law: _Law, interval: float, tilt: float) -> _Law:
-    """The law with masses in proportion to e^{tilt·loss}, which add up to 1."""
-    logs = _tilted_logs(law, interval, tilt)
-    return _Law(law.first, np.exp(logs - logsumexp(logs)), 0.0)
+def _tilted(loss: _Loss, interval: float, tilt: float) -> _Loss:
+    """Return the loss with masses in proportion to e^{tilt·loss}, which add up to 1."""
+    logs = _tilted_logs(loss, interval, tilt)
+    return _Loss(loss.first, np.exp(logs - logsumexp(logs)), 0.0)
 
 
-def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex128], float]:
-    """The transform of the composition, and a bound on what its error adds to the sum of all
-    masses.
+def _power(steps: list[tuple[_Loss, int]], size: int) -> tuple[NDArray[np.complex128], float]:
+    """Return the transform of the composition, and a bound on the sum of its masses' errors.
 
     A transform of length n errs by at most c = 8·u·log₂ n of the Euclidean norm of its input
     (Higham 2002, on the fast Fourier transform), so each frequency by √n·c·‖mass‖, a T-th power by
-    T times that where the modulus is
-    |f|, and the inverse by the Euclidean norm of all this over the frequencies: the sum of absolute errors is at most
-    √n times theirs.
+    T·|f|^{T−1} times that where the modulus is |f|, and the inverse by the Euclidean norm of all
+    this over the frequencies: the sum of absolute errors is at most √n times theirs.
     """
     relative = 8 * _UNIT * math.log2(size)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     modulus = np.ones(size // 2 + 1)
     wrong = np.zeros(size // 2 + 1)
-    for law, times in steps:
-        transform = rfft(law.mass, size)
-        each = math.sqrt(size) * relative * float(np.linalg.norm(law.mass))
+    for loss, times in steps:
+        transform = rfft(loss.mass, size)
+        each = math.sqrt(size) * relative * float(np.linalg.norm(loss.mass))
         bounded = np.minimum(np.abs(transform) + each, 1.0)
         # |a^T·s − â^T·ŝ| ≤ |a|^T·|s − ŝ| + T·|a|^{T−1}·|a − â|·|ŝ|, and the power's own rounding
         wrong = bounded**times * wrong + times * bounded ** (times - 1) * each * modulus
@@ -314,10 +322,8 @@ def _power(steps: list[tuple[_Law, int]], size: int) -> tuple[NDArray[np.complex
     return spectrum, norm
 
 
-def _window(steps: list[tuple[_Law, int]], interval: float, tail: float) -> tuple[int, int]:
-    """Lattice points outside which less than ``tail`` of the sum lies on either side, by Chernoff's
-    bound.
-    """
+def _window(steps: list[tuple[_Loss, int]], interval: float, tail: float) -> tuple[int, int]:
+    """Return lattice points beyond which less than ``tail`` lies, by Chernoff's bound."""
     ends = []
     for sign in (-1, 1):
         best = math.inf
@@ -325,8 +331,8 @@ def _window(steps: list[tuple[_Law, int]], interval: float, tail: float) -> tupl
             moment = _log_moment(steps, interval, sign * float(tilt))
             best = min(best, (moment - math.log(tail)) / (tilt * interval))
         reach = sum(
-            times * (law.first + len(law.mass) - 1 if sign > 0 else -law.first)
-            for law, times in steps
+            times * (loss.first + len(loss.mass) - 1 if sign > 0 else -loss.first)
+            for loss, times in steps
         )
         ends.append(sign * math.ceil(min(best, reach)))
     return ends[0], ends[1]

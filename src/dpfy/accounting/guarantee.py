@@ -1,4 +1,4 @@
-"""From facts to a claim: ``account(source).epsilon(delta)``."""
+"""From recorded events to a claim: ``account(source).epsilon(delta)``."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _HALVINGS = 8  # of a factor of 2 in ε
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a run costs under one method, relation and unit, for every δ.
+    """The privacy cost of a run under one method, relation and unit, for every δ.
 
     *Formal guarantee*: for neighbouring data sets the released values satisfy
     (``epsilon(δ).upper``, δ)-differential privacy. ``lower`` is certified too: for some data sets
@@ -37,8 +37,16 @@ class Guarantee:
     *Assumes* that the events are what ran, that they were fixed or registered before the first
     step, and that noise and sampling came from a secret key (``private`` is False if they did not).
 
-    ``envelope`` is the guarantee of what a ledger registered. Who stops early after looking at
-    outputs is entitled to that one only, because when to stop then depends on the data.
+    ``envelope`` is the guarantee of what a ledger registered. If a run stopped early after looking
+    at outputs, only that one may be claimed, because when to stop then depends on the data.
+
+    Args:
+        source: The events and their context.
+        canonical: The same run as dominating pairs.
+        method: "pld" or "rdp".
+        relation: The neighbouring relation.
+        unit: The unit of privacy.
+        accuracy: How wide the bracket of ε may be, relative to ε; 0.001 by default.
     """
 
     source: Source
@@ -50,13 +58,14 @@ class Guarantee:
 
     @property
     def steps(self) -> int:
-        """How many steps are accounted."""
+        """The number of steps that are accounted."""
         return self.canonical.steps
 
     @property
     def counted(self) -> str:
-        """What ``steps`` counts: steps, epochs where one event is an epoch, or events where some
-        are neither.
+        """The name of what ``steps`` counts: "steps", "epochs" or "events".
+
+        It is "epochs" where each event is an epoch, and "events" where some are neither.
         """
         events = [run.event for run in self.source.events]
         if not all(isinstance(event, Sampled | NonPrivate) for event in events):
@@ -73,15 +82,17 @@ class Guarantee:
 
     @property
     def failure(self) -> float:
-        """The probability that a sample was cut to its capacity, in any step; 1 + e^ε times it is
-        part of δ.
+        """The probability that a sample was cut to its capacity, in any step.
+
+        1 + e^ε times it is part of δ.
         """
         return self.canonical.failure
 
     @property
     def exact(self) -> bool:
-        """Whether the rules of all steps are exact: then ``lower`` and ``upper`` are of one and the
-        same attack.
+        """Whether the rules of all steps are exact.
+
+        Then ``lower`` and ``upper`` describe the same attack.
         """
         return self.canonical.exact
 
@@ -99,7 +110,11 @@ class Guarantee:
     def noise_multiplier(self) -> float | None:
         """The noise multiplier that all steps share, if they do."""
         pairs = self.canonical.pairs
-        return pairs[0][0].noise_multiplier if len(pairs) == 1 and pairs[0][0].law is None else None
+        return (
+            pairs[0][0].noise_multiplier
+            if len(pairs) == 1 and pairs[0][0].distribution is None
+            else None
+        )
 
     @property
     def rate(self) -> float | None:
@@ -120,6 +135,15 @@ class Guarantee:
     def epsilon(self, delta: float) -> Interval:
         """Return the bracket of ε at ``delta``; numerical δ is set aside first.
 
+        Args:
+            delta: δ, between 0 and 1, both excluded.
+
+        Returns:
+            The interval from the certified lower bound to the claim.
+
+        Raises:
+            InvalidArgument: ``delta`` is out of range.
+
         >>> from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
         >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),))
         >>> lower, upper = account(Repeated(step, 100)).epsilon(delta=1e-5)
@@ -133,7 +157,17 @@ class Guarantee:
         )
 
     def delta(self, epsilon: float) -> Interval:
-        """Return the bracket of δ at ``epsilon``; numerical δ is included."""
+        """Return the bracket of δ at ``epsilon``; numerical δ is included.
+
+        Args:
+            epsilon: ε, at least 0 and finite.
+
+        Returns:
+            The interval from the certified lower bound to the claim.
+
+        Raises:
+            InvalidArgument: ``epsilon`` is out of range.
+        """
         _validate.real("epsilon", epsilon, 0, math.inf, open_high=True)
         if self.canonical.non_private:
             return Interval(1.0, 1.0)
@@ -148,15 +182,14 @@ class Guarantee:
         return Interval(float(min(lower, upper)), float(upper))
 
     def claim(self, delta: float) -> float:
-        """Return the ε that one may claim at ``delta``: ``epsilon(delta).upper`` without the work
-        for the lower end.
+        """Return the ε that one may claim at ``delta``.
+
+        It is ``epsilon(delta).upper`` without the work for the lower end.
         """
         return float(self._epsilon_upper(_validate.delta(delta)).value)
 
     def note(self, delta: float) -> str:
-        """Say how the claim at ``delta`` was computed, where the method's name does not say
-        it all.
-        """
+        """Say how the claim at ``delta`` was computed, if the method's name does not say it all."""
         said = self._epsilon_upper(_validate.delta(delta)).note
         if said or not self.exact or self.method != "pld":
             return said
@@ -170,12 +203,11 @@ class Guarantee:
 
     @cached_property
     def _others(self) -> "tuple[tuple[Guarantee, str], ...]":
-        """The same run by other rules, and what they are called. Each of them holds, so that the
-        least may be claimed.
+        """Guarantees of this run by other rules, with the names of these rules.
 
-        Steps have one pair for all methods, and its PLD is compared with its Rényi curve where it
-        is made: what is left are events that hold others, which methods account differently, and
-        samples that may be cut.
+        Each of them holds, so the least may be claimed. Steps have one pair for all methods, and
+        its PLD is compared with its Rényi curve where it is made. What is left are events that hold
+        others, which methods account differently, and samples that may be cut.
         """
         return tuple(self._by_other_rules()) if self.method == "pld" else ()
 
@@ -202,14 +234,17 @@ class Guarantee:
                     continue
 
     def _failed(self, epsilon: float) -> float:
-        """What samples that were cut add to δ(ε): exchanging both laws for those of uncut samples
-        costs their distance, once as it is and once e^ε times.
+        """Return what samples that were cut add to δ(ε).
+
+        Replacing both output distributions by those of uncut samples costs their distance, once as
+        it is and once e^ε times.
         """
         return (1 + math.exp(min(epsilon, 700.0))) * self.failure if self.failure else 0.0
 
     def _delta_upper(self, epsilon: float) -> float:
-        """The bound at ε, or at a smaller one past which what failures add is most of it: δ never
-        grows with ε.
+        """Return the bound at ε, or at a smaller ε past which failures are most of it.
+
+        δ never grows with ε.
         """
 
         def certain(at: float) -> float:
@@ -282,14 +317,28 @@ def account(
     unit: Unit | str | None = None,
     accuracy: float = pld.ACCURACY,
 ) -> Guarantee:
-    """Return the guarantee of a ledger (or its path), a plan, an event, or a list of events or of
-    their JSON.
+    """Return the privacy guarantee of a ledger, a plan or events.
 
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
     registered. A ledger that declared a filter is accounted by that filter's limit, never by the
-    steps that it reserved. ``relation`` and ``unit`` default to what the source declares, and to
-    adding or removing one record. ``accuracy`` is how wide the bracket of ε may be, relative to ε,
-    where the method can narrow it; down to 1e-5 is practical.
+    steps that it reserved.
+
+    Args:
+        source: A ledger or its path, a plan, an event, or a list of events or of their JSON.
+        method: "pld" (privacy loss distributions, the default) or "rdp" (Rényi divergences).
+        relation: The neighbouring relation; by default what the source declares, and otherwise
+            adding or removing one record.
+        unit: The unit of privacy; by default what the source declares, and otherwise one record.
+        accuracy: How wide the bracket of ε may be, relative to ε, where the method can narrow it:
+            0.001 by default, from 1e-7 to 0.1; down to 1e-5 is practical.
+
+    Returns:
+        The guarantee, for every δ. See :class:`Guarantee` for what it promises and assumes.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or ``source`` cannot be accounted.
+        LedgerError: The ledger cannot be read.
+        UnsupportedEvent: The method has no sound rule for an event under this relation.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> account(Sampled(Poisson(1.0), (SumQuery(1.0, 4.0),))).epsilon(delta=1e-5).upper

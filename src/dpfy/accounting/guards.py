@@ -1,4 +1,7 @@
-"""Guards: who may take the next step, decided in constant time and before any record is read."""
+"""Guards: whether the next step may be taken, decided before any record is read.
+
+A decision takes constant time.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ from dpfy.types import Budget, Relation
 
 
 class _Walk:
-    """A place in an envelope, moved in constant time."""
+    """A position in an envelope, moved in constant time."""
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope = run_lengths(envelope)
@@ -49,13 +52,23 @@ class _Walk:
 
 
 class EnvelopeGuard:
-    """Admits the events of a registered envelope, in order, up to its last step or to the budget.
+    """Guard that admits the events of a registered envelope, in order and within a budget.
 
     *Formal guarantee*: what it admits is a prefix of the envelope whose claimed ε is at most
     ``budget.epsilon``; a prefix of a list fixed in advance costs no more than the list, so stopping
     earlier is free.
 
     *Assumes* that the ledger asks before every step and tells it about every durable one.
+
+    Args:
+        envelope: The events, in the order in which they will run.
+        budget: The ε and δ that may be spent; None for all of the envelope.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Raises:
+        InvalidArgument: ``relation`` or ``method`` is unknown.
+        UnsupportedEvent: A step of the envelope is adaptive, or has no rule.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> step = Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),))
@@ -84,8 +97,9 @@ class EnvelopeGuard:
         self.limit = self._walk.total if budget is None else self._affordable(budget)
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard's name and declared limits as plain JSON values; none that an accountant
-        computed.
+        """Return the guard's name and declared limits as plain JSON values.
+
+        None of them was computed by an accountant.
         """
         budget = self._budget and {"epsilon": self._budget.epsilon, "delta": self._budget.delta}
         return {
@@ -97,9 +111,7 @@ class EnvelopeGuard:
         }
 
     def admit(self, event: Event, times: int) -> None:
-        """Raise unless ``times`` more of ``event`` are the next steps of the envelope and within
-        the limit.
-        """
+        """Raise unless ``times`` more of ``event`` are the next steps and within the limit."""
         spent = self._walk.spent
         if spent + times > self.limit:
             reason = (
@@ -125,9 +137,7 @@ class EnvelopeGuard:
         self._walk.move(times)
 
     def _affordable(self, budget: Budget) -> int:
-        """The number of steps in the longest prefix whose claim is within budget; ε never falls as
-        steps are added.
-        """
+        """Return the length of the longest prefix within budget; ε never falls with more steps."""
         low, high = 0, self._walk.total
         if self._claim(high, budget) <= budget.epsilon:
             return high
@@ -149,11 +159,10 @@ class FilterGuard(Guard, Protocol):
     @property
     def used(self) -> float:
         """The share of the filter that is spent; 1 is all of it."""
-        ...
 
 
 class AdditiveGuard:
-    """Admits steps while one of several running sums of costs stays within its limit.
+    """Guard that admits steps while one of several running sums of costs is within its limit.
 
     *Formal guarantee*: the sums are exact, so they do not depend on the order of steps, on blocks
     that were handed back, or on how often the ledger was opened again; a refused step changes
@@ -161,6 +170,13 @@ class AdditiveGuard:
 
     *Assumes* that ``cost`` bounds from above what one step costs, and is ∞ for what must never
     pass; and that ``mass`` is all of δ that a step adds beside its cost.
+
+    Args:
+        description: What was declared, as plain JSON values.
+        limits: The limit of each sum.
+        cost: The cost of a step in each of the sums.
+        numerical_delta: The δ that is set aside for ``mass``; 0 by default.
+        mass: The δ that a step adds beside its cost; its numerical δ by default.
 
     >>> step = Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),))
     >>> guard = AdditiveGuard({"name": "at most 1"}, limits=(1.0,), cost=lambda event: (0.25,))
@@ -227,8 +243,13 @@ class AdditiveGuard:
 
 
 class DominationGuard:
-    """Admits steps that the committed step of their place dominates: at most its rate, at least its
-    noise.
+    """Guard that admits steps which the committed step at their position dominates.
+
+    A step is dominated if it has at most the rate and at least the noise.
+
+    Args:
+        description: What was declared, as plain JSON values.
+        envelope: The committed steps.
 
     >>> guard = DominationGuard({}, (Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),)), 1),))
     >>> guard.admit(Sampled(Poisson(0.1), (SumQuery(1.0, 0.9),)), 1)
@@ -269,8 +290,9 @@ class DominationGuard:
 
 
 def dominates(committed: Event, event: Event) -> bool:
-    """Tell whether ``event`` is post-processing of ``committed``: a smaller rate, more noise, no
-    more numerical δ.
+    """Tell whether ``event`` is post-processing of ``committed``.
+
+    It is if it has at most the rate, at least the noise, and no more numerical δ.
 
     Reference: ``docs/proofs/filters.md``, Lemma 4.
     """

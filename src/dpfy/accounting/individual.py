@@ -1,5 +1,4 @@
-"""One guarantee for each group of records, where groups differ in how often or how far they may
-move a sum.
+"""One guarantee for each group of records, where groups differ in rate or clipping bound.
 
 A step is accounted for a record by that record's own rate and bound; the other records are held
 fixed, whatever theirs are. So a run has one guarantee per group, each of them as exact as if all
@@ -26,8 +25,15 @@ _CLOSE = 1e-3  # of the logarithm of the noise: calibrated ends may lie that far
 
 @dataclass(frozen=True)
 class Group:
-    """What is special about the records of a group: a ``rate`` of their own, and their ``bound`` as
-    a share of the bound that events declare.
+    """The sampling rate and the clipping bound of a group of records.
+
+    Args:
+        rate: The sampling rate of the group, from 0 to 1; that of the events by default.
+        bound: The clipping bound of the group as a share of the bound that events declare, at least
+            0; 1 by default.
+
+    Raises:
+        InvalidArgument: ``rate`` or ``bound`` is out of range.
 
     >>> Group(rate=0.01)
     Group(rate=0.01, bound=1.0)
@@ -60,10 +66,25 @@ def account_groups(
     that draw the records of a group at its rate, sums that clip them to its bound, and events fixed
     in advance. Under replace-one both records are of the group.
 
+    Args:
+        source: A ledger or its path, a plan, an event, or a list of events.
+        groups: The groups by name.
+        method: "pld" (the default) or "rdp".
+        relation: The neighbouring relation; by default what the source declares.
+        unit: The unit of privacy; by default what the source declares.
+
+    Returns:
+        The guarantee of each group, by name.
+
+    Raises:
+        UnsupportedEvent: The source has a filter, an event is no sampled sum with Gaussian noise,
+            or a group has a rate where samples are not Poisson.
+
     Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023 (individualised DP-SGD).
 
     >>> step = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 100)
-    >>> cautious, open_ = account_groups(step, {"cautious": Group(rate=0.002), "open": Group()}).values()
+    >>> groups = {"cautious": Group(rate=0.002), "open": Group()}
+    >>> cautious, open_ = account_groups(step, groups).values()
     >>> cautious.claim(1e-5) < 0.5 * open_.claim(1e-5)
     True
     """
@@ -98,12 +119,25 @@ def calibrate_group_rates(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     method: str = "pld",
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the noise multiplier and the groups' rates that give each group its ε, at ``rate`` on
-    average.
-
-    ``shares`` are the groups' parts of all records.
+    """Return the noise multiplier and the groups' rates that give each group its own ε.
 
     *Formal guarantee*: the claim of every group at its rate is at most its ε.
+
+    Args:
+        epsilons: The ε of each group, above 0.
+        shares: The size of each group relative to the others, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        rate: The sampling rate on average over all records, from 0 to 1.
+        steps: The number of steps, at least 0.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The noise multiplier, and the sampling rate of each group.
+
+    Raises:
+        InvalidArgument: An argument is out of range, there is not one share for each ε, or no noise
+            reaches the budgets.
 
     Reference: Boenisch et al. 2023, Algorithm 2 (Sample).
     """
@@ -163,10 +197,27 @@ def calibrate_group_bounds(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     method: str = "pld",
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the noise, over the mean bound of all records, and the groups' bounds over that mean
-    which give each group its ε at one rate.
+    """Return the noise and the groups' clipping bounds that give each group its own ε.
+
+    Noise and bounds are relative to the mean bound of all records.
 
     *Formal guarantee*: the claim of every group at its bound is at most its ε.
+
+    Args:
+        epsilons: The ε of each group, above 0.
+        shares: The size of each group relative to the others, above 0.
+        delta: δ, between 0 and 1, both excluded.
+        rate: The sampling rate of all records, from 0 to 1.
+        steps: The number of steps, at least 0.
+        relation: The neighbouring relation; adding or removing one record by default.
+        method: "pld" (the default) or "rdp".
+
+    Returns:
+        The standard deviation of the noise, and the bound of each group.
+
+    Raises:
+        InvalidArgument: An argument is out of range, there is not one share for each ε, or no noise
+            reaches the budgets.
 
     Reference: Boenisch et al. 2023, Algorithm 3 (Scale); here the mean bound stays what it was.
     """
@@ -182,7 +233,7 @@ def calibrate_group_bounds(
 
 
 def _of_group(event: Event, group: Group) -> Event:
-    """What a step is for a record of the group."""
+    """Return the step as it is for a record of the group."""
     if not isinstance(event, Sampled) or not all(
         isinstance(query, SumQuery) for query in event.queries
     ):

@@ -1,5 +1,8 @@
-"""Events as if the samples were known, which is a bound on each: what is drawn depends on no
-record's value.
+"""Events as if the samples were known, which costs at least as much.
+
+Which records are drawn depends on no record's value.
+
+Tests: tests/accounting/pld/test_mixtures.py.
 """
 
 from dataclasses import replace
@@ -10,7 +13,7 @@ from dpfy.ledger.selection import Selected
 
 
 def as_if_known(event: Event) -> Event:
-    """Return the event with all records in place of samples that may be cut to a capacity.
+    """Return the event on all records instead of on samples that may be cut to a capacity.
 
     *Formal guarantee*: it costs at least what the event does, for neighbours with equally many
     records, and has no chance of a failure: given the samples, a record is in one or is not,

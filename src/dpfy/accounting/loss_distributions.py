@@ -1,10 +1,11 @@
-"""Laws of a privacy loss that no Gaussian and no Laplace noise has: tables, discrete Gaussians,
-bounded ranges.
+"""Loss distributions other than of Gaussian and Laplace noise: tables, discrete Gaussians, ranges.
 
-A law stands for two distributions (P, Q) by how their loss log P/Q is spread: (P, Q) dominates a
-mechanism on the data with a record against the data without it, and (Q, P) the reverse, as for
-every pair. Accountants ask a law for masses between losses (PLD) and for Rényi divergences (RDP);
-sampling and composition are not its business. The proofs are in ``docs/proofs/one-shot.md``.
+A loss distribution represents two distributions (P, Q) by how their loss log P/Q is spread. (P, Q)
+dominates a mechanism on the data with a record against the data without it, and (Q, P) the reverse,
+as for every pair. Accountants ask it for masses between losses (PLD) and for Rényi divergences
+(RDP); it knows nothing of sampling and composition. The proofs are in ``docs/proofs/one-shot.md``.
+
+Tests: tests/accounting/rules_for/test_one_shot.py.
 """
 
 import math
@@ -28,8 +29,12 @@ _SUMMED = 64  # the largest order at which a sampled discrete Gaussian is summed
 
 
 class Masses(NamedTuple):
-    """P and Q of the cells between losses, the two unbounded ones included, and P − Q to relative
-    precision.
+    """Masses of the cells between losses, the two unbounded ones included.
+
+    Args:
+        p: Masses under P.
+        q: Masses under Q.
+        gain: P − Q, to relative precision.
     """
 
     p: Array
@@ -38,11 +43,12 @@ class Masses(NamedTuple):
 
 
 class LossDistribution:
-    """Two distributions, by their loss. Subclasses are frozen dataclasses, compared by what they
-    are.
+    """Two distributions, represented by their loss.
+
+    Subclasses are frozen dataclasses, compared by their fields.
     """
 
-    symmetric: bool = True  # whether (Q, P) has the same law as (P, Q)
+    symmetric: bool = True  # whether (Q, P) has the same loss distribution as (P, Q)
 
     def __lt__(self, other: object) -> bool:
         return repr(self) < repr(other)
@@ -50,9 +56,7 @@ class LossDistribution:
     @property
     @abstractmethod
     def spread(self) -> float:
-        """About √Var of the loss where losses are small: 0 if there are none, ∞ if there is no
-        protection.
-        """
+        """About √Var of the loss if losses are small; 0 if there are none, ∞ without protection."""
 
     @property
     def largest(self) -> float:
@@ -61,50 +65,62 @@ class LossDistribution:
 
     @property
     def attained(self) -> "LossDistribution | float | None":
-        """A law that some mechanism has which this law dominates, where this one is of no mechanism
-        itself; or the noise multiplier of a Gaussian sum that is one.
+        """The loss of some mechanism, where no known mechanism has this loss distribution itself.
+
+        It is a loss distribution that this one dominates, or the noise multiplier of such a
+        Gaussian sum. None if a mechanism has this one.
         """
         return None
 
     @property
     def whole(self) -> float | None:
-        """The noise multiplier of one Gaussian sum that dominates this law too, if there is one."""
+        """The noise multiplier of a Gaussian sum that also dominates the mechanism, if any."""
         return None
 
     @property
     def zcdp(self) -> float:
-        """A ρ such that the Rényi divergences are at most order·ρ, both ways; pure ε-DP gives ε²/2
-        (Bun & Steinke 2016, Proposition 1.4).
+        """A ρ such that the Rényi divergences are at most order·ρ, both ways.
+
+        Pure ε-DP gives ε²/2 (Bun & Steinke 2016, Proposition 1.4).
         """
         return self.largest**2 / 2
 
     def span(self, log_tail: float) -> tuple[float, float]:
-        """The first and the last loss, beyond which no more than e^log_tail of P or of Q lies."""
+        """Return the losses beyond which at most e^log_tail of P or of Q lies."""
         raise NotImplementedError
 
     def atoms(self) -> Array:
-        """The losses that single outputs have, as far as each is worth a cut of its own."""
+        """Return the losses of single outputs, as far as each is worth a cut of its own."""
         return np.empty(0)
 
     def masses(self, cuts: Array) -> Masses:
-        """The masses of the cells between rising ``cuts`` of the loss, each to a few units in the
-        last place.
-        """
+        """Return the masses of the cells between rising ``cuts``, up to a few rounding errors."""
         raise NotImplementedError
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
-        """The Rényi divergences on a sample of this rate, or on all records, in the worse direction
-        and rounded up.
+        """Return the Rényi divergences in the worse direction, rounded up; or None.
 
-        None: bound them by what ``masses`` says.
+        They are those on a sample of this rate, or on all records. None means that they are to be
+        bounded by means of ``masses``.
         """
         return None
 
 
 @dataclass(frozen=True)
 class Table(LossDistribution):
-    """Finitely many losses, rising, and the mass that P has at each; Q has mass·e^−loss, and what
-    either lacks is of outputs that the other never gives.
+    """Finitely many losses, and the mass that P has at each.
+
+    Q has mass·e^−loss there. What either lacks is of outputs that the other never gives.
+
+    Args:
+        loss: The losses, rising.
+        mass: The mass of P at each.
+        infinite: P of outputs that Q never gives, rounded to the safe side.
+        missing: Q of outputs that P never gives, rounded to the safe side.
+        symmetric: Whether (Q, P) has the same loss distribution.
+
+    Raises:
+        InvalidArgument: Losses do not rise or are infinite, or a mass is negative.
 
     >>> Table.of([(-1.0, 0.25), (1.0, 0.75)]).largest
     1.0
@@ -112,13 +128,13 @@ class Table(LossDistribution):
 
     loss: tuple[float, ...]
     mass: tuple[float, ...]
-    infinite: float = 0.0  # P of outputs without Q, on the safe side
-    missing: float = 0.0  # Q of outputs without P, on the safe side
+    infinite: float = 0.0
+    missing: float = 0.0
     symmetric: bool = True
 
     def __post_init__(self) -> None:
-        # Connect-the-dots and merging need masses that are masses; sums to one are up to whoever
-        # knows the law.
+        # Discretization and merging need masses of at least 0; that they sum to 1 is the caller's
+        # business.
         if (
             any(a >= b for a, b in zip(self.loss, self.loss[1:], strict=False))
             or min(self.mass, default=0.0) < 0
@@ -137,7 +153,7 @@ class Table(LossDistribution):
         missing: float = 0.0,
         symmetric: bool = True,
     ) -> Self:
-        """Return the table of (loss, mass) in any order; equal losses are added up."""
+        """Return the table of (loss, mass) in any order; masses at equal losses are added up."""
         total: dict[float, float] = {}
         for loss, mass in outputs:
             total[loss] = total.get(loss, 0.0) + mass
@@ -148,8 +164,9 @@ class Table(LossDistribution):
 
     @classmethod
     def mirrored(cls, outputs: Iterable[tuple[float, float]], infinite: float = 0.0) -> Self:
-        """Return the symmetric table with these positive losses: the same again as negative ones
-        with P and Q exchanged, and the rest at 0.
+        """Return the symmetric table with these positive losses.
+
+        The negative losses are the same with P and Q exchanged, and the rest is at 0.
 
         *Formal guarantee*: if δ(ε) of the outputs is at least that of a mechanism, in both
         directions and for every ε ≥ 0, the table dominates the mechanism: at negative losses either
@@ -167,8 +184,7 @@ class Table(LossDistribution):
 
     @classmethod
     def from_profile(cls, epsilons: Array, deltas: Array) -> Self:
-        """Return a symmetric table whose δ(ε) is at least that of every mechanism with
-        δ(``epsilons``) ≤ ``deltas``.
+        """Return a symmetric table that dominates all mechanisms with δ(``epsilons``) ≤ ``deltas``.
 
         *Formal guarantee*: for ``epsilons`` that rise from 0, and ``deltas`` of both directions. A
         profile is convex in e^ε, so it lies below the lower hull of points above it; what is beyond
@@ -188,6 +204,7 @@ class Table(LossDistribution):
 
     @property
     def spread(self) -> float:
+        """About √Var of the loss where losses are small."""
         if self.infinite > 0.5:
             return math.inf
         near = np.minimum(self._loss, 50.0)
@@ -198,6 +215,7 @@ class Table(LossDistribution):
 
     @property
     def largest(self) -> float:
+        """The largest loss of either direction."""
         return (
             math.inf
             if self.infinite > 0
@@ -205,6 +223,7 @@ class Table(LossDistribution):
         )
 
     def span(self, log_tail: float) -> tuple[float, float]:
+        """Return the losses beyond which at most e^log_tail of P or of Q lies."""
         if len(self.loss) <= 64:
             return self.loss[0], self.loss[-1]
         tail = math.exp(max(log_tail, -640.0))
@@ -213,9 +232,11 @@ class Table(LossDistribution):
         return self.loss[first], self.loss[max(first, last)]
 
     def atoms(self) -> Array:
+        """Return the losses, if there are few."""
         return self._loss if len(self.loss) <= 64 else np.empty(0)
 
     def masses(self, cuts: Array) -> Masses:
+        """Return the masses of the cells between ``cuts``."""
         cell = np.searchsorted(cuts, self._loss)
         p, q, gain = (
             np.bincount(cell, weights=part, minlength=len(cuts) + 1).astype(np.float64)
@@ -228,6 +249,7 @@ class Table(LossDistribution):
         return Masses(p, q, gain)
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
+        """Return the Rényi divergences, summed over the losses."""
         if self.infinite > 0 or self.missing > 0:
             return np.full_like(orders, math.inf)
         ratio = np.log1p(rate * np.expm1(np.minimum(self._loss, 700.0))) if rate < 1 else self._loss
@@ -253,7 +275,7 @@ class Table(LossDistribution):
 
 
 def _lower_hull(x: Array, y: Array) -> list[int]:
-    """The corners of the largest convex function below points, from the left."""
+    """Return the corners of the largest convex function below points, from the left."""
     corners: list[int] = []
     for here in range(len(x)):
         while len(corners) > 1:
@@ -286,8 +308,17 @@ def response(epsilon: float, unmoved: float = 0.0) -> Table:
 
 @dataclass(frozen=True)
 class DiscreteGaussian(LossDistribution):
-    """The discrete Gaussian N_ℤ(``shift``, σ²) against N_ℤ(0, σ²): the loss of an output x is
-    (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition 1).
+    """The discrete Gaussian N_ℤ(shift, σ²) against N_ℤ(0, σ²).
+
+    The loss of an output x is (2x − shift)·shift/2σ² (Canonne, Kamath & Steinke 2020, Definition
+    1).
+
+    Args:
+        shift: How far one record moves the sum, in lattice steps.
+        stddev: σ, in lattice steps.
+
+    Raises:
+        InvalidArgument: There are too many outputs for a table.
     """
 
     shift: int
@@ -302,20 +333,24 @@ class DiscreteGaussian(LossDistribution):
 
     @property
     def spread(self) -> float:
+        """About √Var of the loss."""
         return self.shift / self.stddev
 
     @property
     def zcdp(self) -> float:
-        """shift²/2σ² (the same paper, Proposition 5)."""
+        """The ρ shift²/2σ² (the same paper, Proposition 5)."""
         return (self.shift / self.stddev) ** 2 / 2 * (1 + 1e-15)
 
     def span(self, log_tail: float) -> tuple[float, float]:
+        """Return the losses beyond which at most e^log_tail of P or of Q lies."""
         return self._table.span(log_tail)
 
     def masses(self, cuts: Array) -> Masses:
+        """Return the masses of the cells between ``cuts``."""
         return self._table.masses(cuts)
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
+        """Return order·ρ, or sums over the outputs at small orders of a sample."""
         curve = orders * self.zcdp
         near = orders <= _SUMMED if rate < 1 else np.zeros(len(orders), dtype=bool)
         if near.any():
@@ -323,7 +358,7 @@ class DiscreteGaussian(LossDistribution):
         return curve
 
     def _summed(self, orders: Array, rate: float) -> Array:
-        """Sums over outputs up to where the terms of the largest order are negligible."""
+        """Sum over outputs up to where the terms of the largest order are negligible."""
         x = np.arange(-self._reach, self._reach + _SUMMED * self.shift + 1, dtype=np.float64)
         other = -((x / self.stddev) ** 2) / 2
         other -= logsumexp(other)
@@ -348,14 +383,12 @@ class DiscreteGaussian(LossDistribution):
         return math.ceil(_REACH * self.stddev) + self.shift
 
     def _loss(self, x: Array) -> Array:
-        """2·shift·x − shift² is a whole number, exact in float64."""
+        """Return the loss of outputs; 2·shift·x − shift² is an integer, exact in float64."""
         return (2 * x * self.shift - self.shift**2) / (2 * self.stddev**2)
 
     @cached_property
     def _table(self) -> Table:
-        """What is below 1e-300 under P is left out, and 1e-280 of either is said to give a record
-        away instead.
-        """
+        """The table without masses below 1e-300, for which 1e-280 is put at ∞ on either side."""
         x = np.arange(-self._reach, self._reach + self.shift + 1, dtype=np.float64)
         logs = -(((x - self.shift) / self.stddev) ** 2) / 2
         mass = np.exp(logs - logsumexp(logs))
@@ -367,21 +400,26 @@ class DiscreteGaussian(LossDistribution):
 
 @dataclass(frozen=True)
 class Range(LossDistribution):
-    """The pair that dominates every mechanism whose losses, for any two neighbours, lie within some
-    interval of length ε: δ(x) = (e^{ε/2} − e^{x/2})²/(e^ε − 1) for x between −ε and ε.
+    """The pair that dominates every mechanism of bounded range.
 
-    In s = e^{loss/2}, P is uniform on [e^−ε/2, e^ε/2], and Q is uniform in 1/s.
-    ``docs/proofs/one-shot.md``, Lemma 2.
+    The losses of such a mechanism, for any two neighbours, lie within some interval of length ε.
+    δ(x) = (e^{ε/2} − e^{x/2})²/(e^ε − 1) for x between −ε and ε. In s = e^{loss/2}, P is uniform on
+    [e^−ε/2, e^ε/2], and Q is uniform in 1/s. ``docs/proofs/one-shot.md``, Lemma 2.
+
+    Args:
+        epsilon: The length of the interval.
     """
 
     epsilon: float
 
     @property
     def spread(self) -> float:
+        """About √Var of the loss."""
         return self.epsilon / 2
 
     @property
     def largest(self) -> float:
+        """The largest loss."""
         return self.epsilon
 
     @property
@@ -391,13 +429,15 @@ class Range(LossDistribution):
 
     @property
     def zcdp(self) -> float:
-        """ε²/8 (Cesar & Rogers 2021, Lemma 3.2)."""
+        """The ρ ε²/8 (Cesar & Rogers 2021, Lemma 3.2)."""
         return self.epsilon**2 / 8
 
     def span(self, log_tail: float) -> tuple[float, float]:
+        """Return the least and the largest loss."""
         return -self.epsilon, self.epsilon
 
     def masses(self, cuts: Array) -> Masses:
+        """Return the masses of the cells between ``cuts``."""
         edges = np.concatenate(
             ([-self.epsilon], np.clip(cuts, -self.epsilon, self.epsilon), [self.epsilon])
         )
@@ -407,11 +447,10 @@ class Range(LossDistribution):
         return Masses(p, q, p * -np.expm1(-(left + right) / 2))
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
-        """The largest over two losses t and t − ε: E_Q e^{order·loss} has one maximum, at a t in
-        closed form.
+        """Return the largest divergence over mechanisms with two losses t and t − ε.
 
-        Lemma 3 of the proofs; at most order·ε²/8, which also stands where the exponents leave
-        float64.
+        E_Q e^{order·loss} has one maximum, at a t in closed form (Lemma 3 of the proofs). It is at
+        most order·ε²/8, which also holds where the exponents leave float64.
         """
         exponent = np.minimum(orders * self.epsilon, 600.0)
         few = -np.expm1(-exponent) / math.expm1(

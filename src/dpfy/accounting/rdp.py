@@ -62,8 +62,7 @@ def delta_lower(pairs: Pairs, epsilon: float, accuracy: float = 0.0) -> float:
 
 
 def renyi_divergence(pair: Pair, order: float) -> float:
-    """Return an upper bound on the Rényi divergence of ``pair`` at ``order``, in the worse of both
-    directions.
+    """Return an upper bound on the Rényi divergence of ``pair`` in the worse direction.
 
     >>> round(renyi_divergence(Pair(1.0, 2.0), 8.0), 6)
     1.0
@@ -83,9 +82,10 @@ def _total(pairs: Pairs, orders: Array) -> Array:
 
 
 def _of_gaussian(pair: Pair, orders: tuple[float, ...]) -> Array:
-    """The Rényi curve of a Gaussian step, rounded up. Records that are opposed or exchanged have no
-    more than twice the moment of one that is absent at their distance, nor more than in a full
-    batch.
+    """Return the Rényi curve of a Gaussian step, rounded up.
+
+    Records that are opposed or exchanged have at most twice the moment of one that is absent at
+    their distance, and at most that of a full batch.
     """
     absent, alpha = _curve(pair.rate, 1 / pair.mu, orders), np.array(orders)
     if pair.neighbours == "absent" or pair.rate == 1:
@@ -113,8 +113,9 @@ def _best_delta(orders: Array, curve: Array, epsilon: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _curve(rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> Array:
-    """The Rényi curve of one step, rounded up: at most the full batch's, of which sampling is a
-    post-processing.
+    """Return the Rényi curve of one step, rounded up.
+
+    It is at most that of the full batch, of which sampling is a post-processing.
     """
     alpha = np.array(orders)
     curve: Array = alpha / (2 * noise_multiplier**2)
@@ -126,7 +127,7 @@ def _curve(rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> A
 
 @lru_cache(maxsize=16384)
 def log_moment(rate: float, noise_multiplier: float, order: float) -> float:
-    """Log E (P/Q)^order of the sampled Gaussian under Q."""
+    """Return log E (P/Q)^order of the sampled Gaussian under Q."""
     if order == math.floor(order):
         return _integer(rate, noise_multiplier, int(order))
     if noise_multiplier >= _LEAST_NOISE:
@@ -138,8 +139,9 @@ def log_moment(rate: float, noise_multiplier: float, order: float) -> float:
 
 
 def _integer(rate: float, noise_multiplier: float, order: int) -> float:
-    """Σ_k C(α, k) q^k (1 − q)^{α − k} e^{(k² − k)/2σ²}, whose terms k = 0, 1 and the ones in e^…
-    sum to 1.
+    """Return log Σ_k C(α, k) q^k (1 − q)^{α − k} e^{(k² − k)/2σ²}.
+
+    The terms k = 0, 1 and the ones in e^… sum to 1.
     """
     k: Array = np.arange(2, order + 1, dtype=np.float64)
     growth = (k * k - k) / (2 * noise_multiplier**2)
@@ -154,12 +156,11 @@ def _integer(rate: float, noise_multiplier: float, order: int) -> float:
 
 
 def _fractional(rate: float, noise_multiplier: float, order: float) -> float:
-    """The integral of r^α − 1 − α(r − 1) by the trapezoidal rule, r the ratio of the densities; E r
-    = 1.
+    """Integrate r^α − 1 − α(r − 1) by the trapezoidal rule, r the ratio of the densities.
 
-    The integrand is analytic in a strip of half-width πσ (in units of the noise), where r has no
-    zero: the rule errs by e^{−2π·width/step}, here less than 1e-16 of the integral
-    (``docs/proofs/accounting-rdp.md``).
+    E r = 1, so that this is the moment less 1. The integrand is analytic in a strip of half-width
+    πσ (in units of the noise), where r has no zero: the rule errs by e^{−2π·width/step}, here less
+    than 1e-16 of the integral (``docs/proofs/accounting-rdp.md``).
     """
     z = noise_multiplier
     strip = min(0.9 * math.pi * z, 8.0)

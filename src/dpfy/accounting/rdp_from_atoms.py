@@ -1,8 +1,10 @@
-"""Rényi curves of pairs without a closed form, from the atoms that bound their losses from above.
+"""Rényi curves of pairs without a closed form, from their discretization from above.
 
-A moment E e^{λ·loss} with λ > 0 is a mixture of hockey-stick divergences with positive weights, so
-atoms whose profile is at least that of a pair have at least its moments, in either direction
-(``docs/proofs/one-shot.md``, Lemma 5).
+A moment E e^{λ·loss} with λ > 0 is a mixture of hockey-stick divergences with positive weights. So
+a discretization whose profile is at least that of a pair has at least its moments, in either
+direction (``docs/proofs/one-shot.md``, Lemma 5).
+
+Tests: tests/accounting/pld/test_mixtures.py.
 """
 
 import math
@@ -24,33 +26,36 @@ _DIRECTIONS: tuple[Direction, Direction] = (1, -1)
 
 @lru_cache(maxsize=1024)
 def bounded(pair: Pair, orders: tuple[float, ...]) -> Array:
-    """Return upper bounds on the Rényi divergences of ``pair`` at ``orders``, in the worse of both
-    directions.
+    """Return upper bounds on the Rényi divergences of ``pair`` in the worse direction.
 
-    A law may know its own curve, or a ρ of zCDP, and sampling is post-processing.
+    A loss distribution may know its own curve, or a ρ of zCDP, and sampling is post-processing.
     """
-    alpha, law = np.array(orders), pair.law
-    if law is None:
-        return _from_atoms(pair, alpha)
-    known, plain = law.divergence(alpha, pair.rate), alpha * law.zcdp * (1 + _ROUNDING)
-    if known is not None and (pair.rate == 1 or isinstance(law, Table)):
+    alpha, distribution = np.array(orders), pair.distribution
+    if distribution is None:
+        return _from_discretization(pair, alpha)
+    known, plain = (
+        distribution.divergence(alpha, pair.rate),
+        alpha * distribution.zcdp * (1 + _ROUNDING),
+    )
+    if known is not None and (pair.rate == 1 or isinstance(distribution, Table)):
         return np.minimum(known, plain)
     return np.minimum(
-        _from_atoms(pair, alpha), plain if known is None else np.minimum(plain, known)
+        _from_discretization(pair, alpha), plain if known is None else np.minimum(plain, known)
     )
 
 
 def mirrored(curve: Array, orders: Array) -> Array:
-    """Return the Rényi curve of a pair whose negative losses mirror its positive ones, from the
-    ``curve`` of a pair with the same positive losses: the moment exceeds 1 by at most twice as much
-    (``docs/proofs/accounting-rdp.md``).
+    """Return the Rényi curve of a pair whose negative losses mirror its positive ones.
+
+    ``curve`` is that of a pair with the same positive losses. The moment exceeds 1 by at most twice
+    as much (``docs/proofs/accounting-rdp.md``).
     """
     logs = (orders - 1) * curve
     doubled: Array = (logs + np.log1p(-np.expm1(-logs))) / (orders - 1) * (1 + _ROUNDING)
     return doubled
 
 
-def _from_atoms(pair: Pair, orders: Array) -> Array:
+def _from_discretization(pair: Pair, orders: Array) -> Array:
     steps = discretize.rows(((pair, 1),))[0]
     places = np.linspace(*discretize.place_range(pair, -_DEEPEST), _CUTS)
     cuts = np.concatenate(

@@ -43,15 +43,19 @@ NOISES: dict[type[RecordedQuery], str] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How a policy with noise multiplier z, or with a query that is no sum, becomes a pair, and why
-    that is sound.
+    """A rule that turns one sampled step into a dominating pair, and why it is sound.
 
-    z is the noise over the bound: of one query, or of the Gaussian sum to which all queries on a
-    sample collapse. ``failure`` bounds the probability that a step is none to which the pair
-    applies. ``exact`` says that some neighbouring data sets have just this profile, failures aside,
-    however often the step is repeated. Where a rule is not, ``attained`` are pairs that some
-    neighbouring data sets have, on which lower bounds rest; none if not given. ``beside`` are pairs
-    that are composed with the pair, if anything is asked.
+    Args:
+        pair: The pair of a policy and a noise multiplier z, or a query that is no sum. z is the
+            noise over the bound: of one query, or of the Gaussian sum to which all queries on a
+            sample collapse.
+        reference: Why the pair dominates the step.
+        failure: Bound on the probability that the pair does not apply to a step; 0 by default.
+        exact: Whether some neighbouring data sets have just this profile, failures aside, however
+            often the step is repeated; True by default.
+        beside: Pairs that are composed with the pair, if anything is asked; none by default.
+        attained: For a rule that is not exact, pairs that some neighbouring data sets have, on
+            which lower bounds rest; none by default.
     """
 
     pair: Callable[[Policy, Any], Pair]
@@ -64,11 +68,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class EventRule:
-    """How an event that is no sampled step becomes pairs, and why that is sound.
+    """A rule that turns an event other than a sampled step into pairs, and why it is sound.
 
-    The composition of the pairs dominates the event, unless there is a ``failure``; some
-    neighbouring data sets have that of the pairs that are ``attained``. For RDP, a pair may hold a
-    law that knows its divergences only.
+    For RDP, a pair may hold a loss distribution that knows its divergences only.
+
+    Args:
+        pairs: The pairs of an event, whose composition dominates it unless there is a failure.
+        reference: Why they dominate it.
+        failure: Bound on the probability that they do not; 0 by default.
+        exact: Whether some neighbouring data sets have just this profile; True by default.
+        attained: For a rule that is not exact, pairs whose composition some neighbouring data sets
+            have; none by default.
     """
 
     pairs: Callable[[Any], Pairs]
@@ -119,24 +129,22 @@ def _balls_in_bins_opposed(policy: Policy, noise_multiplier: float) -> Pair:
 
 
 def _alone(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pairs]:
-    """What a pair by itself says is attained."""
+    """Return the pair itself as what is attained."""
     return lambda policy, noise: ((pair(policy, noise), 1),)
 
 
 def _in_place(policy: Policy, noise_multiplier: float) -> Pairs:
-    """All other records are opposed to the first of the two that replace each other, and like the
-    second.
-    """
+    """Return what is attained if all other records equal the new one, and oppose the old one."""
     return ((Pair(_share(policy), noise_multiplier / 2), 1),)
 
 
 def _among_zeros(policy: Policy, noise_multiplier: float) -> Pairs:
-    """All other records are zero."""
+    """Return what is attained if all other records are zero."""
     return ((Pair(_share(policy), noise_multiplier), 1),)
 
 
 def _sum_among_zeros(policy: Policy, query: Any) -> Pairs:
-    """All other records are zero; of queries that are no sums, nothing is known."""
+    """Return what is attained by a sum if all other records are zero; nothing for other queries."""
     if isinstance(query, DiscreteGaussianSum):
         return (
             (
@@ -152,16 +160,14 @@ def _sum_among_zeros(policy: Policy, query: Any) -> Pairs:
 
 
 def _share(policy: Policy) -> float:
-    """The probability that one record is in a sample of a fixed size, never rounded up."""
+    """Return the probability that a record is in a sample of a fixed size, never rounded up."""
     assert isinstance(policy, FixedSize)
     exact = policy.rate <= Fraction(policy.size, policy.records)
     return policy.rate if exact else math.nextafter(policy.rate, 0.0)
 
 
 def _all_batches(neighbours: Neighbours) -> Callable[[Policy, Any], Pairs]:
-    """The sum of all batches of an epoch, in which a record is for certain, with the noise of
-    all.
-    """
+    """Return the pair of the sum of all batches of an epoch, in which a record is for certain."""
 
     def pairs(policy: Policy, noise_multiplier: float) -> Pairs:
         return (
@@ -184,28 +190,34 @@ def _jitter(policy: Policy) -> Pairs:
 
 
 def _among_all(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pair]:
-    """The pair of a query in an epoch, in whose batches a record takes part once."""
+    """Return the pair of a query in an epoch, in whose batches a record takes part once."""
     return lambda policy, query: pair(Poisson(1.0), query)
 
 
 def _exchanged_query(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pair]:
-    """The pair of a query on a sample of a fixed size, from that on all records."""
+    """Return the pair of a query on a sample of a fixed size, from that on all records."""
     return lambda policy, query: one_shot.exchanged(
         pair(Poisson(1.0), query), _exchanged(policy, 1.0).rate
     )
 
 
 def _truncation(policy: Policy) -> float:
-    """Pr[Binomial(records, rate) > capacity], rounded up by more than the beta function errs."""
+    """Return Pr[Binomial(records, rate) > capacity], rounded up by more than betainc errs."""
     assert isinstance(policy, TruncatedPoisson)
     if policy.capacity >= policy.records or policy.rate == 0:
         return 0.0
     return more_than(policy.capacity, policy.records, policy.rate) * (1 + 1e-8) + 1e-300
 
 
-_REMOVED = "the record is in the sample with probability q, or is not there: the pair of Zhu, Dong & Wang 2022"
+_REMOVED = (
+    "the record is in the sample with probability q, or is not there: "
+    "the pair of Zhu, Dong & Wang 2022"
+)
 _MOMENTS = "Mironov, Talwar & Zhang 2019: removing a record has the larger Rényi divergence"
-_ZEROED = "a record set to zero contributes what an absent one does, and Poisson sampling ignores the others; then "
+_ZEROED = (
+    "a record set to zero contributes what an absent one does, "
+    "and Poisson sampling ignores the others; then "
+)
 _OPPOSED = (
     "opposed points of the ball are the best for every test that tells two records apart, by the "
     "lemma of Neyman and Pearson; pair: Lebeda, Regehr, Kamath & Steinke 2024"
@@ -220,9 +232,15 @@ _TRUNCATED = (
     "with the probability that any sample was cut, times 1 + e^ε, as a part of δ, samples are as "
     "if they were not: Chua et al. 2024 (Scalable DP-SGD); then "
 )
-_ONCE = "every record takes part once in an epoch, in batches that do not depend on the records: one Gaussian sum"
+_ONCE = (
+    "every record takes part once in an epoch, in batches that do not depend on the records: "
+    "one Gaussian sum"
+)
 
-_ONE_ANSWER = "every record takes part once in an epoch, in batches that do not depend on the records: one answer; "
+_ONE_ANSWER = (
+    "every record takes part once in an epoch, in batches that do not depend on the records: "
+    "one answer; "
+)
 
 _BALLS = (
     "one batch of an epoch, drawn uniformly, holds the record: the pair of Chua et al. 2025, or "
@@ -338,8 +356,9 @@ RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
 """(method, sampler, kind of query, relation) → rule."""
 
 EVENT_RULES: dict[tuple[str, type[Event], str], EventRule] = {}
-"""(method, kind of event, relation) → rule, for events other than sampled steps; their modules fill
-it.
+"""(method, kind of event, relation) → rule, for events other than sampled steps.
+
+The modules of :mod:`dpfy.accounting.rules_for` fill it.
 """
 
 _OF_SIZE: dict[type[Policy], str] = {
@@ -374,8 +393,15 @@ REASONS: dict[tuple[type[Policy], str], str] = {
 
 @dataclass(frozen=True)
 class Supported:
-    """One cell of the support matrix; an event that is no sampled step has no policy, and its tag
-    for a noise.
+    """One cell of the support matrix.
+
+    Args:
+        method: "pld" or "rdp".
+        policy: The tag of the sampler; empty for an event that is no sampled step.
+        noise: The noise; for an event that is no sampled step, its tag.
+        relation: The neighbouring relation.
+        reference: Why the rule is sound.
+        exact: Whether some neighbouring data sets have just the profile of the rule.
     """
 
     method: str
@@ -387,7 +413,10 @@ class Supported:
 
 
 def supported() -> tuple[Supported, ...]:
-    """List what can be accounted.
+    """List all combinations of method, sampler, noise and relation that can be accounted.
+
+    Returns:
+        One row for each rule.
 
     >>> sorted({row.method for row in supported() if row.noise == "laplace"})
     ['pld', 'rdp']

@@ -1,5 +1,6 @@
-"""What can be accounted: a ledger, a plan, events or their JSON, all read as one envelope with its
-context.
+"""Sources: a ledger, a plan, events or their JSON, all read as one envelope with its context.
+
+Tests: tests/accounting/test_guarantee.py.
 """
 
 import json
@@ -19,29 +20,39 @@ _SECRET_KEYS = ("os", "operating system")
 
 @runtime_checkable
 class PlanLike(Protocol):
-    """Anything that declares its events, its unit of privacy, its neighbouring relation and perhaps
-    a filter.
-    """
+    """Anything that declares its events, unit of privacy, relation and perhaps a filter."""
 
     @property
-    def envelope(self) -> Envelope: ...
+    def envelope(self) -> Envelope:
+        """The events, fixed in advance."""
 
     @property
-    def relation(self) -> Relation: ...
+    def relation(self) -> Relation:
+        """The neighbouring relation."""
 
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> Unit:
+        """The unit of privacy."""
 
     @property
-    def filter(self) -> Any: ...
+    def filter(self) -> Any:
+        """The filter, or None."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was, or will be, spent; and, from a ledger, what was registered before the first step.
+    """The events that were, or will be, spent, and their context.
 
-    ``filter`` and ``guard`` are what a plan or a ledger's header declares; without a filter the
-    events themselves are composed.
+    Args:
+        events: The events.
+        relation: The neighbouring relation.
+        unit: The unit of privacy.
+        registered: The events that a ledger registered before the first step, if any.
+        private: Whether sampling and noise came from a secret key.
+        durable: Whether a ledger on stable storage recorded the events; None without a ledger.
+        filter: The filter that a plan or a ledger's header declares; without one the events
+            themselves are composed.
+        guard: The guard that a plan or a ledger's header declares.
     """
 
     events: Envelope
@@ -55,8 +66,13 @@ class Source:
 
 
 def read_source(source: object) -> Source:
-    """Return ``source`` as events with their context; text is JSON if it opens with a bracket, and
-    a path if not.
+    """Read ``source`` as events with their context.
+
+    Text is JSON if it opens with a bracket, and a path otherwise.
+
+    Raises:
+        InvalidArgument: ``source`` is none of the kinds that can be accounted, or is not JSON.
+        LedgerError: The file cannot be read, or the ledger has no header.
     """
     if isinstance(source, Ledger):
         return _from_ledger(source)

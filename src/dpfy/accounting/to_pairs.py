@@ -1,5 +1,4 @@
-"""From the facts of a ledger to what an accountant composes: dominating pairs and how often each
-occurs.
+"""From the facts of a ledger to what an accountant composes: dominating pairs, with counts.
 
 Every step becomes one pair of distributions whose privacy loss bounds that of the step for all
 neighbours. Steps with equal pairs are interchangeable under composition, so a run of any length is
@@ -25,7 +24,7 @@ from dpfy.ledger.events import (
     SumQuery,
 )
 
-# relative: by how much a noise may differ from one that is attained, and count as attained
+# relative: the largest difference from a noise that is attained which still counts as attained
 _ROUNDED = 1e-8
 
 
@@ -33,9 +32,14 @@ _ROUNDED = 1e-8
 class Canonical:
     """A run as accountants see it.
 
-    ``failure`` bounds the probability that a sample was cut to its capacity, in any step. ``exact``
-    says that the rules of all steps are; lower bounds rest on ``attained``, which are pairs that
-    some neighbouring data sets have.
+    Args:
+        pairs: The dominating pairs and how often each is composed.
+        steps: How many events there are.
+        numerical_delta: The part of δ that the arithmetic of the noise uses up.
+        non_private: Whether some event has no guarantee at all.
+        failure: Bound on the probability that a sample was cut to its capacity, in any step.
+        exact: Whether the rules of all steps are exact.
+        attained: Pairs that some neighbouring data sets have, on which lower bounds rest.
     """
 
     pairs: Pairs
@@ -59,11 +63,11 @@ class Canonical:
 
 
 def noise_multiplier(queries: Iterable[RecordedQuery]) -> float:
-    """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½, never
-    rounded up.
+    """Collapse the queries on one sample to one noise multiplier z = (Σ (bound/stddev)²)^-½.
 
-    The queries are one Gaussian sum of a concatenated vector after each is scaled by its noise
-    (McMahan et al. 2018, §3). No noise on a positive bound gives 0; no positive bound gives ∞.
+    It is never rounded up. The queries are one Gaussian sum of a concatenated vector after each is
+    scaled by its noise (McMahan et al. 2018, §3). No noise on a positive bound gives 0; no positive
+    bound gives ∞.
 
     >>> noise_multiplier([SumQuery(3.0, 5.0), SumQuery(4.0, 5.0)]) <= 1.0
     True
@@ -171,10 +175,10 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
 
 
 def _alike(pairs: Pairs, others: Pairs) -> bool:
-    """Whether pairs are those of a mechanism, but for rounding of their noise."""
+    """Tell whether pairs are those of a mechanism, but for rounding of their noise."""
     return len(pairs) == len(others) and all(
         times == often
-        and (pair.law is None or pair.law.attained is None)
+        and (pair.distribution is None or pair.distribution.attained is None)
         and replace(pair, noise_multiplier=other.noise_multiplier) == other
         and math.isclose(pair.noise_multiplier, other.noise_multiplier, rel_tol=_ROUNDED)
         for (pair, times), (other, often) in zip(pairs, others, strict=True)
@@ -182,9 +186,7 @@ def _alike(pairs: Pairs, others: Pairs) -> bool:
 
 
 def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | RecordedQuery]:
-    """Return the rule of one step, and the noise multiplier or the query to which its queries
-    collapse.
-    """
+    """Return the rule of one step, and the noise multiplier or query it is applied to."""
     kind, noise = _collapsed(event.queries)
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
@@ -204,8 +206,9 @@ def _instead(known: list[str]) -> str:
 def _collapsed(
     queries: tuple[RecordedQuery, ...],
 ) -> tuple[type[RecordedQuery], float | RecordedQuery]:
-    """The kind of the one query to which those on a sample collapse, and its noise over its bound,
-    never rounded up; or the query itself, if it is no sum.
+    """Return the kind of query that those on a sample collapse to, and its noise over its bound.
+
+    The noise is never rounded up. For a query that is no sum it is the query itself.
     """
     other = [
         query for query in queries if not isinstance(query, SumQuery) and type(query) in NOISES

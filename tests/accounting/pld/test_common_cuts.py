@@ -111,7 +111,7 @@ def test_the_split_below_is_charged(direction):
     truth = pld.epsilon_bracket(((pair, steps),), delta, 1e-5)
     run = common_cuts.arranged(((pair, steps),))
     cuts = np.linspace(-0.2, 0.8, 400) if direction == 1 else np.linspace(-0.1, 3.0, 400)
-    up, down = common_cuts.law(run, cuts, direction, discretize.above, discretize.below)
+    up, down = common_cuts.discretized(run, cuts, direction, discretize.above, discretize.below)
     line = fourier.Line(tilt=1.0, window=60.0, smoothing=1e-5, count=22_000)
     law = fourier.moments(up, 0.0, np.geomspace(0.1, 30, 40))
     sums = [

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from dpfy.accounting import account, rdp
-from dpfy.accounting.dominating_pairs import Pair, of_law
+from dpfy.accounting.dominating_pairs import Pair, of_distribution
 from dpfy.accounting.known_samples import as_if_known
 from dpfy.accounting.loss_distributions import DiscreteGaussian
 from dpfy.accounting.pld import accountant as pld, one_step
@@ -303,7 +303,7 @@ def test_an_exchanged_query_beside_an_absent_one_by_brute_force():
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
 def test_one_discrete_gaussian_of_small_noise_by_sixty_digits(shift, stddev, rate, delta):
     """Some losses exceed what float64 can raise e to; δ is decided by others."""
-    lower, upper = one_step.epsilon(of_law(DiscreteGaussian(shift, stddev), rate), delta)
+    lower, upper = one_step.epsilon(of_distribution(DiscreteGaussian(shift, stddev), rate), delta)
     with mpmath.workdps(60):
         mass = {
             x: mpmath.exp(-(mpmath.mpf(x) ** 2) / (2 * mpmath.mpf(stddev) ** 2))

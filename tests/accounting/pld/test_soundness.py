@@ -13,7 +13,7 @@ from scipy.special import erfc, ndtr
 
 from dpfy.accounting import account
 from dpfy.accounting.dominating_pairs import Pair
-from dpfy.accounting.pld import accountant as pld, discretize
+from dpfy.accounting.pld import accountant as pld, discretize, methods
 from dpfy.accounting.pld.compose import curve
 from dpfy.accounting.pld.fourier import Line, Spectrum, moments
 from dpfy.accounting.pld.target import DeltaAt
@@ -163,7 +163,7 @@ def test_a_law_is_composed_once_for_many_points_of_the_profile(pairs, monkeypatc
     points = np.linspace(0, pld.epsilon_bracket(pairs, 1e-7, 1e-3).upper, 33).tolist()
     composed = []
     monkeypatch.setattr(
-        pld, "_curve", functools.cache(lambda *run: composed.append(run) or curve(*run))
+        methods, "_curve", functools.cache(lambda *run: composed.append(run) or curve(*run))
     )
     ask = pld.delta_bracket.__wrapped__
     brackets = [ask(pairs, point, 1e-3) for point in points]
@@ -171,7 +171,7 @@ def test_a_law_is_composed_once_for_many_points_of_the_profile(pairs, monkeypatc
     assert brackets[7] == ask(pairs, points[7], 1e-3)
     for point, (lower, upper, _) in list(zip(points, brackets, strict=True))[::4]:
         rest, gauss = pld.split(pairs)
-        alone = pld.composed(rest, gauss, DeltaAt(point), 1e-3)
+        alone = methods.composed(rest, gauss, DeltaAt(point), 1e-3)
         assert lower <= alone.upper * (1 + 1e-12) and alone.lower <= upper * (1 + 1e-12)
         assert upper <= lower * math.exp(1e-3 * max(1, 60 * point))
 

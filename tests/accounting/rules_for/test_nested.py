@@ -189,12 +189,12 @@ def test_the_mass_of_a_selection_moves_places_in_a_selection_of_it(trials):
     ((pair, _),) = canonical(
         (Repeated(Selected(inner, trials), 1),), "rdp", Relation.ADD_OR_REMOVE_ONE
     ).pairs
-    assert isinstance(pair.law, SelectionCurve)
-    assert pair.law.spare == pytest.approx(1e-3 * trials.mean)
+    assert isinstance(pair.distribution, SelectionCurve)
+    assert pair.distribution.spare == pytest.approx(1e-3 * trials.mean)
     orders = np.array([2.0, 8.0, 32.0])
     assert np.all(
-        pair.law.divergence(orders, 1.0)
-        > replace(pair.law, spare=0.0).divergence(orders, 1.0) + 1e-6
+        pair.distribution.divergence(orders, 1.0)
+        > replace(pair.distribution, spare=0.0).divergence(orders, 1.0) + 1e-6
     )
 
 

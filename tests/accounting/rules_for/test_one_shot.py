@@ -12,7 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution as theirs
 from scipy.stats import binom
 
 from dpfy.accounting import RenyiFilter, ZcdpFilter, account
-from dpfy.accounting.dominating_pairs import of_law
+from dpfy.accounting.dominating_pairs import of_distribution
 from dpfy.accounting.loss_distributions import DiscreteGaussian, Range, Table, response
 from dpfy.accounting.rdp import renyi_divergence
 from dpfy.accounting.rules_for.discrete_gaussian_vector import (
@@ -159,7 +159,7 @@ def test_divergences_of_sampled_discrete_gaussians_are_sums(order):
     exact = max(
         np.logaddexp.reduce(q + order * ratio), np.logaddexp.reduce(q + (1 - order) * ratio)
     ) / (order - 1)
-    found = renyi_divergence(of_law(DiscreteGaussian(shift, stddev), rate), order)
+    found = renyi_divergence(of_distribution(DiscreteGaussian(shift, stddev), rate), order)
     assert exact <= found <= (exact * (1 + 1e-6) if order < 64 else order / 8 * (1 + 1e-9))
 
 
@@ -174,7 +174,7 @@ def test_the_range_law_dominates_every_small_exponential_mechanism(monotone, mov
     scale, base, worst = 1.7, np.array([0.0, 0.4, 1.0, 2.5]), [0.0] * 4
     loss = ExponentialChoice(1.0, scale, monotone).largest_loss
     epsilons = tuple(loss * part for part in (-0.4, 0.0, 0.3, 0.6))
-    law = of_law(Range(loss))
+    law = of_distribution(Range(loss))
     once = [
         float(np.maximum(math.exp(loss / 2) - math.exp(at / 2), 0) ** 2 / math.expm1(loss))
         for at in epsilons
@@ -205,7 +205,7 @@ def test_the_range_law_is_attained_by_pairs_of_two_outputs(epsilon):
             np.log(high * np.exp(order * t) + (1 - high) * np.exp(order * (t - epsilon)))
             / (order - 1)
         ).max()
-        found = renyi_divergence(of_law(Range(epsilon)), order)
+        found = renyi_divergence(of_distribution(Range(epsilon)), order)
         assert worst * (1 - 1e-9) <= found <= worst * (1 + 1e-5) + 1e-12
         assert found <= order * epsilon**2 / 8 * (1 + 1e-9)
     for at in (0.0, epsilon / 3):
@@ -292,7 +292,9 @@ def test_filters_take_every_query():
     renyi = RenyiFilter(2.0, 1e-5, (8.0,)).guard()
     renyi.record(Sampled(Poisson(1.0), (ExponentialChoice(1.0, 10.0),)), 1)
     limit = RenyiFilter(2.0, 1e-5, (8.0,)).limits[0]
-    assert renyi.used == pytest.approx(renyi_divergence(of_law(Range(0.2)), 8.0) / limit, rel=1e-9)
+    assert renyi.used == pytest.approx(
+        renyi_divergence(of_distribution(Range(0.2)), 8.0) / limit, rel=1e-9
+    )
 
 
 def test_no_noise_costs_everything_and_no_say_costs_nothing():
@@ -413,15 +415,17 @@ def test_several_numbers_cost_little_more_than_one():
         DELTA
     )  # more outputs than a table holds
     assert wide == pytest.approx(continuous, rel=1e-2)
-    law = of_law(DiscreteGaussianVector(4, 3.0, 5, 2))
+    law = of_distribution(DiscreteGaussianVector(4, 3.0, 5, 2))
     assert renyi_divergence(law, 5.0) == pytest.approx(5 * 4 / 18)
-    rounded = account(run(DiscreteGaussianSum(math.sqrt(3), 3.0, 5))).canonical.pairs[0][0].law
+    rounded = (
+        account(run(DiscreteGaussianSum(math.sqrt(3), 3.0, 5))).canonical.pairs[0][0].distribution
+    )
     assert rounded.squared == 3  # although the float is less than the root
     number, vector = (
         account(run(DiscreteGaussianSum(1.9, 3.0, count)), relation="replace_one")
         for count in (1, 3)
     )
-    number, vector = (found.canonical.pairs[0][0].law for found in (number, vector))
+    number, vector = (found.canonical.pairs[0][0].distribution for found in (number, vector))
     assert (
         number.shift == vector.alone == 2 and vector.squared == 12
     )  # whole numbers: 1, and (1, 1, 1)
@@ -519,7 +523,7 @@ def test_a_sample_of_a_fixed_size_is_dominated_by_what_it_is_made_of():
     )
     assert nothing.claim(DELTA) == 0 and everything.claim(DELTA) == math.inf
     assert everything.delta(1.0).lower == pytest.approx(0.25)
-    law = exchanged(of_law(response(1.0)), 0.25).law
+    law = exchanged(of_distribution(response(1.0)), 0.25).distribution
     assert law.largest == pytest.approx(math.log1p(0.25 * math.expm1(1.0)), rel=1e-9)
 
 
@@ -553,6 +557,6 @@ def test_another_library_has_the_same_divergences():
             [order], dp_accounting.NeighboringRelation.REPLACE_ONE
         )
         accountant.compose(dp_accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(epsilon)), 2))
-        assert renyi_divergence(of_law(response(epsilon)), order) == pytest.approx(
+        assert renyi_divergence(of_distribution(response(epsilon)), order) == pytest.approx(
             float(accountant._rdp[0]), rel=1e-6
         )

@@ -1,7 +1,7 @@
-"""Histories of other libraries as events, and events as theirs.
+"""Exchange events with other libraries: Opacus and dp_accounting.
 
 ``dp_accounting`` is imported on first use and is no dependency; Opacus histories are plain lists
-and need nothing. What has no counterpart that costs the same is refused by name.
+and need nothing. An event without a counterpart that costs the same is refused by name.
 """
 
 import math
@@ -25,8 +25,16 @@ from dpfy.ledger.events import (
 
 
 def from_opacus(history: Iterable[tuple[float, float, int]]) -> Envelope:
-    """Return the steps of an Opacus accountant's ``history``: (noise multiplier, sample rate,
-    number of steps).
+    """Return the steps of an Opacus accountant's ``history``.
+
+    Args:
+        history: Triples of noise multiplier, sample rate and number of steps.
+
+    Returns:
+        The steps as events.
+
+    Raises:
+        InvalidArgument: An entry is no such triple, or out of range.
 
     *Assumes* that the loader drew Poisson samples; with ``poisson_sampling=False`` the same history
     is written for shuffled batches, and these events do not describe them.
@@ -51,6 +59,15 @@ def from_opacus(history: Iterable[tuple[float, float, int]]) -> Envelope:
 def to_opacus(envelope: Envelope) -> list[tuple[float, float, int]]:
     """Return the ``history`` that makes an Opacus accountant account ``envelope``.
 
+    Args:
+        envelope: The events.
+
+    Returns:
+        Triples of noise multiplier, sample rate and number of steps.
+
+    Raises:
+        UnsupportedEvent: Opacus has no counterpart of an event that costs the same.
+
     >>> to_opacus(from_opacus([(1.0, 0.01, 100)]))
     [(1.0, 0.01, 100)]
     """
@@ -64,8 +81,16 @@ def to_opacus(envelope: Envelope) -> list[tuple[float, float, int]]:
 
 
 def from_dp_event(event: Any) -> Envelope:
-    """Return the steps of a ``dp_accounting.DpEvent``: Gaussian sums, Poisson-sampled or not,
-    composed in any depth.
+    """Return the steps of a ``dp_accounting.DpEvent``.
+
+    Args:
+        event: Gaussian sums, Poisson-sampled or not, composed in any depth.
+
+    Returns:
+        The steps as events.
+
+    Raises:
+        UnsupportedEvent: An event of dp_accounting has no counterpart here.
 
     >>> import dp_accounting
     >>> one = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
@@ -78,8 +103,17 @@ def from_dp_event(event: Any) -> Envelope:
 def to_dp_event(envelope: Envelope) -> Any:
     """Return ``envelope`` as one ``dp_accounting.DpEvent``.
 
+    Args:
+        envelope: The events.
+
+    Returns:
+        The event of dp_accounting.
+
+    Raises:
+        UnsupportedEvent: dp_accounting has no counterpart of an event that costs the same.
+
     >>> to_dp_event(from_opacus([(2.0, 0.1, 3)]))
-    SelfComposedDpEvent(event=PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(...=2.0)), count=3)
+    SelfComposedDpEvent(event=PoissonSampledDpEvent(...GaussianDpEvent(...=2.0)), count=3)
     """
     from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
@@ -108,15 +142,13 @@ def _steps(event: Any) -> Iterator[Repeated]:
 
 
 def _repeated(steps: Envelope, count: int) -> Iterator[Repeated]:
-    """Repeat a sequence; the order of steps that were fixed in advance costs nothing, so equal ones
-    stay together.
-    """
+    """Repeat a sequence; equal steps stay together, as the order of fixed steps does not matter."""
     for run in steps:
         yield replace(run, times=run.times * count)
 
 
 def _queries(event: Any) -> Iterator[SumQuery]:
-    """The Gaussian sums that one sample answers; repeated ones are one of their total precision."""
+    """Yield the Gaussian sums that one sample answers, repeated ones as one of total precision."""
     import dp_accounting as theirs
 
     match event:
@@ -151,9 +183,7 @@ def _dp_event(event: Event) -> Any:
 
 
 def _plain(event: Event) -> Sampled:
-    """Return a step that others can express, or refuse: a cost that is dropped on the way would be
-    too small.
-    """
+    """Return a step that other libraries can express; refuse one whose cost they would drop."""
     if not isinstance(event, Sampled) or not isinstance(event.policy, Poisson):
         raise UnsupportedEvent(
             f"Other libraries have no counterpart of the event {event.tag!r} that costs the same."

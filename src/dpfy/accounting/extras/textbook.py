@@ -1,5 +1,4 @@
-"""Composition theorems as textbooks state them: for teaching, and for claims that come without
-events.
+"""Composition theorems as textbooks state them, for teaching and for claims without events.
 
 Each takes (ε, δ) pairs at their word. :func:`~dpfy.accounting.account` knows the mechanisms behind
 them and claims less; :func:`compare` puts the theorems side by side on DP-SGD.
@@ -24,14 +23,28 @@ _ORDERS = tuple(map(float, (*np.arange(1.25, 10, 0.25), *range(10, 65), *range(7
 
 
 class EpsilonDelta(NamedTuple):
-    """One (ε, δ) claim."""
+    """One (ε, δ) claim.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
+    """
 
     epsilon: float
     delta: float
 
 
 def basic(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
-    """Add up mechanisms on the same data.
+    """Compose mechanisms on the same data by adding up their claims.
+
+    Args:
+        claims: The claim of each mechanism.
+
+    Returns:
+        The sum of the ε, and the sum of the δ.
+
+    Raises:
+        InvalidArgument: A claim is out of range.
 
     Reference: Dwork & Roth 2014.
 
@@ -51,6 +64,15 @@ def parallel(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
     differ by adding or removing one. A record that is *replaced* may change its part, and then two
     of the mechanisms notice.
 
+    Args:
+        claims: The claim of each mechanism.
+
+    Returns:
+        The largest ε, and the largest δ.
+
+    Raises:
+        InvalidArgument: A claim is out of range.
+
     Reference: McSherry 2009.
 
     >>> parallel([EpsilonDelta(1.0, 1e-6), EpsilonDelta(0.5, 1e-5)])
@@ -65,8 +87,19 @@ def parallel(claims: Iterable[EpsilonDelta]) -> EpsilonDelta:
 def advanced(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
     """Compose ``times`` mechanisms with one claim, chosen adaptively or not, for a ``slack`` in δ.
 
-    Reference: Dwork, Rothblum & Vadhan 2010, with the mean of the loss as in the guide's Appendix
-    B.
+    Args:
+        claim: The claim that each mechanism has.
+        times: The number of mechanisms, at least 0.
+        slack: What δ may grow by, between 0 and 1, both excluded.
+
+    Returns:
+        The claim of the composition.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+
+    Reference: Dwork, Rothblum & Vadhan 2010, with the mean of the loss as in "How to DP-fy ML",
+    Appendix B.
 
     >>> round(advanced(EpsilonDelta(0.1, 0.0), 100, slack=1e-5).epsilon, 3)
     5.298
@@ -81,10 +114,20 @@ def advanced(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
 
 
 def optimal(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
-    """Compose ``times`` mechanisms of which nothing is known but one claim, as tightly as that
-    allows.
+    """Compose ``times`` mechanisms known by one claim only, as tightly as that allows.
 
-    Reference: Kairouz, Oh & Viswanath 2015, Theorem 3.3, for every ε in place of multiples of the
+    Args:
+        claim: The claim that each mechanism has.
+        times: The number of mechanisms, at least 0.
+        slack: What δ may grow by, between 0 and 1, both excluded.
+
+    Returns:
+        The claim of the composition.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+
+    Reference: Kairouz, Oh & Viswanath 2015, Theorem 3.3, for every ε instead of multiples of the
     claim's.
 
     >>> round(optimal(EpsilonDelta(0.1, 0.0), 100, slack=1e-5).epsilon, 3)
@@ -105,10 +148,21 @@ def optimal(claim: EpsilonDelta, times: int, slack: float) -> EpsilonDelta:
 
 
 def group(claim: EpsilonDelta, size: int, *, simple: bool = False) -> EpsilonDelta:
-    """Protect ``size`` records at once: (kε, δ·Σ_{i<k} e^{iε}), or with ``simple`` the coarser (kε,
-    k·e^{kε}·δ).
+    """Return the claim for ``size`` = k records at once.
 
+    It is (kε, δ·Σ_{i<k} e^{iε}), or with ``simple`` the coarser (kε, k·e^{kε}·δ).
     :func:`~dpfy.accounting.group.group_epsilon` knows the events and claims far less.
+
+    Args:
+        claim: The claim for one record.
+        size: The number of records, at least 1.
+        simple: Whether to use the coarser formula; False by default.
+
+    Returns:
+        The claim for the group.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     Reference: Vadhan 2017, Lemma 2.2.
 
@@ -124,11 +178,22 @@ def group(claim: EpsilonDelta, size: int, *, simple: bool = False) -> EpsilonDel
 
 
 def compare(*, rate: float, noise_multiplier: float, steps: int, delta: float) -> dict[str, float]:
-    """Return ε of DP-SGD by each generation of theorems, from basic composition to privacy loss
-    distributions.
+    """Return ε of DP-SGD by each composition theorem, from the oldest to the newest.
 
     Every row starts from the exact (ε, δ) of one step, so that what differs is the composition
-    alone (the guide's Table 2 gives their orders of magnitude).
+    alone ("How to DP-fy ML", Table 2, gives their orders of magnitude).
+
+    Args:
+        rate: The Poisson sampling rate, from 0 to 1.
+        noise_multiplier: The standard deviation of the noise over the clipping bound.
+        steps: The number of steps, at least 1.
+        delta: δ, between 0 and 1, both excluded.
+
+    Returns:
+        The ε of each theorem, by its name.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     >>> rows = compare(rate=0.01, noise_multiplier=1.0, steps=1000, delta=1e-5)
     >>> list(rows.values()) == sorted(rows.values(), reverse=True)
@@ -153,7 +218,7 @@ def compare(*, rate: float, noise_multiplier: float, steps: int, delta: float) -
 
 
 def log_geometric(size: int, epsilon: float) -> float:
-    """Log Σ_{i<k} e^{iε} without overflow."""
+    """Return log Σ_{i<k} e^{iε} without overflow."""
     if epsilon == 0:
         return math.log(size)
     return (
@@ -164,8 +229,9 @@ def log_geometric(size: int, epsilon: float) -> float:
 
 
 def _randomized_response(total: float, epsilon: float, times: int) -> float:
-    """δ(total) of ``times`` randomised responses, to which every ε-DP mechanism is a
-    post-processing.
+    """Return δ(total) of ``times`` randomised responses.
+
+    Every ε-DP mechanism is a post-processing of randomised response.
     """
     count = np.arange(times + 1)
     gap = (
@@ -182,9 +248,7 @@ def _randomized_response(total: float, epsilon: float, times: int) -> float:
 
 
 def _moments_epsilon(step: Sampled, steps: int, delta: float) -> float:
-    """The Rényi curve with the first conversion, ε = D + log(1/δ)/(order − 1) (Abadi et al. 2016,
-    Theorem 2).
-    """
+    """Convert the Rényi curve by ε = D + log(1/δ)/(order − 1) (Abadi et al. 2016, Theorem 2)."""
     pairs = canonical((Repeated(step, 1),), "rdp", Relation.ADD_OR_REMOVE_ONE).pairs
     return min(
         math.fsum(steps * rdp.renyi_divergence(pair, order) for pair, _ in pairs)

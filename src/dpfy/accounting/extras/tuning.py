@@ -1,4 +1,7 @@
-"""What tuning costs: the ways to pay for several runs of which one is released, side by side."""
+"""The cost of tuning: ways to account several runs of which one is released, side by side.
+
+Tests: tests/accounting/rules_for/test_selection.py.
+"""
 
 import math
 from dataclasses import dataclass
@@ -15,8 +18,13 @@ from dpfy.types import Relation
 
 @dataclass(frozen=True)
 class TuningCost:
-    """One way to account tuning, and the ε that it gives; ``claimed`` says whether one may claim
-    it.
+    """One way to account tuning, and the ε that it gives.
+
+    Args:
+        name: The name of the way.
+        epsilon: Its ε.
+        claimed: Whether one may claim it.
+        note: What to know about it.
     """
 
     name: str
@@ -31,10 +39,19 @@ def tuning_costs(
     delta: float,
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
 ) -> tuple[TuningCost, ...]:
-    """Return what it costs to tune with ``run``, by every method that has a rule.
+    """Return the cost of tuning with ``run``, by every method that has a rule.
 
     *Formal guarantee*: that of each row that is ``claimed``. Rows of a fixed number of runs are for
     the mean, rounded up.
+
+    Args:
+        run: The events of one run.
+        trials: The distribution of the number of runs.
+        delta: δ, between 0 and 1, both excluded.
+        relation: The neighbouring relation; adding or removing one record by default.
+
+    Returns:
+        One row for each way to account it.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> from dpfy.ledger.selection import NegativeBinomialTrials
@@ -66,12 +83,22 @@ def tuning_costs(
 
 
 def exponential_heuristic(candidates: int, within: float = 100.0, failure: float = 0.01) -> float:
-    """Return the ε that the literature quotes for choosing among ``candidates`` by an exponential
-    mechanism.
+    """Return the ε that the literature quotes for choosing by an exponential mechanism.
 
-    It solves ``within`` = (4/ε′)·log(candidates/(failure·ε′)), so that the choice is within so many
-    validation records of the best one, and quotes 8ε′. **Not claimed**: it accounts neither the
-    runs nor their composition with the choice.
+    It solves ``within`` = (4/ε′)·log(candidates/(failure·ε′)), so that the choice is within that
+    many validation records of the best one, and quotes 8ε′. **Not claimed**: it accounts neither
+    the runs nor their composition with the choice.
+
+    Args:
+        candidates: The number of candidates, at least 1.
+        within: How many validation records the choice may be worse than the best; 100 by default.
+        failure: The probability that it is worse than that; 0.01 by default.
+
+    Returns:
+        The ε that is quoted.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
 
     Reference: Abadi et al. 2016, Appendix D; "How to DP-fy ML", Appendix C.3.
 

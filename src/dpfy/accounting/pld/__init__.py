@@ -1,3 +1,4 @@
-"""Compose privacy loss distributions numerically, with certified bounds from both sides; README.md
-draws the loop.
+"""Privacy loss distributions, composed numerically with certified bounds from both sides.
+
+``README.md`` in this folder draws the refinement loop and says where to start reading.
 """

@@ -1,31 +1,31 @@
-"""Privacy loss distributions: the tightest bounds, from above and from below, by one computation.
+"""Accounting by privacy loss distributions: certified bounds from above and from below.
 
-Closed forms go first (full batches, one step), then the tilted Fourier sum of
-:mod:`dpfy.accounting.pld.fourier` over certified atoms, refined until the bracket is as narrow as
-asked. Where float64 does not carry that far, bounds that need no composition take over, and the
-note says so.
+Closed forms go first (full batches, one step). Everything else is composed numerically by
+:mod:`dpfy.accounting.pld.compose`, to the accuracy asked for. Where that would leave the range of
+float64, simpler bounds take over, and the note says so. ε at a δ and δ at an ε go through the same
+steps; what differs between them is in :mod:`dpfy.accounting.pld.methods`.
+
+Tests: tests/accounting/pld/test_soundness.py.
 """
 
 import math
 from functools import lru_cache
 
-from dpfy.accounting import rdp
-from dpfy.accounting.dominating_pairs import Bound, Pair, Pairs, coarsened, of_law, unsampled
+from dpfy.accounting.dominating_pairs import (
+    Bound,
+    Pair,
+    Pairs,
+    coarsened,
+    of_distribution,
+    unsampled,
+)
 from dpfy.accounting.loss_distributions import LossDistribution, Range
-from dpfy.accounting.pld import closed_forms, one_step
 from dpfy.accounting.pld.bounded_range import Ranges, countable
-from dpfy.accounting.pld.compose import composed, curve
-from dpfy.accounting.pld.target import Bracket, DeltaAt, EpsilonAt, Location
+from dpfy.accounting.pld.methods import DeltaMethods, EpsilonMethods, Methods, Upper
+from dpfy.accounting.pld.target import Bracket
 
 ACCURACY = 1e-3  # relative, in ε
-_FIRST_RUNG, _RUNG = (
-    0.5,
-    1.5,
-)  # values of ε, in standard deviations of the loss, from which others are answered
-# bounds on δ that are no further apart are not compared with those that need no composition
-_CLOSE = 1.002
 _FEW = 8  # kinds of steps that are looked at one by one
-_LEAST_LOG_DELTA = -600.0  # float64 has no masses below
 
 
 def epsilon_upper(pairs: Pairs, delta: float, accuracy: float = ACCURACY) -> Bound:
@@ -53,107 +53,80 @@ def delta_lower(pairs: Pairs, epsilon: float, accuracy: float = ACCURACY) -> flo
 @lru_cache(maxsize=64)
 def epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
     """Bound ε(δ) from both sides."""
-    attained, in_a_row = _attained(pairs), _choices_in_a_row(pairs)
-    found = _epsilon_bracket(in_a_row, delta, accuracy)
-    if attained is None:
-        return found
-    whole = unsampled(pairs)
-    others = [(rdp.epsilon_upper(whole, delta).value, "by Rényi divergences")]
-    if whole != pairs:
-        others.append((_epsilon_bracket(whole, delta, accuracy).upper, "as if batches were known"))
-    known = _epsilon_bracket(attained, delta, accuracy).lower
-    only = in_a_row[0][0].law if len(in_a_row) == 1 else None
-    return _of_class(
-        found, others, max(known, only.epsilon_below(delta)) if isinstance(only, Ranges) else known
-    )
-
-
-def _epsilon_bracket(pairs: Pairs, delta: float, accuracy: float) -> Bracket:
-    rest, gauss = split(pairs)
-    if _ever_drawn(pairs) <= delta:
-        return Bracket(0.0, 0.0, "closed form")
-    if not rest:
-        return Bracket(*closed_forms.epsilon(math.sqrt(gauss), delta), "closed form")
-    if gauss == 0 and len(rest) == 1 and rest[0][1] == 1:
-        found: Bracket | None = Bracket(*one_step.epsilon(rest[0][0], delta), "closed form")
-    else:
-        found = (
-            composed(rest, gauss, EpsilonAt(delta), accuracy)
-            if math.log(delta) > _LEAST_LOG_DELTA
-            else None
-        )
-    bounds = [Bracket(0.0, _pure_epsilon(pairs), "by adding up ε"), *([found] if found else [])]
-    if found is None or found.upper > (1 + accuracy) * found.lower:
-        bounds.append(_uncomposed_epsilon(pairs, delta))
-    return _best(bounds)
+    return _bracket(pairs, EpsilonMethods(delta), accuracy)
 
 
 @lru_cache(maxsize=64)
 def delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
     """Bound δ(ε) from both sides."""
+    return _bracket(pairs, DeltaMethods(epsilon), accuracy)
+
+
+def _bracket(pairs: Pairs, methods: Methods, accuracy: float) -> Bracket:
+    """Bound a value from both sides.
+
+    The pair of a class of mechanisms dominates all of them at once, which is not always the best
+    upper bound, and implies no lower one: that comes from a mechanism of the class.
+    """
     attained, in_a_row = _attained(pairs), _choices_in_a_row(pairs)
-    found = _delta_bracket(in_a_row, epsilon, accuracy)
+    found = _of_pairs(in_a_row, methods, accuracy)
     if attained is None:
         return found
     whole = unsampled(pairs)
-    others = [(rdp.delta_upper(whole, epsilon).value, "by Rényi divergences")]
+    uppers = [(found.upper, found.note), methods.renyi(whole)]
     if whole != pairs:
-        others.append((_delta_bracket(whole, epsilon, accuracy).upper, "as if batches were known"))
-    known = _delta_bracket(attained, epsilon, accuracy).lower
-    only = in_a_row[0][0].law if len(in_a_row) == 1 else None
-    return _of_class(
-        found, others, max(known, only.delta_below(epsilon)) if isinstance(only, Ranges) else known
-    )
+        known = _of_pairs(whole, methods, accuracy).upper
+        uppers.append((known, "as if batches were known"))
+    lower = _of_pairs(attained, methods, accuracy).lower
+    only = in_a_row[0][0].distribution if len(in_a_row) == 1 else None
+    if isinstance(only, Ranges):
+        lower = max(lower, methods.attained_by(only))
+    return _ordered(lower, min(uppers))
 
 
-def _delta_bracket(pairs: Pairs, epsilon: float, accuracy: float) -> Bracket:
+def _of_pairs(pairs: Pairs, methods: Methods, accuracy: float) -> Bracket:
+    """Bound a value of the profile that the pairs themselves have."""
     rest, gauss = split(pairs)
+    bounds = methods.at_once(pairs)
+    if bounds and bounds[0].upper == 0:
+        return bounds[0]
     if not rest:
-        return Bracket(*closed_forms.delta_interval(math.sqrt(gauss), epsilon), "closed form")
+        return Bracket(*methods.full_batch(math.sqrt(gauss)), "closed form")
     if gauss == 0 and len(rest) == 1 and rest[0][1] == 1:
-        found: Bracket | None = Bracket(*one_step.delta(rest[0][0], epsilon), "closed form")
+        found: Bracket | None = Bracket(*methods.one_step(rest[0][0]), "closed form")
     else:
-        found = _on_a_curve(rest, gauss, epsilon, accuracy) or composed(
-            rest, gauss, DeltaAt(epsilon), accuracy
-        )
-    bounds = [found] if found else []
-    if found is None or found.upper > _CLOSE * found.lower:
-        bounds.append(_uncomposed_delta(pairs, epsilon))
+        found = methods.compose(rest, gauss, accuracy)
+    if found is not None:
+        bounds.append(found)
+    if found is None or not methods.narrow(found, accuracy):
+        bounds.append(_uncomposed(pairs, methods))
     return _best(bounds)
 
 
-def _on_a_curve(pairs: Pairs, gauss: float, epsilon: float, accuracy: float) -> Bracket | None:
-    """The answer of a law that was composed for the next larger of a few values of ε, if it is as
-    narrow as asked.
-
-    Which law is asked depends on ε alone, so that an answer does not depend on earlier questions.
-    """
-    spread = math.sqrt(
-        gauss
-        + math.fsum(
-            times * min(pair.rate**2 * math.expm1(min(pair.mu**2, 50.0)), 1.0)
-            for pair, times in pairs
-        )
+def _uncomposed(pairs: Pairs, methods: Methods) -> Bracket:
+    """Bound a value without composition: from below by the costliest single step."""
+    few = coarsened(pairs, _FEW, pessimistic=False)
+    return _ordered(
+        max(methods.one_step(pair).lower for pair, _ in few), min(methods.simple(pairs))
     )
-    rung = (
-        max(0, math.ceil(math.log(epsilon / (_FIRST_RUNG * spread)) / math.log(_RUNG)))
-        if epsilon > 0
-        else 0
-    )
-    law = _curve(pairs, gauss, _FIRST_RUNG * spread * _RUNG**rung, accuracy)
-    if law is None:
-        return None
-    found = law.delta(epsilon)
-    place = Location(law.bounds.above.line.tilt, epsilon, 0.0, epsilon)
-    return found if DeltaAt(epsilon).excess(found, place, accuracy) <= 1 else None
 
 
-_curve = lru_cache(maxsize=32)(curve)
+def _ordered(lower: float, best: Upper) -> Bracket:
+    """Return the bracket of two bounds that rounding may have put in the wrong order."""
+    upper, note = best
+    return Bracket(min(lower, upper), upper, note)
+
+
+def _best(bounds: list[Bracket]) -> Bracket:
+    """Return the intersection of brackets."""
+    upper = min(bounds, key=lambda bracket: bracket.upper)
+    return _ordered(max(bracket.lower for bracket in bounds), (upper.upper, upper.note))
 
 
 def split(pairs: Pairs) -> tuple[Pairs, float]:
-    """The sampled pairs, and μ² of the full-batch Gaussian ones, which compose to one (Dong, Roth &
-    Su 2022).
+    """Return the sampled pairs, and μ² of all full-batch Gaussian ones together.
+
+    Full-batch Gaussian mechanisms compose to one (Dong, Roth & Su 2022).
     """
     rest = tuple(
         (pair, times) for pair, times in pairs if pair.rate < 1 or pair.noise != "gaussian"
@@ -163,135 +136,42 @@ def split(pairs: Pairs) -> tuple[Pairs, float]:
     )
 
 
-def _best(bounds: list[Bracket]) -> Bracket:
-    upper = min(bounds, key=lambda bracket: bracket.upper)
-    return Bracket(
-        min(max(bracket.lower for bracket in bounds), upper.upper), upper.upper, upper.note
-    )
-
-
 def _attained(pairs: Pairs) -> Pairs | None:
-    """The run with laws that mechanisms have in place of laws that only dominate all of a class;
-    None if it is the run.
+    """Replace pairs that only dominate a class by pairs that a mechanism of the class has.
+
+    None if no pair is replaced.
     """
-    if all(pair.law is None or pair.law.attained is None for pair, _ in pairs):
+    if all(pair.distribution is None or pair.distribution.attained is None for pair, _ in pairs):
         return None
-    if sum(times for _, times in pairs) == 1 and isinstance(pairs[0][0].law, Range):
+    if sum(times for _, times in pairs) == 1 and isinstance(pairs[0][0].distribution, Range):
         return None  # at every ε some mechanism has the δ of the class
     found = ((_of_mechanism(pair), times) for pair, times in pairs)
     return tuple(sorted((pair, times) for pair, times in found if pair.noise_multiplier < math.inf))
 
 
 def _of_mechanism(pair: Pair) -> Pair:
-    attained = pair.law.attained if pair.law is not None else None
+    """Return a pair that some mechanism has and that ``pair`` dominates."""
+    attained = pair.distribution.attained if pair.distribution is not None else None
     if attained is None:
         return pair
     return (
-        of_law(attained, pair.rate)
+        of_distribution(attained, pair.rate)
         if isinstance(attained, LossDistribution)
         else Pair(pair.rate, attained)
     )
 
 
 def _choices_in_a_row(pairs: Pairs) -> Pairs:
-    """The run with one law for all exponential mechanisms of the same range: the most that an
-    adaptive choice of them costs, also if others come between them (``docs/proofs/one-shot.md``,
-    Lemma 8).
+    """Merge exponential mechanisms of the same range into one pair.
+
+    It is the most that an adaptive choice of them costs, also if other steps come between them
+    (``docs/proofs/one-shot.md``, Lemma 8).
     """
 
     def merged(pair: Pair, times: int) -> tuple[Pair, int]:
-        law = pair.law
-        if isinstance(law, Range) and pair.rate == 1 and countable(law.epsilon, times):
-            return of_law(Ranges(law.epsilon, times)), 1
+        own = pair.distribution
+        if isinstance(own, Range) and pair.rate == 1 and countable(own.epsilon, times):
+            return of_distribution(Ranges(own.epsilon, times)), 1
         return pair, times
 
     return tuple(sorted(merged(pair, times) for pair, times in pairs))
-
-
-def _of_class(found: Bracket, others: list[tuple[float, str]], lower: float) -> Bracket:
-    """The best of several upper bounds: a law is of all mechanisms of a class at once, which is not
-    always best.
-    """
-    upper, note = min((found.upper, found.note), *others)
-    return Bracket(min(lower, upper), upper, note)
-
-
-def _uncomposed_epsilon(pairs: Pairs, delta: float) -> Bracket:
-    """Bounds that need no composition: participations counted, Rényi divergences; the costliest
-    single step.
-    """
-    lower = max(
-        one_step.epsilon(pair, delta).lower for pair, _ in coarsened(pairs, _FEW, pessimistic=False)
-    )
-    uppers = [
-        (_pure_epsilon(pairs), "by adding up ε"),
-        (rdp.epsilon_upper(pairs, delta).value, "by Rényi divergences"),
-    ]
-    if all(pair.noise == "gaussian" for pair, _ in pairs):
-        uppers.append(
-            (
-                closed_forms.participation_epsilon(*_worst(pairs), delta),
-                "by counting participations",
-            )
-        )
-        uppers.append(
-            (
-                closed_forms.epsilon(_full_batch_mu(pairs), delta).upper,
-                "as if all took part in every step",
-            )
-        )
-    upper, note = min(uppers)
-    return Bracket(min(lower, upper), upper, note)
-
-
-def _uncomposed_delta(pairs: Pairs, epsilon: float) -> Bracket:
-    lower = max(
-        one_step.delta(pair, epsilon).lower for pair, _ in coarsened(pairs, _FEW, pessimistic=False)
-    )
-    uppers = [
-        (0.0 if _pure_epsilon(pairs) <= epsilon else 1.0, "by adding up ε"),
-        (rdp.delta_upper(pairs, epsilon).value, "by Rényi divergences"),
-        (_ever_drawn(pairs) * (1 + 1e-12), "by counting participations"),
-    ]
-    if all(pair.noise == "gaussian" for pair, _ in pairs):
-        uppers.append(
-            (
-                closed_forms.participation_delta(*_worst(pairs), epsilon),
-                "by counting participations",
-            )
-        )
-        uppers.append(
-            (
-                closed_forms.delta(_full_batch_mu(pairs), epsilon),
-                "as if all took part in every step",
-            )
-        )
-    upper, note = min(uppers)
-    return Bracket(min(lower, upper), upper, note)
-
-
-def _pure_epsilon(pairs: Pairs) -> float:
-    """The sum of the steps' largest losses, for steps that have one."""
-    return math.fsum(times * one_step.pure_epsilon(pair) for pair, times in pairs)
-
-
-def _ever_drawn(pairs: Pairs) -> float:
-    """The probability that one record takes part in any step: (0, that)-DP holds whatever the steps
-    do.
-    """
-    return -math.expm1(
-        sum(times * math.log1p(-pair.rate) if pair.rate < 1 else -math.inf for pair, times in pairs)
-    )
-
-
-def _worst(pairs: Pairs) -> tuple[float, float, int]:
-    return (
-        max(pair.rate for pair, _ in pairs),
-        max(pair.mu for pair, _ in pairs),
-        sum(times for _, times in pairs),
-    )
-
-
-def _full_batch_mu(pairs: Pairs) -> float:
-    """μ of the run at rate 1, which dominates it: a smaller rate is post-processing."""
-    return math.sqrt(math.fsum(times * pair.mu**2 for pair, times in pairs)) * (1 + 1e-12)

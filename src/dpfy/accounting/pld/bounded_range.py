@@ -1,10 +1,9 @@
-"""Exponential mechanisms in a row: the most that any adaptive choice of mechanisms of bounded range
-can cost.
+"""Exponential mechanisms in a row: the most that adaptive mechanisms of bounded range can cost.
 
-A mechanism whose losses span at most ε is dominated by one with two losses t and t − ε, for some t
-that whoever asks may choose. Asked k times, δ_k(x) = max_t p_t·δ_{k−1}(x − t) + (1 − p_t)·δ_{k−1}(x
-− t + ε): a dynamic programme, in which a convex δ stays convex (Dong, Durfee & Rogers 2020). The
-proof is in ``docs/proofs/one-shot.md``, Lemma 7.
+A mechanism whose losses span at most ε is dominated by one with two losses t and t − ε, where the
+adversary chooses t. After k of them, δ_k(x) = max_t p_t·δ_{k−1}(x − t) + (1 − p_t)·δ_{k−1}(x − t +
+ε): a dynamic programme, in which a convex δ stays convex (Dong, Durfee & Rogers 2020). The proof is
+in ``docs/proofs/one-shot.md``, Lemma 7.
 """
 
 import math
@@ -24,8 +23,11 @@ _ROUNDED = 1e-11  # relative, of one step: more than rounding and an inexact pla
 
 @dataclass(frozen=True)
 class Ranges(LossDistribution):
-    """``times`` mechanisms one after the other, each with losses that span at most ``epsilon``,
-    chosen adaptively.
+    """The loss of several mechanisms of bounded range, chosen adaptively one after the other.
+
+    Args:
+        epsilon: The most that the losses of one mechanism span.
+        times: The number of mechanisms.
 
     >>> round(Ranges(0.1, 2).zcdp, 6)
     0.0025
@@ -36,11 +38,12 @@ class Ranges(LossDistribution):
 
     @property
     def spread(self) -> float:
+        """About the standard deviation of small losses."""
         return self.epsilon / 2 * math.sqrt(self.times)
 
     @property
     def attained(self) -> LossDistribution | float | None:
-        """The first of them alone, as randomised response."""
+        """The first mechanism alone, as randomised response."""
         return response(self.epsilon / 2)
 
     @property
@@ -49,19 +52,21 @@ class Ranges(LossDistribution):
         return self.times * self.epsilon**2 / 8
 
     def span(self, log_tail: float) -> tuple[float, float]:
+        """Return the losses beyond which at most e^log_tail lies."""
         return self._table.span(log_tail)
 
     def masses(self, cuts: Array) -> Masses:
+        """Return the masses of the cells between ``cuts``."""
         return self._table.masses(cuts)
 
     def delta_below(self, epsilon: float) -> float:
-        """What some adaptive choice costs at least."""
+        """Return a δ at ``epsilon`` that some adaptive choice costs."""
         found = _profile(self.epsilon, self.times)
         place = int(np.searchsorted(found.epsilons, epsilon))
         return float(found.below[place]) if place < len(found.below) else 0.0
 
     def epsilon_below(self, delta: float) -> float:
-        """The largest ε at which some adaptive choice is known to cost more than ``delta``."""
+        """Return the largest ε at which some adaptive choice is known to exceed ``delta``."""
         found = _profile(self.epsilon, self.times)
         places = np.flatnonzero(found.below > delta)
         return float(found.epsilons[places[-1]]) if len(places) else 0.0
@@ -72,7 +77,7 @@ class Ranges(LossDistribution):
 
 
 class _Profile(NamedTuple):
-    """δ at some ε from below and from above."""
+    """Bounds on δ at several ε."""
 
     epsilons: Array
     below: Array
@@ -80,7 +85,7 @@ class _Profile(NamedTuple):
 
 
 def countable(epsilon: float, times: int) -> bool:
-    """Whether so many mechanisms are within what is computed."""
+    """Tell whether the dynamic programme covers ``times`` mechanisms of this range."""
     return 1 < times <= MOST and 0 < _reach(epsilon, times) < _LARGEST
 
 
@@ -96,9 +101,7 @@ def _table(epsilon: float, times: int) -> Table:
 
 @lru_cache(maxsize=32)
 def _profile(epsilon: float, times: int) -> _Profile:
-    """Values on a lattice that divides ε; between its points chords are above, as profiles are
-    convex in e^x.
-    """
+    """Bound δ on a lattice that divides ε; chords are above profiles, which are convex in e^x."""
     parts = max(8, min(128, int(250 / math.sqrt(times))))
     width = epsilon / parts
     x: Array = width * np.arange(math.ceil(_reach(epsilon, times) / width) + 1, dtype=np.float64)
@@ -115,8 +118,9 @@ def _profile(epsilon: float, times: int) -> _Profile:
 
 
 def _extended(values: Array, x: Array, parts: int, beyond: float) -> Array:
-    """Values at −ε, …, and up to ε beyond the last: δ(−x) = 1 − e^−x·(1 − δ(x)), as the class is
-    its own mirror image.
+    """Extend values to −ε on the left, and by ε on the right.
+
+    δ(−x) = 1 − e^−x·(1 − δ(x)), because the class is its own mirror image.
     """
     before, at = values[1 : parts + 1], x[1 : parts + 1]
     if len(before) < parts:
@@ -128,18 +132,16 @@ def _extended(values: Array, x: Array, parts: int, beyond: float) -> Array:
 
 
 def _windows(values: Array, parts: int, start: int) -> Array:
-    """[i, c]: the value c places after the first of those that x_i, less or plus up to ε, can
-    reach.
-    """
+    """Return at [i, c] the value c places after the first one within ε of x_i."""
     return np.lib.stride_tricks.sliding_window_view(values[start:], parts + 1)[
         : len(values) - 2 * parts
     ]
 
 
 def _at_any_place(values: Array, high: Array, width: float, parts: int) -> Array:
-    """The largest p_t·V(x − t) + (1 − p_t)·V(x − t + ε) over all t, V straight in e^x between
-    lattice points.
+    """Return the largest p_t·V(x − t) + (1 − p_t)·V(x − t + ε) over all t.
 
+    V is linear in e^x between lattice points.
     With t = c·width + log Y on a cell, V(x − t) = α + β/Y, and the sum is a constant, a multiple of
     Y and a negative multiple of 1/Y: concave, with its largest value in closed form.
     """

@@ -1,5 +1,6 @@
-"""Closed forms: full-batch Gaussian sums, one subsampled step, and what follows from counting
-participations.
+"""Closed forms: full-batch Gaussian sums, one sampled step, and counted participations.
+
+Tests: tests/accounting/test_edges.py.
 """
 
 import math
@@ -113,8 +114,9 @@ def participation_delta(rate: float, mu: float, steps: int, epsilon: float) -> f
 
 
 def _counts(steps: int, rate: float) -> range:
-    """The participation counts worth trying: from the median, or none, to where more of them are
-    beyond any δ.
+    """Return the participation counts worth trying.
+
+    They start at the median, or at 0 if there are few, and end where more is rarer than any δ.
     """
     most = _smallest_count(steps, rate, 1e-30)
     least = 0 if most < _MAX_PARTICIPATIONS else _smallest_count(steps, rate, 0.5)
@@ -130,12 +132,12 @@ def _smallest_count(steps: int, rate: float, tail: float) -> int:
 
 
 def more_than(count: int, steps: int, rate: float) -> float:
-    """Pr[Binomial(steps, rate) > count]."""
+    """Return Pr[Binomial(steps, rate) > count]."""
     return float(betainc(count + 1, steps - count, rate)) if count < steps else 0.0
 
 
 def amplified(rate: float, base: float) -> float:
-    """log(1 + q(e^ε − 1)) without overflow."""
+    """Return log(1 + q(e^ε − 1)) without overflow."""
     return math.log1p(rate * math.expm1(base)) if base < 500 else base + math.log(rate)
 
 

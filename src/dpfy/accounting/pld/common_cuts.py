@@ -1,6 +1,6 @@
-"""The losses of all steps of a run on common cuts, chosen for where on the profile the answer lies.
+"""Cuts of the loss axis: the same for all steps, chosen for where the answer lies.
 
-Every step keeps its own rate and noise multiplier: what steps share is where the axis of losses is
+Every step keeps its own rate and noise multiplier. What steps share is where the axis of losses is
 cut, so that the transforms of ten thousand different steps are one product of matrices.
 """
 
@@ -27,35 +27,48 @@ _ROUGHLY = 300  # losses by which moments are estimated
 
 @dataclass(frozen=True)
 class Resolution:
-    """How many cuts, and where they matter: near ``epsilon`` of a composed ``law``, up to ``top``,
-    above a tail.
+    """The number of cuts, and where they matter.
 
-    ``gauss`` is μ² of the full-batch steps, which the law includes.
+    Args:
+        cuts: The number of cuts.
+        epsilon: The ε near which they matter.
+        moments: Moments of the composition, if they are known.
+        top: The largest loss that is cut off from others.
+        log_tail: Log of the mass that may lie beyond the cuts of one step.
+        gauss: μ² of the full-batch steps, which ``moments`` include.
     """
 
     cuts: int
     epsilon: float
-    law: Moments | None
+    moments: Moments | None
     top: float
     log_tail: float
     gauss: float = 0.0
 
 
 class Run(NamedTuple):
-    """The steps of a run in blocks of rows, and a few that stand for all."""
+    """The steps of a run in blocks of rows, and a few that represent all of them.
+
+    Args:
+        parts: All steps.
+        few: Representatives of all steps, one table for each kind.
+        worst: A pair at least as costly as every step, for each kind.
+        kinds: How many different steps there are.
+        steps: How many steps there are.
+    """
 
     parts: list[StepTable]
     few: list[StepTable]
-    worst: list[Pair]  # of each kind
+    worst: list[Pair]
     kinds: int
     steps: int
 
 
 def arranged(pairs: Pairs) -> Run:
-    """Put steps that damp high frequencies most first, in blocks that double in size: later ones
-    then need few.
+    """Arrange the steps of a run in blocks, those that damp high frequencies most first.
 
-    A few kinds are a block each.
+    Later blocks then need few frequencies, and double in size. If there are only a few kinds of
+    steps, each is a block.
     """
     parts: list[tuple[float, int, StepTable]] = []
     few, worst = [], []
@@ -72,7 +85,7 @@ def arranged(pairs: Pairs) -> Run:
                 float(steps.noise_multiplier.min()),
                 steps.neighbours,
                 steps.noise,
-                steps.law,
+                steps.distribution,
             )
         )
         first, size = 0, 1 if len(pairs) <= FEW else 8
@@ -86,7 +99,7 @@ def arranged(pairs: Pairs) -> Run:
 
 
 def _sample(steps: StepTable, damping: Array) -> StepTable:
-    """Rows at equal shares of the total damping, in place of all of them."""
+    """Return rows at equal shares of the total damping, to represent all of them."""
     if len(damping) <= FEW:
         return steps
     total = np.cumsum(damping)
@@ -105,6 +118,9 @@ def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array
     the other steps' loss at ε − l, for which Chernoff's bound stands. The cube roots of the cells'
     influences are equidistributed, which minimises their sum. Nothing but the accuracy depends on
     the choice.
+
+    Raises:
+        FloatingPointError: The losses that decide are beyond float64.
     """
     points, ends = _fine_points(run, direction, resolution)
     if len(points) < 2 or not np.isfinite(points).all():
@@ -125,67 +141,72 @@ def choose_cuts(run: Run, direction: Direction, resolution: Resolution) -> Array
 
 
 def _masses(steps: StepTable, points: Array, direction: Direction) -> Array:
+    """Return the masses of the bounded cells between points."""
     found = discretize.cells(steps, points)
     return (found.p if direction == 1 else found.q)[:, 1:-1]
 
 
 def _felt(mass: Array, times: Array, loss: Array, resolution: Resolution) -> Array:
-    """Masses times what the other steps do, added up over the steps, logarithm.
+    """Return the log of masses times the density of the other steps' loss, summed over the steps.
 
-    Of few steps that decide, the others are fewer than all: two rare losses must not be taken for
-    three.
+    For a few steps that decide, "the others" must leave the step itself out: two rare losses must
+    not be taken for three.
     """
-    law, left = resolution.law, resolution.epsilon - loss
-    if law is None:
+    moments, left = resolution.moments, resolution.epsilon - loss
+    if moments is None:
         felt: Array = np.log(times @ mass)
         return felt
 
     def others(log_moment: Array) -> Array:
-        bound: Array = (log_moment[:, None] - np.outer(law.tilts, left)).min(axis=0)
+        bound: Array = (log_moment[:, None] - np.outer(moments.tilts, left)).min(axis=0)
         return np.minimum(bound, 0.0) + np.minimum(left, 0.0)
 
-    best = int(np.argmin(law.log_moment - law.tilts * resolution.epsilon))
-    grown = mass @ np.exp(np.minimum(law.tilts[best] * loss, 700.0))
-    alone = np.log(grown) > max(1.0, _MUCH * law.log_moment[best])
-    felt = np.log(times[~alone] @ mass[~alone]) + others(law.log_moment)
+    best = int(np.argmin(moments.log_moment - moments.tilts * resolution.epsilon))
+    grown = mass @ np.exp(np.minimum(moments.tilts[best] * loss, 700.0))
+    alone = np.log(grown) > max(1.0, _MUCH * moments.log_moment[best])
+    felt = np.log(times[~alone] @ mass[~alone]) + others(moments.log_moment)
     if alone.any():
-        each = _log_moments(mass, loss, law.tilts)
-        everything = times @ each + resolution.gauss * law.tilts * (law.tilts + 1) / 2
+        each = _log_moments(mass, loss, moments.tilts)
+        everything = times @ each + resolution.gauss * moments.tilts * (moments.tilts + 1) / 2
         for count, row, own in zip(times[alone], mass[alone], each[alone], strict=True):
             felt = np.logaddexp(felt, np.log(count * row) + others(everything - own))
     return felt
 
 
 def _log_moments(mass: Array, loss: Array, tilts: Array) -> Array:
-    """Log E e^{λL} of each row, roughly."""
+    """Return log E e^{λL} of each row, roughly."""
     first = np.arange(0, len(loss), max(1, len(loss) // _ROUGHLY))
     logs, rises = np.log(np.add.reduceat(mass, first, axis=1)), np.outer(loss[first], tilts)
     return np.stack([logsumexp(row[:, None] + rises, axis=0) for row in logs])
 
 
-def law(run: Run, cuts: Array, direction: Direction, *builders: Builder) -> list[list[Block]]:
-    """Return the steps as blocks, once for each builder."""
+def discretized(
+    run: Run, cuts: Array, direction: Direction, *builders: Builder
+) -> list[list[Block]]:
+    """Return all steps of a run as blocks, once for each builder."""
     centre = None
     if run.kinds > FEW:
         centre = discretize.centroid(
             [discretize.cells(steps, cuts) for steps in run.few], cuts, direction
         )
-    parts = [built(steps, cuts, centre, direction, *builders) for steps in run.parts]
+    parts = [discretized_steps(steps, cuts, centre, direction, *builders) for steps in run.parts]
     return [list(blocks) for blocks in zip(*parts, strict=True)]
 
 
-def built(
+def discretized_steps(
     steps: StepTable, cuts: Array, centre: Array | None, direction: Direction, *builders: Builder
 ) -> list[Block]:
     """Return some steps as a block, once for each builder.
 
-    Where both directions have one law, that of the other direction is not computed from masses of
-    the first, which are too small where losses are very negative for what is left of them, but as
-    that of the first on mirrored cuts.
+    Where both directions have one loss distribution, that of adding a record is computed as that of
+    removing it on mirrored cuts. Masses of very negative losses have too few digits left to compute
+    the one from the other.
     """
     symmetric = steps.symmetric
     if direction == -1 and symmetric:
-        mirrored = built(steps, -cuts[::-1], None if centre is None else centre[::-1], 1, *builders)
+        mirrored = discretized_steps(
+            steps, -cuts[::-1], None if centre is None else centre[::-1], 1, *builders
+        )
         return [block.backwards for block in mirrored]
     found = discretize.cells(steps, cuts)
     return [
@@ -195,7 +216,7 @@ def built(
 
 
 def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tuple[Array, Array]:
-    """Many losses at which to look, and those at which single outputs have mass or losses end."""
+    """Return many losses to choose from, and those where single outputs have mass or losses end."""
     looked_at = [pair for steps in run.few for pair in steps.pairs()] + run.worst
     count = max(4 * resolution.cuts // len(looked_at), 64)
     points, ends = [], []
@@ -211,7 +232,7 @@ def _fine_points(run: Run, direction: Direction, resolution: Resolution) -> tupl
 
 
 def _distinct(values: Array) -> Array:
-    """The values in order, without those that are too close to the one before."""
+    """Return the values in order, without those too close to the one before."""
     values = np.unique(values)
     apart = np.concatenate(
         ([True], np.diff(values) > 1e-14 * np.maximum(np.abs(values[1:]), 1e-3 * np.ptp(values)))

@@ -1,5 +1,10 @@
-"""Composition to a requested accuracy: choose cuts, line and smoothing, bound from both sides,
-refine.
+"""The refinement loop: compose a run to a requested accuracy.
+
+Each round cuts the loss axis, discretizes every step from above and from below, composes both on a
+line in the complex plane and reads the target off. Then it attributes the width of the bracket to
+the cuts and to the smoothing, refines what dominates, and starts again. ``README.md`` draws it.
+
+Tests: tests/accounting/test_reference.py.
 """
 
 import bisect
@@ -12,11 +17,34 @@ import numpy as np
 
 from dpfy.accounting.dominating_pairs import Pairs, coarsened
 from dpfy.accounting.pld import discretize
-from dpfy.accounting.pld.common_cuts import FEW, Resolution, Run, arranged, built, choose_cuts, law
+from dpfy.accounting.pld.common_cuts import (
+    FEW,
+    Resolution,
+    Run,
+    arranged,
+    choose_cuts,
+    discretized,
+    discretized_steps,
+)
 from dpfy.accounting.pld.contour import choose_line, log_chernoff, log_spare, saddle_at, tilt_grid
 from dpfy.accounting.pld.discretize import Array, Block, Direction
-from dpfy.accounting.pld.fourier import Moments, Spectrum, capped, moments, reversed_law, stacked
-from dpfy.accounting.pld.target import Bounds, Bracket, DeltaAt, Location, Target
+from dpfy.accounting.pld.fourier import (
+    Moments,
+    Spectrum,
+    capped,
+    moments,
+    reversed_direction,
+    stacked,
+)
+from dpfy.accounting.pld.target import (
+    Bounds,
+    Bracket,
+    DeltaAt,
+    Location,
+    Target,
+    excess,
+    moved,
+)
 
 _RARE = math.log(1e-6)  # log δ of the opposite direction where it matters, roughly
 _COARSE = 200  # cuts for a first guess
@@ -32,43 +60,46 @@ _LEAST_LOSS = 1e-12  # below it, or where none is positive, exponents are no rea
 _LEAST_NOISE = 0.03  # e^(1/2z²) is a float
 
 
-class _Outline:
-    """A coarse law from above, on cuts for a place."""
+class _Coarse:
+    """A coarse composition from above, on cuts chosen for a location."""
 
     def __init__(
         self,
         run: Run,
         gauss: float,
         direction: Direction,
-        place: Location,
-        before: "_Outline | None" = None,
+        location: Location,
+        before: "_Coarse | None" = None,
     ) -> None:
-        self.log_tail = log_spare(place.log_delta) - math.log(run.steps)
+        self.log_tail = log_spare(location.log_delta) - math.log(run.steps)
         known, top = (
-            (before.near(place.ceiling)[0], before.top(place.ceiling))
+            (before.near(location.ceiling)[0], before.top(location.ceiling))
             if before
             else (None, math.inf)
         )
-        resolution = Resolution(_COARSE, place.epsilon, known, top, self.log_tail, gauss)
+        resolution = Resolution(_COARSE, location.epsilon, known, top, self.log_tail, gauss)
         cuts = choose_cuts(run, direction, resolution)
         self._parts = [
-            built(steps, cuts, None, direction, discretize.above)[0] for steps in run.few
+            discretized_steps(steps, cuts, None, direction, discretize.above)[0]
+            for steps in run.few
         ]
         self._block = stacked(self._parts)
-        self._gauss, self._log_delta = gauss, place.log_delta
+        self._gauss, self._log_delta = gauss, location.log_delta
         self._mass = self._block.times @ self._block.mass
         self._margins = math.sqrt(_variance([self._block], gauss)) * np.geomspace(0.05, 1000, 40)
         self._taken_back = cache(self._opposite_delta)
 
     def near(self, epsilon: float) -> tuple[Moments, float]:
-        """Moments with the losses above ``top(ε)`` split between there and ∞, and the mass at ∞."""
+        """Return moments with losses above ``top(ε)`` split between it and ∞, and the mass at ∞."""
         blocks = [capped(self._block, self.top(epsilon))]
         tilts = tilt_grid(_variance(blocks, self._gauss), self._log_delta)
         return moments(blocks, self._gauss, tilts), infinite(blocks)
 
     def top(self, epsilon: float) -> float:
-        """The least loss above which a split costs no more than δ is known to: one such loss
-        decides, nearly always.
+        """Return the least loss above which losses may be split at a negligible cost in δ.
+
+        They are moved to it and to ∞. A single loss that large decides nearly always on which side
+        of ε the sum lies.
         """
         most = math.exp(log_spare(self._log_delta))
         other = self._mass * np.exp(np.minimum(epsilon - self._block.loss, 0.0))
@@ -86,25 +117,37 @@ class _Outline:
 
 
 class Ceiling(NamedTuple):
-    """A composed law from above only."""
+    """A composed loss distribution from above only.
+
+    Args:
+        above: The distribution of finite losses.
+        infinite: Mass at ∞.
+    """
 
     above: Spectrum
     infinite: float
 
     def delta_above(self, epsilon: float) -> float:
+        """Return an upper bound on δ(ε)."""
         return math.exp(min(0.0, self.above.delta_above(epsilon))) + self.infinite
 
     def delta_below(self, epsilon: float) -> float:
+        """Return 0: nothing is known from below."""
         return 0.0
 
 
 class Curve(NamedTuple):
-    """A run composed for one ε: bounds on δ at any ε, as narrow as asked at that one and at
-    somewhat smaller ones.
+    """A run composed for one ε, which bounds δ at any ε.
+
+    The bounds are as narrow as asked at that ε and at somewhat smaller ones.
+
+    Args:
+        bounds: The direction of removing a record.
+        reverse: The direction of adding a record; None if both are the same.
     """
 
     bounds: Bounds
-    reverse: Bounds | Ceiling | None  # the direction of adding a record; None if both are the same
+    reverse: Bounds | Ceiling | None
 
     def delta(self, epsilon: float) -> Bracket:
         """Bound δ(ε) from both sides."""
@@ -115,20 +158,27 @@ class Curve(NamedTuple):
         )
 
 
-def composed(pairs: Pairs, gauss: float, question: Target, accuracy: float) -> Bracket | None:
-    """Answer a question about ``pairs`` followed by a Gaussian mechanism of μ² = ``gauss``, for
-    both directions.
+def composed(pairs: Pairs, gauss: float, target: Target, accuracy: float) -> Bracket | None:
+    """Bound a target for ``pairs`` followed by a Gaussian mechanism of μ² = ``gauss``.
 
-    *Formal guarantee*: the answer for the composition lies in the bracket. None if float64 does not
-    carry so far.
+    Both directions are covered.
+
+    *Formal guarantee*: the value of the target for the composition lies in the bracket.
+
+    Args:
+        pairs: Dominating pairs and how often each is composed.
+        gauss: μ² of all full-batch Gaussian steps together.
+        target: ε at a δ, or δ at an ε.
+        accuracy: Width allowed, relative to ε.
+
+    Returns:
+        The bracket, or None if the computation would leave the range of float64.
     """
     if _too_little_noise(pairs):
         return None
     if len(pairs) > _MAX_KINDS:
         ends = [
-            composed(
-                coarsened(pairs, _MAX_KINDS, pessimistic=pessimistic), gauss, question, accuracy
-            )
+            composed(coarsened(pairs, _MAX_KINDS, pessimistic=pessimistic), gauss, target, accuracy)
             for pessimistic in (False, True)
         ]
         note = f"{len(pairs)} kinds of steps merged into at most {_MAX_KINDS}"
@@ -137,103 +187,125 @@ def composed(pairs: Pairs, gauss: float, question: Target, accuracy: float) -> B
         with np.errstate(
             over="raise", invalid="raise"
         ):  # where it is meant, it is said to be ignored
-            return _worse_direction(pairs, gauss, question, accuracy)
+            return _worse_direction(pairs, gauss, target, accuracy)
     except FloatingPointError:
         return None
 
 
 def curve(pairs: Pairs, gauss: float, epsilon: float, accuracy: float) -> Curve | None:
-    """Compose as :func:`composed` does for δ at ``epsilon``, and keep the law: asking it again
-    costs next to nothing.
+    """Compose as :func:`composed` does for δ at ``epsilon``, and keep the composition.
 
-    None if float64 does not carry so far, or if there are too many kinds of steps.
+    Reading δ off it at another ε then costs next to nothing.
+
+    Args:
+        pairs: Dominating pairs and how often each is composed.
+        gauss: μ² of all full-batch Gaussian steps together.
+        epsilon: The ε to compose for.
+        accuracy: Width allowed, relative to ε.
+
+    Returns:
+        The composition, or None if it would leave the range of float64 or if there are too many
+        kinds of steps.
     """
     if _too_little_noise(pairs) or len(pairs) > _MAX_KINDS:
         return None
-    run, question = arranged(pairs), DeltaAt(epsilon)
+    run, target = arranged(pairs), DeltaAt(epsilon)
     try:
         with np.errstate(over="raise", invalid="raise"):
-            found, bounds, up = one_direction(run, gauss, 1, question, accuracy)
+            found, bounds, up = one_direction(run, gauss, 1, target, accuracy)
             if bounds is None or found.upper <= 0:
                 return None
             if _symmetric(pairs):
                 return Curve(bounds, None)
-            back = [reversed_law(block) for block in up]
+            back = [reversed_direction(block) for block in up]
             ceiling = _ceiling(back, gauss, epsilon, math.log(found.upper), accuracy)
             if ceiling.delta_above(epsilon) <= found.upper:
                 return Curve(bounds, ceiling)
-            return Curve(bounds, one_direction(run, gauss, -1, question, accuracy, found)[1])
+            return Curve(bounds, one_direction(run, gauss, -1, target, accuracy, found)[1])
     except FloatingPointError:
         return None
 
 
 def _too_little_noise(pairs: Pairs) -> bool:
+    """Tell whether e^(1/2z²) of some step is no float."""
     return any(
         pair.noise == "gaussian" and pair.noise_multiplier < _LEAST_NOISE for pair, _ in pairs
     )
 
 
 def _symmetric(pairs: Pairs) -> bool:
+    """Tell whether both directions of the run have one profile."""
     return all(pair.symmetric for pair, _ in pairs)
 
 
-def _worse_direction(pairs: Pairs, gauss: float, question: Target, accuracy: float) -> Bracket:
+def _worse_direction(pairs: Pairs, gauss: float, target: Target, accuracy: float) -> Bracket:
+    """Bound the target in the direction of removing a record, or of adding it if that is worse."""
     run = arranged(pairs)
-    result, _, up = one_direction(run, gauss, 1, question, accuracy)
+    result, _, up = one_direction(run, gauss, 1, target, accuracy)
     if _symmetric(pairs) or _no_worse(
-        [reversed_law(block) for block in up], gauss, *question.limit(result), accuracy
+        [reversed_direction(block) for block in up], gauss, *target.point(result.upper), accuracy
     ):
         return result
-    return one_direction(run, gauss, -1, question, accuracy, result)[0]
+    return one_direction(run, gauss, -1, target, accuracy, result)[0]
 
 
 def one_direction(
     run: Run,
     gauss: float,
     direction: Direction,
-    question: Target,
+    target: Target,
     accuracy: float,
     other: Bracket = Bracket(0.0, 0.0),  # noqa: B008 - immutable
 ) -> tuple[Bracket, Bounds | None, list[Block]]:
-    """Answer a question about one direction, or the worse of it and an ``other``; with the last
-    law, and it from above.
+    """Bound the target in one direction, or in the worse of it and an ``other``.
 
-    Compose, see what the width is due to, make that finer, and again.
+    Compose, see what the width of the bracket is due to, refine that, and repeat.
+
+    Args:
+        run: The steps.
+        gauss: μ² of all full-batch Gaussian steps together.
+        direction: Whose loss.
+        target: ε at a δ, or δ at an ε.
+        accuracy: Width allowed, relative to ε.
+        other: The bracket of the opposite direction, if it is known.
+
+    Returns:
+        The bracket, the last composition, and its steps as discretized from above.
     """
-    outline = _Outline(run, gauss, direction, question.start())
-    outline = _Outline(
-        run, gauss, direction, question.locate(outline), outline
-    )  # with cuts where they matter
-    place = question.locate(outline)
+    coarse = _Coarse(run, gauss, direction, target.locate(None))
+    coarse = _Coarse(run, gauss, direction, target.locate(coarse), coarse)  # cuts where they matter
+    location = target.locate(coarse)
     aim = min(accuracy / 2, max(accuracy / 6, 5e-6)) if run.kinds <= FEW else accuracy
     resolution = Resolution(
         int(_CUTS * math.sqrt(1e-3 / aim)),
-        place.epsilon,
-        outline.near(place.ceiling)[0],
+        location.epsilon,
+        coarse.near(location.ceiling)[0],
         math.inf,
-        outline.log_tail,
+        coarse.log_tail,
         gauss,
     )
-    smoothing = aim / 5 * max(place.epsilon, question.least, 0.2 / place.tilt) / (place.tilt + 1)
+    smoothing = (
+        aim / 5 * max(location.epsilon, target.least, 0.2 / location.tilt) / (location.tilt + 1)
+    )
     best, before, reached = Bracket(0.0, math.inf), math.inf, math.inf
     bounds: Bounds | None = None
     up: list[Block] = []
     for _ in range(_ROUNDS):
         if resolution.cuts > min(_MAX_CUTS, _MAX_CELLS / run.kinds):
             break
-        resolution = replace(resolution, top=outline.top(place.ceiling))
-        bounds, up = _bounds(run, gauss, direction, question, place, resolution, smoothing)
-        found = question.answer(bounds, place)
+        resolution = replace(resolution, top=coarse.top(location.ceiling))
+        bounds, up = _bounds(run, gauss, direction, target, location, resolution, smoothing)
+        found = target.bracket(bounds, location)
         best = Bracket(
             max(best.lower, found.lower, other.lower),
             max(min(best.upper, found.upper), other.upper),
         )
-        excess = question.excess(best, place, accuracy)
-        if excess <= 1 or (excess > 0.8 * before and best.upper > 0.95 * reached):
+        width = excess(target, best, location, accuracy)
+        if width <= 1 or (width > 0.8 * before and best.upper > 0.95 * reached):
             break
-        before, reached = excess, best.upper
-        place, smoothing, resolution = _finer(
-            bounds, found, question, place, excess, accuracy, smoothing, resolution
+        before, reached = width, best.upper
+        location, smoothing, resolution = _finer(
+            bounds, found, target, location, width, accuracy, smoothing, resolution
         )
     return Bracket(min(best.lower, best.upper), best.upper), bounds, up
 
@@ -241,7 +313,7 @@ def one_direction(
 def _no_worse(
     blocks: list[Block], gauss: float, epsilon: float, delta: float, accuracy: float
 ) -> bool:
-    """Whether δ(ε) of the laws, from above, is certainly at most ``delta``."""
+    """Tell whether δ(ε) of the steps, from above, is certainly at most ``delta``."""
     rest = delta - infinite(blocks) * (1 + 1e-12)
     if rest <= 0 or not blocks or epsilon == math.inf:
         return False
@@ -255,7 +327,7 @@ def _no_worse(
 def _ceiling(
     blocks: list[Block], gauss: float, epsilon: float, log_delta: float, accuracy: float
 ) -> Ceiling:
-    """The composition of laws from above, on a line for ε, where δ is thought to be about that."""
+    """Compose steps from above on a line for ε, where log δ is about ``log_delta``."""
     found = moments(blocks, gauss, tilt_grid(_variance(blocks, gauss), log_delta))
     top = max(float(block.loss.max()) for block in blocks)
     steepest = _steepest(found, top)
@@ -275,14 +347,14 @@ def _ceiling(
 
 
 def _steepest(found: Moments, top: float) -> float:
-    """The largest tilt at which tilted masses are floats: the moments are, or e^λL itself is."""
+    """Return the largest tilt at which tilted masses are floats: the moments are, or e^λL is."""
     most = _MAX_EXPONENT / max(top, _LEAST_LOSS)
     usable = found.tilts[found.log_moment < _MAX_EXPONENT]
     return min(max(most, float(usable.max(initial=0.0))), 2 * most)
 
 
 def infinite(blocks: list[Block]) -> float:
-    """The mass at ∞ of the composition, to relative precision."""
+    """Return the mass at ∞ of the composition, to relative precision."""
     return -math.expm1(
         sum(
             float(block.times @ np.log1p(-np.minimum(block.infinite, 1 - 1e-16)))
@@ -292,10 +364,8 @@ def infinite(blocks: list[Block]) -> float:
 
 
 def opposite(blocks: list[Block], gauss: float, margin: float) -> tuple[Moments, float]:
-    """Moments of the opposite direction of laws from above, split above ``margin``, and the mass at
-    ∞.
-    """
-    back = [capped(reversed_law(block), margin) for block in blocks]
+    """Return moments of the opposite direction, split above ``margin``, and its mass at ∞."""
+    back = [capped(reversed_direction(block), margin) for block in blocks]
     return moments(back, gauss, tilt_grid(_variance(back, gauss), _RARE)), infinite(back)
 
 
@@ -303,27 +373,28 @@ def _bounds(
     run: Run,
     gauss: float,
     direction: Direction,
-    question: Target,
-    place: Location,
+    target: Target,
+    location: Location,
     resolution: Resolution,
     smoothing: float,
 ) -> tuple[Bounds, list[Block]]:
-    """Bound the composed law on cuts of this resolution; and the law from above."""
+    """Compose on cuts of this resolution; return the bounds, and the steps from above."""
     for _ in range(_GUESSES):
         cuts = choose_cuts(run, direction, resolution)
-        up, down = law(run, cuts, direction, discretize.above, discretize.below)
-        found = moments(up, gauss, tilt_grid(_variance(up, gauss), place.log_delta))
-        guess, place = place, question.sharpened(found, infinite(up), place)
-        if place == guess:
+        up, down = discretized(run, cuts, direction, discretize.above, discretize.below)
+        found = moments(up, gauss, tilt_grid(_variance(up, gauss), location.log_delta))
+        guess = location
+        location, tilt = target.relocate(found, infinite(up), guess)
+        if location == guess:
             break
-        resolution = replace(resolution, epsilon=place.epsilon, law=found)
+        resolution = replace(resolution, epsilon=location.epsilon, moments=found)
     top = float(cuts[-1] if direction == 1 else -cuts[0])
-    spare = log_spare(place.log_delta)
+    spare = log_spare(location.log_delta)
     line = choose_line(
         found,
-        question.tilt(found, infinite(up)),
+        tilt,
         _steepest(found, top),
-        place.epsilon,
+        location.epsilon,
         spare,
         smoothing,
         gauss,
@@ -336,7 +407,7 @@ def _bounds(
             [(block, block.past) for block in down],
         )
     )
-    back = opposite(up, gauss, max(top - place.epsilon, 0.0)) if past > math.exp(spare) else None
+    back = opposite(up, gauss, max(top - location.epsilon, 0.0)) if past > math.exp(spare) else None
     return Bounds(
         Spectrum(up, gauss, line),
         Spectrum(down, gauss, line),
@@ -353,42 +424,42 @@ def _bounds(
 def _finer(
     bounds: Bounds,
     found: Bracket,
-    question: Target,
-    place: Location,
-    excess: float,
+    target: Target,
+    location: Location,
+    width: float,
     accuracy: float,
     smoothing: float,
     resolution: Resolution,
 ) -> tuple[Location, float, Resolution]:
-    """Attribute the width to smoothing and to atoms, and make finer what dominates it."""
-    place = question.improved(found, place)._replace(tilt=bounds.above.line.tilt)
-    ahead = 1e-3 * max(place.epsilon, 0.1 / place.tilt)
+    """Attribute the width to smoothing and to discretization, and refine what dominates it."""
+    location = moved(target, found, location)._replace(tilt=bounds.above.line.tilt)
+    ahead = 1e-3 * max(location.epsilon, 0.1 / location.tilt)
     here, there = (
         math.log(max(bounds.delta_above(epsilon), 1e-300))
-        for epsilon in (place.epsilon, place.epsilon + ahead)
+        for epsilon in (location.epsilon, location.epsilon + ahead)
     )
-    slope = max((here - there) / ahead, 1e-9 * place.tilt)
-    smeared = math.exp(min(bounds.below.smoothing_cost(place.epsilon) - here, 5.0))
-    smeared = max(smeared / max(question.allowed(place, slope, accuracy), 1e-12), 1e-9)
+    slope = max((here - there) / ahead, 1e-9 * location.tilt)
+    smeared = math.exp(min(bounds.below.smoothing_cost(location.epsilon) - here, 5.0))
+    smeared = max(smeared / max(target.allowed(location, slope, accuracy), 1e-12), 1e-9)
     smoothing *= min(1.0, max(0.2 / smeared, 0.01))
     factor = (
-        min(max(math.sqrt(max(excess - smeared, 0.0) / 0.4), 1.0), 4.0)
+        min(max(math.sqrt(max(width - smeared, 0.0) / 0.4), 1.0), 4.0)
         if found.upper < math.inf
         else 1.0
     )
     return (
-        place,
+        location,
         smoothing,
         replace(
             resolution,
             cuts=int(resolution.cuts * factor),
-            epsilon=place.epsilon,
-            law=bounds.moments,
+            epsilon=location.epsilon,
+            moments=bounds.moments,
         ),
     )
 
 
 def _variance(blocks: list[Block], gauss: float, tilt: float = 1e-9) -> float:
-    """The variance of the tilted loss, roughly."""
+    """Return the variance of the tilted loss, roughly."""
     at: Array = np.array([tilt])
     return float(moments(blocks, gauss, at).variance[0])

@@ -1,5 +1,8 @@
-"""Where to integrate: the tilt of the line, its window and its smoothing. Good choices are fast;
-all are sound.
+"""The contour of integration: the tilt of the line, its window and its smoothing.
+
+Good choices make the loop fast; every choice is sound.
+
+Tests: tests/accounting/pld/test_soundness.py.
 """
 
 import math
@@ -23,14 +26,12 @@ _END = 6.6  # standard deviations of the smoothing's transform; beyond lies 1e-1
 
 
 def log_spare(log_delta: float) -> float:
-    """What tails and aliases may cost where this is log δ, logarithm."""
+    """Return the log of what tails and aliases may cost, given log δ."""
     return math.log(_PRECISION) + log_delta + math.log(max(-math.expm1(log_delta), 1e-9))
 
 
 def tilt_grid(variance: float, log_delta: float) -> Array:
-    """Tilts around the best one of a loss with this variance and a Gaussian tail, and below, for
-    rare losses.
-    """
+    """Return tilts around the best one for a Gaussian loss, and smaller ones for rare losses."""
     best = math.sqrt(max(-2 * log_delta, 1.0) / max(variance, 1e-290))
     near = np.geomspace(0.05 * best, 6 * best, 30)
     least = min(_LEAST_TILT, near[0] / 2)
@@ -39,7 +40,7 @@ def tilt_grid(variance: float, log_delta: float) -> Array:
 
 
 def saddle(moments: Moments, log_delta: float) -> tuple[float, float]:
-    """The tilt at which Chernoff's bound on the ε of this δ is best, and a guess of that ε."""
+    """Return the tilt at which Chernoff's bound on the ε of this δ is best, and a guess of ε."""
     bounds = (moments.log_moment - log_delta + _log_conversion(moments.tilts)) / moments.tilts
     best = int(np.argmin(bounds))
     tilt, bound = float(moments.tilts[best]), max(0.0, float(bounds[best]))
@@ -48,15 +49,16 @@ def saddle(moments: Moments, log_delta: float) -> tuple[float, float]:
 
 
 def saddle_at(moments: Moments, epsilon: float) -> tuple[float, float]:
-    """The tilt at which Chernoff's bound on δ(ε) is best, and a guess of log δ."""
+    """Return the tilt at which Chernoff's bound on δ(ε) is best, and a guess of log δ."""
     bounds = moments.log_moment - moments.tilts * epsilon + _log_conversion(moments.tilts)
     best = int(np.argmin(bounds))
     return float(moments.tilts[best]), min(0.0, float(bounds[best])) - 1
 
 
 def log_chernoff(moments: Moments, epsilon: float) -> float:
-    """An upper bound on log δ(ε) of the finite part: min over tilts of K(λ) − λε + log(λ^λ/(1 +
-    λ)^(1 + λ)).
+    """Return Chernoff's bound on log δ(ε) of the finite losses.
+
+    It is the least K(λ) − λε + log(λ^λ/(1 + λ)^(1 + λ)) over the tilts.
     """
     return min(
         0.0,
@@ -76,12 +78,12 @@ def choose_line(
     gauss: float,
     most: float,
 ) -> Line:
-    """The line with the narrowest window whose aliases stay below e^``log_target``; large terms
-    weigh against one.
+    """Return the line with the narrowest window whose aliases are below e^``log_target``.
 
-    Its tilt is near the ``best`` one or below, and at most the ``steepest``. It is smoothed as
-    asked, or as much as it takes to need no more than ``most`` frequencies. Where the whole law is
-    below the target, a tilt that shows it is enough: larger ones lose it in rounding.
+    Lines with large terms are avoided. The tilt is near the ``best`` one or below, and at most the
+    ``steepest``. The line is smoothed as asked, or as much as it takes to need at most ``most``
+    frequencies. Where all of δ is below the target, a tilt that shows this is enough: at larger
+    ones it is lost in rounding.
     """
     most_tilt = min(float(moments.tilts[-4]), steepest, _enough(moments, epsilon, log_target))
     tilts = min(best, most_tilt) * np.array(_CANDIDATES + _LARGER)
@@ -97,8 +99,9 @@ def choose_line(
 
 
 def _enough(moments: Moments, epsilon: float, log_target: float) -> float:
-    """The first tilt at which K(λ) − λε is below the target, or a little less; it is convex, so
-    below its chords.
+    """Return the first tilt at which K(λ) − λε is below the target, or a little less.
+
+    The function is convex, so it lies below its chords.
     """
     heights = moments.log_moment - moments.tilts * epsilon
     place = int(np.argmax(heights < log_target))

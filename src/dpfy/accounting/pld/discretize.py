@@ -1,19 +1,21 @@
-"""The privacy loss of steps as atoms that bound their δ from above or from below, rounding errors
-included.
+"""Discretization: finitely many losses that bound the δ of a step from above or from below.
 
 The axis of losses is cut into cells, fine where losses matter, the same for all steps. The masses
-of every cell under both distributions of a step are known to float precision; two constructions
-turn masses into atoms:
+of every cell under both distributions of a step are known to float precision. Two constructions
+turn them into masses at single losses:
 
 *Above*, the mass of a cell goes to the losses of its two ends such that both distributions of the
 pair keep their mass (connect-the-dots, Doroshenko et al. 2022, here on unequal cells): the profile
 becomes a chord of itself in e^ε.
 
-*Below*, a cell becomes one output, which is post-processing, and its loss is rounded towards less.
+*Below*, a cell becomes one output, which is post-processing, and its loss is rounded down.
 
 In both, what lies beyond the last cut is split between that cut and ∞, which changes no profile
-before the cut: the cuts need not reach where one rare step exceeds any ε of interest. The proofs,
-and the error of every formula, are in ``docs/proofs/accounting-pld.md``.
+before the cut. So the cuts need not reach losses of which one alone exceeds any ε of interest. The
+bounds include rounding errors. The proofs, and the error of every formula, are in
+``docs/proofs/accounting-pld.md``.
+
+Tests: tests/accounting/pld/test_common_cuts.py.
 """
 
 import math
@@ -29,13 +31,11 @@ from dpfy.accounting.loss_distributions import LossDistribution
 
 Array = NDArray[np.float64]
 Direction = Literal[1, -1]
-"""Whose loss: of the data with the record against without it (1, removing it), or the reverse (-1,
-adding it).
-"""
+"""Whose loss: 1 for removing the record (with it against without it), −1 for adding it."""
 
 EPS = 2.0**-52  # twice the unit round-off
 _TINY = 1e-290  # masses below it have lost digits
-_NUDGE = 1e-13  # relative: from an atom of the true loss to a cut that is certainly on its far side
+_NUDGE = 1e-13  # relative: from a loss with mass to a cut that is certainly on its far side
 _FAR = 1e3  # standard deviations, beyond which float64 has no masses
 # standard deviations, beyond which a tail is computed together with the factor that lifts it
 _DEEP = 30.0
@@ -43,23 +43,34 @@ _DEEP = 30.0
 
 @dataclass(frozen=True)
 class StepTable:
-    """Pairs of one kind, one in each row, and how often each occurs."""
+    """Pairs of one kind, one in each row, and how often each occurs.
 
-    rate: Array  # a column
-    noise_multiplier: Array  # a column
+    Args:
+        rate: Sampling rates, as a column.
+        noise_multiplier: Noise multipliers, as a column.
+        times: How often each pair occurs.
+        neighbours: What neighbours differ in, for all rows.
+        noise: The noise of all rows.
+        distribution: The loss distribution of all rows on the full batch, if the noise is "other".
+    """
+
+    rate: Array
+    noise_multiplier: Array
     times: Array
     neighbours: Neighbours
     noise: Noise
-    law: LossDistribution | None = None
+    distribution: LossDistribution | None = None
 
     @property
     def symmetric(self) -> bool:
-        """Whether both directions of every row have one law."""
-        alike = self.noise == "laplace" or (self.law is not None and self.law.symmetric)
+        """Whether both directions of every row have one loss distribution."""
+        alike = self.noise == "laplace" or (
+            self.distribution is not None and self.distribution.symmetric
+        )
         return self.neighbours != "absent" or (alike and bool((self.rate == 1).all()))
 
     def part(self, chosen: NDArray[np.int64]) -> "StepTable":
-        """Some of the rows."""
+        """Return some of the rows."""
         return replace(
             self,
             rate=self.rate[chosen],
@@ -68,9 +79,11 @@ class StepTable:
         )
 
     def pairs(self) -> list[Pair]:
-        """The pair of each row."""
+        """Return the pair of each row."""
         return [
-            Pair(float(rate), float(noise_multiplier), self.neighbours, self.noise, self.law)
+            Pair(
+                float(rate), float(noise_multiplier), self.neighbours, self.noise, self.distribution
+            )
             for rate, noise_multiplier in zip(
                 self.rate[:, 0], self.noise_multiplier[:, 0], strict=True
             )
@@ -79,14 +92,21 @@ class StepTable:
 
 @dataclass(frozen=True)
 class Block:
-    """Laws of the loss, a row for each kind of step.
+    """Discretized loss distributions, one row for each kind of step.
 
-    ``mass[i, j]`` lies at ``loss[j]``, or at ``loss[j] + offset[i, j]``; ``infinite[i]`` at ∞, on
-    the safe side; ``total[i]`` is the exact sum of the finite masses. Of each atom, at most
-    ``mass_error`` is wrong, and at most ``shift_error`` is the product of a wrong mass and how far
-    it lies from its place. ``beyond[i]`` is of the other distribution: above, its mass where the
-    row has none; below, e^cut times its mass past the last cut, where the row has ``past``.
-    ``symmetric`` says that the opposite direction has the law of this one.
+    Args:
+        times: How often each row occurs.
+        loss: The losses at which rows have mass.
+        offset: What each row adds to these losses; None if nothing.
+        mass: ``mass[i, j]`` lies at ``loss[j]``, or at ``loss[j] + offset[i, j]``.
+        total: The exact sum of the finite masses of a row.
+        infinite: The mass of a row at ∞, rounded to the safe side.
+        beyond: A mass of the other distribution. Above: where the row has none. Below: past the
+            last cut, times e^cut.
+        past: The mass of the row past the last cut.
+        mass_error: Bound on the error of each mass.
+        shift_error: Bound on the product of a misplaced mass and the distance it is off.
+        symmetric: Whether the opposite direction has the same loss distribution.
     """
 
     times: Array
@@ -103,7 +123,7 @@ class Block:
 
     @property
     def backwards(self) -> "Block":
-        """The same atoms, the last one first."""
+        """The same masses, the last one first."""
 
         def turned(part: Array | None) -> Array | None:
             return None if part is None else part[..., ::-1]
@@ -119,11 +139,18 @@ class Block:
 
 
 class Cells(NamedTuple):
-    """Masses of cells with the record (p) and without it (q), p − q to relative precision, and
-    absolute errors.
+    """Masses of cells with the record (p) and without it (q), and their absolute errors.
 
-    q of large losses may be below all floats. ``lifted`` is q·e^``lift`` with the loss at the left
-    end of the cell, if it is positive: of the order of p.
+    q of large losses may be below all floats, so it is kept as a multiple of the order of p.
+
+    Args:
+        p: Masses with the record.
+        lifted: q·e^``lift``.
+        gain: p − q, to relative precision.
+        p_error: Bound on the error of ``p``.
+        lifted_error: Bound on the error of ``lifted``.
+        gain_error: Bound on the error of ``gain``.
+        lift: The loss at the left end of the cell, or 0 if that is negative.
     """
 
     p: Array
@@ -136,22 +163,24 @@ class Cells(NamedTuple):
 
     @property
     def q(self) -> Array:
+        """Masses without the record."""
         return self.lifted * np.exp(-self.lift)
 
     @property
     def q_error(self) -> Array:
+        """Bound on the error of ``q``."""
         return (self.lifted_error + 2 * EPS * self.lifted) * np.exp(-self.lift)
 
 
 def rows(pairs: Pairs) -> list[StepTable]:
-    """The pairs in rows, kind by kind."""
+    """Return the pairs as tables, one for each kind."""
     result = []
-    for kind in sorted({(pair.neighbours, pair.noise, pair.law) for pair, _ in pairs}):
+    for kind in sorted({(pair.neighbours, pair.noise, pair.distribution) for pair, _ in pairs}):
         table = np.array(
             [
                 (pair.rate, pair.noise_multiplier, times)
                 for pair, times in pairs
-                if (pair.neighbours, pair.noise, pair.law) == kind
+                if (pair.neighbours, pair.noise, pair.distribution) == kind
             ],
             dtype=np.float64,
         )
@@ -160,10 +189,11 @@ def rows(pairs: Pairs) -> list[StepTable]:
 
 
 def losses(pair: Pair, places: Array) -> Array:
-    """The loss at each place: a full-batch log-likelihood ratio, x/z² if a record is replaced, an
-    output in [0, 1].
+    """Return the loss at each place.
 
-    Of an exchanged record, places and losses have the same sign.
+    A place is the log-likelihood ratio on the full batch; x/z² if a record is replaced; an output
+    in [0, 1] if the noise is Laplace. For an exchanged record, places and losses have the same
+    sign.
     """
     if pair.noise == "laplace":
         return _amplified(pair.rate, (2 * places - 1) / pair.noise_multiplier)
@@ -176,11 +206,9 @@ def losses(pair: Pair, places: Array) -> Array:
 
 
 def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
-    """The first and the last place, beyond which no more than e^log_tail of either distribution
-    lies.
-    """
-    if pair.law is not None:
-        return pair.law.span(log_tail)
+    """Return the places beyond which at most e^log_tail of either distribution lies."""
+    if pair.distribution is not None:
+        return pair.distribution.span(log_tail)
     if pair.noise == "laplace":
         return 0.0, 1.0
     z = 1 / pair.mu if pair.neighbours == "exchanged" else pair.noise_multiplier
@@ -193,13 +221,11 @@ def place_range(pair: Pair, log_tail: float) -> tuple[float, float]:
 
 
 def ends(pair: Pair) -> list[float]:
-    """The losses at which single outputs have mass, each from both sides if need be, or beyond
-    which there are none.
-    """
-    if pair.law is not None:
+    """Return the losses at which single outputs have mass, from both sides, or where losses end."""
+    if pair.distribution is not None:
         return [
             loss * (1 + nudge)
-            for loss in _amplified(pair.rate, pair.law.atoms()).tolist()
+            for loss in _amplified(pair.rate, pair.distribution.atoms()).tolist()
             for nudge in (-_NUDGE, _NUDGE)
         ]
     if pair.noise == "laplace":
@@ -215,14 +241,14 @@ def ends(pair: Pair) -> list[float]:
 
 
 def cells(steps: StepTable, cuts: Array) -> Cells:
-    """The masses of the cells between losses, the two unbounded ones included, for every row.
+    """Return the masses of the cells between cuts, the two unbounded ones included, for every row.
 
     The loss grows with the output, so each cut is one place, by a closed form of the inverse. Its
-    rounding is that of a loss off by a few units in the last place, and an error of the place
-    itself, which ``_normal`` charges.
+    rounding error is that of a loss off by a few units in the last place, plus an error of the
+    place itself, which ``_normal`` charges.
     """
-    if steps.law is not None:
-        return _of_law(steps.law, steps.rate, cuts)
+    if steps.distribution is not None:
+        return _of_distribution(steps.distribution, steps.rate, cuts)
     if steps.neighbours == "exchanged":
         return _mirrored(
             replace(steps, noise_multiplier=steps.noise_multiplier / 2, neighbours="absent"), cuts
@@ -259,12 +285,14 @@ def cells(steps: StepTable, cuts: Array) -> Cells:
     )
 
 
-def _of_law(law: LossDistribution, rate: Array, cuts: Array) -> Cells:
-    """Cells of a law after sampling; p and q of a cell are of the same outputs, wherever rounding
-    puts its ends.
+def _of_distribution(distribution: LossDistribution, rate: Array, cuts: Array) -> Cells:
+    """Return the cells of a loss distribution after sampling.
+
+    p and q of a cell are of the same outputs, wherever rounding puts its ends.
     """
     p, q, gain = (
-        np.stack(parts) for parts in zip(*map(law.masses, _full_batch(rate, cuts)), strict=True)
+        np.stack(parts)
+        for parts in zip(*map(distribution.masses, _full_batch(rate, cuts)), strict=True)
     )
     p, gain, error = (1 - rate) * q + rate * p, rate * gain, 64 * EPS
     lift = np.append(0.0, np.maximum(cuts, 0.0))
@@ -273,9 +301,11 @@ def _of_law(law: LossDistribution, rate: Array, cuts: Array) -> Cells:
 
 
 def _mirrored(steps: StepTable, cuts: Array) -> Cells:
-    """Cells of the positive losses of ``steps``, of these again as negative ones with p and q
-    exchanged, and of an atom at 0 with all that is left: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss
-    of ``steps`` is 0 halfway to the mean.
+    """Return the cells of an exchanged record.
+
+    Its positive losses are those of ``steps``, its negative ones the same with p and q exchanged.
+    The rest has the loss 0: (1 − rate)·(1 − 2Φ(−1/2z)), since the loss of ``steps`` is 0 halfway to
+    the mean.
     """
     first = int(np.searchsorted(cuts, 0.0))
     ahead = cells(steps, np.append(0.0, cuts[first:]))
@@ -299,13 +329,13 @@ def _mirrored(steps: StepTable, cuts: Array) -> Cells:
 
 
 def excess_beyond(pair: Pair, epsilon: float) -> float:
-    """δ(ε) of one step whose record is removed: P − e^ε·Q of the outputs with a loss above ε."""
+    """Return δ(ε) of removing a record in one step: P − e^ε·Q of outputs with a loss above ε."""
     found = cells(rows(((pair, 1),))[0], np.array([epsilon]))
     return float(found.gain[0, -1] - _rise(epsilon) * found.lifted[0, -1])
 
 
 def excess_before(pair: Pair, epsilon: float) -> float:
-    """δ(ε) of one step whose record is added: Q − e^ε·P of the outputs with a loss below −ε."""
+    """Return δ(ε) of adding a record in one step: Q − e^ε·P of outputs with a loss below −ε."""
     found = cells(rows(((pair, 1),))[0], np.array([-epsilon]))
     return float(-math.exp(epsilon) * found.gain[0, 0] - math.expm1(epsilon) * found.q[0, 0])
 
@@ -313,8 +343,9 @@ def excess_before(pair: Pair, epsilon: float) -> float:
 def above(
     steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction
 ) -> Block:
-    """Return atoms whose δ is at least that of each row; they are at the cuts, and need no
-    ``centre``.
+    """Discretize each row from above: its δ becomes no smaller at any ε.
+
+    Masses are moved to the cuts, so ``centre`` is not needed.
     """
     p, q = found.p, found.lifted
     # P − e^l·Q at the left end of a cell, written so that no large parts cancel when the rate is
@@ -360,7 +391,7 @@ def above(
 
 
 def centroid(found: list[Cells], cuts: Array, direction: Direction) -> Array:
-    """A loss for each cell, near those of its rows."""
+    """Return one loss for each cell, near those of its rows."""
     gain, q = (
         np.sum([part.sum(axis=0) for part in parts], axis=0)
         for parts in ([cell.gain for cell in found], [cell.lifted for cell in found])
@@ -375,7 +406,7 @@ def centroid(found: list[Cells], cuts: Array, direction: Direction) -> Array:
 def below(
     steps: StepTable, found: Cells, cuts: Array, centre: Array | None, direction: Direction
 ) -> Block:
-    """Return atoms whose δ is at most that of each row, but for what ``beyond`` may add to it."""
+    """Discretize each row from below: its δ becomes no larger but for what ``beyond`` may add."""
     own, own_error = (found.p, found.p_error) if direction == 1 else (found.q, found.q_error)
     q, q_error = found.lifted, found.lifted_error
     kept = (own > _TINY) & (q > 2 * q_error) & (q > _TINY)
@@ -415,8 +446,10 @@ def below(
 def _last_cell(
     found: Cells, cuts: Array, direction: Direction
 ) -> tuple[float, Array, Array, Array]:
-    """The last cut as a loss; what exceeds e^cut times the other mass beyond it, the error of that,
-    and e^cut times it.
+    """Return the last cut as a loss, and the split of the mass beyond it.
+
+    The mass is split into what exceeds e^cut times the other distribution's mass there, the error
+    of that, and e^cut times the other mass.
     """
     edge = -1 if direction == 1 else 0
     rise = float(_rise(cuts[-1])) if direction == 1 else math.expm1(cuts[0])
@@ -432,13 +465,13 @@ def _last_cell(
 
 
 def _rise(loss: Array | float) -> Array:
-    """e^loss − 1, over e^loss if that is above 1: what a lifted mass is multiplied by."""
+    """Return e^loss − 1, divided by e^loss if that is above 1: the factor of a lifted mass."""
     rise: Array = np.copysign(np.expm1(-np.abs(loss)), loss)
     return rise
 
 
 def _log_ratio(ratio: Array, lift: Array) -> Array:
-    """log(1 + ratio·e^lift), to relative precision, where lifts rise."""
+    """Return log(1 + ratio·e^lift) to relative precision; lifts must rise."""
     first = int(np.searchsorted(lift, 1.0))
     near = np.log1p(ratio[:, :first] * np.exp(lift[:first]))
     return np.concatenate(
@@ -447,16 +480,14 @@ def _log_ratio(ratio: Array, lift: Array) -> Array:
 
 
 def _amplified(rate: float, ratio: Array) -> Array:
-    """log(1 + rate·(e^ratio − 1)), to relative precision also where it is tiny."""
+    """Return log(1 + rate·(e^ratio − 1)), to relative precision also where it is tiny."""
     near = np.log1p(rate * np.expm1(np.minimum(ratio, 30.0))) if rate < 1 else ratio
     far = ratio + math.log(rate) + np.log1p((1 - rate) / rate * np.exp(-np.maximum(ratio, 30.0)))
     return np.where(ratio > 30, far, near)
 
 
 def _full_batch(rate: Array, loss: Array) -> Array:
-    """The log-likelihood ratio of a full batch that has this loss after sampling; −∞ where the loss
-    is out of reach.
-    """
+    """Return the full-batch log-likelihood ratio with this loss after sampling, or −∞."""
     low = loss < -0.7  # there, rate > ½, and e^loss − (1 − rate) is the difference of two floats
     with np.errstate(divide="ignore"):
         inner = np.log1p(np.maximum(np.expm1(loss[~low]) / rate, -1.0))
@@ -468,9 +499,9 @@ def _full_batch(rate: Array, loss: Array) -> Array:
 def _normal(
     cuts: Array, z: Array, wobble: Array | float, lift: Array | None = None
 ) -> tuple[Array, Array]:
-    """Standard normal masses between cuts that are off by ``wobble``·EPS·(|t| + 1/z), and the
-    errors of the masses.
+    """Return standard normal masses between cuts, and their errors.
 
+    A cut at t is off by at most ``wobble``·EPS·(|t| + 1/z).
     ½·erfc is within (8 + 2t²)·EPS of the truth; the density at t is at most (1 + |t|) times the
     tail (Birnbaum 1942).
     """
@@ -503,8 +534,9 @@ def _normal(
 def _laplace(
     places: Array, scale: Array, centre: int, lift: Array | None = None
 ) -> tuple[Array, Array]:
-    """Laplace masses between places; below 0 and above 1 the loss is constant, and no cut divides
-    them.
+    """Return Laplace masses between places, and their errors.
+
+    Below 0 and above 1 the loss is constant, so no cut divides these outputs.
     """
     inside = (places > 0) & (places < 1)
     fall = -np.abs(np.where(inside, places, 0.5) - centre) / scale
@@ -519,8 +551,7 @@ def _laplace(
 def _between(
     tails: Array, upper: NDArray[np.bool_], error: Array, lift: Array | None
 ) -> tuple[Array, Array]:
-    """Masses from tails, each of which is on the upper or on the lower side: nothing cancels on
-    either.
+    """Return masses from tails, each taken on the upper or on the lower side: nothing cancels.
 
     Tails that are lifted, each by its cut, become masses that are lifted by the left ends of their
     cells.

@@ -1,5 +1,4 @@
-"""δ of a composition at one ε from a few hundred frequencies of its tilted loss, with everything
-left out charged.
+"""The composition: δ from a few hundred frequencies of the tilted loss, every error charged.
 
 For any tilt λ > 0 and z = λ + iu, with K(z) = Σ log E e^{zL} over the steps,
 
@@ -10,6 +9,8 @@ sum with step 2π/W is *exactly* Σ_k e^{λkW}·δ(ε + kW), whose terms are pos
 mechanism of tiny variance v makes the integrand decay and moves δ by no more than v·e^{v/8} times
 the density of the loss; and what float64 does to a product of transforms is bounded factor by
 factor.
+
+Tests: tests/accounting/pld/test_soundness.py.
 """
 
 import math
@@ -26,7 +27,7 @@ Complex = NDArray[np.complex128]
 
 _VANISHED = 1e-300
 _STEEP = 600.0  # e^600 is a float
-_CHUNK = 128  # atoms per matrix product
+_CHUNK = 128  # losses per matrix product
 _MANY = 8  # rows, from which on exponentials cost less than products
 _SERIES = 1e-9  # what a series may leave out of log δ, per block
 _NEGLIGIBLE = (
@@ -35,7 +36,14 @@ _NEGLIGIBLE = (
 
 
 class Moments(NamedTuple):
-    """An upper bound of K on a list of tilts, with rough first and second derivatives."""
+    """An upper bound of K(λ) = log E e^{λL} on a list of tilts.
+
+    Args:
+        tilts: The values of λ.
+        log_moment: Upper bounds on K.
+        mean: First derivatives of K, roughly.
+        variance: Second derivatives of K, roughly.
+    """
 
     tilts: Array
     log_moment: Array
@@ -44,8 +52,9 @@ class Moments(NamedTuple):
 
 
 def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
-    """K of steps followed by a Gaussian mechanism of variance ``gauss`` (μ²) at real tilts; blocks
-    without offsets.
+    """Bound K of steps followed by a Gaussian mechanism of μ² = ``gauss`` at real tilts.
+
+    The blocks must have no offsets.
     """
     total, mean, variance = (
         gauss * tilts * (tilts + 1) / 2,
@@ -78,10 +87,8 @@ def moments(blocks: Sequence[Block], gauss: float, tilts: Array) -> Moments:
     return Moments(tilts, total, mean, variance)
 
 
-def reversed_law(block: Block) -> Block:
-    """The opposite direction of a law from above: the same atoms seen from the other side, unless
-    it is the same law.
-    """
+def reversed_direction(block: Block) -> Block:
+    """Return the opposite direction of a block from above: its losses seen from the other side."""
     if block.symmetric:
         return block
     back = np.exp(-block.loss)
@@ -102,7 +109,7 @@ def reversed_law(block: Block) -> Block:
 
 
 def stacked(blocks: Sequence[Block]) -> Block:
-    """Laws on the same atoms as one block."""
+    """Return several blocks on the same losses as one."""
     joined = {
         field.name: np.concatenate([getattr(block, field.name) for block in blocks])
         for field in fields(Block)
@@ -112,8 +119,9 @@ def stacked(blocks: Sequence[Block]) -> Block:
 
 
 def capped(block: Block, top: float) -> Block:
-    """Losses above ``top`` moved to it and to ∞, both distributions keeping their masses: no less
-    private before it.
+    """Move losses above ``top`` to it and to ∞, such that both distributions keep their masses.
+
+    δ of a step shrinks at no ε, and stays what it is below ``top``.
     """
     stays = np.exp(-np.maximum(block.loss - top, 0.0))
     infinite = block.infinite + block.mass @ (1 - stays)
@@ -128,8 +136,13 @@ def capped(block: Block, top: float) -> Block:
 
 @dataclass(frozen=True)
 class Line:
-    """A tilted line in the complex plane: tilt λ, window W (frequencies 2πm/W), smoothing variance
-    v, how many m.
+    """The contour: a vertical line in the complex plane.
+
+    Args:
+        tilt: Its real part λ.
+        window: W, where the frequencies are 2πm/W.
+        smoothing: The variance v of the Gaussian mechanism that is added.
+        count: How many frequencies there are.
     """
 
     tilt: float
@@ -139,11 +152,18 @@ class Line:
 
     @property
     def step(self) -> float:
+        """The distance between frequencies."""
         return 2 * math.pi / self.window
 
 
 class Spectrum:
-    """A composed law on one line; evaluates bounds on δ at any ε."""
+    """A composition on one line, which bounds δ at any ε.
+
+    Args:
+        blocks: The discretized steps.
+        gauss: μ² of all full-batch Gaussian steps together.
+        line: The contour.
+    """
 
     def __init__(self, blocks: Sequence[Block], gauss: float, line: Line) -> None:
         self.line = line
@@ -191,14 +211,14 @@ class Spectrum:
         )
 
     def delta_above(self, epsilon: float) -> float:
-        """An upper bound on δ(ε) of the finite part of the law, logarithm."""
+        """Return the log of an upper bound on δ(ε) of the finite losses."""
         return _log(
             self._sum(self.terms, epsilon) + self.error + self.phase_error * abs(epsilon),
             self._scale(epsilon),
         )
 
     def delta_below(self, epsilon: float, beyond: Moments) -> float:
-        """A lower bound on δ(ε); ``beyond`` bounds the moments of the law from above."""
+        """Return a lower bound on δ(ε), where ``beyond`` bounds the moments from above."""
         value = self._sum(self.terms, epsilon) - self.error - self.phase_error * abs(epsilon)
         logarithm = self._scale(epsilon) - 2 * self._scale_error(epsilon)
         whole = math.exp(min(logarithm + math.log(value), 1.0)) if value > 0 else 0.0
@@ -207,7 +227,7 @@ class Spectrum:
         )
 
     def smoothing_cost(self, epsilon: float) -> float:
-        """What the smoothing may have added to δ(ε), logarithm."""
+        """Return the log of the most that the smoothing can have added to δ(ε)."""
         line = self.line
         density = (
             self._sum(self.density_terms, epsilon)
@@ -227,7 +247,7 @@ class Spectrum:
         return self.height_error + EPS * 4 * (abs(self.height) + self.line.tilt * abs(epsilon))
 
     def _alias(self, epsilon: float, beyond: Moments) -> float:
-        """The terms k ≠ 0 of the trapezoidal sum: δ ≤ 1 on the left, Chernoff on the right."""
+        """Bound the terms k ≠ 0 of the trapezoidal sum: δ ≤ 1 left, Chernoff's bound right."""
         line = self.line
         left = math.exp(-line.tilt * line.window)
         steeper = beyond.tilts > line.tilt * 1.001
@@ -245,12 +265,12 @@ class Spectrum:
 def _transform(
     block: Block, line: Line, count: int, turner: "_Turner"
 ) -> tuple[float, float, Complex, Array]:
-    """Log E e^{λL} over the block and its error; per frequency, the log of the ratio to it and the
-    modulus' slack.
+    """Transform a block: log E e^{λL} and its error, then the rest for each frequency.
 
-    All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known exactly, so that
-    the errors of a step are in proportion to its losses, and millions of nearly free steps lose
-    nothing.
+    For each frequency it returns the log of the ratio to frequency 0, and a bound on the error of
+    its modulus. All sums are of e^{zL} − 1 or of e^{iuL} − 1, weighted: the total mass is known
+    exactly, so that the errors of a step are in proportion to its losses, and millions of nearly
+    free steps lose nothing.
     """
     block, rise = _steep(block, line.tilt)
     times, loss = block.times, block.loss if block.offset is None else block.loss + block.offset
@@ -293,8 +313,9 @@ def _transform(
 
 
 def _steep(block: Block, tilt: float) -> tuple[Block, Array]:
-    """λL of each atom, and the block; what exceeds e^600 of e^λL is taken into the masses, which
-    are tiny there.
+    """Return the block and λL at each loss, with factors of e^λL above e^600 moved into the masses.
+
+    The masses are tiny there.
     """
     rise = tilt * (block.loss if block.offset is None else block.loss + block.offset)
     excess = np.maximum(rise - _STEEP, 0.0)
@@ -310,7 +331,7 @@ def _steep(block: Block, tilt: float) -> tuple[Block, Array]:
 def _turned_sums(
     block: Block, rows: Array, frequency: Array, turner: "_Turner", scale: Array
 ) -> tuple[Complex, Array]:
-    """Σ rows·(e^{iuL} − 1) at all frequencies, and what the series left out.
+    """Return Σ rows·(e^{iuL} − 1) at all frequencies, and a bound on what the series leaves out.
 
     Where losses differ from row to row, e^{iu(l + d)} − 1 is expanded in iud; |e^{iud} − Σ_{k ≤ n}
     (iud)^k/k!| is at most |ud|^{n + 1}/(n + 1)!. Where that does not get small, every row is
@@ -348,15 +369,14 @@ def _term(frequency: Array, order: int) -> Array:
 
 
 class _Turner:
-    """Σ rows·(e^{iuL} − 1) at the first multiples of a step, for many lists of rows on the same
-    losses.
-    """
+    """Sums Σ rows·(e^{iuL} − 1) at multiples of a step, for any rows on the same losses."""
 
     def __init__(self, loss: Array, step: float) -> None:
         self.loss, self.step = loss, step
         self._parts: tuple[Array, Array] | None = None
 
     def sums(self, rows: Array, count: int) -> Complex:
+        """Return the sums at the first ``count`` multiples of the step."""
         if len(rows) < _MANY:
             return self._few(rows, count)
         if self._parts is None:  # later calls ask for no more frequencies
@@ -366,8 +386,9 @@ class _Turner:
         return real + 1j * imaginary
 
     def _few(self, rows: Array, count: int) -> Complex:
-        """With u = a + b, e^{iuL} − 1 = (e^{iaL} − 1)·e^{ibL} + (e^{ibL} − 1): two short lists of
-        exponentials.
+        """Return the sums for few rows, from two short lists of exponentials.
+
+        With u = a + b, e^{iuL} − 1 = (e^{iaL} − 1)·e^{ibL} + (e^{ibL} − 1).
         """
         wide = max(1, math.isqrt(count))
         long = -(-count // wide)
@@ -382,13 +403,13 @@ class _Turner:
         return result
 
     def terms(self, rows: int) -> int:
-        """How many roundings a sum goes through."""
+        """Return the number of roundings that a sum goes through."""
         count = len(self.loss)
         return count if rows >= _MANY else min(count, _CHUNK) + -(-count // _CHUNK)
 
 
 def _turned(angle: Array) -> Complex:
-    """e^{i·angle} − 1, to relative precision."""
+    """Return e^{i·angle} − 1, to relative precision."""
     half = np.sin(angle / 2)
     turned: Complex = 2j * half * (np.cos(angle / 2) + 1j * half)
     return turned

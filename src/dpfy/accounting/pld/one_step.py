@@ -1,5 +1,6 @@
-"""One sampled step: δ(ε) is P(loss > ε) − e^ε·Q(loss > ε), a closed form because the loss grows
-with the output.
+"""One sampled step: δ(ε) = P(loss > ε) − e^ε·Q(loss > ε).
+
+It has a closed form because the loss grows with the output.
 """
 
 import math
@@ -51,7 +52,7 @@ def delta(pair: Pair, epsilon: float) -> Interval:
             else float(epsilon < pure_epsilon(pair))
         )
         if (
-            pure_epsilon(pair) == math.inf and pair.law is not None
+            pure_epsilon(pair) == math.inf and pair.distribution is not None
         ):  # masses of such losses are rounded up
             rest = profile(pair, epsilon) * (1 + _ROUNDING) + _SMALLEST
         return Interval(0.0, min(pair.rate, rest))
@@ -63,19 +64,22 @@ def delta(pair: Pair, epsilon: float) -> Interval:
 
 
 def pure_epsilon(pair: Pair) -> float:
-    """The largest loss of a step that has one, either way, rounded up; ∞ if there is none."""
+    """Return the largest loss of a step in either direction, rounded up; ∞ if there is none."""
     if pair.noise == "gaussian":
         return math.inf
-    base = pair.mu if pair.law is None else pair.law.largest
+    base = pair.mu if pair.distribution is None else pair.distribution.largest
     return closed_forms.amplified(pair.rate, base) * (1 + _ROUNDING)
 
 
 def profile(pair: Pair, epsilon: float) -> float:
-    """δ(ε) in the direction of removing the record, which has the larger one for ε ≥ 0."""
-    if pair.law is None and epsilon >= _largest_loss(pair):
+    """Return δ(ε) in the worse direction, for ε ≥ 0.
+
+    With Gaussian and Laplace noise that is the direction of removing the record.
+    """
+    if pair.distribution is None and epsilon >= _largest_loss(pair):
         return 0.0
     there = max(0.0, discretize.excess_beyond(pair, min(epsilon, _MAX_LOSS)))
-    if pair.symmetric or pair.law is None or pair.law.symmetric:
+    if pair.symmetric or pair.distribution is None or pair.distribution.symmetric:
         return there
     return max(there, discretize.excess_before(pair, min(epsilon, _MAX_LOSS)))
 

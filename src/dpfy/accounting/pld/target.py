@@ -1,11 +1,15 @@
-"""What may be asked of a composed law: ε at a δ, or δ at an ε, answered by a bound from either
-side.
+"""Targets of a composition: ε at a given δ, or δ at a given ε, each bounded from both sides.
+
+A :class:`Target` says where on the privacy profile its answer lies, how to read the answer off a
+composed loss distribution, and how precise the answer must be. ``compose.py`` does the rest, and
+does not know which of the two targets it was given.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from scipy.optimize import brentq
 
@@ -13,15 +17,19 @@ from dpfy.accounting.pld.contour import log_chernoff, saddle, saddle_at
 from dpfy.accounting.pld.fourier import Moments, Spectrum
 
 _MIN_LOG_DELTA = -630.0
-_CLEARLY = 3.0  # by how much log δ must be off for a guess to be given up
+_CLEARLY = 3.0  # how far log δ must be off for a guess to be given up
 _MARGINS = tuple(
     1e-11 * 4.0**i for i in range(20)
 )  # relative, from a root to where the bound is certain
 
 
 class Bracket(NamedTuple):
-    """Two certified bounds, and how they were obtained where that is not what the method's name
-    says.
+    """Two certified bounds, with a note where the method's name does not say how they were found.
+
+    Args:
+        lower: The lower bound.
+        upper: The upper bound.
+        note: How the upper bound was obtained; empty if the method's name says so.
     """
 
     lower: float
@@ -30,26 +38,42 @@ class Bracket(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """A composed law from above and from below, whose losses past ``top`` were split between it and
-    ∞.
+    """A composed loss distribution, from above and from below.
+
+    Losses past ``top`` were split between ``top`` and ∞.
+
+    Args:
+        above: The distribution whose δ is at least the true one, finite losses only.
+        below: The distribution whose δ is at most the true one, finite losses only.
+        moments: Upper bounds on the moments of ``above``.
+        opposite: Moments of the opposite direction from above, and its mass at ∞; None if what the
+            split costs is negligible without it.
+        top: The largest finite loss of one step.
+        infinite: Mass at ∞, above.
+        certain: Mass at ∞, below.
+        beyond: e^top times the other distribution's mass past the top.
+        past: Mass past the top.
     """
 
     above: Spectrum
     below: Spectrum
     moments: Moments
-    opposite: tuple[Moments, float] | None  # of the opposite direction, above, and its mass at ∞
+    opposite: tuple[Moments, float] | None
     top: float
-    infinite: float  # mass at ∞, above
-    certain: float  # mass at ∞, below
-    beyond: float  # e^top times the other distribution's mass past the top
-    past: float  # mass past the top
+    infinite: float
+    certain: float
+    beyond: float
+    past: float
 
     def delta_above(self, epsilon: float) -> float:
+        """Return an upper bound on δ(ε)."""
         return math.exp(min(0.0, self.above.delta_above(epsilon))) + self.infinite
 
     def delta_below(self, epsilon: float) -> float:
-        """The split costs no more than is past the top, nor than e^(ε − top)·``beyond``·δ(top − ε)
-        of the opposite.
+        """Return a lower bound on δ(ε).
+
+        The split costs at most the mass past the top, and at most e^(ε − top)·``beyond``·δ(top − ε)
+        of the opposite direction.
         """
         split = self.past
         if self.opposite is not None:
@@ -59,7 +83,14 @@ class Bounds(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where on the profile the answer is thought to be; ε is at most ``ceiling``."""
+    """A guess of where on the privacy profile the answer lies.
+
+    Args:
+        tilt: Real part of the contour there, which is about −d log δ/dε.
+        epsilon: A guess of ε.
+        log_delta: A guess of log δ.
+        ceiling: An upper bound on ε.
+    """
 
     tilt: float
     epsilon: float
@@ -67,173 +98,186 @@ class Location(NamedTuple):
     ceiling: float
 
 
-class Outline(Protocol):
-    """A coarse law from above."""
+class CoarseDistribution(Protocol):
+    """A composed loss distribution from above on few cuts, for a first guess."""
 
     def near(self, epsilon: float) -> tuple[Moments, float]:
-        """Moments of the law with the losses that exceed ε for certain moved to ∞, and the mass
-        there.
-        """
+        """Return its moments with losses that certainly exceed ε moved to ∞, and the mass there."""
 
 
-class Target(Protocol):
-    """What is asked of a composed law."""
+class Target(ABC):
+    """A coordinate of a point on the privacy profile of a composition, where the other is given."""
 
-    @property
-    def least(self) -> float:
-        """An ε below which differences are not relative but absolute."""
+    least: ClassVar[float]
+    """An ε below which differences are not relative but absolute."""
 
-    def start(self) -> Location:
-        """What is known before anything is."""
+    @abstractmethod
+    def locate(self, coarse: CoarseDistribution | None) -> Location:
+        """Guess where the answer is; without a distribution, return what is known before any."""
 
-    def locate(self, outline: Outline) -> Location:
-        """Guess where the answer is."""
+    @abstractmethod
+    def relocate(
+        self, moments: Moments, infinite: float, location: Location
+    ) -> tuple[Location, float]:
+        """Guess again by a finer distribution from above, and return the tilt for its contour."""
 
-    def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
-        """Guess again, by a finer law from above."""
+    @abstractmethod
+    def bracket(self, bounds: Bounds, location: Location) -> Bracket:
+        """Bound the answer from both sides."""
 
-    def answer(self, bounds: Bounds, place: Location) -> Bracket:
-        """Bound the answer."""
+    @abstractmethod
+    def point(self, answer: float) -> tuple[float, float]:
+        """Return the point (ε, δ) of the profile whose coordinate asked for is ``answer``."""
 
-    def tilt(self, law: Moments, infinite: float) -> float:
-        """Where to integrate a law with these moments and this mass at ∞."""
+    @abstractmethod
+    def allowed(self, location: Location, slope: float, accuracy: float) -> float:
+        """Return the width allowed in log δ, where log δ falls by ``slope`` per unit of ε."""
 
-    def improved(self, bracket: Bracket, place: Location) -> Location:
-        """Take what was found into the guess."""
 
-    def excess(self, bracket: Bracket, place: Location, accuracy: float) -> float:
-        """The width of the bracket over what is allowed."""
+def excess(target: Target, bracket: Bracket, location: Location, accuracy: float) -> float:
+    """Return the width of a bracket over the width that its target allows; at most 1 is enough.
 
-    def allowed(self, place: Location, slope: float, accuracy: float) -> float:
-        """The width that is allowed, in log δ, where log δ falls by ``slope`` per unit of ε."""
+    One of the two coordinates of a target is given. So the ends of a bracket differ in the other
+    one only, and the tilt turns a difference in ε into one in log δ.
+    """
+    (low, least), (high, most) = target.point(bracket.lower), target.point(bracket.upper)
+    if high == math.inf:
+        return 2 / accuracy
+    if most <= 0:
+        return 0.0
+    width = (high - low) * location.tilt + (math.log(most / least) if least > 0 else 1e3)
+    return width / target.allowed(location._replace(epsilon=high), location.tilt, accuracy)
 
-    def limit(self, bracket: Bracket) -> tuple[float, float]:
-        """An ε and a δ such that a law with no larger δ there does not raise the bracket."""
+
+def moved(target: Target, bracket: Bracket, location: Location) -> Location:
+    """Return the location of the upper end of a bracket."""
+    epsilon, delta = target.point(bracket.upper)
+    if epsilon == math.inf:
+        epsilon = 2 * location.ceiling
+    lowest = min(location.log_delta, _MIN_LOG_DELTA)
+    log_delta = max(math.log(delta), lowest) if delta > 0 else location.log_delta
+    return location._replace(epsilon=epsilon, log_delta=log_delta, ceiling=epsilon)
 
 
 @dataclass(frozen=True)
-class EpsilonAt:
-    """ε(δ)?"""
+class EpsilonAt(Target):
+    """The smallest ε at a given δ.
+
+    Args:
+        delta: The δ.
+    """
+
+    least: ClassVar[float] = 1e-3
 
     delta: float
-    least: float = 1e-3
 
-    def start(self) -> Location:
-        return Location(0.0, math.inf, math.log(self.delta), math.inf)
-
-    def locate(self, outline: Outline) -> Location:
+    def locate(self, coarse: CoarseDistribution | None) -> Location:
+        """Search for the smallest ε at which the coarse δ is small enough."""
         goal = math.log(self.delta)
-        high = saddle(outline.near(math.inf)[0], goal)[1] / 0.7
+        if coarse is None:
+            return Location(0.0, math.inf, goal, math.inf)
+        high = saddle(coarse.near(math.inf)[0], goal)[1] / 0.7
         low, floor = high / 2, 1e-9 * high
-        while low > floor and self._holds(outline, low):
+        while low > floor and self._holds(coarse, low):
             low, high = low / 4, low
         while high > 1.2 * low > floor:
             middle = math.sqrt(low * high)
-            low, high = (low, middle) if self._holds(outline, middle) else (middle, high)
-        tilt, epsilon = self._saddle(*outline.near(high))
+            low, high = (low, middle) if self._holds(coarse, middle) else (middle, high)
+        moments, infinite = coarse.near(high)
+        tilt, epsilon = saddle(moments, self._log_finite(infinite))
         return Location(tilt, min(epsilon, high), goal, high)
 
-    def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
-        if (
-            log_chernoff(law, place.epsilon)
-            > math.log(max(self.delta - infinite, 1e-3 * self.delta)) - _CLEARLY
-        ):
-            return place
-        tilt, epsilon = self._saddle(law, infinite)
-        return place._replace(tilt=tilt, epsilon=epsilon)
+    def relocate(
+        self, moments: Moments, infinite: float, location: Location
+    ) -> tuple[Location, float]:
+        """Keep the guess of ε unless its δ is clearly smaller than asked."""
+        goal = self._log_finite(infinite)
+        tilt, epsilon = saddle(moments, goal)
+        if log_chernoff(moments, location.epsilon) > goal - _CLEARLY:
+            return location, tilt
+        return location._replace(tilt=tilt, epsilon=epsilon), tilt
 
-    def _saddle(self, law: Moments, infinite: float) -> tuple[float, float]:
-        return saddle(law, math.log(max(self.delta - infinite, 1e-3 * self.delta)))
-
-    def _holds(self, outline: Outline, epsilon: float) -> bool:
-        law, infinite = outline.near(epsilon)
-        return math.exp(log_chernoff(law, epsilon)) + infinite <= self.delta * (1 - 1e-9)
-
-    def answer(self, bounds: Bounds, place: Location) -> Bracket:
+    def bracket(self, bounds: Bounds, location: Location) -> Bracket:
+        """Search for where each of the two bounds on δ crosses the given δ."""
         goal = self.delta - bounds.infinite
         if goal <= 0:
             return Bracket(0.0, math.inf)
         if bounds.delta_above(0.0) <= self.delta:
             return Bracket(0.0, 0.0)
         upper = _crossing(
-            lambda epsilon: bounds.above.delta_above(epsilon) - math.log(goal), place.epsilon
+            lambda epsilon: bounds.above.delta_above(epsilon) - math.log(goal), location.epsilon
         )
         return Bracket(
             _last_above(lambda epsilon: bounds.delta_below(epsilon) / self.delta - 1, upper), upper
         )
 
-    def tilt(self, law: Moments, infinite: float) -> float:
-        return self._saddle(law, infinite)[0]
+    def point(self, answer: float) -> tuple[float, float]:
+        """Return (answer, δ)."""
+        return answer, self.delta
 
-    def improved(self, bracket: Bracket, place: Location) -> Location:
-        epsilon = bracket.upper if bracket.upper < math.inf else 2 * place.ceiling
-        return place._replace(epsilon=epsilon, ceiling=epsilon)
+    def allowed(self, location: Location, slope: float, accuracy: float) -> float:
+        """Allow a part of ε."""
+        return accuracy * max(location.epsilon, self.least) * slope
 
-    def allowed(self, place: Location, slope: float, accuracy: float) -> float:
-        return accuracy * max(place.epsilon, self.least) * slope
+    def _log_finite(self, infinite: float) -> float:
+        """Return the log of the δ left for finite losses."""
+        return math.log(max(self.delta - infinite, 1e-3 * self.delta))
 
-    def excess(self, bracket: Bracket, place: Location, accuracy: float) -> float:
-        if bracket.upper == math.inf:
-            return 2 / accuracy
-        return (bracket.upper - bracket.lower) / (accuracy * max(bracket.upper, self.least))
-
-    def limit(self, bracket: Bracket) -> tuple[float, float]:
-        return bracket.upper, self.delta
+    def _holds(self, coarse: CoarseDistribution, epsilon: float) -> bool:
+        """Tell whether Chernoff's bound on the coarse δ(ε) is small enough."""
+        moments, infinite = coarse.near(epsilon)
+        return math.exp(log_chernoff(moments, epsilon)) + infinite <= self.delta * (1 - 1e-9)
 
 
 @dataclass(frozen=True)
-class DeltaAt:
-    """δ(ε)?"""
+class DeltaAt(Target):
+    """The δ at a given ε.
+
+    Args:
+        epsilon: The ε.
+    """
+
+    least: ClassVar[float] = 0.0
 
     epsilon: float
-    least: float = 0.0
 
-    def start(self) -> Location:
-        return Location(0.0, math.inf, -30.0, math.inf)
+    def locate(self, coarse: CoarseDistribution | None) -> Location:
+        """Guess δ from the moments near ε."""
+        if coarse is None:
+            return Location(0.0, math.inf, -30.0, math.inf)
+        return self._estimate(*coarse.near(self.epsilon))
 
-    def locate(self, outline: Outline) -> Location:
-        return self._at(*outline.near(self.epsilon))
+    def relocate(
+        self, moments: Moments, infinite: float, location: Location
+    ) -> tuple[Location, float]:
+        """Keep the guess of δ unless the finer one is clearly smaller."""
+        found = self._estimate(moments, infinite)
+        better = found.log_delta < location.log_delta - _CLEARLY
+        return found if better else location, found.tilt
 
-    def _at(self, law: Moments, infinite: float) -> Location:
-        tilt, log_delta = saddle_at(law, self.epsilon)
-        log_delta = max(math.log(math.exp(log_delta) + infinite + 1e-300), _MIN_LOG_DELTA)
-        return Location(tilt, self.epsilon, log_delta, self.epsilon)
-
-    def sharpened(self, law: Moments, infinite: float, place: Location) -> Location:
-        found = self._at(law, infinite)
-        return found if found.log_delta < place.log_delta - _CLEARLY else place
-
-    def answer(self, bounds: Bounds, place: Location) -> Bracket:
+    def bracket(self, bounds: Bounds, location: Location) -> Bracket:
+        """Evaluate both bounds at ε."""
         return Bracket(
             max(0.0, bounds.delta_below(self.epsilon)), min(1.0, bounds.delta_above(self.epsilon))
         )
 
-    def tilt(self, law: Moments, infinite: float) -> float:
-        return saddle_at(law, self.epsilon)[0]
+    def point(self, answer: float) -> tuple[float, float]:
+        """Return (ε, answer)."""
+        return self.epsilon, answer
 
-    def improved(self, bracket: Bracket, place: Location) -> Location:
-        log_delta = (
-            max(math.log(bracket.upper), _MIN_LOG_DELTA) if bracket.upper > 0 else place.log_delta
-        )
-        return place._replace(log_delta=log_delta)
+    def allowed(self, location: Location, slope: float, accuracy: float) -> float:
+        """Allow a part of δ, or as much as a part of ε changes it."""
+        return accuracy * max(1.0, location.epsilon * slope)
 
-    def allowed(self, place: Location, slope: float, accuracy: float) -> float:
-        return accuracy * max(1.0, place.epsilon * slope)
-
-    def excess(self, bracket: Bracket, place: Location, accuracy: float) -> float:
-        if bracket.upper <= 0:
-            return 0.0
-        width = math.log(bracket.upper / bracket.lower) if bracket.lower > 0 else 1e3
-        return width / (accuracy * max(1.0, place.tilt * self.epsilon))
-
-    def limit(self, bracket: Bracket) -> tuple[float, float]:
-        return self.epsilon, bracket.upper
+    def _estimate(self, moments: Moments, infinite: float) -> Location:
+        """Return the location of Chernoff's bound on δ."""
+        tilt, log_delta = saddle_at(moments, self.epsilon)
+        log_delta = max(math.log(math.exp(log_delta) + infinite + 1e-300), _MIN_LOG_DELTA)
+        return Location(tilt, self.epsilon, log_delta, self.epsilon)
 
 
 def _crossing(excess: Callable[[float], float], guess: float) -> float:
-    """A point at which the decreasing ``excess`` is at most 0, close to where it becomes so;
-    positive at 0.
-    """
+    """Return a point at which the decreasing ``excess`` is first at most 0, or just past it."""
     low, high = 0.0, max(guess, 1e-12)
     for _ in range(200):
         if excess(high) <= 0:
@@ -251,9 +295,7 @@ def _crossing(excess: Callable[[float], float], guess: float) -> float:
 
 
 def _last_above(excess: Callable[[float], float], high: float) -> float:
-    """A point at which ``excess`` is at least 0, searched downwards from ``high``; 0 if there is
-    none.
-    """
+    """Return a point with ``excess`` of at least 0, searched downwards from ``high``; else 0."""
     low, step = high, 1e-4
     while excess(low) < 0:
         if step > 1:

@@ -1,3 +1,1 @@
-"""Account for the events that have rules of their own: one-shot queries, nested events, balls in
-bins, streams.
-"""
+"""Rules of events that are no plain sampled step: one-shot queries, nested events, streams."""

@@ -1,13 +1,12 @@
-"""Balls in bins: the loss of an epoch in which a record is in one batch, drawn uniformly and
-unseen.
+"""Balls in bins: the loss of an epoch in which each record is in one batch, drawn uniformly.
 
-The pair is the mean of N(e_t, z²) over the batches t against N(0, z²) (Chua et al. 2025), whose
-likelihood ratio is the mean S of independent lognormal numbers of mean 1 under the latter. Both
-profiles are expectations of convex functions of S, so numbers that are moved to points on both
-sides of them, keeping their mean, can only raise them. Sums are made by doubling, on points that
-are close together where most of a sum is and in proportion to it far out. All terms are positive,
-so every mass keeps its digits, however small. Nothing is simulated: the bounds are certain. The
-proof is in ``docs/proofs/accounting-policies.md``, section 4.
+Which batch that is stays secret. The pair is the mean of N(e_t, z²) over the batches t against N(0,
+z²) (Chua et al. 2025), whose likelihood ratio is the mean S of independent lognormal numbers of
+mean 1 under the latter. Both profiles are expectations of convex functions of S. So moving a number
+to points on both sides of it, keeping its mean, can only raise them. Sums are computed by doubling,
+on points that are close together where most of a sum is and in proportion to it far out. All terms
+are positive, so every mass keeps its digits, however small. Nothing is simulated: the bounds are
+certain. The proof is in ``docs/proofs/accounting-policies.md``, section 4.
 """
 
 import math
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpfy.accounting.dominating_pairs import Neighbours, Pair, of_law
+from dpfy.accounting.dominating_pairs import Neighbours, Pair, of_distribution
 from dpfy.accounting.loss_distributions import Array, LossDistribution, Masses, Table
 
 _LEAST_NOISE, _MOST_NOISE = (
@@ -39,22 +38,28 @@ _RARE = 1e-18  # δ beyond which no profile is looked at
 
 
 def epoch(bins: int, noise_multiplier: float, neighbours: Neighbours = "absent") -> Pair:
-    """Return the pair of an epoch whose record is set to zero or not, or is one or the other of
-    two; one Gaussian sum where no more is known.
+    """Return the pair of an epoch in which a record is set to zero, or replaced.
+
+    It is that of one Gaussian sum where no more is known.
 
     >>> epoch(1, 1.0)
-    Pair(rate=1.0, noise_multiplier=1.0, neighbours='absent', noise='gaussian', law=None)
+    Pair(rate=1.0, noise_multiplier=1.0, neighbours='absent', noise='gaussian', distribution=None)
     """
     if bins == 1 or not _LEAST_NOISE <= noise_multiplier <= _MOST_NOISE:
         return Pair(1.0, noise_multiplier, neighbours)
-    return of_law(
+    return of_distribution(
         (BallsInBinsLoss if neighbours == "absent" else ReplacedLoss)(bins, noise_multiplier)
     )
 
 
 @dataclass(frozen=True)
 class BallsInBinsLoss(LossDistribution):
-    """One epoch with this noise multiplier and so many batches, from above."""
+    """The loss of one epoch in which a record is set to zero, from above.
+
+    Args:
+        bins: The number of batches.
+        noise_multiplier: The noise over the bound.
+    """
 
     bins: int
     noise_multiplier: float
@@ -62,7 +67,7 @@ class BallsInBinsLoss(LossDistribution):
 
     @property
     def spread(self) -> float:
-        """√log(1 + χ²), where χ² is that of a full batch over the number of batches."""
+        """About √Var of the loss: √log(1 + χ²), χ² that of a full batch over the batches."""
         return math.sqrt(math.log1p(math.expm1(min(self.noise_multiplier**-2, 600.0)) / self.bins))
 
     @property
@@ -72,17 +77,20 @@ class BallsInBinsLoss(LossDistribution):
 
     @property
     def whole(self) -> float | None:
+        """The noise multiplier of one Gaussian sum that dominates the epoch too."""
         return self.noise_multiplier
 
     @property
     def zcdp(self) -> float:
-        """That of one Gaussian sum: which batch it is in is not rewarded."""
+        """The ρ of one Gaussian sum: the secret of the batch is not rewarded."""
         return self.noise_multiplier**-2 / 2
 
     def span(self, log_tail: float) -> tuple[float, float]:
+        """Return the losses beyond which at most e^log_tail of P or of Q lies."""
         return self._table.span(log_tail)
 
     def masses(self, cuts: Array) -> Masses:
+        """Return the masses of the cells between ``cuts``."""
         return self._table.masses(cuts)
 
     @property
@@ -92,7 +100,7 @@ class BallsInBinsLoss(LossDistribution):
 
 @dataclass(frozen=True)
 class ReplacedLoss(BallsInBinsLoss):
-    """One epoch in which a record is replaced: set to zero, then to the other."""
+    """The loss of one epoch in which a record is replaced: set to zero, then to the new value."""
 
     symmetric = True
 
@@ -103,18 +111,17 @@ class ReplacedLoss(BallsInBinsLoss):
 
     @property
     def whole(self) -> float | None:
+        """The noise multiplier of one Gaussian sum that dominates the epoch too."""
         return self.noise_multiplier / 2
 
     @property
     def zcdp(self) -> float:
-        """That of one Gaussian sum."""
+        """The ρ of one Gaussian sum."""
         return 2 * self.noise_multiplier**-2
 
     @cached_property
     def _table(self) -> Table:
-        """δ(ε) ≤ δ₁(ε₁) + e^ε₁·δ₂(ε − ε₁) for every ε₁, with the profiles of removing and of
-        adding.
-        """
+        """The table with δ(ε) = min δ₁(ε₁) + e^ε₁·δ₂(ε − ε₁), profiles of removing and adding."""
         table = _epoch(self.bins, self.noise_multiplier)
         loss = np.array(table.loss)
         p, q = np.array(table.mass), np.array(table.mass) * np.exp(-loss)
@@ -130,8 +137,13 @@ class ReplacedLoss(BallsInBinsLoss):
 
 
 class _Sum(NamedTuple):
-    """A sum of so many ``numbers``: points from 0 on, their masses, and by how much in the mean it
-    exceeds the last.
+    """A sum of lognormal numbers, as masses at points.
+
+    Args:
+        numbers: How many numbers are added up.
+        points: The points, from 0 on.
+        mass: The mass at each point.
+        cut: The mean of what exceeds the last point.
     """
 
     numbers: int
@@ -142,8 +154,9 @@ class _Sum(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _epoch(bins: int, noise_multiplier: float) -> Table:
-    """The law of log S: binary digits of the number of batches say which doubled sums are
-    added up.
+    """Return the distribution of log S.
+
+    The binary digits of the number of batches say which doubled sums are added up.
     """
     tau, left = 1 / noise_multiplier, bins
     total, power = None, _one(tau)
@@ -170,9 +183,7 @@ def _epoch(bins: int, noise_multiplier: float) -> Table:
 
 
 def _points(count: int, tau: float) -> Array:
-    """Close together around the mean, in proportion to the distance from it further out, and to
-    themselves near 0.
-    """
+    """Return points for a sum: close together around its mean, further apart away from it."""
     longest = math.exp(tau * (tau / 2 - float(ndtri(_TAIL))))
     scale = 0.5 * min(math.sqrt(count * math.expm1(min(tau**2, 600.0))), count)
     low, high = math.asinh(0.95 * count / scale), math.asinh((count + 3 * longest) / scale)
@@ -181,7 +192,7 @@ def _points(count: int, tau: float) -> Array:
 
 
 def _one(tau: float) -> _Sum:
-    """One lognormal number."""
+    """Return one lognormal number."""
     points = _points(1, tau)
     with np.errstate(divide="ignore"):
         places = np.log(points) / tau
@@ -196,7 +207,7 @@ def _one(tau: float) -> _Sum:
 
 
 def _added(one: _Sum, other: _Sum, tau: float) -> _Sum:
-    """The sum of two, on points of its own; of a sum with itself, every two points once."""
+    """Add two sums, on new points; of a sum with itself, every two points are taken once."""
     points = _points(one.numbers + other.numbers, tau)
     mass, cut = np.zeros(len(points)), one.cut + other.cut
     for rows in np.array_split(np.arange(len(one.points)), _ROWS):

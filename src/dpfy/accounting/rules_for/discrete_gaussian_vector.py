@@ -1,10 +1,11 @@
-"""Discrete Gaussian noise on several whole numbers at once, which one record moves by a bounded
-Euclidean length.
+"""Discrete Gaussian noise on several integers at once, with bounded Euclidean sensitivity.
 
 How the length is divided among the numbers matters a little, because the noise is on a lattice.
 Three bounds on δ(ε) hold at once: zCDP, a continuous Gaussian with a little less noise of which the
 discrete one is nearly a rounding, and, for short lengths, the largest of all ways to divide it. The
 proofs are in ``docs/proofs/one-shot.md``, section 3.
+
+Tests: tests/accounting/rules_for/test_one_shot.py.
 """
 
 import math
@@ -37,10 +38,13 @@ _SMOOTH = np.linspace(0.5, 2.0, 16)  # standard deviations of the rounding
 
 @dataclass(frozen=True)
 class DiscreteGaussianVector(LossDistribution):
-    """N_ℤ(s, σ²) against N_ℤ(0, σ²) on ``coordinates`` numbers, for all whole s with |s|² ≤
-    ``squared``.
+    """N_ℤ(s, σ²) against N_ℤ(0, σ²) on several integers, for all integer s of bounded length.
 
-    Some records move one number ``alone``, by that much.
+    Args:
+        squared: The largest |s|².
+        stddev: σ.
+        coordinates: The number of integers.
+        alone: The most that some record moves one integer alone.
     """
 
     squared: int
@@ -50,13 +54,12 @@ class DiscreteGaussianVector(LossDistribution):
 
     @property
     def spread(self) -> float:
+        """About √Var of the loss."""
         return math.sqrt(self.squared) / self.stddev
 
     @property
     def attained(self) -> LossDistribution | float | None:
-        """All of the length in one number; nothing, where that has too many outputs to be a
-        table.
-        """
+        """All of the length in one number; nothing, where that has too many outputs for a table."""
         return (
             DiscreteGaussian(self.alone, self.stddev)
             if self.stddev + self.alone < _WIDEST
@@ -65,16 +68,19 @@ class DiscreteGaussianVector(LossDistribution):
 
     @property
     def zcdp(self) -> float:
-        """|s|²/2σ² (Canonne, Kamath & Steinke 2020, Theorem 14)."""
+        """The ρ |s|²/2σ² (Canonne, Kamath & Steinke 2020, Theorem 14)."""
         return self.squared / self.stddev**2 / 2 * (1 + 1e-12)
 
     def span(self, log_tail: float) -> tuple[float, float]:
+        """Return the losses beyond which at most e^log_tail of P or of Q lies."""
         return self._table.span(log_tail)
 
     def masses(self, cuts: Array) -> Masses:
+        """Return the masses of the cells between ``cuts``."""
         return self._table.masses(cuts)
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
+        """Return order·ρ."""
         return orders * self.zcdp
 
     @cached_property
@@ -96,8 +102,9 @@ class DiscreteGaussianVector(LossDistribution):
 
 
 def by_zcdp(rho: float, epsilons: Array) -> Array:
-    """δ(ε) of every ρ-zCDP mechanism from above: Canonne, Kamath & Steinke 2020, Proposition 12, at
-    many orders.
+    """Bound δ(ε) of every ρ-zCDP mechanism.
+
+    Reference: Canonne, Kamath & Steinke 2020, Proposition 12, at many orders.
     """
     orders = 1 + np.geomspace(1e-3, 1e4, 400) / max(math.sqrt(2 * rho), 1e-3)
     logs = (orders - 1) * (orders * rho - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(
@@ -108,11 +115,11 @@ def by_zcdp(rho: float, epsilons: Array) -> Array:
 
 
 def rounded_gaussian(squared: int, stddev: float, moved: int, epsilons: Array) -> Array:
-    """δ(ε) from above by continuous noise of variance σ² − τ², rounded at random by discrete noise
-    of variance τ².
+    """Bound δ(ε) by continuous noise of variance σ² − τ² plus discrete noise of variance τ².
 
-    That has the discrete Gaussian's masses up to factors between 1 − η and 1 + η for each number
-    that is moved, where η = 2·Σ e^−2π²τ²k². The best of several τ.
+    The latter rounds it at random. The sum has the discrete Gaussian's masses up to factors between
+    1 − η and 1 + η for each number that is moved, where η = 2·Σ e^−2π²τ²k². The best of several τ
+    is taken.
     """
     best = np.ones_like(epsilons)
     for rounding in _SMOOTH.tolist():
@@ -131,8 +138,9 @@ def rounded_gaussian(squared: int, stddev: float, moved: int, epsilons: Array) -
 
 
 def divided(parts: tuple[int, ...], stddev: float, epsilons: Array) -> Array:
-    """δ(ε) where the numbers move by ``parts``: the loss of outputs x is (2·Σ s_i·x_i − |s|²)/2σ²,
-    a lattice.
+    """Bound δ(ε) where the numbers move by ``parts``.
+
+    The losses (2·Σ s_i·x_i − |s|²)/2σ² of outputs x are on a lattice.
     """
     squared = sum(part**2 for part in parts)
     masses = [_stretched(part, stddev) for part in parts]
@@ -154,7 +162,7 @@ def divided(parts: tuple[int, ...], stddev: float, epsilons: Array) -> Array:
 
 
 def _stretched(part: int, stddev: float) -> Array:
-    """The masses of part·x, x a discrete Gaussian number, at whole numbers around 0."""
+    """Return the masses of part·x, x a discrete Gaussian number, at the integers around 0."""
     reach = math.ceil(42 * stddev)
     x = np.arange(-reach, reach + 1, dtype=np.float64)
     mass = np.exp(-((x / stddev) ** 2) / 2)
@@ -164,7 +172,7 @@ def _stretched(part: int, stddev: float) -> Array:
 
 
 def _ways(squared: int, coordinates: int) -> list[tuple[int, ...]]:
-    """The ways to move numbers by a squared length, those aside that another one exceeds."""
+    """Return the ways to move numbers by a squared length, without those that another exceeds."""
 
     def parts(left: int, largest: int, few: int) -> Iterator[tuple[int, ...]]:
         yield ()

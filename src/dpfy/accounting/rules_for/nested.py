@@ -1,5 +1,4 @@
-"""Rules of events that hold others: runs in a row, the best of a secret number of runs, runs on
-disjoint parts.
+"""Rules of events that hold others: composed runs, private selection, runs on disjoint parts.
 
 Proofs: ``docs/proofs/scopes.md`` and ``docs/proofs/private-selection.md``.
 """
@@ -14,7 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from dpfy.accounting import rdp
-from dpfy.accounting.dominating_pairs import Pairs, of_law
+from dpfy.accounting.dominating_pairs import Pairs, of_distribution
 from dpfy.accounting.loss_distributions import Array, LossDistribution, Table, response
 from dpfy.accounting.pld import accountant as pld
 from dpfy.accounting.pld.compose import Curve, curve
@@ -27,55 +26,68 @@ from dpfy.ledger.selection import Selected, Trials
 from dpfy.types import Relation
 
 _POINTS = 385  # at which a profile is asked for
-_RUNG = 1.5  # ratio of the values of ε for which laws are composed
+_RUNG = 1.5  # ratio of the values of ε for which runs are composed
 _FLOOR = 1e-15  # δ beyond which no profile is looked at
 _LARGEST = 300.0  # e^ε must stay a number
 _COARSE = 3e-3  # accuracy in ε of profiles that are compared
 _OTHERS: Array = np.concatenate((1 + np.geomspace(1e-2, 1, 20), np.geomspace(2.05, 4096, 150)))
-_EVERYTHING: Pairs = ((of_law(Table((), (), infinite=1.0, missing=1.0)), 1),)
+_EVERYTHING: Pairs = ((of_distribution(Table((), (), infinite=1.0, missing=1.0)), 1),)
 
 
 @dataclass(frozen=True)
 class Dominating(Table):
-    """A table of which no mechanism is known that has it."""
+    """A dominating table that no known mechanism attains, so it implies no lower bound."""
 
     @property
     def attained(self) -> LossDistribution | None:
-        """Nothing is known to cost as much."""
+        """A mechanism that reveals nothing: none is known to cost as much as the table."""
         return response(0.0)
 
 
 @dataclass(frozen=True)
 class LargestCurve(LossDistribution):
-    """The largest Rényi divergence of several runs, at each order."""
+    """The largest Rényi divergence of several runs, at each order.
+
+    Args:
+        runs: The pairs of each run.
+    """
 
     runs: tuple[Pairs, ...]
 
     @property
     def spread(self) -> float:
-        """Nothing is known about small losses; the name of a law needs a number."""
+        """1, because a pair needs a number: nothing is known about small losses."""
         return 1.0
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
-        """Of both directions; sampling is not rewarded."""
+        """Return the divergences of the worse direction; sampling is not rewarded."""
         return np.asarray(np.max([_curve(run, orders) for run in self.runs], axis=0))
 
 
 @dataclass(frozen=True)
 class SelectionCurve(LossDistribution):
-    """The Rényi curve of repeat-and-select, from that of one run."""
+    """The Rényi curve of repeat-and-select, from that of one run.
+
+    Args:
+        pairs: The pairs of one run.
+        trials: The distribution of the number of runs.
+        spare: The mass of one run that has no curve.
+    """
 
     pairs: Pairs
     trials: Trials
-    spare: float = 0.0  # the mass of one run that has no curve
+    spare: float = 0.0
 
     @property
     def spread(self) -> float:
-        """Nothing is known about small losses; the name of a law needs a number."""
+        """1, because a pair needs a number: nothing is known about small losses."""
         return 1.0
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
-        """Of both directions, by Papernot & Steinke 2022; sampling is not rewarded."""
+        """Return the divergences of the worse direction (Papernot & Steinke 2022).
+
+        Sampling is not rewarded.
+        """
         every = np.concatenate((orders, _OTHERS))
         found = renyi_curve(
             self.trials,
@@ -88,7 +100,7 @@ class SelectionCurve(LossDistribution):
 
 
 def _curve(pairs: Pairs, orders: Array) -> Array:
-    """The Rényi curve of a run."""
+    """Return the Rényi curve of a run."""
     return np.array(
         [
             math.fsum(times * rdp.renyi_divergence(pair, float(order)) for pair, times in pairs)
@@ -98,9 +110,7 @@ def _curve(pairs: Pairs, orders: Array) -> Array:
 
 
 def run_profile(found: Canonical, floor: float = _FLOOR) -> RunProfile | None:
-    """Return δ(ε) of a run from above in both directions, down to ``floor``; None if it is not
-    protected.
-    """
+    """Bound δ(ε) of a run in both directions, down to ``floor``; None if it is not protected."""
     if found.non_private or found.unprotected > 0:
         return None
     last = min(pld.epsilon_upper(found.pairs, floor).value, _LARGEST)
@@ -111,18 +121,18 @@ def run_profile(found: Canonical, floor: float = _FLOOR) -> RunProfile | None:
 
 
 def _directions(pairs: Pairs, epsilon: float) -> tuple[float, float]:
-    """δ(ε) from above in both directions; the worse one twice where they are not told apart."""
+    """Bound δ(ε) in both directions; return the worse one twice where they are not told apart."""
     rung = 0.02 * _RUNG ** max(0, math.ceil(math.log(max(epsilon, 1e-9) / 0.02) / math.log(_RUNG)))
-    law = _law(pairs, rung)
-    if law is None:
+    found = _kept(pairs, rung)
+    if found is None:
         worse = pld.delta_upper(pairs, epsilon).value
         return worse, worse
-    return law.bounds.delta_above(epsilon), (law.reverse or law.bounds).delta_above(epsilon)
+    return found.bounds.delta_above(epsilon), (found.reverse or found.bounds).delta_above(epsilon)
 
 
 @lru_cache(maxsize=64)
-def _law(pairs: Pairs, epsilon: float) -> Curve | None:
-    """The composed run, unless it is known in closed form."""
+def _kept(pairs: Pairs, epsilon: float) -> Curve | None:
+    """Return the composed run, unless it is known in closed form."""
     rest, gauss = pld.split(pairs)
     if not rest or (gauss == 0 and len(rest) == 1 and rest[0][1] == 1):
         return None
@@ -134,9 +144,7 @@ def _one(event: Event, method: str, relation: str) -> Canonical:
 
 
 def _protected(found: Canonical) -> Pairs:
-    """The pairs of a run; of one that includes something without any guarantee, a pair that has
-    none.
-    """
+    """Return the pairs of a run, or a pair without any protection if part of the run has none."""
     return _EVERYTHING if found.non_private else found.pairs
 
 
@@ -146,7 +154,7 @@ def _composed(method: str, relation: str, event: Composed) -> Pairs:
 
 @lru_cache(maxsize=64)
 def _selected_pld(relation: str, event: Selected) -> Pairs:
-    """The table of the larger of both directions' profiles."""
+    """Return the table of the larger of both directions' profiles."""
     found = _one(event.run, "pld", relation)
     if not (found.pairs or found.numerical_delta or found.failure or found.non_private):
         return ()
@@ -170,15 +178,16 @@ def _selected_rdp(relation: str, event: Selected) -> Pairs:
         return _EVERYTHING
     spare = run.numerical_delta + run.failure  # a run that is a selection has such a mass itself
     return (
-        ((of_law(SelectionCurve(run.pairs, event.trials, spare)), 1),)
+        ((of_distribution(SelectionCurve(run.pairs, event.trials, spare)), 1),)
         if run.pairs or spare > 0
         else ()
     )
 
 
 def _selected_apart(method: str, relation: str, event: Selected) -> float:
-    """The mass that is taken away from the best run before it has a Rényi curve; a table has it
-    already.
+    """Return the mass that is set apart from the best run before it has a Rényi curve.
+
+    A table includes it already.
     """
     if method == "pld":
         return 0.0
@@ -187,8 +196,9 @@ def _selected_apart(method: str, relation: str, event: Selected) -> float:
 
 
 def _parallel(method: str, relation: str, event: Parallel) -> Pairs:
-    """The costliest part; or, if replacing a record can move it, the costliest two, one record less
-    and one more.
+    """Return the costliest part; or, if a replaced record can move, the costliest two.
+
+    Then one of them loses a record, and the other gains one.
     """
     stays = [_protected(_one(part, method, relation)) for part in event.parts]
     if relation != Relation.REPLACE_ONE or not event.moves:
@@ -200,8 +210,9 @@ def _parallel(method: str, relation: str, event: Parallel) -> Pairs:
 
 
 def _worst(method: str, alternatives: list[Pairs]) -> Pairs:
-    """Pairs that dominate each of several runs; a run whose pairs another one has too is dominated
-    by it.
+    """Return pairs that dominate each of several runs.
+
+    A run is dominated by another one that has all of its pairs.
     """
     kinds = sorted(
         {
@@ -213,21 +224,19 @@ def _worst(method: str, alternatives: list[Pairs]) -> Pairs:
     if len(kinds) == 1 or _EVERYTHING in kinds:
         return kinds[0] if len(kinds) == 1 else _EVERYTHING
     if method == "rdp":
-        return ((of_law(LargestCurve(tuple(kinds))), 1),)
+        return ((of_distribution(LargestCurve(tuple(kinds))), 1),)
     epsilons, profiles = _profiles(kinds)
     return _table(epsilons, profiles.max(axis=0))
 
 
 def _two_curves(parts: list[Pairs]) -> list[Pairs]:
-    """Every two of the parts, composed: Rényi divergences in the worse direction add up."""
+    """Compose every two of the parts: Rényi divergences in the worse direction add up."""
     twice = [part for part, often in Counter(parts).items() for _ in range(min(often, 2))]
     return [(*first, *second) for first, second in combinations(twice, 2)] if parts[1:] else parts
 
 
 def _two_largest(parts: list[Pairs]) -> Pairs:
-    """Tables whose composition dominates any two of the parts, one with a record less and one with
-    a record more.
-    """
+    """Return tables that dominate any two parts, of which one loses and one gains a record."""
     if _EVERYTHING in parts:
         return _EVERYTHING
     if len(set(parts)) == 1 and all(pair.symmetric for pair, _ in parts[0]):
@@ -243,7 +252,7 @@ def _two_largest(parts: list[Pairs]) -> Pairs:
 
 
 def _profiles(runs: list[Pairs]) -> tuple[Array, Array]:
-    """δ(ε) of each run from above, in the worse direction, on one grid."""
+    """Bound δ(ε) of each run in the worse direction, on one grid."""
     last = max(min(pld.epsilon_upper(run, _FLOOR).value if run else 0.0, _LARGEST) for run in runs)
     epsilons = np.linspace(0, max(last, 1e-3), _POINTS // 2)
     return epsilons, np.array(
@@ -258,21 +267,22 @@ def _profiles(runs: list[Pairs]) -> tuple[Array, Array]:
 
 
 def _table(epsilons: Array, deltas: Array, times: int = 1) -> Pairs:
-    """A symmetric law with at least this profile, of which points may be useless: (ε′, δ′)-DP alone
-    implies δ(ε) ≤ δ′ + (1 − δ′)·(e^ε′ − e^ε)/(1 + e^ε′) at every ε ≤ ε′ (Kairouz, Oh & Viswanath
-    2015, Theorem 2.1).
+    """Return a symmetric table with at least this profile, of which some points may be useless.
+
+    (ε′, δ′)-DP alone implies δ(ε) ≤ δ′ + (1 − δ′)·(e^ε′ − e^ε)/(1 + e^ε′) at every ε ≤ ε′ (Kairouz,
+    Oh & Viswanath 2015, Theorem 2.1).
     """
     odds = np.exp(epsilons)
     implied = deltas + (1 - deltas) * np.maximum(odds - odds[:, None], 0.0) / (1 + odds)
     deltas = np.where(odds >= odds[:, None], implied, 1.0).min(axis=1) * (1 + 1e-12)
     table = Table.from_profile(epsilons, deltas)
-    return ((of_law(Dominating(table.loss, table.mass, table.infinite, table.missing)), times),)
+    return (
+        (of_distribution(Dominating(table.loss, table.mass, table.infinite, table.missing)), times),
+    )
 
 
 def _attained(method: str, relation: str, event: Event) -> Pairs:
-    """What some data sets attain in a run, or in the one of several parts that seems to be the
-    costliest.
-    """
+    """Return what some data sets attain in a run, or in the part that seems to be the costliest."""
     if isinstance(event, Composed):
         return canonical(event.envelope, method, relation).attained
     assert isinstance(event, Parallel)
@@ -284,7 +294,7 @@ def _attained(method: str, relation: str, event: Event) -> Pairs:
 
 
 def _failures(method: str, relation: str, event: Event) -> float:
-    """The probability of a failure in any run that one record can be in."""
+    """Return the probability of a failure in any run that one record can be in."""
     if isinstance(event, Composed):
         return canonical(event.envelope, method, relation).failure
     assert isinstance(event, Parallel)
@@ -292,7 +302,10 @@ def _failures(method: str, relation: str, event: Event) -> float:
 
 
 _IN_A_ROW = "the pairs of the events, composed"
-_ONE_PART = "one record is in one part, or, if it is replaced and moves, in two: McSherry 2009; docs/proofs/scopes.md"
+_ONE_PART = (
+    "one record is in one part, or, if it is replaced and moves, in two: McSherry 2009; "
+    "docs/proofs/scopes.md"
+)
 _BEST: dict[str, tuple[Callable[[str, Selected], Pairs], str]] = {
     "pld": (
         _selected_pld,

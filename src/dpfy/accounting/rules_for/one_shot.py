@@ -1,7 +1,7 @@
-"""Rules of the queries that are answered once: their laws, with or without one record, or with
-another in its place.
+"""Rules of one-shot queries: how each becomes a dominating pair.
 
-The proofs, and what each bound rests on, are in ``docs/proofs/one-shot.md``.
+One pair is for adding or removing a record, and one for replacing it. The proofs, and what each
+bound rests on, are in ``docs/proofs/one-shot.md``.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.dominating_pairs import Pair, Pairs, of_law
+from dpfy.accounting.dominating_pairs import Pair, Pairs, of_distribution
 from dpfy.accounting.loss_distributions import (
     Array,
     DiscreteGaussian,
@@ -53,8 +53,13 @@ _NOTHING, _EVERYTHING = Table((0.0,), (1.0,)), Table((), (), infinite=1.0, missi
 
 @dataclass(frozen=True)
 class OneShot:
-    """How a query on a Poisson sample becomes a pair; ``attained`` are pairs that some data sets
-    have, where the law of the pair does not know.
+    """A rule that turns a query on a Poisson sample into a pair.
+
+    Args:
+        pair: The pair of a policy and a query.
+        reference: Why it dominates the query.
+        exact: Whether some data sets have just this profile.
+        attained: Pairs that some data sets have, where the pair itself does not know.
     """
 
     pair: Callable[[Policy, Any], Pair]
@@ -64,8 +69,7 @@ class OneShot:
 
 
 def pure(loss: float) -> LossDistribution:
-    """The law of randomised response between two answers, which dominates every mechanism with
-    losses up to ``loss``.
+    """Return the loss of randomised response, which dominates every ``loss``-DP mechanism.
 
     >>> pure(0.5).largest
     0.5
@@ -74,40 +78,44 @@ def pure(loss: float) -> LossDistribution:
 
 
 def ranged(loss: float) -> LossDistribution:
-    """The law that dominates every mechanism whose losses, for any two neighbours, span at most
-    ``loss``.
-    """
+    """Return the loss that dominates every mechanism whose losses span at most ``loss``."""
     return (Range(loss) if loss > 0 else _NOTHING) if loss < math.inf else _EVERYTHING
 
 
-def _absent(law_of: Callable[[float], LossDistribution]) -> Callable[[Policy, RecordedQuery], Pair]:
+def _absent(
+    distribution_of: Callable[[float], LossDistribution],
+) -> Callable[[Policy, RecordedQuery], Pair]:
     def pair(policy: Policy, query: RecordedQuery) -> Pair:
         assert isinstance(query, Bounded)
-        return of_law(law_of(query.largest_loss), policy.rate)
+        return of_distribution(distribution_of(query.largest_loss), policy.rate)
 
     return pair
 
 
 def _replaced(
-    law_of: Callable[[float], LossDistribution],
+    distribution_of: Callable[[float], LossDistribution],
 ) -> Callable[[Policy, RecordedQuery], Pair]:
-    """One record less, then another one more: losses and ranges add up; of a sample, only losses
-    are known to.
+    """Return the pair of removing one record, then adding another.
+
+    Losses and ranges add up; on a sample, only losses are known to.
     """
 
     def pair(policy: Policy, query: RecordedQuery) -> Pair:
         assert isinstance(query, Bounded)
         loss = query.largest_loss
-        return of_law(law_of(2 * loss) if policy.rate == 1 else pure(_twice(policy.rate, loss)))
+        return of_distribution(
+            distribution_of(2 * loss) if policy.rate == 1 else pure(_twice(policy.rate, loss))
+        )
 
     return pair
 
 
 def _two_candidates(times: int) -> Callable[[Policy, RecordedQuery], Pairs]:
-    """Noisy max between two candidates, of which one is as far ahead as the other one is
-    afterwards: with Laplace noise the worse of them is chosen with probability ½e^−gap·(1 + gap/2),
-    with exponential noise less often, and the event does not say which ran. Of a sample in which a
-    record is replaced, nothing is known.
+    """Return what noisy max attains between two candidates that change places.
+
+    One of them is as far ahead before as the other one is afterwards. With Laplace noise the worse
+    of them is chosen with probability ½e^−gap·(1 + gap/2), with exponential noise less often, and
+    the event does not say which ran. Nothing is known for a sample in which a record is replaced.
     """
 
     def pairs(policy: Policy, query: RecordedQuery) -> Pairs:
@@ -120,7 +128,14 @@ def _two_candidates(times: int) -> Callable[[Policy, RecordedQuery], Pairs]:
             if gap < 300
             else gap - math.log1p(gap / 2)
         )
-        return ((of_law(response(odds / _UP) if gap < math.inf else _EVERYTHING, policy.rate), 1),)
+        return (
+            (
+                of_distribution(
+                    response(odds / _UP) if gap < math.inf else _EVERYTHING, policy.rate
+                ),
+                1,
+            ),
+        )
 
     return pairs
 
@@ -130,32 +145,36 @@ def _nothing(policy: Policy, query: RecordedQuery) -> Pairs:
 
 
 def _if_all(pair: Callable[[Policy, Any], Pair]) -> Callable[[Policy, Any], Pairs]:
-    """The pair is attained on all records; of a sample, nothing is known."""
+    """Return the pair as attained on all records; nothing is known for a sample."""
     return lambda policy, query: ((pair(policy, query), 1),) if policy.rate == 1 else ()
 
 
 def _response(policy: Policy, query: RecordedQuery) -> Pair:
     assert isinstance(query, RandomizedAnswer)
-    law = response(query.largest_loss, query.unmoved) if query.truth < 1 else _EVERYTHING
-    return of_law(law, policy.rate)
+    distribution = response(query.largest_loss, query.unmoved) if query.truth < 1 else _EVERYTHING
+    return of_distribution(distribution, policy.rate)
 
 
 def _response_replaced(policy: Policy, query: RecordedQuery) -> Pair:
     if policy.rate == 1:
         return _response(policy, query)
     assert isinstance(query, RandomizedAnswer)
-    return of_law(pure(_twice(policy.rate, query.largest_loss)))
+    return of_distribution(pure(_twice(policy.rate, query.largest_loss)))
 
 
 def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
     if policy.rate == 1:
         return Pair(1.0, noise_multiplier / 2, "absent", "laplace")
-    return of_law(pure(_twice(policy.rate, 1 / noise_multiplier if noise_multiplier else math.inf)))
+    return of_distribution(
+        pure(_twice(policy.rate, 1 / noise_multiplier if noise_multiplier else math.inf))
+    )
 
 
 def _discrete(policy: Policy, query: RecordedQuery, records: int = 1) -> Pair:
-    """One record has whole numbers of a whole squared length, at most the square of the bound; two
-    that replace each other are twice as far apart at most.
+    """Return the pair of a discrete Gaussian sum.
+
+    One record consists of integers, so its squared length is an integer too, at most the square of
+    the bound. Two that replace each other are at most twice as far apart.
     """
     assert isinstance(query, DiscreteGaussianSum)
     squared = math.floor(
@@ -163,28 +182,33 @@ def _discrete(policy: Policy, query: RecordedQuery, records: int = 1) -> Pair:
     )  # √3 as a float is less than that
     alone = records * math.isqrt(squared)
     if squared == 0 or query.stddev == 0:
-        return of_law(_EVERYTHING if squared else _NOTHING, policy.rate)
+        return of_distribution(_EVERYTHING if squared else _NOTHING, policy.rate)
     if query.coordinates == 1 or records**2 * squared == 1:
-        return of_law(DiscreteGaussian(alone, query.stddev), policy.rate)
-    return of_law(
+        return of_distribution(DiscreteGaussian(alone, query.stddev), policy.rate)
+    return of_distribution(
         DiscreteGaussianVector(records**2 * squared, query.stddev, query.coordinates, alone),
         policy.rate,
     )
 
 
 def _discrete_replaced(policy: Policy, query: RecordedQuery) -> Pair:
-    """Two samples are the same unless the record is drawn, so that all records are the worst; less
-    is not claimed.
+    """Return the pair on all records, which is the worst; nothing less is claimed for a sample.
+
+    Two samples are the same unless the record is drawn.
     """
     return _discrete(Poisson(1.0) if policy.rate > 0 else policy, query, records=2)
 
 
 @dataclass(frozen=True)
 class _Exchanged(Table):
-    """A table, the ``pair`` of the query on all records, and the share of them that is in a sample.
+    """The table of a query on a sample of a fixed size.
 
     In zCDP a sample is not rewarded. The table ends where profiles are no longer looked at; Rényi
     curves do not.
+
+    Args:
+        pair: The pair of the query on all records.
+        share: The share of records that is in a sample.
     """
 
     pair: Pair = _FREE
@@ -192,16 +216,21 @@ class _Exchanged(Table):
 
     @property
     def spread(self) -> float:
+        """About √Var of the loss where losses are small."""
         return min(
             super().spread, 1 / self.pair.noise_multiplier
         )  # also where the table knows no protection
 
     @property
     def zcdp(self) -> float:
-        whole = self.pair.mu**2 / 2 if self.pair.law is None else self.pair.law.zcdp
+        """The ρ of the query on all records, or of the table."""
+        whole = (
+            self.pair.mu**2 / 2 if self.pair.distribution is None else self.pair.distribution.zcdp
+        )
         return min(whole, super().zcdp)
 
     def divergence(self, orders: Array, rate: float) -> Array | None:
+        """Return the divergences of the table, or of the sampled pair where they are less."""
         sampled = bounded(replace(self.pair, rate=self.share), tuple(orders.tolist()))
         table = super().divergence(orders, rate)
         assert table is not None
@@ -210,28 +239,28 @@ class _Exchanged(Table):
 
 @lru_cache(maxsize=256)
 def exchanged(pair: Pair, share: float) -> Pair:
-    """The pair of a query on a sample of a fixed size, of which a record is in a ``share``, from
-    the ``pair`` of the query on all records one of which is replaced.
+    """Return the pair of a query on a sample of a fixed size.
 
-    Another record has its place in the sample, so δ′(ε′) = share·δ(ε) with e^ε′ = 1 + share·(e^ε −
-    1), both ways.
+    ``pair`` is that of the query on all records, one of which is replaced. A record is in a
+    ``share`` of all samples; otherwise another record takes its place. So δ′(ε′) = share·δ(ε) with
+    e^ε′ = 1 + share·(e^ε − 1), both ways.
     """
     if share == 1 or not 0 < pair.noise_multiplier < math.inf:
         return replace(pair, rate=share) if pair.noise_multiplier == 0 else pair
     last = min(one_step.epsilon(pair, _RARE).upper, one_step.pure_epsilon(pair), _LARGEST)
-    atoms = pair.law.atoms() if pair.law is not None else np.empty(0)
+    atoms = pair.distribution.atoms() if pair.distribution is not None else np.empty(0)
     epsilons = np.unique(
         np.concatenate((np.linspace(0.0, last, _POINTS), atoms[(atoms > 0) & (atoms < last)]))
     )
     deltas = np.array([one_step.delta(pair, float(at)).upper for at in epsilons]) * share * _UP
     table = Table.from_profile(np.log1p(share * np.expm1(epsilons)) * _UP, deltas)
-    return of_law(
+    return of_distribution(
         _Exchanged(table.loss, table.mass, table.infinite, table.missing, pair=pair, share=share)
     )
 
 
 def _twice(rate: float, loss: float) -> float:
-    """The loss of one record less and one more, each on a sample of this rate, rounded up."""
+    """Return the loss of removing and adding a record on samples of this rate, rounded up."""
     return 2 * amplified(rate, loss) * _UP if loss < math.inf else math.inf
 
 
@@ -240,8 +269,14 @@ _RANGE = (
     "losses for two neighbours span at most 2Δ/b, monotone Δ/b: Durfee & Rogers 2019; PLD takes "
     "the envelope of all such pairs, RDP the worst at each order"
 )
-_MAX = "ε = 2Δ/b, monotone Δ/b: Dwork & Roth 2014, Claim 3.9, and Ding et al. 2021 for exponential noise"
-_THRESHOLD = "ε = Δ/b₁ + 2Δ/b₂, monotone Δ/b₁ + Δ/b₂: Lyu, Su & Li 2017, Theorems 4 and 5, for one answer above"
+_MAX = (
+    "ε = 2Δ/b, monotone Δ/b: Dwork & Roth 2014, Claim 3.9, "
+    "and Ding et al. 2021 for exponential noise"
+)
+_THRESHOLD = (
+    "ε = Δ/b₁ + 2Δ/b₂, monotone Δ/b₁ + Δ/b₂: Lyu, Su & Li 2017, "
+    "Theorems 4 and 5, for one answer above"
+)
 _ANSWER = "the pair of randomised response between the answers"
 _DISCRETE = (
     "one number: the pair at the largest shift, since the noise is log-concave; several: the least "
@@ -265,15 +300,17 @@ _ATTAINED: dict[tuple[type[RecordedQuery], int], Callable[[Policy, Any], Pairs]]
 
 ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
     **{
-        (query, relation): OneShot(_absent(law), words, attained=_ATTAINED.get((query, 1)))
-        for query, law, words in _EVERY
+        (query, relation): OneShot(
+            _absent(distribution_of), words, attained=_ATTAINED.get((query, 1))
+        )
+        for query, distribution_of, words in _EVERY
         for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
     },
     **{
         (query, Relation.REPLACE_ONE): OneShot(
-            _replaced(law), _TWICE + words, attained=_ATTAINED.get((query, 2))
+            _replaced(distribution_of), _TWICE + words, attained=_ATTAINED.get((query, 2))
         )
-        for query, law, words in _EVERY
+        for query, distribution_of, words in _EVERY
     },
     **{
         (RandomizedAnswer, relation): OneShot(_response, _ANSWER, exact=True)

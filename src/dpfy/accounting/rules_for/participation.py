@@ -1,11 +1,13 @@
-"""The worst participation pattern: the largest ‖Σ_{i∈π} c_i·u_iᵀ‖² over patterns π and vectors u_i
-in the unit ball.
+"""The worst participation pattern of a stream.
 
-A pattern has at most k steps, b or more apart. The square is Σ_{i,j∈π} Γ_ij·⟨u_i, u_j⟩ with Γ the
-products of columns, at most Σ|Γ_ij|, which vectors of one line attain where their signs can be
-chosen such that no term is negative. The largest sum is found by dynamic programming if products
-end after some distance, and else by branch and bound. Where signs clash, a pattern's square is a
-semidefinite programme, solved from both sides. ``docs/proofs/streams.md``.
+It is the largest ‖Σ_{i∈π} c_i·u_iᵀ‖² over patterns π and vectors u_i in the unit ball. A pattern
+has at most k steps, b or more apart. The square is Σ_{i,j∈π} Γ_ij·⟨u_i, u_j⟩ with Γ the products of
+columns. It is at most Σ|Γ_ij|, which vectors on one line attain if their signs can be chosen such
+that no term is negative. The largest sum is found by dynamic programming if products vanish beyond
+some distance, and otherwise by branch and bound. Where signs clash, a pattern's square is a
+semidefinite programme, solved from both sides. Proofs: ``docs/proofs/streams.md``.
+
+Tests: tests/accounting/rules_for/test_streams.py.
 """
 
 import heapq
@@ -59,7 +61,7 @@ def worst_pattern(bands: Array, most: int, separation: int) -> Square:
 
 
 def _one_sign(bands: Array) -> bool:
-    """Whether signs s_i exist such that no s_i·s_j·Γ_ij is negative."""
+    """Tell whether signs s_i exist such that no s_i·s_j·Γ_ij is negative."""
     size = np.sqrt(np.maximum(bands[0], 0.0))
     count = len(size)
     signs = np.zeros_like(bands, dtype=np.int8)
@@ -89,8 +91,7 @@ def _one_sign(bands: Array) -> bool:
 
 
 def _within_reach(size: Array, most: int, separation: int) -> float | None:
-    """The largest Σ|Γ_ij| by dynamic programming over the steps that later ones still meet; None if
-    it is too much.
+    """Return the largest Σ|Γ_ij| by dynamic programming; None if that is too much work.
 
     A state is the last step and the distances back to the others that a next step can have products
     with.
@@ -128,9 +129,7 @@ def _within_reach(size: Array, most: int, separation: int) -> float | None:
 def _moves(
     reach: int, separation: int, limit: int
 ) -> list[tuple[Distances, int, Distances]] | None:
-    """What each context becomes after a next step at each distance; None if there are more than
-    ``limit``.
-    """
+    """Return what contexts become after a next step at each distance; None beyond ``limit``."""
     moves: list[tuple[Distances, int, Distances]] = []
     seen: set[Distances] = {()}
     waiting: list[Distances] = [()]
@@ -159,8 +158,10 @@ def _dense(bands: Array) -> Array:
 
 
 def _without_search(bands: Array, most: int, separation: int, high: float | None) -> Square:
-    """Orthogonal vectors from below; from above, the n-th step before another is at least n
-    separations away, and its product with it at most the largest from there on.
+    """Bound the square without a search: from below by orthogonal vectors.
+
+    From above, the n-th step before another is at least n separations away, and its product with it
+    at most the largest from there on.
     """
     largest = np.maximum.accumulate(np.abs(bands)[::-1], axis=0)[::-1]
     weights = bands[0] + 2 * largest[separation::separation][: most - 1].sum(axis=0)
@@ -171,7 +172,7 @@ def _without_search(bands: Array, most: int, separation: int, high: float | None
 
 
 def _spaced(weights: Array, most: int, separation: int) -> float:
-    """The largest sum of weights over patterns."""
+    """Return the largest sum of weights over patterns."""
     rest = np.zeros(len(weights) + separation)
     for _ in range(most):
         rest[: len(weights)] = np.maximum.accumulate((weights + rest[separation:])[::-1])[::-1]
@@ -179,12 +180,11 @@ def _spaced(weights: Array, most: int, separation: int) -> float:
 
 
 class _Search:
-    """Best first over patterns from the left: what is open is bounded by what each further step can
-    add.
+    """A best-first search over patterns from the left.
 
-    A further step i adds Γ_ii, twice its products with the steps so far, and twice those with steps
-    after it: for each i the best such steps, chosen for i alone, which is a bound on any choice for
-    all.
+    Open patterns are bounded by what each further step can add. A further step i adds Γ_ii, twice
+    its products with the steps so far, and twice those with steps after it: for each i the best
+    such steps, chosen for i alone, which is a bound on any choice for all.
     """
 
     def __init__(self, gram: Array, most: int, separation: int, clash: bool) -> None:
@@ -196,6 +196,7 @@ class _Search:
         self._low = 0.0
 
     def run(self) -> Square:
+        """Search until the bounds meet, or the work exceeds its limit."""
         count, ties, work = len(self._gram), itertools.count(), 0.0
         opened: list[tuple[float, int, tuple[int, ...], bool]] = [
             (-math.inf, next(ties), (), False)
@@ -227,7 +228,7 @@ class _Search:
         return Square(self._low, self._low)
 
     def _totals(self, steps: tuple[int, ...], first: int) -> Array:
-        """[n, i]: a bound on what 1 + n further steps add of which i is the first."""
+        """Return at [n, i] a bound on what 1 + n further steps add of which i is the first."""
         count = len(self._size)
         weight = np.diag(self._size) + 2 * self._size[list(steps)].sum(axis=0)
         rest, rows = np.zeros(count + self._separation), []
@@ -242,7 +243,7 @@ class _Search:
         return np.array(rows)
 
     def _continued(self, totals: Array, first: int) -> list[int]:
-        """Steps that attain the bound, each for itself: a pattern to try."""
+        """Return steps that attain the bound, each for itself: a pattern to try."""
         steps: list[int] = []
         for row in totals[::-1]:
             if first >= len(row):
@@ -256,7 +257,7 @@ class _Search:
         return self._gram[np.ix_(places, places)]
 
     def _try(self, steps: Iterable[int]) -> None:
-        """What a pattern attains with vectors of one line, or with orthogonal ones."""
+        """Note what a pattern attains with vectors on one line, or with orthogonal ones."""
         block = self._block(steps)
         attained = float(np.abs(block).sum())
         if self._clash:
@@ -264,16 +265,14 @@ class _Search:
         self._low = max(self._low, attained)
 
     def _solve(self, steps: Iterable[int]) -> float:
-        """The most that a pattern can attain."""
+        """Return the most that a pattern can attain."""
         found = largest_square(self._block(steps), self._low)
         self._low = max(self._low, found.low)
         return found.high
 
 
 def best_before(size: Array, most: int, separation: int) -> Array:
-    """For each row i and each number of steps, the largest sum of the row's entries at that many
-    steps before i.
-    """
+    """Return at [i, n] the largest sum of entries of row i at n steps before i."""
     count = len(size)
     found = np.zeros((count, most))
     history: list[Array] = []  # the best sums of all rows with entries up to a place
@@ -291,13 +290,12 @@ def best_before(size: Array, most: int, separation: int) -> Array:
 
 
 def largest_square(gram: Array, known: float = 0.0) -> Square:
-    """Return max Σ Γ_ij⟨u_i, u_j⟩ over vectors of the unit ball, in as many dimensions as there are
-    steps.
+    """Return max Σ Γ_ij⟨u_i, u_j⟩ over vectors of the unit ball.
 
-    It is the semidefinite programme max ⟨Γ, X⟩ with X ⪰ 0 and X_ii = 1. Rows that each point where
-    the others pull them are feasible; their pulls y, raised until diag(y) − Γ ⪰ 0, are a bound, Σ
-    y_i, by weak duality. The search for it ends as soon as the bound is below what is ``known`` to
-    be attained elsewhere.
+    There are as many dimensions as steps. It is the semidefinite programme max ⟨Γ, X⟩ with X ⪰ 0
+    and X_ii = 1. Rows that each point where the others pull them are feasible; their pulls y,
+    raised until diag(y) − Γ ⪰ 0, are a bound, Σ y_i, by weak duality. The search for it ends as
+    soon as the bound is below what is ``known`` to be attained elsewhere.
 
     >>> clashing = np.array([[2.0, -1.0, -1.0], [-1.0, 2.0, -1.0], [-1.0, -1.0, 2.0]])
     >>> [round(end, 6) for end in largest_square(clashing)]  # three vectors 120° apart
@@ -327,7 +325,7 @@ def largest_square(gram: Array, known: float = 0.0) -> Square:
 
 
 def _on_a_line(gram: Array) -> float:
-    """What some signs, or orthogonal vectors, attain."""
+    """Return what some signs, or orthogonal vectors, attain."""
     signs, before = np.ones(len(gram)), -math.inf
     while (value := float(signs @ gram @ signs)) > before:
         before, signs = value, np.where(gram @ signs < 0, -1.0, 1.0)

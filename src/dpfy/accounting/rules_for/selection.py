@@ -1,5 +1,4 @@
-"""Private selection: what it costs to repeat a run a secret, random number of times and to release
-the best.
+"""Private selection: the cost of releasing the best of a secret, random number of runs.
 
 No rule depends on how runs are scored. The privacy loss rule asks how far the loss of one run can
 be shifted by the place of its output in the order of scores; the Rényi rules are those of Papernot
@@ -24,11 +23,18 @@ _ROUNDED = 1e-10  # relative: more than rounding can lose, over as many places
 
 
 class RunProfile:
-    """δ(ε) of one run from above, in one direction and ``back``, for every real ε, from points that
-    rise from ε = 0.
+    """An upper bound on δ(ε) of one run in both directions, for every real ε.
 
     Between points each is the chord, as a function of e^ε: true curves are convex in it. Below zero
     they follow from each other: δ(−ε) = 1 − e^−ε·(1 − δ_back(ε)).
+
+    Args:
+        epsilons: Points of ε, rising from 0.
+        there: δ at these points in one direction.
+        back: δ at these points in the other direction.
+
+    Raises:
+        InvalidArgument: The points do not rise from 0, or are too large.
     """
 
     def __init__(self, epsilons: Array, there: Array, back: Array) -> None:
@@ -77,19 +83,22 @@ class RunProfile:
 
 
 class SelectionProfile:
-    """δ(ε) of repeat-and-select from above, in one direction: Σ_j weight_j · δ(ε − shift_j), δ that
-    of one run.
+    """An upper bound on δ(ε) of repeat-and-select, in one direction.
 
-    *Formal guarantee*: P(S) ≤ e^ε·P′(S) + ``delta(ε)`` for every ε ≥ 0, P and P′ the laws of what
-    is released, however runs are scored. No smaller δ follows from the profile of one run, up to
-    terms that vanish with the probability of the losses that matter.
+    It is Σ_j weight_j · δ(ε − shift_j), where δ is that of one run.
+
+    *Formal guarantee*: P(S) ≤ e^ε·P′(S) + ``delta(ε)`` for every ε ≥ 0, P and P′ the distributions
+    of what is released, however runs are scored. No smaller δ follows from the profile of one run,
+    up to terms that vanish with the probability of the losses that matter.
 
     *Assumes* what :class:`~dpfy.ledger.selection.Selected` does.
 
     Reference: ``docs/proofs/private-selection.md``, Theorem 1.
 
-    >>> pure = RunProfile(np.array([0.0, 0.1]), np.array([np.tanh(0.05), 0.0]), np.array([np.tanh(0.05), 0.0]))
-    >>> epsilon = SelectionProfile(pure, NegativeBinomialTrials.with_mean(100.0, shape=1.0)).epsilon(1e-12)
+    >>> deltas = np.array([np.tanh(0.05), 0.0])
+    >>> pure = RunProfile(np.array([0.0, 0.1]), deltas, deltas)
+    >>> trials = NegativeBinomialTrials.with_mean(100.0, shape=1.0)
+    >>> epsilon = SelectionProfile(pure, trials).epsilon(1e-12)
     >>> 0.25 < epsilon < 0.3001  # never more than (2 + shape)·0.1
     True
     """
@@ -151,11 +160,23 @@ def renyi_curve(
 ) -> Array:
     """Return the Rényi curve of repeat-and-select from the ``curve`` of one run at ``orders``.
 
-    ``other`` is the order and the divergence of one run by which its place in the order of scores
-    is bounded; the best of the curve if not given. ``delta`` bounds δ(ε) of one run, by whatever
-    method; Poisson numbers of runs need it at e^ε = 1 + 1/(order − 1). ``spare`` is by how much
-    δ(ε) of a run may exceed that of a run with this curve, at every ε; then the curve is that of
-    what is left after a mass of mean·spare has been taken away.
+    Args:
+        trials: The distribution of the number of runs.
+        orders: The Rényi orders.
+        curve: The divergences of one run at these orders.
+        delta: An upper bound on δ(ε) of one run, by any method. Poisson numbers of runs need it at
+            e^ε = 1 + 1/(order − 1).
+        other: The order and the divergence of one run by which its place in the order of scores is
+            bounded; the best of the curve by default.
+        spare: The most that δ(ε) of a run may exceed that of a run with this curve, at every ε.
+            Then the result is the curve of what is left after a mass of mean·spare has been taken
+            away.
+
+    Returns:
+        The divergences at these orders.
+
+    Raises:
+        UnsupportedEvent: There is no rule for this number of runs.
 
     Reference: Papernot & Steinke 2022, Theorems 2 and 6, the latter with the chance that there is
     no run at all: ``docs/proofs/private-selection.md``, Theorems 2 to 4.
@@ -178,7 +199,7 @@ def renyi_curve(
 
 
 def _places(run: RunProfile, trials: Trials) -> Array:
-    """Probabilities from 0 to 1 between which neither of the two weights changes by much."""
+    """Return probabilities from 0 to 1 between which neither of the two weights changes much."""
     fine: Array = np.concatenate(([0.0], np.geomspace(1e-15, 1, _PLACES)))
     weights = [
         np.maximum(weight(trials, at) / trials.mean, math.exp(-_LEAST_WEIGHT))
@@ -191,7 +212,7 @@ def _places(run: RunProfile, trials: Trials) -> Array:
 
 
 def _concave(x: Array, y: Array) -> Array:
-    """The corners of the concave hull of points that rise in both coordinates."""
+    """Return the corners of the concave hull of points that rise in both coordinates."""
     hull: list[tuple[float, float]] = []
     for point in zip(x.tolist(), y.tolist(), strict=True):
         while len(hull) > 1 and (

@@ -30,8 +30,9 @@ _STARTS = 64  # patterns of a tree that are tried for a lower bound
 def sensitivity(
     strategy: Strategy, steps: int, participations: int = 1, separation: int = 1
 ) -> Interval:
-    """Return by how much one record can move all rows of a stream together, in units of its bound
-    in one step.
+    """Return the sensitivity of a stream: how far one record can move all of its rows together.
+
+    The unit is the record's bound in one step.
 
     *Formal guarantee*: no record that takes part in at most ``participations`` steps,
     ``separation`` or more apart, moves them by more than ``upper``, and some record does by
@@ -40,13 +41,26 @@ def sensitivity(
     for bands of at most twice ``separation``; for trees, wider bands and full matrices unless the
     search for it exceeds its limits, which up to some hundred steps it does not.
 
+    Args:
+        strategy: The matrix that multiplies the steps' sums.
+        steps: The number of steps.
+        participations: In how many steps a record may take part; 1 by default.
+        separation: The least distance between two of them, in steps; 1 by default.
+
+    Returns:
+        The interval from what some record does to what none exceeds.
+
+    Raises:
+        UnsupportedEvent: There is no rule for the strategy, or it is too large.
+
     Reference: ``docs/proofs/streams.md``, Lemmas 1 to 4.
 
     >>> round(sensitivity(Tree(), 1000).upper ** 2, 6)  # one node on each of the levels 0 to 9
     10.0
     >>> round(sensitivity(Toeplitz((1.0, 0.5)), 4, participations=2, separation=2).upper ** 2, 6)
     2.5
-    >>> [round(end, 6) for end in sensitivity(Toeplitz((0.5, -1.0, 1.0)), 6, participations=6)]  # signs that clash
+    >>> clashing = Toeplitz((0.5, -1.0, 1.0))
+    >>> [round(end, 6) for end in sensitivity(clashing, 6, participations=6)]
     [5.244044, 5.244044]
     """
     most = min(participations, -(-steps // separation))
@@ -62,9 +76,11 @@ def sensitivity(
 
 
 def _toeplitz(band: Array, steps: int, most: int, separation: int) -> Square:
-    """Products of columns that fall do so with their distance and with the place of the later one:
-    the earliest pattern is worst. Others are searched; where that is too much, coefficients that
-    dominate them and do fall take their place.
+    """Return the squared sensitivity of a Toeplitz strategy.
+
+    Products of columns with falling coefficients fall with their distance and with the position of
+    the later one: the earliest pattern is worst. Others are searched. Where that is too much work,
+    falling coefficients that dominate them give a bound.
     """
     if len(band) <= separation or most == 1:
         apart = math.fsum(
@@ -84,7 +100,7 @@ def _toeplitz(band: Array, steps: int, most: int, separation: int) -> Square:
 
 
 def _together(band: Array, steps: int, most: int, separation: int) -> float:
-    """The earliest pattern, all vectors equal."""
+    """Return the square of the earliest pattern, all vectors equal."""
     total = np.zeros(steps)
     for place in range(0, most * separation, separation):
         reach = min(len(band), steps - place)
@@ -93,7 +109,7 @@ def _together(band: Array, steps: int, most: int, separation: int) -> float:
 
 
 def _toeplitz_bands(band: Array, steps: int) -> Array:
-    """Γ_{j−d, j} = Σ_{t < n − j} θ_t·θ_{t+d}."""
+    """Return Γ_{j−d, j} = Σ_{t < n − j} θ_t·θ_{t+d}."""
     bands = np.zeros((len(band), steps))
     for distance in range(len(band)):
         sums = np.cumsum(band[: len(band) - distance] * band[distance:])
@@ -103,7 +119,7 @@ def _toeplitz_bands(band: Array, steps: int) -> Array:
 
 
 def _bands(strategy: Columns) -> Array:
-    """Γ_{j−d, j} of the columns, for all distances d within the longest."""
+    """Return Γ_{j−d, j} of the columns, for all distances d within the longest."""
     count, longest = len(strategy.columns), max(map(len, strategy.columns))
     if count * longest > _MAX_BANDS:
         raise UnsupportedEvent(
@@ -132,8 +148,10 @@ def _bands(strategy: Columns) -> Array:
 
 
 def _tree(tree: Tree, steps: int, most: int, separation: int) -> Square:
-    """Exact, or level by level where that is too much work: nodes of a level are disjoint, and each
-    sees a record at most as often as its leaves have room for.
+    """Return the squared sensitivity of a tree, exactly or level by level.
+
+    The latter is for trees that are too much work. Nodes of a level are disjoint, and each sees a
+    record at most as often as its leaves have room for.
     """
     exact = worst_count(tree, steps, most, separation)
     if exact is not None:
@@ -156,7 +174,7 @@ def _tree(tree: Tree, steps: int, most: int, separation: int) -> Square:
 
 
 def _nodes(blocks: list[int], level: int, completed: bool) -> int:
-    """How many nodes of a level are released."""
+    """Return how many nodes of a level are released."""
     width = 1 << level
     if not completed:
         return sum(block // width for block in blocks)
@@ -164,9 +182,7 @@ def _nodes(blocks: list[int], level: int, completed: bool) -> int:
 
 
 def _seen(pattern: NDArray[np.int64], size: int, steps: int, width: int, completed: bool) -> int:
-    """How often each released node of a level sees a record with this pattern: the sum of
-    squares.
-    """
+    """Return the sum of squares of how often each released node of a level sees a record."""
     block, place = np.divmod(pattern, size)
     length = np.minimum(size, steps - block * size)
     released = width < 2 * length if completed else (place // width + 1) * width <= length
@@ -181,8 +197,10 @@ def _pairs(event: Stream, neighbours: Neighbours, attained: bool = False) -> Pai
 
 
 def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool = False) -> Pairs:
-    """One record meets one column in each round of the parts; the longest of a round stands for
-    all. Records of the part whose columns are longest in all attain theirs.
+    """Return the pairs of a sampled stream.
+
+    One record meets one column in each round of the parts; the longest column of a round bounds all
+    of them. Records of the part with the longest columns overall attain theirs.
     """
     band, steps = event.band, event.steps
     if isinstance(event.strategy, Toeplitz):

@@ -1,19 +1,21 @@
 """Trees: how often their nodes can see one record, exactly, by dynamic programming over nodes.
 
 A node adds the square of how often its leaves see the record. Of steps b or more apart, a node of
-at most b leaves sees one, so all places in it are alike and the earliest leaves the most room:
+at most b leaves sees one, so all positions in it are alike and the earliest leaves the most room:
 within the smallest nodes of more than b leaves, every step can be taken as early as the one before
-it allows. What a node does to the rest is then only for how long the next step has to wait.
+it allows. All that a node then does to the rest is how long the next step has to wait.
 ``docs/proofs/streams.md``, Lemma 4.
+
+Tests: tests/accounting/rules_for/test_streams.py.
 """
 
 from functools import cache
 
 from dpfy.ledger.streams import Tree
 
-Front = list[
-    tuple[int, int]
-]  # how long to wait after a node, and the sum of squares in it; neither is improved on
+Front = list[tuple[int, int]]
+"""How long to wait after a node, and the sum of squares in it; no entry improves on another."""
+
 _MAX_WORK = 1_000_000
 
 
@@ -22,8 +24,9 @@ class _TooMuch(Exception):
 
 
 def worst_count(tree: Tree, steps: int, most: int, separation: int) -> int | None:
-    """Return the largest sum over nodes of the square of how often one record is in them; None if
-    it is too much work.
+    """Return the largest sum over nodes of the square of how often one record is in them.
+
+    None if that is too much work.
 
     >>> worst_count(Tree(), steps=8, most=1, separation=1)  # one node on each of four levels
     4
@@ -38,8 +41,9 @@ def worst_count(tree: Tree, steps: int, most: int, separation: int) -> int | Non
 
     @cache
     def node(level: int, length: int, wait: int) -> dict[int, Front]:
-        """How a node whose first ``length`` leaves are steps can be used, by how often, if none of
-        the first ``wait`` is.
+        """Return the fronts of a node by how often it sees the record.
+
+        Its first ``length`` leaves are steps, of which the first ``wait`` cannot be used.
         """
         if 1 << level <= 2 * separation and 1 << level >> 1 <= separation:
             return _smallest(level, length, wait, most, separation)
@@ -74,9 +78,7 @@ def worst_count(tree: Tree, steps: int, most: int, separation: int) -> int | Non
 
 
 def _subtrees(tree: Tree, steps: int) -> list[tuple[int, int]]:
-    """The largest released nodes in order, each by its level and how many of its leaves are
-    steps.
-    """
+    """Return the largest released nodes in order: their levels and how many leaves are steps."""
     size = min(tree.restart or steps, steps)
     found: list[tuple[int, int]] = []
     for first in range(0, steps, size):
@@ -93,8 +95,9 @@ def _subtrees(tree: Tree, steps: int) -> list[tuple[int, int]]:
 
 
 def _smallest(level: int, length: int, wait: int, most: int, separation: int) -> dict[int, Front]:
-    """A node whose halves see a record once: each time is on all levels below, and their number
-    squared on its own.
+    """Return the fronts of a node whose halves see a record once.
+
+    Each participation counts on all levels below, and their number squared on the node's own.
     """
     fronts: dict[int, Front] = {0: [(max(wait - length, 0), 0)]}
     for count, place in enumerate(range(wait, length, separation), start=1):
@@ -104,7 +107,7 @@ def _smallest(level: int, length: int, wait: int, most: int, separation: int) ->
 
 
 def _front(best: dict[int, int]) -> Front:
-    """Of ends with a longer wait, those that are worth more."""
+    """Return the entries without those that wait longer for no larger sum."""
     kept: Front = []
     for after, value in sorted(best.items()):
         if not kept or value > kept[-1][1]:
