@@ -1,4 +1,4 @@
-"""What the guarantee rests on, whom it protects against, and where it ends."""
+"""The assumptions of a guarantee, the attackers it protects from, and what it does not cover."""
 
 import math
 from collections.abc import Sequence
@@ -42,8 +42,9 @@ CHECKED, ALLOWED = (Ground(kind, "", "", "").status for kind in (Kind.CHECK, Kin
 
 
 def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
-    """List what the accounting assumes and how that is known (guide, item 3b); only theorems
-    hold.
+    """List the assumptions of the accounting and how they are known (guide, item 3b).
+
+    Only theorems hold.
     """
     return (
         _sampling(record),
@@ -73,7 +74,7 @@ def _sampling(record: LedgerRecord) -> Item:
 
 
 def _laws(record: LedgerRecord) -> str:
-    """What the policies of a ledger mean, each in a sentence."""
+    """Return one sentence for each policy of a ledger."""
     return " ".join(
         law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies)
     )
@@ -172,7 +173,7 @@ def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
 
 
 def _rounding(record: LedgerRecord) -> Item:
-    """What is known of last bits, the weakest of all that was recorded."""
+    """Return what is known of rounding error: the weakest of all that was recorded."""
     title = "Other records do not change what a record adds, in its last bits either"
     if not record.basis:
         return Item("rounding", title, NOT_RECORDED, status=UNKNOWN)
@@ -260,7 +261,7 @@ def _intact(record: LedgerRecord) -> Item:
 
 
 def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:
-    """What a private selection rests on, where there is one."""
+    """Return what a private selection rests on, if there is one."""
     text = None if record.search is None else record.search.secrecy
     return (
         ()
@@ -277,7 +278,7 @@ def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:
 
 
 def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
-    """Say against whom the output is protected: levels B1 to B6 of §3.1 and the row of Table 1."""
+    """Return the protected threat levels, B1 to B6 of §3.1, and the row of Table 1."""
     if not verdict.private:
         return (
             Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
@@ -358,8 +359,9 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
 
 
 def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
-    """Return the public constants of the plan in words; fields of other kinds of plans are left to
-    the JSON.
+    """Return the public constants of the plan in words.
+
+    Fields of other kinds of plans appear only in the JSON.
     """
     plan = plan or {}
     budget = _part(plan, "budget")
@@ -389,8 +391,9 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
 
 
 def _clip_schedule(plan: dict[str, Any]) -> str | None:
-    """The name of the schedule of clip bounds; that of importance sampling has the ratios, which
-    have a row.
+    """Return the name of the schedule of clip bounds.
+
+    That of importance sampling repeats the ratios, which have their own row, and is left out.
     """
     if _part(plan, "sampling").get("ratios"):
         return None
@@ -405,7 +408,7 @@ def _clip_schedule(plan: dict[str, Any]) -> str | None:
 
 
 def _by_norm(plan: dict[str, Any]) -> str | None:
-    """What records that are drawn by their norms contribute, and how often they may."""
+    """Return the contributions of records that are drawn by norm, and their largest rate."""
     sampling = _part(plan, "sampling")
     if not {"ratios", "batch_size", "population", "slack", "floor"} <= set(sampling):
         return None
@@ -421,7 +424,7 @@ def _by_norm(plan: dict[str, Any]) -> str | None:
 
 
 def _rate(sampling: dict[str, Any]) -> float | None:
-    """The share of the records in a step, by whatever the policy declares it."""
+    """Return the fraction of the records in a step, from whatever the policy declares."""
     size = sampling.get("size", sampling.get("batch_size"))
     if size is not None and sampling.get("records"):
         return float(size / sampling["records"])
@@ -429,7 +432,7 @@ def _rate(sampling: dict[str, Any]) -> float | None:
 
 
 def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
-    """The bound of each clipped sum, or of many of them together."""
+    """Return the bound of each clipped sum, or of many of them together."""
     bounds = [leaf["bound"] for leaf in leaves if "bound" in leaf]
     if len(bounds) > _FEW:
         return f"{len(bounds)} groups, together {plain(math.hypot(*bounds))}"
@@ -441,7 +444,7 @@ def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _controllers(controllers: Sequence[dict[str, Any]]) -> str | None:
-    """What chooses from releases, with its settings; a clip schedule does not."""
+    """Return the controllers that choose from releases, with settings; a clip schedule does not."""
     return (
         "; ".join(
             ", ".join(

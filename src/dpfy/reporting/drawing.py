@@ -1,4 +1,7 @@
-"""How figures of a page are drawn: as SVG that takes its colours from the page around it."""
+"""Drawing of figures as SVG that takes its colours from the page around it.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 import io
 import re
@@ -53,9 +56,7 @@ def axes_of(x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def svg_of(figure: "Figure", key: str, label: str) -> str:
-    """Return the bare element: no prologue, no addresses, ids that no other figure on the
-    page has.
-    """
+    """Return the SVG element alone: no prologue, no addresses, ids that are unique on the page."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()

@@ -1,4 +1,7 @@
-"""The figures of a report."""
+"""The figures of a report.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 import math
 from typing import Any
@@ -53,8 +56,9 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
 
 
 def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
-    """Draw the declared metric over the ε that had been spent when it was measured; None without
-    measurements or ε.
+    """Draw the declared metric over the ε spent when it was measured.
+
+    Return None without measurements or ε.
     """
     method = costs.headline.method
     epsilons = costs.curve.epsilons.get(method, ())

@@ -1,4 +1,7 @@
-"""The statement that "How to DP-fy ML" (Ponomareva et al. 2023, §5.3.3) asks for, item by item."""
+"""The statement that "How to DP-fy ML" asks for, item by item (Ponomareva et al. 2023, §5.3.3).
+
+Tests: tests/reporting/test_report.py.
+"""
 
 import math
 from dataclasses import dataclass
@@ -61,7 +64,7 @@ _RELATIONS = {
 
 
 def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
-    """Return the guarantee as one sentence that can be quoted on its own, or that there is none."""
+    """Return the guarantee as one sentence that can be quoted alone, or that there is none."""
     if not verdict.private:
         return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
     assert costs.headline.interval is not None
@@ -80,7 +83,7 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
 
 
 def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
-    """Return what the guarantee means to somebody who does not read formulas."""
+    """Return what the guarantee means, for people who do not read formulas."""
     whose = "one user's data" if record.unit is Unit.USER else "one record"
     if not verdict.private:
         return (
@@ -210,7 +213,7 @@ def _accounting(record: LedgerRecord, costs: Costs) -> str:
 
 
 def _tuning(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
-    """What holds for the choice of settings."""
+    """Return what holds for the choice of settings."""
     declared = f" Declared: {facts.hyperparameter_selection}."
     if record.search is None:
         return (
