@@ -223,7 +223,7 @@ def _watched(
         if not public:
             raise InvalidArgument(
                 "Input canaries share parameters with the records beside them, so an audit would "
-                "show something of these. Give public or made-up records (dpfy.auditing.MadeUp), "
+                "show something of these. Give public or synthetic records (dpfy.auditing.MadeUp), "
                 "and say so with public=True."
             )
         made = _check(plan, len(canaries), guesses)

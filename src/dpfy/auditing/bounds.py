@@ -253,9 +253,8 @@ def guesses_refute(guesses: Guesses, inverse: Inverse, false_alarm: float) -> bo
         True if the curve is refuted.
     """
     made, fewest = guesses.made, guesses.correct
-    right = (
-        false_alarm * fewest / guesses.canaries
-    )  # of E[right guesses; at least i are right] / canaries
+    # A bound on E[correct guesses; at least i are correct] / canaries.
+    right = false_alarm * fewest / guesses.canaries
     wrong = false_alarm * (made - fewest) / guesses.canaries
     whole = made / guesses.canaries
     for count in range(fewest - 1, -1, -1):
@@ -288,9 +287,8 @@ def inverse_of(guarantee: Guarantee) -> Inverse:
     the curve demands.
     """
     grid = np.concatenate([[0.0], np.geomspace(1e-9, 1, 1500)])
-    reach = 1 - np.asarray(
-        tradeoff_curve(guarantee, grid.tolist()).fnr
-    )  # the most on the neighbour
+    # The largest probability on the neighbour.
+    reach = 1 - np.asarray(tradeoff_curve(guarantee, grid.tolist()).fnr)
     reach = np.maximum.accumulate(reach)
 
     def inverse(probability: float) -> float:

@@ -25,10 +25,9 @@ _ORDINARY = -1
 
 
 def coins(count: int, key: int | None = None) -> torch.Tensor:
-    """Return which canaries are in, by fair coins from a generator that the audited run does not see."""
-    words = SecureStream(None if key is None else key + 1, purpose="sampling").words(
-        8
-    )  # not the run's own
+    """Return which canaries are in, by fair coins that the audited run does not see."""
+    own = None if key is None else key + 1  # not the run's key
+    words = SecureStream(own, purpose="sampling").words(8)
     generator = np.random.Generator(np.random.PCG64(words.tolist()))
     return torch.from_numpy(
         generator.integers(0, 2, _validate.count("canaries", count)).astype(bool)
@@ -117,7 +116,7 @@ class GradientCanaries(Canaries):
         )
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """Return a loss that equals ``loss_fn`` for records and pulls at its coordinate for a canary."""
+        """Return ``loss_fn`` for records, and a pull at its coordinate for a canary."""
 
         def loss(*fields: Any) -> torch.Tensor:
             *ordinary, which = fields

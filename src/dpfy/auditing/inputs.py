@@ -25,7 +25,7 @@ from dpfy.run.released import Released
 KINDS = ("mislabelled", "crafted")
 ATTACKS = ("white-box", "black-box")
 _NUMBERS_AT_ONCE = 2**25  # of gradients: 128 MB in float32
-_LONGER = 1.5  # than the clip bound is what a crafted gradient should be: training makes it shorter
+_LONGER = 1.5  # norm of a crafted gradient, in clip bounds: training makes it shorter
 _ROUNDS, _STEP = 60, 0.05
 
 
@@ -183,9 +183,7 @@ class InputCanaries(Canaries):
             default_collate([tuple(fields_of(record)) for record in records]), len(records)
         )
         self._sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-        self._products = torch.zeros(
-            len(records), len(self._sizes), dtype=torch.float64
-        )  # of records and tensors
+        self._products = torch.zeros(len(records), len(self._sizes), dtype=torch.float64)
         self._squares = torch.zeros(len(self._sizes), dtype=torch.float64)
         self._losses = torch.zeros(()) if self._white else self._losses_now()
 
@@ -282,7 +280,7 @@ def shape_of(record: Any) -> tuple[int, ...]:
     ):
         raise InvalidArgument(
             "Expected records of an input of floating-point numbers and a label: for others, "
-            "canaries cannot be made up. Give audit_run your own, as a list of records."
+            "there are no synthetic canaries. Give audit_run your own, as a list of records."
         )
     return tuple(fields[0].shape)
 

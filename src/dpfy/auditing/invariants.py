@@ -107,7 +107,7 @@ def readings(keys: Keys) -> list[Reading]:
 
 
 def _noise(keys: Keys) -> Iterator[Reading]:
-    """Check that noise is fresh and of the recorded scale on every tensor, for empty samples too."""
+    """Check that noise is fresh and of the recorded scale on every tensor, even without records."""
     seen = []
     for what, rate in (("on records without a gradient", 0.5), ("on empty samples", 1e-12)):
         plan = dpsgd(rate=rate, divisor=10, steps=4, clip=_CLIP, noise_multiplier=1.0)
@@ -199,9 +199,8 @@ def _samples(keys: Keys) -> Iterator[Reading]:
         ("sample sizes", took_part.sum(1), records),
         ("numbers of participations", took_part.sum(0), steps),
     ):
-        value = float(((counts - of * recorded) ** 2).sum()) / (
-            of * variance
-        )  # about χ² with as many degrees
+        # About χ² with one degree of freedom for each count.
+        value = float(((counts - of * recorded) ** 2).sum()) / (of * variance)
         least = _law_of_dispersion(len(counts), of, recorded)
         yield Reading(
             f"dispersion of {what}, over that of independent draws",

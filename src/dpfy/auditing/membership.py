@@ -118,8 +118,8 @@ def membership(scores: torch.Tensor, present: torch.Tensor) -> Membership:
     Raises:
         InvalidArgument: if all records were in, or none.
 
-    >>> scores, present = torch.tensor([3.0, 2.0, 1.0, 0.0]), torch.tensor([True, True, False, False])
-    >>> membership(scores, present).area
+    >>> present = torch.tensor([True, True, False, False])
+    >>> membership(torch.tensor([3.0, 2.0, 1.0, 0.0]), present).area
     1.0
     """
     inside, outside = scores[present].double(), scores[~present].double()

@@ -110,10 +110,8 @@ def read_arrays(path: Path, *forms: Sequence[str]) -> dict[str, NDArray[Any]]:
     if not zipfile.is_zipfile(path):
         raise malformed(path, "no readable archive", "an .npz of plain arrays")
     try:
-        with (
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as archive,
-        ):  # numpy leaves its own file open
+        # numpy would leave a file open that it opens itself.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             names = next((form for form in forms if set(form) <= set(archive.files)), None)
             arrays = {name: archive[name] for name in names or ()}
     except _DAMAGE as error:

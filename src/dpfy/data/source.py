@@ -41,7 +41,6 @@ class DataSource:
     unit: str
     description: str
     vocabulary: int | None = None
-    """Number of token ids where the input is a sequence of tokens."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Gradient descent that adapts its learning rate by comparing a step with two half steps (ADADP)."""
+"""Gradient descent that adapts its learning rate by the error of its own steps (ADADP)."""
 
 import math
 from collections.abc import Callable, Iterable

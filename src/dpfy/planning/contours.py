@@ -64,7 +64,6 @@ class BatchCurve:
     batch_sizes: tuple[float, ...]
     noise_in_mean: tuple[float, ...]
     diminishing: float
-    """Where larger batches begin to bring less, by the guide's n·√(ε/T)."""
 
 
 def noise_over_rate(

@@ -18,14 +18,10 @@ _CLIP, _LARGEST_CLIP = 0.1, 1.0
 _PRODUCT = 0.5  # C·α where noise is small: the most that the reference data sets were found to want
 _PARAMETERS = 20_000  # of a small network
 _MOMENTUM = 0.9
-_DELTA, _MANY = (
-    1e-5,
-    100_000,
-)  # δ of those who give none, and from how many records on it is too large
-_AVERAGED, _WORTH_AVERAGING = (
-    0.1,
-    100,
-)  # of the steps, by the average of the weights; how many there have to be
+_DELTA = 1e-5  # by default, with fewer than _MANY records
+_MANY = 100_000
+_AVERAGED = 0.1  # fraction of the steps that the average of weights covers
+_WORTH_AVERAGING = 100  # steps
 
 
 @dataclass(frozen=True)

@@ -316,9 +316,8 @@ def _rate(asked: _Asked) -> Sketch:
         rate = min(1.0, 1 / inverse)
     if asked.records is None:
         return asked.sketch("rate", noise, rate, steps_at(rate))
-    for batch in range(
-        math.floor(rate * asked.records), 0, -1
-    ):  # nearly always the first one: steps are whole too
+    # Nearly always the first batch size fits; it may not, because steps are whole numbers too.
+    for batch in range(math.floor(rate * asked.records), 0, -1):
         found = asked.sketch("rate", noise, batch / asked.records, steps_at(batch / asked.records))
         if found.epsilon <= asked.epsilon:
             return found

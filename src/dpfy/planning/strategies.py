@@ -17,9 +17,7 @@ from dpfy.plans import Plan, dpsgd
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _SLIGHTLY = 0.02  # of utility: what clipping may cost before noise
-_COUNTED = (
-    0.99  # of the noise budget, for counts of norms: the gradients of a frozen model are not used
-)
+_COUNTED = 0.99  # of the noise budget, for counts of norms: gradients are not used here
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def clip_search(
 
 @dataclass(frozen=True)
 class Grid:
-    """Utilities over clip bounds (rows) and learning rates (columns), as in the guide's Figure 2."""
+    """Utilities over clip bounds (rows) and learning rates (columns) (the guide's Figure 2)."""
 
     clips: tuple[float, ...]
     learning_rates: tuple[float, ...]

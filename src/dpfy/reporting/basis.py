@@ -1,4 +1,4 @@
-"""The grounds of a guarantee: proved, cited, checked on synthetic input, declared or allowed for."""
+"""The grounds of a guarantee: proved, cited, checked, declared or allowed for."""
 
 import re
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ from dpfy.ledger import Ledger
 from dpfy.reporting.document import SCHEMA_VERSION, report
 from dpfy.reporting.facts import RunFacts
 
-_ROUNDING = 1e-6  # relative: between machines, last bits of transforms differ
+_ROUNDING = 1e-6  # relative: the rounding error of transforms differs between machines
 _MAY_DIFFER = ("$.ledger.read_by", "$.statement[10].text")  # by which version it was accounted
 
 
@@ -84,7 +84,8 @@ def _compare(stated: Any, computed: Any, where: str) -> Iterator[str]:
             if name in stated and name in computed:
                 yield from _compare(stated[name], computed[name], f"{where}.{name}")
             else:
-                yield f"{where}.{name} is {'not in the certificate' if name in computed else 'not in the report'}"
+                missing = "certificate" if name in computed else "report"
+                yield f"{where}.{name} is not in the {missing}"
     elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
         for index, (one, other) in enumerate(zip(stated, computed, strict=True)):
             yield from _compare(one, other, f"{where}[{index}]")

@@ -109,7 +109,7 @@ class Curve:
     epsilons: dict[str, tuple[float, ...]]
 
     def at(self, step: int, method: str) -> float:
-        """Return the ε of the first computed point at or after ``step``, at least the claim there."""
+        """Return the ε of the first point at or after ``step``: at least the claim there."""
         return self.epsilons[method][min(bisect_left(self.steps, step), len(self.steps) - 1)]
 
     def to_json(self) -> dict[str, Any]:
@@ -235,9 +235,8 @@ def _guarantees(ledger: Ledger) -> tuple[dict[str, Guarantee], dict[str, str]]:
     for method in METHODS:
         try:
             guarantee = account(ledger, method)
-            guarantees[guarantee.method] = (
-                guarantee  # most filters have one limit, whatever the method
-            )
+            # Most filters have one limit, whatever the method.
+            guarantees[guarantee.method] = guarantee
         except UnsupportedEvent as error:
             refusals[method] = str(error)
     if not guarantees:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Drawn in these, shown in the page's own colours; the two lines differ in dashes too, for whoever
-# sees no colours.
+# Figures are drawn in these colours and shown in the page's own. The two lines differ in dashes
+# too, for readers who cannot tell colours apart.
 INK, PALE, FIRST, SECOND = "#010203", "#040506", "#0072b2", "#d55e00"
 _SHOWN = {INK: "currentColor", PALE: "var(--line)", FIRST: "var(--pld)", SECOND: "var(--rdp)"}
 _SETTINGS: dict[Any, Any] = {

@@ -294,7 +294,7 @@ def _given(share: float) -> str:
 
 
 def _odometer(report: "Report") -> Table:
-    """Return how far a run under a filter has come, in words that nobody can quote as a guarantee."""
+    """Return how far a run under a filter has come, in words that are no guarantee."""
     reading = report.costs.reading
     rows = (
         ()

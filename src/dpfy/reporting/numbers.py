@@ -3,9 +3,8 @@
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-_EXACT = Context(
-    prec=400
-)  # a float has up to 309 digits before its point; three more are asked for
+# A float has up to 309 digits before its point, and three more are shown.
+_EXACT = Context(prec=400)
 _PLACES = 3
 
 

@@ -65,9 +65,8 @@ def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
     if not facts.history or not epsilons or not all(map(math.isfinite, epsilons)):
         return None
     steps, values = zip(*sorted(facts.history), strict=True)
-    spent = np.interp(
-        steps, costs.curve.steps, epsilons
-    )  # between computed points, for the eye only
+    # Interpolation between computed points is for the eye only.
+    spent = np.interp(steps, costs.curve.steps, epsilons)
     with drawing():
         figure, axes = axes_of(
             f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})",

@@ -36,7 +36,7 @@ class LedgerRecord:
     plan: dict[str, Any] | None
     registered: Envelope
     reserved: Envelope
-    # what reserved steps were charged for searches that did not end by themselves
+    # what reserved steps were charged for interrupted searches
     interruptions: Envelope = ()
     strict: bool = False
     basis: tuple[dict[str, Any], ...] = ()

@@ -12,7 +12,10 @@ RULE = (
     "Private selection: docs/proofs/private-selection.md, Theorem 1 (PLD), Theorems 2 and 3 (RDP); "
     "Papernot & Steinke 2022."
 )
-_SECRET = "how many there were, and what the others released, is in no line of the ledger and has to stay secret"
+_SECRET = (
+    "how many there were, and what the others released, is in no line of the ledger and has to "
+    "stay secret"
+)
 
 
 @dataclass(frozen=True)

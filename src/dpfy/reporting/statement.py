@@ -188,7 +188,8 @@ def _unit(facts: RunFacts, record: LedgerRecord) -> str:
 
 def _adjacency(record: LedgerRecord) -> str:
     name, difference = _RELATIONS[record.relation]
-    return f"{name.capitalize()}: two data sets are neighbours if {difference.format(unit=record.unit)}."
+    difference = difference.format(unit=record.unit)
+    return f"{name.capitalize()}: two data sets are neighbours if {difference}."
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
@@ -247,7 +248,8 @@ def _unamplified(costs: Costs) -> str:
             f"{delta_text(costs.delta)}, assumes none."
         )
     if not claim.finite or claim.interval is None:
-        return f"There is no finite bound for the same noise without sampling: {claim.note or 'it is infinite'}."
+        reason = claim.note or "it is infinite"
+        return f"There is no finite bound for the same noise without sampling: {reason}."
     return (
         "If no amplification by sampling is assumed (every record in every one of the "
         f"{claim.steps} steps, the same noise), the bound is ε = "
