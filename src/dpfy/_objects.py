@@ -1,4 +1,7 @@
-"""Loading of users' own objects, which the command line names as ``package.module:name``."""
+"""Loading of users' own objects, which the command line names as ``package.module:name``.
+
+Tests: tests/test_objects.py.
+"""
 
 import importlib
 import sys

@@ -1,4 +1,7 @@
-"""Checks of declared values; each failure says what was given and what was expected."""
+"""Checks of declared values; each failure says what was given and what was expected.
+
+Tests: tests/test_validate.py.
+"""
 
 import math
 from numbers import Integral, Real

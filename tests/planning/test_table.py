@@ -20,7 +20,7 @@ def drawn(seed, count):
 
 
 def claimed(place, noise):
-    epsilon, delta, rate, epochs = place
+    _, delta, rate, epochs = place
     return table.claimed(noise, RATES[rate], table.steps_at(rate, epochs), DELTAS[delta])
 
 

@@ -1,7 +1,4 @@
-"""Audits of private runs: what canaries reveal, compared with what the ledger guarantees.
-
-Tests: tests/auditing/test_audits.py.
-"""
+"""Audits of private runs: what canaries reveal, compared with what the ledger guarantees."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""Canaries: records that are included by fair coins, whose coins the attacker tries to guess."""
+"""Canaries: records that are included by fair coins, whose coins the attacker tries to guess.
+
+Tests: tests/auditing/test_audit.py.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

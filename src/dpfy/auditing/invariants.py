@@ -7,7 +7,7 @@ The checks do not know which mistakes exist.
 *Formal guarantee*: a correct pipeline exceeds one threshold with probability at most
 ``FALSE_ALARM``, and any of them with at most the sum over all readings.
 
-Tests: tests/auditing/test_audits.py.
+Tests: tests/auditing/test_self_test.py.
 """
 
 import math

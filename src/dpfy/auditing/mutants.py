@@ -3,8 +3,6 @@
 Each is a change of a line or two of the running code, undone when its block ends. They show that
 the checks of :mod:`dpfy.auditing.invariants` notice such mistakes; nothing that is trained under
 one is private.
-
-Tests: tests/auditing/test_audits.py.
 """
 
 import math

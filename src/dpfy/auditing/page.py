@@ -1,4 +1,7 @@
-"""An audit as one HTML page: the ledger's guarantee and what the attack reached."""
+"""An audit as one HTML page: the ledger's guarantee and what the attack reached.
+
+Tests: tests/auditing/test_audit.py.
+"""
 
 import html
 import json

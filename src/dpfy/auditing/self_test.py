@@ -1,7 +1,4 @@
-"""The test of the audit: it notices planted mistakes, and passes the correct pipeline.
-
-Tests: tests/auditing/test_audits.py.
-"""
+"""The test of the audit: it notices planted mistakes, and passes the correct pipeline."""
 
 import itertools
 from collections.abc import Callable, Iterator

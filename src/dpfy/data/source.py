@@ -1,6 +1,6 @@
 """The result of a loader: records to protect, records to test on, and public facts about both.
 
-Tests: tests/data/test_images.py.
+Tests: tests/data/test_catalog.py.
 """
 
 from dataclasses import dataclass

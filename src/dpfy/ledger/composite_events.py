@@ -2,6 +2,8 @@
 
 :class:`Composed` holds several events in a row on the same data, :class:`Parallel` several events
 on disjoint parts of the data.
+
+Tests: tests/ledger/test_scopes.py.
 """
 
 import math

@@ -4,8 +4,6 @@ An event states exactly what its cost depends on and nothing else: never an ε, 
 from the records. Queries are in units of their bound, so a run whose clip bound changes while noise
 stays proportional to it is one event, repeated. The realised scale is an annotation of the ledger
 line, not part of the event.
-
-Tests: tests/ledger/test_events.py.
 """
 
 import hashlib

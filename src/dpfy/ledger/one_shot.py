@@ -4,7 +4,7 @@ Like the sums of :mod:`dpfy.ledger.events` they state only what their cost depen
 record moves a score, and the scale of the noise. They run on all records or on one sample. A query
 on all records is ``Sampled(Poisson(1.0), (query,))``.
 
-Tests: tests/mechanisms/test_one_shot.py.
+Tests: tests/accounting/rules_for/test_one_shot.py.
 """
 
 import math

@@ -5,7 +5,7 @@ one column for each step. The release is C·G plus independent Gaussian noise, w
 the bounded sum of step i; everything else, prefix sums included, is computed from it. An event
 states the strategy itself, never a sensitivity, which accountants compute.
 
-Tests: tests/accounting/test_streams.py.
+Tests: tests/accounting/rules_for/test_streams.py.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Checking a report: compute every number again from the ledger and compare.
-
-Tests: tests/reporting/test_report.py.
-"""
+"""Checking a report: compute every number again from the ledger and compare."""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""The assumptions of a guarantee, the attackers it protects from, and what it does not cover."""
+"""The assumptions of a guarantee, the attackers it protects from, and what it does not cover.
+
+Tests: tests/reporting/test_document.py.
+"""
 
 import math
 from collections.abc import Sequence

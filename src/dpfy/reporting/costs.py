@@ -1,4 +1,7 @@
-"""The cost of the recorded steps: every number of a report, computed once."""
+"""The cost of the recorded steps: every number of a report, computed once.
+
+Tests: tests/reporting/test_document.py.
+"""
 
 import contextlib
 import math

@@ -1,6 +1,6 @@
 """The section on privacy of a model card, in Markdown.
 
-Tests: tests/reporting/test_formats.py.
+Tests: tests/reporting/test_attacks.py.
 """
 
 from typing import TYPE_CHECKING

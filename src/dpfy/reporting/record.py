@@ -1,6 +1,6 @@
 """What the ledger itself says about a run, read once.
 
-Tests: tests/reporting/test_report.py.
+Tests: tests/reporting/test_document.py.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The statement that "How to DP-fy ML" asks for, item by item (Ponomareva et al. 2023, §5.3.3).
 
-Tests: tests/reporting/test_report.py.
+Tests: tests/reporting/test_document.py.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The judgements of a report: whether there is a guarantee, and in which tier it is.
 
-Tests: tests/reporting/test_report.py.
+Tests: tests/reporting/test_document.py.
 """
 
 import math
