@@ -20,16 +20,16 @@ from dpfy.types import Unit
 _FEW = 5  # groups that are listed one by one
 _LAWS = {
     "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
-    "fixed_size": "Fixed size: every batch is a fresh random set of as many records; their total "
-    "number is public.",
+    "fixed_size": "Fixed size: every batch is a fresh random set of the same number of records; "
+    "the total number of records is public.",
     "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of "
     "that is part of δ.",
     "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no "
     "amplification is claimed.",
     "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification "
     "is claimed.",
-    "importance": "Importance: by its gradient's norm, a record takes part with at most this rate; "
-    "what that tells of others is part of the cost.",
+    "importance": "Importance: a record takes part with a probability that follows its gradient's "
+    "norm, at most this rate; what this reveals about others is part of the cost.",
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
 }
@@ -88,8 +88,8 @@ def _key(record: LedgerRecord, costs: Costs) -> Item:
         "A fresh key from the operating system in every process, never saved; noise and samples "
         "are drawn from a cipher under it."
         if costs.secret_key
-        else "Noise and samples can be recomputed and subtracted by whoever knows the key. Runs "
-        "with such keys are for testing."
+        else "Anybody who knows the key can recompute the noise and the samples and subtract the "
+        "noise. Runs with such keys are for testing."
     )
     return Item(
         "secret_key",
@@ -127,8 +127,8 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
             status=FAILS,
         )
     early = (
-        " The run has not used all of them: who stops after looking at outputs is entitled to the "
-        "ε of all registered steps only, which is the one claimed; the smaller ε of the reserved "
+        " The run has not used all of them. If it was stopped after looking at outputs, only the ε "
+        "of all registered steps holds, which is the one claimed; the smaller ε of the reserved "
         "steps may be claimed if stopping had nothing to do with the outputs."
         if record.steps_reserved < record.steps_registered
         else ""
@@ -177,7 +177,7 @@ def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
 
 def _rounding(record: LedgerRecord) -> Item:
     """Return what is known of rounding error: the weakest of all that was recorded."""
-    title = "Other records do not change what a record adds, in its last bits either"
+    title = "Other records do not change what a record adds, not even by rounding error"
     if not record.basis:
         return Item("rounding", title, NOT_RECORDED, status=UNKNOWN)
     allowed = [
@@ -199,7 +199,8 @@ def _constants(record: LedgerRecord) -> Item:
         "What is called public is public",
         "Number of records, expected batch size, rate, number of steps and the first clip bound "
         "are constants of the plan, never read off the data by the library. That they, the "
-        "hyper-parameters and the initial model are public is for whoever declared them to answer.",
+        "hyper-parameters and the initial model are public is the responsibility of those who "
+        "declared them.",
         status=DECLARED,
     )
 

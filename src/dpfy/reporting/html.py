@@ -89,8 +89,8 @@ def _figures(report: "Report") -> str:
         ),
         (
             plots.tradeoff_plot(report.costs),
-            "Errors of whoever tells whether one unit of privacy took part: no point below the "
-            "line is reachable.",
+            "Errors of a test whether one unit of privacy took part: no point below the line is "
+            "reachable.",
         ),
     )
     figures = "".join(

@@ -73,7 +73,10 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
-        ("Protected from", "whoever sees models (B4–B6)" if report.verdict.private else "nobody"),
+        (
+            "Protected from",
+            "anybody who sees models (B4–B6)" if report.verdict.private else "nobody",
+        ),
         ("Steps", f"{record.steps_reserved} {planned}")
         if record.search is None
         else ("Tuning", record.search.summary),
@@ -138,7 +141,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
             "Declared facts",
             ("Fact", "Value"),
             declared,
-            "Stated by whoever made the run; a ledger cannot know.",
+            "Stated by the people who made the run; a ledger cannot know them.",
         ),
         Table("The ledger", ("Fact", "Value"), _ledger_rows(report)),
         _odometer(report),
@@ -205,7 +208,7 @@ def _epsilons(report: "Report") -> Table:
     )
     void = "" if report.verdict.private else "NOT PRIVATE: the numbers below are no guarantee. "
     entitled = (
-        "Who stops early after looking at outputs is entitled to the ε of all registered steps."
+        "If a run stops early after looking at outputs, only the ε of all registered steps holds."
         if costs.filter is None
         else "It is the filter's limit, fixed before the first step: how much of it a run uses "
         "changes nothing."
@@ -264,8 +267,8 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "What is left to an attacker",
             ("Bound", "Value"),
             tests,
-            "For whoever sees all that was released and knows all the other data; from the "
-            "certified trade-off curve.",
+            "For an attacker who sees all that was released and knows all the other data; from "
+            "the certified trade-off curve.",
         ),
         Table(
             "What an attacker's belief can become",
@@ -278,8 +281,8 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "Reconstruction",
             ("Lucky guess without the release", "Success with it, at most"),
             hits,
-            f"For every notion of having reconstructed {unit} that a guess without the release "
-            "would meet so often.",
+            f"For every definition of having reconstructed {unit} that a guess without the release "
+            "meets with the probability in the first column.",
         ),
     )
 

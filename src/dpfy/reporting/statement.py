@@ -111,8 +111,8 @@ def statement(
         Item(
             "dp_setting",
             "DP setting",
-            "Central differential privacy: whoever trains sees the raw records, and is trusted to "
-            "run the mechanism as recorded and to let nothing out but its output.",
+            "Central differential privacy: the trainer sees the raw records, and is trusted to run "
+            "the mechanism as recorded and to release nothing but its output.",
             "1",
         ),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),

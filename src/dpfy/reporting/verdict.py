@@ -46,8 +46,8 @@ def judge(record: LedgerRecord, costs: Costs) -> Verdict:
     reasons = []
     if not costs.secret_key:
         reasons.append(
-            f"Noise and samples came from a key that is not secret ({record.key_source}): whoever "
-            "knows it can subtract the noise."
+            f"Noise and samples came from a key that is not secret ({record.key_source}): anybody "
+            "who knows it can subtract the noise."
         )
     if record.exposures:
         reasons.append(
