@@ -80,6 +80,6 @@ def _failed(action: str, error: Exception) -> DataError:
     With ``--debug``, people who may see records get the traceback.
     """
     return DataError(
-        f"{action} raised {type(error).__name__}. Mend it, and use `dpfy --debug` to see where; "
+        f"{action} raised {type(error).__name__}. Fix it, and use `dpfy --debug` to see where; "
         "the traceback may quote records."
     )

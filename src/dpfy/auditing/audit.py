@@ -41,7 +41,7 @@ from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.trainer import Trainer
 from dpfy.types import Relation
 
-_FEWEST = 50  # canaries below which no bound would say anything
+_FEWEST = 50  # canaries; with fewer no bound is informative
 _FALSE_ALARM = 1e-6
 _RATES = [round(0.01 * number, 2) for number in range(101)]
 

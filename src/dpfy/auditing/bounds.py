@@ -23,7 +23,7 @@ Inverse = Callable[[float], float]
 """From the probability of an event on one data set to the least that it has on a neighbour."""
 
 _LARGEST_EPSILON, _LARGEST_MU = 60.0, 40.0
-_TURNS = 50  # of a bisection
+_TURNS = 50  # steps of a bisection
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def guesses_refute(guesses: Guesses, inverse: Inverse, false_alarm: float) -> bo
         True if the curve is refuted.
     """
     made, fewest = guesses.made, guesses.correct
-    # A bound on E[correct guesses; at least i are correct] / canaries.
+    # The least E[correct guesses; at least i are correct] / canaries.
     right = false_alarm * fewest / guesses.canaries
     wrong = false_alarm * (made - fewest) / guesses.canaries
     whole = made / guesses.canaries

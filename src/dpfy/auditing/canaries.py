@@ -21,7 +21,7 @@ from dpfy.records.example import declared_example
 from dpfy.run.released import Released
 
 NAME = "dpfy_canaries"
-"""What the parameter of the canaries is called while a model is watched."""
+"""The name of the canaries' parameter while a model is watched."""
 
 _PULL = 1e4  # the norm of a canary's gradient before clipping
 _ORDINARY = -1

@@ -24,7 +24,7 @@ from dpfy.run.released import Released
 
 KINDS = ("mislabelled", "crafted")
 ATTACKS = ("white-box", "black-box")
-_NUMBERS_AT_ONCE = 2**25  # of gradients: 128 MB in float32
+_NUMBERS_AT_ONCE = 2**25  # entries of gradients in memory: 128 MB in float32
 _LONGER = 1.5  # norm of a crafted gradient, in clip bounds: training makes it shorter
 _ROUNDS, _STEP = 60, 0.05
 
@@ -146,7 +146,7 @@ def _crafted(
         found = vectorised_gradients(model, loss_fn, inputs, labels)
         norms = found.norm(dim=1, keepdim=True)
         alike = (found / norms.clamp(min=1e-12)) @ (found / norms.clamp(min=1e-12)).T
-        # Each canary disturbs every other: the sum of squares is what the attack has against it.
+        # The interference of all canaries with each other is a sum of squared cosines.
         cost = (alike.square().sum() - len(found)) / len(found) + (
             1 - norms / (_LONGER * clip)
         ).relu().square().mean()
@@ -225,7 +225,7 @@ def gradients_of(model: nn.Module, loss_fn: LossFn, chunk: Chunk) -> torch.Tenso
     try:
         with torch.no_grad():
             return vectorised_gradients(model, loss_fn, *chunk.arguments)
-    except Exception:  # of torch's, about a layer that it cannot vectorise
+    except Exception:  # torch cannot vectorise some layer
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         loop, call, state = (
             LoopEngine(model, parameters),

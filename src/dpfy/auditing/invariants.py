@@ -28,7 +28,7 @@ from dpfy.run.privatize import privatize
 FALSE_ALARM = 1e-10
 """The probability with which a correct pipeline exceeds one threshold."""
 
-_CLIP = 3.0  # not one, so that a factor that was forgotten shows
+_CLIP = 3.0  # not 1, so that a forgotten factor shows
 _SIZE, _TENSORS = 300, 3
 _FAINT = 0.01  # noise multiplier at which the effect of one record stands out
 

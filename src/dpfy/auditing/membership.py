@@ -18,7 +18,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import NonPrivate
 
-_FEWEST_SHADOWS = 4  # on each side, to know a spread
+_FEWEST_SHADOWS = 4  # on each side, to estimate a standard deviation
 _LEAST_SPREAD = 1e-3
 
 

@@ -47,7 +47,7 @@ def self_test(
     """
     keys = itertools.repeat(None) if keys is None else keys
     verdicts, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)  # such small sums only wait for a second one
+    torch.set_num_threads(1)  # a second thread only slows down such small sums
     try:
         for name, mutant in MUTANTS.items():
             verdicts.append(_verdict(name, mutant, repeats if name == "none" else 1, keys, tell))

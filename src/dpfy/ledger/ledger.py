@@ -286,7 +286,7 @@ class Ledger:
             if any(canonical_json(known) == found for known in self._journal.basis):
                 return
             self._ready_guard()
-            self._settle()  # a settlement follows its use directly
+            self._settle()  # a settlement must directly follow its use
             self._append([("basis", facts)])
 
     def admits(self, event: Event) -> bool:
@@ -467,7 +467,7 @@ class Ledger:
                 f"{self._store.name} was begun with strict={self.header.strict}, got "
                 f"strict={header.strict}. Go on as it was begun, or begin a new ledger."
             )
-        # The filter's guard is what makes later plans legal, so it stays too.
+        # The filter's guard is what permits later plans, so it must stay the same too.
         if differ and (self.header.filter is None or set(differ) - {"plan", "envelope"}):
             raise LedgerMismatch(
                 f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a "

@@ -12,10 +12,10 @@ from dpfy import _validate
 
 _STEPS = 300
 _EPOCHS = 30.0
-_EXAMPLES = 3e6  # gradients of single records: minutes for a small network on one core
+_EXAMPLES = 3e6  # per-example gradients: minutes for a small network on one core
 _LARGEST_BATCH = 2**18
 _CLIP, _LARGEST_CLIP = 0.1, 1.0
-_PRODUCT = 0.5  # C·α where noise is small: the most that the reference data sets were found to want
+_PRODUCT = 0.5  # the largest C·α that suited a reference data set; for little noise
 _PARAMETERS = 20_000  # of a small network
 _MOMENTUM = 0.9
 _DELTA = 1e-5  # by default, with fewer than _MANY records

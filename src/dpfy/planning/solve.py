@@ -309,7 +309,7 @@ def _rate(asked: _Asked) -> Sketch:
 
     if asked.steps is not None:
         rate = calibrate_rate(noise_multiplier=noise, steps=asked.steps, **asked.target)
-    else:  # more epochs at a larger rate cost more: the inverse of the rate behaves like noise
+    else:  # at fixed epochs a larger rate costs more, so 1/rate acts like noise
         inverse = calibrate_envelope(
             lambda z: (_run(noise, min(1.0, 1 / z), steps_at(min(1.0, 1 / z))),), **asked.target
         )

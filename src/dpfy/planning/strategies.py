@@ -16,7 +16,7 @@ from dpfy.plans import Plan, dpsgd
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-_SLIGHTLY = 0.02  # of utility: what clipping may cost before noise
+_SLIGHTLY = 0.02  # the utility that clipping may cost without noise
 _COUNTED = 0.99  # of the noise budget, for counts of norms: gradients are not used here
 
 

@@ -12,7 +12,7 @@ from dpfy.reporting.document import SCHEMA_VERSION, report
 from dpfy.reporting.facts import RunFacts
 
 _ROUNDING = 1e-6  # relative: the rounding error of transforms differs between machines
-_MAY_DIFFER = ("$.ledger.read_by", "$.statement[10].text")  # by which version it was accounted
+_MAY_DIFFER = ("$.ledger.read_by", "$.statement[10].text")  # they name the version that accounts
 
 
 def differences(ledger: Ledger, certificate: dict[str, Any]) -> list[str]:

@@ -61,7 +61,7 @@ class Report:
 
     @property
     def plain_statement(self) -> str:
-        """What the guarantee means, without formulas."""
+        """The meaning of the guarantee, without formulas."""
         return statement.plain_statement(self.record, self.costs, self.verdict)
 
     def to_markdown(self) -> str:

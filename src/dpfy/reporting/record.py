@@ -1,4 +1,4 @@
-"""What the ledger itself says about a run, read once.
+"""A snapshot of what the ledger says about a run.
 
 Tests: tests/reporting/test_document.py.
 """
@@ -36,7 +36,7 @@ class LedgerRecord:
     plan: dict[str, Any] | None
     registered: Envelope
     reserved: Envelope
-    # what reserved steps were charged for interrupted searches
+    # the part of ``reserved`` that was charged for interrupted searches
     interruptions: Envelope = ()
     strict: bool = False
     basis: tuple[dict[str, Any], ...] = ()

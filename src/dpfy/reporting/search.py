@@ -1,4 +1,4 @@
-"""What a ledger says about a search for settings, in words."""
+"""Sentences about a search for settings that a ledger records."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -145,7 +145,7 @@ class Search:
 
     @property
     def secrecy(self) -> str | None:
-        """What a selection assumes of the people who ran it; None where all trials are paid for."""
+        """The assumptions about the people who ran a selection; None if all trials are paid for."""
         if not self.laws or self.charged or self.void:
             return None
         return (

@@ -88,7 +88,7 @@ def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str
     if not verdict.private:
         return (
             "Nothing in this report protects anybody. Do not release the model on its account; "
-            "repeat the run after mending what is named above."
+            "repeat the run after fixing what is named above."
         )
     changed = (
         "is the one that was used or another"
