@@ -1,4 +1,7 @@
-"""Users' own objects, named on the command line as ``package.module:name``."""
+"""Loading of users' own objects, which the command line names as ``package.module:name``.
+
+Tests: tests/test_objects.py.
+"""
 
 import importlib
 import sys
@@ -8,7 +11,19 @@ from dpfy.errors import DataError, InvalidArgument
 
 
 def load_object(reference: str) -> Any:
-    """Return what ``package.module:name`` names; modules in the current directory are found.
+    """Return the object that ``package.module:name`` names.
+
+    Modules in the current directory are found.
+
+    Args:
+        reference: module and name, separated by a colon.
+
+    Returns:
+        The object itself; it is not called.
+
+    Raises:
+        InvalidArgument: if the reference is malformed, or if the module or the name does not exist.
+        DataError: if importing the module fails.
 
     >>> load_object("math:pi")
     3.141592653589793
@@ -35,7 +50,17 @@ def load_object(reference: str) -> Any:
 
 
 def make_object(reference: str) -> Any:
-    """Return what ``package.module:name`` names, or what it returns if it is a function or a class.
+    """Return the object that ``package.module:name`` names, called if it is callable.
+
+    Args:
+        reference: module and name, separated by a colon.
+
+    Returns:
+        The named object, or the result of calling it without arguments.
+
+    Raises:
+        InvalidArgument: if the reference is malformed, or if the module or the name does not exist.
+        DataError: if importing the module or calling the object fails.
 
     >>> make_object("fractions:Fraction")
     Fraction(0, 1)
@@ -50,10 +75,11 @@ def make_object(reference: str) -> Any:
 
 
 def _failed(action: str, error: Exception) -> DataError:
-    """Name the error and leave out its text, which may quote records; ``--debug`` is for whoever
-    may see them.
+    """Return an error that names ``error`` without its text, which may quote records.
+
+    With ``--debug``, people who may see records get the traceback.
     """
     return DataError(
-        f"{action} raised {type(error).__name__}. Mend it, and use `dpfy --debug` to see where; "
+        f"{action} raised {type(error).__name__}. Fix it, and use `dpfy --debug` to see where; "
         "the traceback may quote records."
     )

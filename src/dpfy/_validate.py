@@ -1,4 +1,7 @@
-"""Checks of declared values, with one sentence for every failure."""
+"""Checks of declared values; each failure says what was given and what was expected.
+
+Tests: tests/test_validate.py.
+"""
 
 import math
 from numbers import Integral, Real
@@ -7,6 +10,7 @@ from dpfy.errors import InvalidArgument
 
 
 def _fail(name: str, value: object, expected: str, remedy: str) -> InvalidArgument:
+    """Return the error for a value outside its domain."""
     return InvalidArgument(f"Expected {name}={value!r} {expected}.{' ' + remedy if remedy else ''}")
 
 

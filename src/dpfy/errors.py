@@ -1,7 +1,7 @@
-"""Every error dpfy raises on purpose.
+"""Errors that dpfy raises on purpose.
 
-An error says what was given, what was expected and what to do. None of them carries a value derived
-from private records: an exception text is an output like any other.
+An error says what was given, what was expected and what to do. No error carries a value derived
+from private records, because an exception text is an output like any other.
 """
 
 
@@ -18,8 +18,9 @@ class UnsupportedEvent(DpfyError):
 
 
 class BudgetExhausted(DpfyError):
-    """The next step would exceed the budget or the registered envelope; no record was read
-    for it.
+    """The next step would exceed the budget or the registered envelope.
+
+    No record was read for that step.
     """
 
 
@@ -36,9 +37,7 @@ class LedgerLocked(LedgerError):
 
 
 class LedgerMismatch(LedgerError):
-    """The ledger belongs to another plan, or the query that ran is not the event that was
-    reserved.
-    """
+    """The ledger was begun for another plan, or a query differs from the reserved event."""
 
 
 class LedgerWriteFailed(LedgerError):
@@ -50,17 +49,15 @@ class UnreleasedGradient(DpfyError):
 
 
 class BatchAlreadyReleased(DpfyError):
-    """One sample licenses one release; draw another batch."""
+    """A sample was used for a second release; draw another batch."""
 
 
 class LossError(DpfyError):
-    """``loss_fn`` does not return one loss per example, or fails on synthetic input."""
+    """The loss function does not return one loss per example, or fails on synthetic input."""
 
 
 class IsolationError(DpfyError):
-    """The model or the loss lets one example influence another one's loss, or keeps state between
-    examples.
-    """
+    """The model or the loss lets examples influence each other, or keeps state between them."""
 
 
 class DataError(DpfyError):

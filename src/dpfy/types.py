@@ -1,4 +1,4 @@
-"""Small values that every room shares."""
+"""Small value types that all rooms share."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,14 +8,14 @@ from dpfy import _validate
 
 
 class Unit(StrEnum):
-    """Whose presence is protected: one record, or everything that one user contributed."""
+    """The unit of privacy: one record, or everything that one user contributed."""
 
     RECORD = "record"
     USER = "user"
 
 
 class Relation(StrEnum):
-    """When two data sets are neighbours."""
+    """The relation that makes two data sets neighbours."""
 
     ADD_OR_REMOVE_ONE = "add_or_remove_one"
     REPLACE_ONE = "replace_one"
@@ -23,7 +23,11 @@ class Relation(StrEnum):
 
 
 class Interval(NamedTuple):
-    """A certified bracket of a privacy parameter; ``upper`` is what one may claim.
+    """A certified bracket of a privacy parameter; ``upper`` is the value that may be claimed.
+
+    Args:
+        lower: certified lower bound.
+        upper: certified upper bound.
 
     >>> Interval(0.9, 1.0).upper
     1.0
@@ -35,7 +39,15 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """The (ε, δ) that a plan promises not to exceed."""
+    """The (ε, δ) that a plan promises not to exceed.
+
+    Args:
+        epsilon: finite and above 0.
+        delta: in (0, 1).
+
+    Raises:
+        InvalidArgument: if ``epsilon`` or ``delta`` is outside its range.
+    """
 
     epsilon: float
     delta: float

@@ -162,7 +162,7 @@ class Private:
 def test_private_records_are_not_beside_canaries_that_are_records(monkeypatch):
     model, loss, planted = setup()
     data, plan = Private(), dpfy.dpsgd(rate=0.5, records=100, steps=2, noise_multiplier=8.0)
-    with pytest.raises(InvalidArgument, match="public or made-up"):
+    with pytest.raises(InvalidArgument, match="public or synthetic"):
         audit_run(
             model,
             torch.optim.SGD(model.parameters(), lr=0.5),

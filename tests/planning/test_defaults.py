@@ -1,6 +1,7 @@
 """First settings: large rates, small bounds, C·α fixed, and whatever the user said."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import TensorDataset
 from dpfy import data as reference_data
 from dpfy.models import recommended
 from dpfy.planning import default_delta, first_run, interactive
+from dpfy.planning.table import DELTAS
 from dpfy.plans import dpsgd
 from dpfy.trainer.builders import completed
 from dpfy.trainer.config import TrainConfig
@@ -112,7 +114,8 @@ def test_a_delta_that_nobody_gave_is_below_one_in_the_declared_number(records):
     assert (delta == 1e-5) == (records < 100_000)
     assert completed(TrainConfig(data="own:load", records=records)).delta == delta
     assert completed(TrainConfig(records=records)).delta == delta  # own records given as objects
-    assert f'value="{math.log10(delta):.6f}"' in interactive(records=records)
+    stop = max(place for place, stop in enumerate(DELTAS) if stop <= delta)
+    assert re.search(rf'id="delta" [^>]* value="{stop}"', interactive(records=records))
 
 
 def test_a_delta_that_was_given_stays():

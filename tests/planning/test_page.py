@@ -1,9 +1,6 @@
-"""The page with sliders: its arithmetic is on the safe side of the accountant's, and it needs
-nothing from outside.
-"""
+"""The page with sliders shows the accountant's numbers and needs nothing from outside."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -11,107 +8,114 @@ from importlib.resources import files
 
 import pytest
 
-from dpfy.accounting import account, calibrate_noise
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+from dpfy.planning import table
 from dpfy.planning.page import interactive
 
-SCRIPT = files("dpfy.planning").joinpath("page.js")
+SCRIPT = files("dpfy.planning").joinpath("page.js").read_text(encoding="utf-8")
 NODE = shutil.which("node")
-# ε, δ, rate, epochs: corners and the middle of what the page says it is accurate for, the paper's
-# setting, one step.
-USUAL = [
-    (3.0, 1e-5, 0.001, 60),
-    (3.0, 1e-5, 0.1, 60),
-    (3.0, 1e-5, 1.0, 60),
-    (0.1, 1e-12, 0.02, 5),
-    (16.0, 1e-3, 0.3, 500),
-    (16.0, 1e-12, 0.001, 5),
-    (0.3, 1e-6, 1.0, 5),
-    (1.3, 1e-3, 0.1, 10),
-]
-ODD = [(1.0, 1e-5, 0.1, 0.1), (0.3, 6e-9, 1.4e-5, 4), (16.0, 1e-3, 1e-5, 1), (0.1, 1e-12, 1.0, 1)]
 
 
-def asked(function, *cases):
-    """Let node answer, from the file that the page contains."""
-    code = (
-        "const page = "
-        f"require({json.dumps(str(SCRIPT))});console.log(JSON.stringify({json.dumps(cases)}.map((given) => page.{function}(...given))))"
-    )
-    return json.loads(
-        subprocess.run([NODE, "-e", code], capture_output=True, text=True, check=True).stdout
-    )
+def sliders(page):
+    """The slider values by name, as the page begins."""
+    found = re.findall(r'type="range" id="(\w+)" [^>]*value="([^"]+)"', page)
+    return {name: float(value) for name, value in found}
 
 
-def steps(rate, epochs):
-    return max(1, math.ceil(epochs / rate - 1e-9))
+def started(page):
+    """What the sliders stand for."""
+    at = sliders(page)
+    return {
+        "epsilon": table.EPSILONS[int(at["epsilon"])],
+        "delta": table.DELTAS[int(at["delta"])],
+        "epochs": table.EPOCHS[int(at["epochs"])],
+        "records": 10 ** at["records"],
+        "rate": table.RATES[int(at["batch"])],
+    }
 
 
-@pytest.mark.skipif(NODE is None, reason="the page's arithmetic is tested where node is installed")
-def test_noise_of_the_page_is_enough_and_not_far_above():
-    cases = [
-        (epsilon, delta, rate, steps(rate, epochs)) for epsilon, delta, rate, epochs in USUAL + ODD
-    ]
-    for place, (case, noise) in enumerate(zip(cases, asked("noiseFor", *cases), strict=True)):
-        epsilon, delta, rate, count = case
-        assert (
-            account(Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), count)).claim(delta)
-            <= epsilon
-        ), case
-        if place < len(USUAL):
-            least = calibrate_noise(epsilon=epsilon, delta=delta, rate=rate, steps=count)
-            assert noise <= 1.16 * least, case
-
-
-@pytest.mark.skipif(NODE is None, reason="the page's arithmetic is tested where node is installed")
-def test_epsilon_of_the_page_is_that_of_renyi_divergences():
-    # Whole orders, and chords between them, exceed the best real order by a few per cent and never
-    # fall below it.
-    cases = [(0.01, 1.0, 1000, 1e-5), (1.0, 5.0, 10, 1e-6), (0.2, 0.7, 3, 1e-3)]
-    for (rate, noise, count, delta), value in zip(cases, asked("epsilonOf", *cases), strict=True):
-        exact = account(
-            Repeated(Sampled(Poisson(rate), (SumQuery(1.0, noise),)), count), "rdp"
-        ).claim(delta)
-        assert exact * (1 - 1e-9) <= value <= exact * 1.06
-
-
-def test_the_page_is_self_contained_and_begins_with_what_was_given():
-    page = interactive(epsilon=1.0, delta=1e-6, epochs=20, records=1_000_000, batch_size=4096)
+def test_the_page_is_self_contained_and_has_the_whole_table():
+    page = interactive()
     assert (
         "http" not in page.replace("http-equiv", "")
         and "src=" not in page
         and "@import" not in page
     )
-    values = {
-        name: 10 ** float(value)
-        for name, value in re.findall(
-            r'id="(\w+)" min="[^"]+" max="[^"]+" step="any" '
-            r'value="([^"]+)"',
-            page,
-        )
-    }
-    given = {"epsilon": 1.0, "delta": 1e-6, "epochs": 20, "records": 1e6, "batch": 4096}
-    assert values == pytest.approx(given, rel=1e-4)
-    assert SCRIPT.read_text(encoding="utf-8") in page and "always enough" in page
+    given = json.loads(re.search(r"const TABLE = (\{.*\});", page).group(1))
+    assert tuple(given["noise"]) == table.load().noise
+    assert [tuple(given[name]) for name in ("epsilons", "deltas", "rates", "epochs")] == [
+        table.EPSILONS,
+        table.DELTAS,
+        table.RATES,
+        table.EPOCHS,
+    ]
+    assert SCRIPT in page and "always enough" in page
     for name in ("epsilon", "delta", "epochs", "records", "batch"):
         assert f'<output id="{name}-value">' in page
 
 
-def test_a_slider_is_wide_enough_for_what_was_given():
-    page = interactive(epsilon=100.0)
-    low, high, value = map(
-        float,
-        re.search(
-            r'id="epsilon" min="([^"]+)" max="([^"]+)" step="any" value="([^"]+)"', page
-        ).groups(),
+def test_sliders_begin_at_stops_on_the_safe_side_of_what_was_given():
+    exact = interactive(epsilon=1.0, delta=1e-6, epochs=16, records=1_048_576, batch_size=4096)
+    assert started(exact) == pytest.approx(
+        {"epsilon": 1.0, "delta": 1e-6, "epochs": 16, "records": 1_048_576, "rate": 2**-8}, rel=1e-4
     )
-    assert low < value <= high
+    between = interactive(epsilon=1.9, delta=3e-6, epochs=20, records=1_000_000, batch_size=4000)
+    assert started(between) == pytest.approx(
+        {"epsilon": 1.0, "delta": 1e-6, "epochs": 32, "records": 1e6, "rate": 2**-7}, rel=1e-4
+    )
+
+
+def test_a_slider_is_wide_enough_for_the_records_that_were_given():
+    page = interactive(records=10**9)
+    low, high = map(float, re.search(r'id="records" min="([^"]+)" max="([^"]+)"', page).groups())
+    assert low < sliders(page)["records"] <= high
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epsilon": 0.0}, {"delta": 1.0}, {"records": 0}, {"records": 10, "batch_size": 11}]
+    "wrong",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": 0.01},
+        {"delta": 1.0},
+        {"delta": 1e-11},
+        {"epochs": 1000},
+        {"records": 0},
+        {"records": 10, "batch_size": 11},
+    ],
 )
 def test_values_outside_their_domain_are_refused(wrong):
     with pytest.raises(InvalidArgument):
         interactive(**wrong)
+
+
+def test_the_page_accounts_nothing():
+    """Logarithms and powers are for axes; nothing exponentiates a noise multiplier."""
+    look_up = SCRIPT[: SCRIPT.index("const WIDTH")]
+    assert "Math." not in look_up and "TABLE.noise[" in look_up
+    assert SCRIPT.count("TABLE.noise") == 1
+
+
+_DOCUMENT = """
+const elements = {};
+const document = {
+  getElementById: (name) => elements[name] ??= {value: VALUES[name]},
+  querySelectorAll: () => [],
+};
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="what the script says is tested where node is installed")
+@pytest.mark.parametrize("place", [(5, 3, 7, 7), (0, 0, 3, 10), (8, 2, 10, 0), (3, 1, 5, 4)])
+def test_the_sentence_has_the_noise_of_the_stops(place):
+    epsilon, delta, rate, epochs = place
+    values = {"epsilon": epsilon, "delta": delta, "batch": rate, "epochs": epochs, "records": 5}
+    script = re.search(r"<script>(.*)</script>", interactive(), re.DOTALL).group(1)
+    code = (
+        f"const VALUES = {json.dumps(values)};{_DOCUMENT}{script}"
+        "console.log(JSON.stringify([elements.sentence.textContent, elements.command.textContent]))"
+    )
+    ran = subprocess.run([NODE, "-"], input=code, capture_output=True, text=True, check=True)
+    sentence, command = json.loads(ran.stdout)
+    assert f"multiplier of {table.load().at(*place):g} is enough" in sentence
+    assert f"--steps {table.steps_at(rate, epochs)} " in command
+    assert f"--batch-size {int(table.RATES[rate] * 100_000)} " in command

@@ -1,6 +1,4 @@
-"""Auditing: attacks on a private run whose success bounds its ε from below, and checks of what
-every run promises.
-"""
+"""Attacks on private runs that bound ε from below, and checks of what every run promises."""
 
 from dpfy.auditing.audit import Audit, audit_run
 from dpfy.auditing.bounds import (

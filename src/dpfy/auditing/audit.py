@@ -1,4 +1,4 @@
-"""An audit of a private run: how much canaries betray of it, beside what its ledger guarantees."""
+"""Audits of private runs: what canaries reveal, compared with what the ledger guarantees."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,22 +41,37 @@ from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.trainer import Trainer
 from dpfy.types import Relation
 
-_FEWEST = 50  # canaries below which no bound would say anything
+_FEWEST = 50  # canaries; with fewer no bound is informative
 _FALSE_ALARM = 1e-6
 _RATES = [round(0.01 * number, 2) for number in range(101)]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an attack with canaries achieved on one run, and what the run's ledger guarantees.
+    """The result of an attack with canaries on one run, beside the guarantee of the run's ledger.
 
-    ``epsilon_one_run`` (Steinke, Nasr & Jagielski 2023) and ``mu_one_run`` (Mahloujifar, Melis &
-    Chaudhuri 2024) assume nothing but fair coins; ``epsilon_trials`` and ``mu_trials`` take the
-    canaries for independent trials, which input canaries, and those under bounds that follow what
-    is released, are not: theirs are 0, and ``trials`` is None. All are lower bounds at
-    ``confidence``; ``epsilon_claimed`` is the upper bound. ``refuted`` says that canaries betray
-    more than the ledger allows, which a correct pipeline does with probability below 1e-6.
-    ``basis`` is what the claim rests on, as in a report.
+    The one-run bounds (Steinke, Nasr & Jagielski 2023; Mahloujifar, Melis & Chaudhuri 2024) assume
+    only fair coins. The bounds from trials treat canaries as independent trials. Input canaries are
+    not independent, nor are canaries under bounds that follow released values; for them these
+    bounds are 0 and ``trials`` is None.
+
+    Args:
+        setting: the kind of canaries and what the attacker sees, in words.
+        epsilon_claimed: the upper bound on ε from the ledger.
+        delta: the δ of all ε.
+        confidence: the confidence of each lower bound.
+        epsilon_one_run: lower bound on ε from guesses about one run.
+        mu_one_run: lower bound on the μ of Gaussian DP from guesses about one run.
+        epsilon_trials: lower bound on ε from trials.
+        mu_trials: lower bound on μ from trials.
+        refuted: whether canaries reveal more than the ledger allows, which happens to a correct
+            pipeline with probability below 1e-6.
+        canaries: the number of canaries.
+        guesses: the guesses and how many of them were correct.
+        trials: the errors of the attack as a test, or None.
+        claimed: the trade-off curve that the ledger guarantees.
+        attack: the trade-off curve that the attack reached.
+        basis: the grounds of the claim, as in a report.
     """
 
     setting: str
@@ -77,13 +92,14 @@ class Audit:
 
     @property
     def epsilon_lower(self) -> float:
-        """The best lower bound on ε that needs no assumption on the mechanism."""
+        """The best lower bound on ε that needs no assumption about the mechanism."""
         return max(self.epsilon_one_run, self.epsilon_trials)
 
     @property
     def gaussian_lower(self) -> float:
-        """The lower bound on ε if the run is as private as some Gaussian mechanism, which sampled
-        ones nearly are.
+        """The lower bound on ε if the run is as private as some Gaussian mechanism.
+
+        Sampled Gaussian mechanisms nearly are.
         """
         return max(gaussian_epsilon(mu, self.delta) for mu in (self.mu_one_run, self.mu_trials))
 
@@ -115,21 +131,43 @@ def audit_run(
     example_input: Any = None,
     tell: Callable[[int, int], None] = lambda step, steps: None,
 ) -> Audit:
-    """Train as planned with canaries among the records, and try to tell which of them were in.
+    """Train as planned with canaries among the records, and guess which canaries were included.
 
-    The run is a run of its own with a ledger in memory, so nothing that it learns about ``data``
-    may stay: the model and the optimizer are put back to where they were, and what is returned
-    depends on canaries and noise alone. Plans that follow what they release would break that, and
-    are refused unless ``data`` is ``public``. ``guesses`` are made about the canaries with the
-    highest and the lowest scores; their number is fixed beforehand, an eighth of the canaries by
-    default. ``example_input`` is as for :func:`dpfy.privatize`. ``tell`` is called after every
-    step.
+    The run is separate and has a ledger in memory, so nothing that it learns about ``data`` may
+    stay: the model and the optimizer are restored, and the result depends on canaries and noise
+    alone. Plans that follow what they release would break that, and are refused unless ``data`` is
+    ``public``.
 
-    ``canaries`` is a number of gradient canaries, or a list of made-up records: those of
-    :func:`~dpfy.auditing.mislabelled` and :func:`~dpfy.auditing.crafted`, or your own. Such *input*
-    canaries are scored by the gradients that were released or, with ``attack="black-box"``, by what
-    the last model's losses show. They share parameters with ``data``, so that what is returned
-    depends on it: it must be ``public``, made up or empty.
+    *Input* canaries, unlike gradient canaries, share parameters with ``data``, so the result
+    depends on it: it must be ``public``, synthetic or empty. They are scored by the released
+    gradients or, with ``attack="black-box"``, by the losses of the last model.
+
+    Args:
+        model: the model to train; it is restored afterwards.
+        optimizer: its optimizer; it is restored afterwards.
+        data: the records beside the canaries.
+        plan: the plan to audit, for adding or removing a record.
+        loss_fn: the loss per example, as in training.
+        delta: the δ at which ε is bounded, in (0, 1).
+        canaries: the number of gradient canaries, at least 50, or a list of synthetic records:
+            those of :func:`~dpfy.auditing.mislabelled` and :func:`~dpfy.auditing.crafted`, or your
+            own.
+        guesses: the number of guesses, about the canaries with the highest and the lowest scores.
+            It is fixed beforehand; by default it is an eighth of the canaries.
+        confidence: the confidence of each lower bound, in (0, 1).
+        engine: the gradient engine.
+        key: a public key that makes the audit repeatable; None draws a secret one.
+        attack: "white-box" or "black-box".
+        public: whether ``data`` is public.
+        example_input: as for :func:`dpfy.privatize`.
+        tell: is called after every step with the step and the number of steps.
+
+    Returns:
+        The bounds from below and from above.
+
+    Raises:
+        InvalidArgument: if a value is outside its range, or if the result would depend on private
+            records.
 
     *Formal guarantee*: with probability at least ``confidence`` each lower bound is below what the
     pipeline really has, for adding or removing a record.
@@ -182,7 +220,7 @@ def _watched(
         if not public:
             raise InvalidArgument(
                 "Input canaries share parameters with the records beside them, so an audit would "
-                "show something of these. Give public or made-up records (dpfy.auditing.MadeUp), "
+                "show something of these. Give public or synthetic records (dpfy.auditing.MadeUp), "
                 "and say so with public=True."
             )
         made = _check(plan, len(canaries), guesses)
@@ -206,7 +244,7 @@ def _watched(
 
 @contextmanager
 def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Leave the model and the optimizer as they were found."""
+    """Restore the model and the optimizer when the block ends."""
     kept = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
     try:
         yield
@@ -223,12 +261,20 @@ def audit_settings(
     public: bool = False,
     **options: Any,
 ) -> Audit:
-    """Audit what ``dpfy train`` would run with these settings; ``options`` are those of
-    :func:`audit_run`.
+    """Audit the run that ``dpfy train`` would make with these settings.
 
-    ``kind`` is gradient, mislabelled or crafted. The latter two run alone, unless the data are
-    ``public``: others would only hide them. Of private ones nothing is looked at but the shape that
-    is declared.
+    Mislabelled and crafted canaries run without other records, unless the data are ``public``:
+    others would only hide them. Of private data only the declared shape is used.
+
+    Args:
+        settings: the settings of the run.
+        kind: "gradient", "mislabelled" or "crafted".
+        canaries: the number of canaries.
+        public: whether the data are public.
+        **options: further arguments of :func:`audit_run`.
+
+    Returns:
+        The audit.
     """
     trainer = Trainer(settings)
     _check_settings(trainer, _validate.choice("kind", kind, ("gradient", *KINDS)))
@@ -263,7 +309,7 @@ def audit_settings(
 
 
 def _check_settings(trainer: Trainer, kind: str) -> None:
-    """Refuse settings of which something else would be audited."""
+    """Refuse settings for which something else would be audited."""
     if trainer.config.algorithm != "dpsgd":
         raise InvalidArgument(
             f"Expected algorithm='dpsgd' in an audit, got {trainer.config.algorithm!r}: canaries "
@@ -348,7 +394,7 @@ def _judge(
 
 
 def _attack(scores: torch.Tensor, present: torch.Tensor) -> TradeoffCurve:
-    """The error rates of the attack at every threshold that matters, thinned out."""
+    """Return the error rates of the attack at about a hundred thresholds."""
     thresholds = scores[~present].quantile(torch.linspace(1, 0, 101, dtype=torch.float64))
     fpr = [float((scores[~present] > threshold).double().mean()) for threshold in thresholds]
     fnr = [float((scores[present] <= threshold).double().mean()) for threshold in thresholds]

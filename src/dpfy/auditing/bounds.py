@@ -1,9 +1,8 @@
-"""What an attacker's successes say about a mechanism: lower bounds on its ε and μ, and doubts about
-a claim.
+"""Lower bounds on the ε and μ of a mechanism from the successes of an attacker.
 
 A lower bound here is a statistical statement: with probability at least ``confidence`` over the
-attack it does not exceed what the mechanism really has. The proofs are in
-``docs/proofs/auditing.md``.
+attack it does not exceed what the mechanism really has. Other functions tell whether an attack
+refutes a claim. The proofs are in ``docs/proofs/auditing.md``.
 """
 
 import math
@@ -24,13 +23,21 @@ Inverse = Callable[[float], float]
 """From the probability of an event on one data set to the least that it has on a neighbour."""
 
 _LARGEST_EPSILON, _LARGEST_MU = 60.0, 40.0
-_TURNS = 50  # of a bisection
+_TURNS = 50  # steps of a bisection
 
 
 @dataclass(frozen=True)
 class Trials:
-    """How often a test was wrong: it said "in" of ``false_positives`` of ``absent`` trials, and so
-    on.
+    """The errors of a test that says whether a canary was included.
+
+    Args:
+        absent: the number of trials without the canary.
+        false_positives: how many of them the test called "in".
+        present: the number of trials with the canary.
+        false_negatives: how many of them the test called "out".
+
+    Raises:
+        InvalidArgument: if there are more errors than trials.
     """
 
     absent: int
@@ -48,9 +55,9 @@ class Trials:
                 )
 
     def rates(self, confidence: float) -> tuple[float, float]:
-        """Return upper bounds on the false positive and the false negative rate that hold together.
+        """Return upper bounds on the false positive and false negative rates that hold jointly.
 
-        Each is exact (Clopper & Pearson 1934), with half of the probability to fail.
+        Each is exact (Clopper & Pearson 1934), with half of the failure probability.
         """
         level = 1 - (1 - _confidence(confidence)) / 2
         return (
@@ -61,11 +68,19 @@ class Trials:
 
 @dataclass(frozen=True)
 class Guesses:
-    """Of ``canaries`` that were each in with probability ½, ``made`` were guessed, ``correct`` of
-    them rightly.
+    """Guesses about canaries that were each included with probability ½.
 
-    How many are guessed is decided before the attack; which ones may depend on all that was
-    released.
+    The number of guesses is fixed before the attack; which canaries are guessed may depend on
+    everything that was released.
+
+    Args:
+        canaries: the number of canaries.
+        made: the number of guesses, at most ``canaries``.
+        correct: the number of correct guesses.
+
+    Raises:
+        InvalidArgument: if there are more guesses than canaries, or more correct guesses than
+            guesses.
     """
 
     canaries: int
@@ -83,6 +98,14 @@ class Guesses:
 
 def epsilon_from_trials(trials: Trials, delta: float, confidence: float = 0.95) -> float:
     """Return an ε below which the mechanism cannot be (ε, ``delta``)-DP, by the errors of a test.
+
+    Args:
+        trials: the errors of the test.
+        delta: the δ, in [0, 1).
+        confidence: the confidence of the bound, in (0, 1).
+
+    Returns:
+        The lower bound on ε, at least 0.
 
     *Formal guarantee*: with probability at least ``confidence`` no (ε, δ) with a smaller ε holds
     for the two data sets.
@@ -106,6 +129,13 @@ def epsilon_from_trials(trials: Trials, delta: float, confidence: float = 0.95) 
 def mu_from_trials(trials: Trials, confidence: float = 0.95) -> float:
     """Return a μ below which the mechanism cannot be μ-GDP, by the errors of a test.
 
+    Args:
+        trials: the errors of the test.
+        confidence: the confidence of the bound, in (0, 1).
+
+    Returns:
+        The lower bound on μ, at least 0.
+
     *Formal guarantee*: with probability at least ``confidence`` no smaller μ holds for the two data
     sets: a μ-GDP mechanism has Φ⁻¹(1 − FPR) − Φ⁻¹(FNR) ≤ μ for every test (Dong, Roth & Su 2022).
 
@@ -119,6 +149,14 @@ def mu_from_trials(trials: Trials, confidence: float = 0.95) -> float:
 def trials_refute(trials: Trials, guarantee: Guarantee, confidence: float = 1 - 1e-6) -> bool:
     """Tell whether a test made fewer errors than ``guarantee`` allows any test.
 
+    Args:
+        trials: the errors of the test.
+        guarantee: the guarantee in question.
+        confidence: one minus the probability of a false alarm.
+
+    Returns:
+        True if the guarantee is refuted.
+
     *Formal guarantee*: the guarantee is refuted wrongly with probability at most 1 −
     ``confidence``.
     """
@@ -128,6 +166,17 @@ def trials_refute(trials: Trials, guarantee: Guarantee, confidence: float = 1 - 
 
 def one_run_epsilon(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
     """Return an ε below which the mechanism cannot be (ε, ``delta``)-DP, by guesses about one run.
+
+    Args:
+        guesses: the guesses and how many of them were correct.
+        delta: the δ, in [0, 1).
+        confidence: the confidence of the bound, in (0, 1).
+
+    Returns:
+        The lower bound on ε, at least 0.
+
+    Raises:
+        InvalidArgument: if ``delta`` or ``confidence`` is outside its range.
 
     *Formal guarantee*: with probability at least ``confidence`` no smaller ε holds for adding or
     removing a record.
@@ -147,9 +196,10 @@ def one_run_epsilon(guesses: Guesses, delta: float, confidence: float = 0.95) ->
 
 
 def steinke_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Return a bound on the probability of so many right guesses under (ε, δ)-DP.
+    """Return a bound on the probability of at least v correct guesses under (ε, δ)-DP.
 
-    With W ~ Binomial(made, e^ε/(1 + e^ε)) it is Pr[W ≥ v] + 2mδ·max_i Pr[v − i ≤ W < v]/i.
+    v is ``guesses.correct`` and m is ``guesses.canaries``. With W ~ Binomial(made, e^ε/(1 + e^ε))
+    the bound is Pr[W ≥ v] + 2mδ·max_i Pr[v − i ≤ W < v]/i.
     """
     right = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(guesses.correct - 1, guesses.made, right))
@@ -162,6 +212,13 @@ def steinke_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 def one_run_mu(guesses: Guesses, confidence: float = 0.95) -> float:
     """Return a μ below which the mechanism cannot be μ-GDP, by guesses about one run.
+
+    Args:
+        guesses: the guesses and how many of them were correct.
+        confidence: the confidence of the bound, in (0, 1).
+
+    Returns:
+        The lower bound on μ, at least 0.
 
     *Formal guarantee*: with probability at least ``confidence`` no smaller μ holds for adding or
     removing a record.
@@ -179,18 +236,25 @@ def one_run_mu(guesses: Guesses, confidence: float = 0.95) -> float:
 
 
 def guesses_refute(guesses: Guesses, inverse: Inverse, false_alarm: float) -> bool:
-    """Tell whether so many right guesses have a probability below ``false_alarm`` under a trade-off
-    curve.
+    """Tell whether the guesses refute a trade-off curve.
 
-    ``inverse`` maps the probability that an event has on one data set to the least that the curve
-    leaves it on a neighbour. If at least v right guesses had the probability ``false_alarm``, then
-    fewer right guesses must have had some as well: the recursion adds up the least of it, and finds
-    more than one in total.
+    They do if at least this number of correct guesses has a probability below ``false_alarm`` under
+    the curve. If at least v correct guesses had the probability ``false_alarm``, then fewer correct
+    guesses would have some probability as well; the recursion adds up the least of it, and refutes
+    the curve if the total exceeds one.
+
+    Args:
+        guesses: the guesses and how many of them were correct.
+        inverse: maps the probability of an event on one data set to the least probability that the
+            curve leaves it on a neighbour.
+        false_alarm: the probability with which a true curve is refuted.
+
+    Returns:
+        True if the curve is refuted.
     """
     made, fewest = guesses.made, guesses.correct
-    right = (
-        false_alarm * fewest / guesses.canaries
-    )  # of E[right guesses; at least i are right] / canaries
+    # The least E[correct guesses; at least i are correct] / canaries.
+    right = false_alarm * fewest / guesses.canaries
     wrong = false_alarm * (made - fewest) / guesses.canaries
     whole = made / guesses.canaries
     for count in range(fewest - 1, -1, -1):
@@ -217,15 +281,14 @@ def approximate_inverse(epsilon: float, delta: float) -> Inverse:
 
 
 def inverse_of(guarantee: Guarantee) -> Inverse:
-    """Return the inverse of what a ledger guarantees, for :func:`guesses_refute`.
+    """Return the inverse of a ledger's guarantee for :func:`guesses_refute`.
 
-    Of points at which the curve is certified, the next one below is taken: never more than the
-    curve demands.
+    It rounds to the next lower point at which the curve is certified, so it never returns more than
+    the curve demands.
     """
     grid = np.concatenate([[0.0], np.geomspace(1e-9, 1, 1500)])
-    reach = 1 - np.asarray(
-        tradeoff_curve(guarantee, grid.tolist()).fnr
-    )  # the most on the neighbour
+    # The largest probability on the neighbour.
+    reach = 1 - np.asarray(tradeoff_curve(guarantee, grid.tolist()).fnr)
     reach = np.maximum.accumulate(reach)
 
     def inverse(probability: float) -> float:
@@ -241,7 +304,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _largest(refuted: Callable[[float], bool], most: float) -> float:
-    """The largest value that is refuted; those below are refuted too."""
+    """Return the largest value that is refuted; all values below it are refuted too."""
     low, high = 0.0, most
     if not refuted(low):
         return 0.0

@@ -1,5 +1,6 @@
-"""Canaries: records that are in or out by fair coins, and what a run that is watched betrays of the
-coins.
+"""Canaries: records that are included by fair coins, whose coins the attacker tries to guess.
+
+Tests: tests/auditing/test_audit.py.
 """
 
 from abc import ABC, abstractmethod
@@ -20,17 +21,16 @@ from dpfy.records.example import declared_example
 from dpfy.run.released import Released
 
 NAME = "dpfy_canaries"
-"""What the parameter of the canaries is called while a model is watched."""
+"""The name of the canaries' parameter while a model is watched."""
 
 _PULL = 1e4  # the norm of a canary's gradient before clipping
 _ORDINARY = -1
 
 
 def coins(count: int, key: int | None = None) -> torch.Tensor:
-    """Return who is in, by fair coins from a generator that the audited run does not see."""
-    words = SecureStream(None if key is None else key + 1, purpose="sampling").words(
-        8
-    )  # not the run's own
+    """Return which canaries are in, by fair coins that the audited run does not see."""
+    own = None if key is None else key + 1  # not the run's key
+    words = SecureStream(own, purpose="sampling").words(8)
     generator = np.random.Generator(np.random.PCG64(words.tolist()))
     return torch.from_numpy(
         generator.integers(0, 2, _validate.count("canaries", count)).astype(bool)
@@ -38,13 +38,14 @@ def coins(count: int, key: int | None = None) -> torch.Tensor:
 
 
 def following(plan: Plan) -> list[str]:
-    """Return what in a plan follows released values, by name."""
+    """Return the names of the parts of a plan that follow released values."""
     return [each.tag for each in plan.controllers if not isinstance(each, ClipSchedule)]
 
 
 class Canaries(ABC):
-    """Canaries of which ``present`` says who is in; watched step by step, each gets a score, higher
-    if it seems in.
+    """Canaries that are watched step by step; each gets a score, higher if it seems to be in.
+
+    ``present`` says which canaries are in.
     """
 
     setting: str  # what is planted and what the attacker sees, in words
@@ -55,8 +56,9 @@ class Canaries(ABC):
 
     @abstractmethod
     def among(self, data: Any, example_input: Any) -> tuple[Any, Any]:
-        """Return the records and the canaries that are in, and an example of both; one of records
-        may be declared.
+        """Return the records with the canaries that are in, and an example of both.
+
+        An example of the records may be declared as ``example_input``.
         """
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +66,7 @@ class Canaries(ABC):
         return loss_fn
 
     def on(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Lend the model what canaries need for the length of a block."""
+        """Lend the model what canaries need for the duration of a block."""
         return nullcontext()
 
     @abstractmethod
@@ -76,18 +78,19 @@ class Canaries(ABC):
         """Return the scores, after the last step."""
 
     def threshold(self, plan: Plan) -> float | None:
-        """Return a score, fixed beforehand, above which a canary is taken for present; None if they
-        are no trials.
+        """Return a score, fixed beforehand, above which a canary counts as present.
+
+        It is None if canaries are not independent trials.
         """
         return None
 
 
 class GradientCanaries(Canaries):
-    """Canaries that pull at one known coordinate each, as hard as the clip bound lets them.
+    """Canaries whose gradient has one known coordinate, as large as the clip bound allows.
 
-    A canary's gradient is zero but for one coordinate (Nasr et al. 2023 call it Dirac) of a
-    parameter that exists for canaries only: they do not disturb each other, and no record of the
-    data disturbs them.
+    A canary's gradient is zero except for one coordinate (Nasr et al. 2023 call it Dirac) of a
+    parameter that exists for canaries only. So neither canaries nor records of the data interfere
+    with each other.
     """
 
     setting = "gradient canaries, white box"
@@ -100,7 +103,7 @@ class GradientCanaries(Canaries):
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Lend the model the parameter of the canaries for the length of a block."""
+        """Lend the model the parameter of the canaries for the duration of a block."""
         model.register_parameter(NAME, self.parameter)
         try:
             yield
@@ -116,9 +119,7 @@ class GradientCanaries(Canaries):
         )
 
     def loss(self, model: nn.Module, loss_fn: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """Return a loss that is ``loss_fn`` for ordinary records and pulls at its coordinate for a
-        canary.
-        """
+        """Return ``loss_fn`` for records, and a pull at its coordinate for a canary."""
 
         def loss(*fields: Any) -> torch.Tensor:
             *ordinary, which = fields
@@ -138,16 +139,15 @@ class GradientCanaries(Canaries):
         return self._scores
 
     def threshold(self, plan: Plan) -> float | None:
-        """Return half of what a canary adds in expectation; bounds that follow all canaries make
-        them dependent.
+        """Return half of what a canary adds in expectation; None if bounds follow released values.
+
+        Such bounds depend on all canaries, so canaries are not independent.
         """
         return None if following(plan) else plan.steps * plan.rate * plan.clip / plan.divisor / 2
 
 
 class WatchedData:
-    """Records and, after them, the canaries that are in; a field more says which one it is, or that
-    it is none.
-    """
+    """Records followed by the canaries that are in, with a field that identifies the canary."""
 
     def __init__(self, data: Any, present: torch.Tensor, blank: tuple[Any, ...]) -> None:
         self._data = data
@@ -169,5 +169,5 @@ def fields_of(record: Any) -> Sequence[Any]:
 
 
 def _blank(field: Any) -> Any:
-    """A field of a record like that of a collated example, without what it says."""
+    """Return a field like that of a collated example, without its content."""
     return torch.zeros_like(field[0]) if isinstance(field, torch.Tensor) else type(field[0])()

@@ -1,7 +1,7 @@
-"""Input canaries: made-up records that go through the model and the loss like any other.
+"""Input canaries: synthetic records that go through the model and the loss like any other.
 
 They share parameters with the records beside them, so what an attack on them shows depends on these
-records too: those must be public, or made up.
+records too: they must be public or synthetic.
 """
 
 import warnings
@@ -24,13 +24,19 @@ from dpfy.run.released import Released
 
 KINDS = ("mislabelled", "crafted")
 ATTACKS = ("white-box", "black-box")
-_NUMBERS_AT_ONCE = 2**25  # of gradients: 128 MB in float32
-_LONGER = 1.5  # than the clip bound is what a crafted gradient should be: training makes it shorter
+_NUMBERS_AT_ONCE = 2**25  # entries of gradients in memory: 128 MB in float32
+_LONGER = 1.5  # norm of a crafted gradient, in clip bounds: training makes it shorter
 _ROUNDS, _STEP = 60, 0.05
 
 
 class MadeUp(Dataset[tuple[torch.Tensor, int]]):
-    """As many random patterns with random labels as there would be records.
+    """A data set of random patterns with random labels.
+
+    Args:
+        shape: the shape of a pattern.
+        classes: the number of labels.
+        count: the number of patterns.
+        seed: the seed of the patterns, which are not secret.
 
     >>> made = MadeUp((2, 3), classes=10, count=5)
     >>> len(made), made[1][0].shape, bool((made[1][0] == made[1][0]).all())
@@ -43,7 +49,7 @@ class MadeUp(Dataset[tuple[torch.Tensor, int]]):
 
     @property
     def example_input(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """An example of the shape that all have."""
+        """An example of the shape that all patterns have."""
         return torch.zeros(1, *self.shape), torch.zeros(1, dtype=torch.long)
 
     def __len__(self) -> int:
@@ -65,9 +71,19 @@ def mislabelled(
     count: int,
     seed: int = 1,
 ) -> list[tuple[torch.Tensor, int]]:
-    """Return random patterns, each with the label that the public initial model finds least likely.
+    """Return random patterns, each with the label that the initial model finds least likely.
 
-    ``loss_fn`` takes inputs and labels and returns one loss for each, as in training.
+    The initial model is public.
+
+    Args:
+        loss_fn: takes inputs and labels and returns one loss for each, as in training.
+        shape: the shape of a pattern.
+        classes: the number of labels.
+        count: the number of patterns.
+        seed: the seed of the patterns.
+
+    Returns:
+        The patterns and their labels.
 
     >>> model = nn.Linear(3, 2)
     >>> loss = lambda x, y: nn.functional.cross_entropy(model(x), y, reduction="none")
@@ -93,12 +109,20 @@ def crafted(
     records: Sequence[tuple[torch.Tensor, int]],
     clip: float,
 ) -> list[tuple[torch.Tensor, int]]:
-    """Return the records with inputs that were changed until their gradients are alone.
+    """Return the records with inputs changed until their gradients are distinct and long.
 
-    On the public initial model, gradients of different canaries are made orthogonal to each other
-    (they are then told apart by what was released), and longer than the clip bound (they are then
-    as strong as a record can be). Canaries that do not fit into memory together are crafted in
-    turn.
+    On the public initial model, gradients of different canaries are made orthogonal to each other,
+    so releases distinguish them, and longer than the clip bound, so they are as strong as a record
+    can be. Canaries that do not fit into memory together are crafted in turn.
+
+    Args:
+        model: the public initial model.
+        loss_fn: takes inputs and labels and returns one loss for each, as in training.
+        records: the inputs to start from, with their labels.
+        clip: the clip bound of the run.
+
+    Returns:
+        The changed inputs, with the same labels.
     """
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     at_once = max(2, _NUMBERS_AT_ONCE // 4 // trained)
@@ -122,7 +146,7 @@ def _crafted(
         found = vectorised_gradients(model, loss_fn, inputs, labels)
         norms = found.norm(dim=1, keepdim=True)
         alike = (found / norms.clamp(min=1e-12)) @ (found / norms.clamp(min=1e-12)).T
-        # Each canary disturbs every other: the sum of squares is what the attack has against it.
+        # The interference of all canaries with each other is a sum of squared cosines.
         cost = (alike.square().sum() - len(found)) / len(found) + (
             1 - norms / (_LONGER * clip)
         ).relu().square().mean()
@@ -133,13 +157,12 @@ def _crafted(
 
 
 class InputCanaries(Canaries):
-    """Records of the user's kind, of which the attacker sees each step's gradient, or the last
-    model's losses.
+    """Canaries that are records, scored by released gradients or by losses of the last model.
 
-    *White box*: the score adds up, step by step, the product of what was released with the canary's
-    own clipped gradient at that moment; tensors count by how quiet they were, so that one without
-    noise is heard. *Black box*: by how much the canary's loss has fallen since the public initial
-    model.
+    *White box*: the score adds up, step by step, the inner product of the release with the canary's
+    own clipped gradient at that step; quieter tensors have a larger weight, so a tensor without
+    noise shows. *Black box*: the score is the decrease of the canary's loss since the public
+    initial model.
     """
 
     def __init__(
@@ -160,9 +183,7 @@ class InputCanaries(Canaries):
             default_collate([tuple(fields_of(record)) for record in records]), len(records)
         )
         self._sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-        self._products = torch.zeros(
-            len(records), len(self._sizes), dtype=torch.float64
-        )  # of records and tensors
+        self._products = torch.zeros(len(records), len(self._sizes), dtype=torch.float64)
         self._squares = torch.zeros(len(self._sizes), dtype=torch.float64)
         self._losses = torch.zeros(()) if self._white else self._losses_now()
 
@@ -172,9 +193,7 @@ class InputCanaries(Canaries):
         return ConcatDataset([data, chosen]), self._chunk.arguments
 
     def see(self, released: Released) -> None:
-        """Multiply what was released with what each canary would have contributed, tensor by
-        tensor.
-        """
+        """Multiply the release with what each canary would have contributed, tensor by tensor."""
         if not self._white:
             return
         seen = [released.gradients[name].flatten().double() for name in self._sizes]
@@ -191,7 +210,7 @@ class InputCanaries(Canaries):
             )
 
     def scores(self) -> torch.Tensor:
-        """Return the weighed sums, or by how much losses have fallen."""
+        """Return the weighted sums, or the decreases of the losses."""
         if not self._white:
             return self._losses - self._losses_now()
         return (self._products / self._squares.clamp(min=1e-300)).sum(1)
@@ -202,13 +221,11 @@ class InputCanaries(Canaries):
 
 
 def gradients_of(model: nn.Module, loss_fn: LossFn, chunk: Chunk) -> torch.Tensor:
-    """Return the gradients [records, numbers] of records: all at once where torch can do that, else
-    one by one.
-    """
+    """Return the gradients [records, numbers]: vectorised where torch can, else one by one."""
     try:
         with torch.no_grad():
             return vectorised_gradients(model, loss_fn, *chunk.arguments)
-    except Exception:  # of torch's, about a layer that it cannot vectorise
+    except Exception:  # torch cannot vectorise some layer
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         loop, call, state = (
             LoopEngine(model, parameters),
@@ -250,7 +267,11 @@ def vectorised_gradients(model: nn.Module, loss_fn: LossFn, *fields: torch.Tenso
 
 
 def shape_of(record: Any) -> tuple[int, ...]:
-    """Return the shape of a record's input, or refuse a record for which none can be made up."""
+    """Return the shape of a record's input.
+
+    Raises:
+        InvalidArgument: if no synthetic records of this kind can be made.
+    """
     fields = fields_of(record)
     if (
         len(fields) != 2
@@ -259,7 +280,7 @@ def shape_of(record: Any) -> tuple[int, ...]:
     ):
         raise InvalidArgument(
             "Expected records of an input of floating-point numbers and a label: for others, "
-            "canaries cannot be made up. Give audit_run your own, as a list of records."
+            "there are no synthetic canaries. Give audit_run your own, as a list of records."
         )
     return tuple(fields[0].shape)
 

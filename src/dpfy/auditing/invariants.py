@@ -1,12 +1,13 @@
-"""What every private run promises, each put to the test on runs of the real thing whose answer is
-known.
+"""Checks of what every private run promises, on real runs whose correct result is known.
 
 A check sees what an outsider with chosen data would see: released values and the ledger. It
-compares what was measured with what was *recorded*, so that it holds whoever wrote the mechanism.
-Nothing here knows which mistakes exist.
+compares measurements with what was *recorded*, so it does not depend on who wrote the mechanism.
+The checks do not know which mistakes exist.
 
 *Formal guarantee*: a correct pipeline exceeds one threshold with probability at most
 ``FALSE_ALARM``, and any of them with at most the sum over all readings.
+
+Tests: tests/auditing/test_self_test.py.
 """
 
 import math
@@ -27,14 +28,14 @@ from dpfy.run.privatize import privatize
 FALSE_ALARM = 1e-10
 """The probability with which a correct pipeline exceeds one threshold."""
 
-_CLIP = 3.0  # not one, so that a factor that was forgotten shows
+_CLIP = 3.0  # not 1, so that a forgotten factor shows
 _SIZE, _TENSORS = 300, 3
 _FAINT = 0.01  # noise multiplier at which the effect of one record stands out
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A measured number and the threshold that it must not cross."""
+    """A measured number and its limit."""
 
     promise: str
     value: float
@@ -43,7 +44,7 @@ class Reading:
 
     @property
     def excess(self) -> float:
-        """By which factor the threshold was crossed, on whichever side it is."""
+        """The factor by which the limit was crossed, whether it is an upper or a lower limit."""
         ratio = self.value / self.threshold if self.threshold else math.inf
         return math.inf if not ratio > 0 else max(ratio, 1 / ratio)
 
@@ -52,7 +53,7 @@ class Reading:
 
 
 class _Outcomes:
-    """What a run on chosen records shows: flat released sums, step by step, and the ledger."""
+    """The outputs of a run on chosen records: released sums per step, and the ledger."""
 
     def __init__(self, rows: torch.Tensor, plan: Plan, key: int | None) -> None:
         model = _Tensors()
@@ -77,7 +78,7 @@ class _Outcomes:
 
     @property
     def recorded(self) -> Sampled:
-        """The first event that was recorded."""
+        """The first recorded event."""
         event = self.ledger.uses[0].event
         assert isinstance(event, Sampled)
         return event
@@ -106,9 +107,7 @@ def readings(keys: Keys) -> list[Reading]:
 
 
 def _noise(keys: Keys) -> Iterator[Reading]:
-    """Noise of at least the recorded scale is on every tensor, also if the sample is empty, and
-    fresh every time.
-    """
+    """Check that noise is fresh and of the recorded scale on every tensor, even without records."""
     seen = []
     for what, rate in (("on records without a gradient", 0.5), ("on empty samples", 1e-12)):
         plan = dpsgd(rate=rate, divisor=10, steps=4, clip=_CLIP, noise_multiplier=1.0)
@@ -128,7 +127,7 @@ def _noise(keys: Keys) -> Iterator[Reading]:
 
 
 def _most_alike(noises: list[torch.Tensor]) -> Reading:
-    """The largest correlation between the noise of any two steps."""
+    """Return the largest correlation between the noise of any two steps."""
     rows = torch.stack([noise / noise.norm().clamp(min=1e-300) for noise in noises])
     pairs = (rows @ rows.T).abs().triu(1)
     count = len(noises) * (len(noises) - 1) / 2
@@ -138,9 +137,7 @@ def _most_alike(noises: list[torch.Tensor]) -> Reading:
 
 
 def _effects(keys: Keys) -> Iterator[Reading]:
-    """One record moves what is released by no more than was recorded, in units of the noise that
-    was measured.
-    """
+    """Check that one record moves releases by at most what was recorded, in units of the noise."""
     along = torch.zeros(_TENSORS * _SIZE)
     along[::_SIZE] = 1.0  # in all tensors
     flat = dpsgd(rate=1.0, divisor=50, steps=2, clip=_CLIP, noise_multiplier=_FAINT)
@@ -166,8 +163,10 @@ def _effects(keys: Keys) -> Iterator[Reading]:
 
 
 def _effect(name: str, without: _Outcomes, including: _Outcomes) -> Reading:
-    """The first step says in which direction the record pulls, the second how far; where nothing
-    moved is the noise.
+    """Measure the effect of a record.
+
+    The first step shows the direction of the effect, and the second its length. The noise is
+    measured where nothing moved.
     """
     moved = [after - before for before, after in zip(without.sums, including.sums, strict=True)]
     noise = torch.cat(
@@ -184,7 +183,7 @@ def _effect(name: str, without: _Outcomes, including: _Outcomes) -> Reading:
 
 
 def _samples(keys: Keys) -> Iterator[Reading]:
-    """Records take part as often as was recorded, independently of each other."""
+    """Check that records take part at the recorded rate, independently of each other."""
     rate, records, steps = 0.3, _TENSORS * _SIZE, 30
     plan = dpsgd(
         rate=rate, divisor=rate * records, steps=steps, clip=_CLIP, noise_multiplier=_FAINT
@@ -200,9 +199,8 @@ def _samples(keys: Keys) -> Iterator[Reading]:
         ("sample sizes", took_part.sum(1), records),
         ("numbers of participations", took_part.sum(0), steps),
     ):
-        value = float(((counts - of * recorded) ** 2).sum()) / (
-            of * variance
-        )  # about χ² with as many degrees
+        # About χ² with one degree of freedom for each count.
+        value = float(((counts - of * recorded) ** 2).sum()) / (of * variance)
         least = _law_of_dispersion(len(counts), of, recorded)
         yield Reading(
             f"dispersion of {what}, over that of independent draws",
@@ -213,9 +211,10 @@ def _samples(keys: Keys) -> Iterator[Reading]:
 
 
 def _law_of_dispersion(counts: int, of: int, rate: float) -> float:
-    """A lower bound on the mean of squared deviations of binomial counts, over their variance.
+    """Return a lower bound on the mean squared deviation of binomial counts over their variance.
 
-    By Chernoff's bound: log E exp(−t·X) of one squared deviation is computed from the binomial law.
+    It is Chernoff's bound: log E exp(−t·X) of one squared deviation is computed from the binomial
+    law.
     """
     values = torch.arange(of + 1, dtype=torch.float64)
     weights = torch.from_numpy(binom.pmf(values.numpy(), of, rate))
@@ -226,7 +225,7 @@ def _law_of_dispersion(counts: int, of: int, rate: float) -> float:
 
 
 def _ledger(keys: Keys) -> Iterator[Reading]:
-    """Every release is in the ledger."""
+    """Check that every release is in the ledger."""
     plan = dpsgd(rate=0.5, divisor=1, steps=6, noise_multiplier=1.0)
     found = _Outcomes(torch.zeros(2, _TENSORS * _SIZE), plan, next(keys))
     yield Reading(

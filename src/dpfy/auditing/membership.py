@@ -1,4 +1,4 @@
-"""Membership inference: from a model's losses, who was in its training data?
+"""Membership inference: guess from a model's losses which records were in its training data.
 
 Scores are higher for records that look like members. On canaries and on public twins of the data
 the answer may be shown to anybody. On real members it is a release of private data that nothing
@@ -18,13 +18,18 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import NonPrivate
 
-_FEWEST_SHADOWS = 4  # on each side, to know a spread
+_FEWEST_SHADOWS = 4  # on each side, to estimate a standard deviation
 _LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)
 class Membership:
-    """How well scores tell members from others: the area under the curve, and its points."""
+    """The success of scores in telling members from others.
+
+    Args:
+        area: the area under the ROC curve.
+        curve: the error rates at every threshold.
+    """
 
     area: float
     curve: TradeoffCurve
@@ -40,10 +45,18 @@ class Membership:
 
 
 def loss_scores(losses: torch.Tensor) -> torch.Tensor:
-    """Return scores of the loss-threshold attack: members have smaller losses (Yeom et al. 2018).
+    """Return scores of the loss-threshold attack: members have smaller losses.
+
+    Args:
+        losses: one loss per record.
+
+    Returns:
+        One score per record.
 
     >>> loss_scores(torch.tensor([0.5, 2.0])).tolist()
     [-0.5, -2.0]
+
+    Reference: Yeom et al. 2018.
     """
     return -losses.double()
 
@@ -51,12 +64,22 @@ def loss_scores(losses: torch.Tensor) -> torch.Tensor:
 def likelihood_ratio_scores(
     confidence: torch.Tensor, shadows: torch.Tensor, present: torch.Tensor
 ) -> torch.Tensor:
-    """Return the scores of the likelihood-ratio attack, LiRA (Carlini et al. 2022).
+    """Return the scores of the likelihood-ratio attack, LiRA.
 
-    ``confidence`` [records] is the logit log(p/(1 − p)) of the true class under the audited model;
-    ``shadows`` [models, records] the same under models trained on random halves, and ``present``
-    [models, records] says which records they had seen. Both sides are taken for Gaussian, record by
-    record.
+    Both sides are modelled as Gaussian, record by record.
+
+    Args:
+        confidence: [records], the logit log(p/(1 − p)) of the true class under the audited model.
+        shadows: [models, records], the same under models trained on random halves.
+        present: [models, records], which records each of these models was trained on.
+
+    Returns:
+        One score per record.
+
+    Raises:
+        InvalidArgument: if shapes differ, or if a record was in or out of fewer than four models.
+
+    Reference: Carlini et al. 2022.
     """
     if shadows.shape != present.shape or shadows.shape[1:] != confidence.shape:
         raise InvalidArgument(
@@ -75,7 +98,7 @@ def likelihood_ratio_scores(
 
 
 def _law(values: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean and the spread of the chosen values of every column."""
+    """Return the mean and the standard deviation of the chosen values of every column."""
     count, kept = chosen.sum(0), torch.where(chosen, values.double(), 0.0)
     mean = kept.sum(0) / count
     squares = torch.where(chosen, (values.double() - mean) ** 2, 0.0).sum(0)
@@ -83,9 +106,20 @@ def _law(values: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def membership(scores: torch.Tensor, present: torch.Tensor) -> Membership:
-    """Judge scores of canaries, or of a public twin run, against who was in.
+    """Compare scores of canaries, or of a public twin run, with which records were in.
 
-    >>> membership(torch.tensor([3.0, 2.0, 1.0, 0.0]), torch.tensor([True, True, False, False])).area
+    Args:
+        scores: one score per record.
+        present: whether each record was in.
+
+    Returns:
+        The area under the curve, and its points.
+
+    Raises:
+        InvalidArgument: if all records were in, or none.
+
+    >>> present = torch.tensor([True, True, False, False])
+    >>> membership(torch.tensor([3.0, 2.0, 1.0, 0.0]), present).area
     1.0
     """
     inside, outside = scores[present].double(), scores[~present].double()
@@ -103,7 +137,7 @@ def membership(scores: torch.Tensor, present: torch.Tensor) -> Membership:
 
 
 def as_trials(scores: torch.Tensor, present: torch.Tensor, threshold: float) -> Trials:
-    """Return the errors of the test that says "in" above a threshold that was chosen beforehand."""
+    """Return the errors of the test that says "in" above a threshold chosen beforehand."""
     says_in = scores > threshold
     return Trials(
         int((~present).sum()),
@@ -118,11 +152,18 @@ def owner_diagnostic(
     attack: Callable[[], Any],
     reason: str = "membership inference on real members",
 ) -> Any:
-    """Run an attack on real members, for the eyes of the data's owner, and record that nothing
-    protects its result.
+    """Run an attack on real members, for the data's owner only, and record it as non-private.
 
-    The ledger is charged with a non-private event first, so that whatever is reported from it says
-    so from then on. Use canaries or a twin run on public data for anything that is to be shown.
+    The ledger is first charged with a non-private event, so every later report from it says so. Use
+    canaries or a twin run on public data for anything that is to be shown.
+
+    Args:
+        ledger: the ledger of the audited run.
+        attack: runs the attack and returns its result.
+        reason: the reason that the ledger records.
+
+    Returns:
+        The result of the attack.
     """
     ledger.reserve(NonPrivate(reason))
     return attack()

@@ -1,9 +1,8 @@
-"""Mistakes that implementations of private training have been found to make, to be planted in the
-real pipeline.
+"""Known mistakes of implementations of private training, for planting in the real pipeline.
 
-Each is a change of a line or two inside of what runs, undone when its block ends. They exist to
-show that the checks of :mod:`dpfy.auditing.invariants` notice such mistakes; nothing that is
-trained under one is private.
+Each is a change of a line or two of the running code, undone when its block ends. They show that
+the checks of :mod:`dpfy.auditing.invariants` notice such mistakes; nothing that is trained under
+one is private.
 """
 
 import math
@@ -29,7 +28,7 @@ _weigh, _draw, _reserve = ClipEach.__call__, PoissonSampler.draw, Ledger.reserve
 
 @contextmanager
 def _replaced(*changes: tuple[type, str, Any]) -> Iterator[None]:
-    """Put other attributes on classes for the length of a block."""
+    """Replace attributes of classes for the duration of a block."""
     kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -41,8 +40,9 @@ def _replaced(*changes: tuple[type, str, Any]) -> Iterator[None]:
 
 
 def releasing(release: Callable[[GaussianSum, torch.Tensor, Any], object]) -> tuple[type, str, Any]:
-    """Return the change by which the sums of a step are released as one vector, in place, by
-    another function.
+    """Return a change that releases the sums of a step as one vector by another function.
+
+    The function works in place.
     """
 
     def release_pieces(
@@ -63,7 +63,7 @@ def releasing(release: Callable[[GaussianSum, torch.Tensor, Any], object]) -> tu
 
 
 def _counting(counted: list[int]) -> tuple[tuple[type, str, Any], ...]:
-    """Return the changes by which the size of every sample becomes known."""
+    """Return the changes that make the size of every sample known."""
 
     def complete(self: ReleaseLayout, vector: torch.Tensor, records: int, divisor: float) -> None:
         counted.append(records)
@@ -82,7 +82,7 @@ def _half_noise() -> AbstractContextManager[None]:
 
 
 def _noise_without_the_clip() -> AbstractContextManager[None]:
-    """Noise for records of norm 1, whatever the bound is."""
+    """Add noise for records of norm 1, whatever the bound is."""
 
     def factors(self: ReleaseLayout, divisor: float) -> list[float]:
         found, gradients = _factors(self, divisor), len(self.parameters)

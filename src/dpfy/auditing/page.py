@@ -1,4 +1,7 @@
-"""An audit as one page: what the ledger guarantees above, what the attack achieved below."""
+"""An audit as one HTML page: the ledger's guarantee and what the attack reached.
+
+Tests: tests/auditing/test_audit.py.
+"""
 
 import html
 import json
@@ -69,14 +72,14 @@ def render(audit: Audit) -> str:
 
 
 def headline(audit: Audit) -> str:
-    """Say in a line what came out."""
+    """Return the result in one line."""
     if audit.refuted:
         return "The canaries betray more than the ledger allows"
     return f"{audit.epsilon_lower:.2f} ≤ ε ≤ {audit.epsilon_claimed:.2f} at δ = {audit.delta:g}"
 
 
 def explanation(audit: Audit) -> str:
-    """Say what the numbers mean."""
+    """Return what the numbers mean."""
     if audit.refuted:
         return (
             "A correct pipeline does this with a probability below one in a million: something "
@@ -91,7 +94,7 @@ def explanation(audit: Audit) -> str:
 
 
 def facts(audit: Audit) -> list[tuple[str, str]]:
-    """Return all numbers with their names, for people."""
+    """Return all numbers with names that people understand."""
     guesses, trials = audit.guesses, audit.trials
     by_trials = (
         []

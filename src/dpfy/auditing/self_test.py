@@ -1,4 +1,4 @@
-"""The audit of the audit: planted mistakes are noticed, and the correct pipeline is left alone."""
+"""The test of the audit: it notices planted mistakes, and passes the correct pipeline."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,7 +13,13 @@ from dpfy.auditing.mutants import MUTANTS, Mutant
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a pipeline was flagged, and by what."""
+    """Whether a pipeline was flagged, and by which evidence.
+
+    Args:
+        mutant: the name of the planted mistake, or "none".
+        flagged: whether a reading crossed its limit.
+        evidence: the reading that crossed it furthest.
+    """
 
     mutant: str
     flagged: bool
@@ -29,15 +35,19 @@ def self_test(
     keys: Iterator[int | None] | None = None,
     tell: Callable[[str], None] = lambda name: None,
 ) -> list[Verdict]:
-    """Check the correct pipeline ``repeats`` times and every mutant once; return a verdict for
-    each.
+    """Check the correct pipeline ``repeats`` times and every mutant once.
 
-    ``keys`` make it repeatable; by default every run draws a fresh one. ``tell`` is called before
-    each.
+    Args:
+        repeats: the number of checks of the correct pipeline.
+        keys: public keys that make the test repeatable; by default every run draws a secret one.
+        tell: is called with the name of each pipeline before it is checked.
+
+    Returns:
+        One verdict for each pipeline.
     """
     keys = itertools.repeat(None) if keys is None else keys
     verdicts, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)  # such small sums only wait for a second one
+    torch.set_num_threads(1)  # a second thread only slows down such small sums
     try:
         for name, mutant in MUTANTS.items():
             verdicts.append(_verdict(name, mutant, repeats if name == "none" else 1, keys, tell))

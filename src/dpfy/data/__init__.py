@@ -1,7 +1,7 @@
 """The reference data sets, read from their public formats and without pickles.
 
-Loaders judge *files*: what is malformed raises before a ledger exists. Nothing about the encoding
-is learnt from the records: categories, ranges, alphabets and lengths are constants.
+Loaders check *files*: a malformed file raises before a ledger exists. Nothing about the encoding is
+learnt from the records: categories, ranges, alphabets and lengths are constants.
 """
 
 from dpfy.data.adult import adult

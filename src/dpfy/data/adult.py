@@ -1,5 +1,6 @@
-"""UCI Adult: the census-income table, encoded with what its documentation says and nothing that its
-rows say.
+"""UCI Adult, the census-income table.
+
+The encoding follows from the table's documentation and from nothing that its rows contain.
 """
 
 import math
@@ -73,11 +74,23 @@ FEATURES = len(RANGES) + len(LOGARITHMIC) + sum(len(listed) + 1 for listed in CA
 
 
 def adult(data_dir: str | Path | None = None) -> DataSource:
-    """Load UCI Adult from ``adult.data`` and ``adult.test``, plain or .gz (Becker and Kohavi 1996).
+    """Load UCI Adult from ``adult.data`` and ``adult.test``, plain or .gz.
 
-    Numbers are scaled by public constants and clipped to [0, 1]; each category has a column, and a
-    missing or unknown one sets the last column of its attribute. A number that cannot be read
+    Numbers are scaled by public constants and clipped to [0, 1]. Each category has a column; a
+    missing or unknown category sets the last column of its attribute. A number that cannot be read
     becomes NaN: a bad record, which contributes zero to training.
+
+    Args:
+        data_dir: the folder of the files, or one that has them in ``adult``; None takes the
+            environment variable ``DPFY_DATA``.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: if a file is missing or malformed.
+
+    Reference: Becker and Kohavi 1996.
     """
     folder = files.locate("adult", data_dir, ["adult.data", "adult.test"])
     return DataSource(
@@ -111,7 +124,7 @@ def _table(folder: Path, file: str) -> TensorDataset:
 
 
 def _rows(folder: Path, file: str) -> list[list[str]]:
-    """The fields of every line that is neither empty nor a comment."""
+    """Return the fields of every line that is neither empty nor a comment."""
     try:
         lines = files.read_bytes(folder, file).decode("ascii").splitlines()
     except UnicodeDecodeError:
@@ -148,7 +161,7 @@ def _logarithmic(column: Sequence[str], top: float) -> NDArray[np.float32]:
 
 
 def _one_hot(column: Sequence[str], listed: tuple[str, ...]) -> NDArray[np.float32]:
-    """One column per listed category, and a last one for whatever is not listed."""
+    """Return one column per listed category, and a last one for everything else."""
     position = {category: number for number, category in enumerate(listed)}
     found = np.array([position.get(text, len(listed)) for text in column], dtype=np.int64)
     return np.eye(len(listed) + 1, dtype=np.float32)[found]

@@ -1,4 +1,4 @@
-"""Every data set by its name."""
+"""Data sets by name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +23,17 @@ NAMES = tuple(_LOADERS)
 def load(name: str, data_dir: str | Path | None = None) -> DataSource:
     """Load a benchmark by name: digits, mnist, fashion-mnist, cifar-10, imdb or adult.
 
-    ``data_dir``, by default the environment variable ``DPFY_DATA``, holds one folder per data set
-    or is the folder itself; ``digits`` needs none. A file that is missing or malformed raises
-    :class:`~dpfy.DataError`.
+    Args:
+        name: one of :data:`NAMES`.
+        data_dir: a folder with one folder per data set, or the folder of this data set; None takes
+            the environment variable ``DPFY_DATA``. ``digits`` needs none.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InvalidArgument: if there is no data set of this name.
+        DataError: if a file is missing or malformed.
 
     >>> load("digits").description
     'Handwritten digits of 43 people, 8×8 grey (UCI, embedded in scikit-learn).'

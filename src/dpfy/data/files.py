@@ -1,8 +1,10 @@
-"""Finding and opening the files of a data set; whatever is wrong with one is a DataError that names
-it.
+"""Finding and opening the files of a data set.
 
-Messages hold facts about files (names, sizes, magic numbers, line numbers) and never a value of a
-record. Nothing here unpickles: a pickle runs the code that it contains.
+Every fault of a file is a DataError that names the file. Messages hold facts about files (names,
+sizes, magic numbers, line numbers) and never a value of a record. Nothing here unpickles, because a
+pickle runs the code that it contains.
+
+Tests: tests/data/test_images.py.
 """
 
 import gzip
@@ -31,7 +33,7 @@ _DAMAGE = (
 
 
 def missing(path: Path) -> DataError:
-    """The error for a file that should stand beside the others."""
+    """Return the error for a file that is missing beside others."""
     return DataError(
         f"{path}: found no such file, expected it beside the others. Complete the folder."
     )
@@ -40,20 +42,21 @@ def missing(path: Path) -> DataError:
 def malformed(
     path: Path, found: str, expected: str, remedy: str = "Fetch the file again."
 ) -> DataError:
-    """The error for a file that is not what its name promises."""
+    """Return the error for a file that is not what its name promises."""
     return DataError(f"{path}: found {found}, expected {expected}. {remedy}")
 
 
 def locate(
     name: str, data_dir: str | Path | None, needed: Sequence[str], subfolders: Sequence[str] = ()
 ) -> Path:
-    """Return the folder that holds any of the ``needed`` files: ``data_dir`` itself, its ``name``
-    or a subfolder.
+    """Return the folder that holds any of the ``needed`` files.
 
-    >>> locate("mnist", "/nowhere", ["train-images-idx3-ubyte"])
+    It is ``data_dir`` itself, its folder ``name``, or one of the subfolders.
+
+    >>> locate("mnist", "/nowhere", ["train-images-idx3-ubyte"])  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
-    dpfy.errors.DataError: None of train-images-idx3-ubyte is in /nowhere/mnist or /nowhere. Put the files of 'mnist'
-    there, or name another data_dir.
+    dpfy.errors.DataError: None of train-images-idx3-ubyte is in /nowhere/mnist or /nowhere.
+    Put the files of 'mnist' there, or name another data_dir.
     """
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
     if not given:
@@ -78,12 +81,12 @@ def locate(
 
 
 def holds(folder: Path, file: str) -> bool:
-    """Whether the folder has the file, plain or compressed with gzip."""
+    """Return whether the folder has the file, plain or compressed with gzip."""
     return (folder / file).is_file() or (folder / f"{file}.gz").is_file()
 
 
 def read_bytes(folder: Path, file: str) -> bytes:
-    """Return the content of a file that is there as it is or as ``.gz``."""
+    """Return the content of a file that is there plain or as ``.gz``."""
     path = folder / file
     packed = folder / f"{file}.gz"
     if not holds(folder, file):
@@ -98,18 +101,17 @@ def read_bytes(folder: Path, file: str) -> bytes:
 
 
 def read_arrays(path: Path, *forms: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an ``.npz`` file that make up the first complete form; arrays of objects
-    are refused.
+    """Return the arrays of the first complete form in an ``.npz`` file.
+
+    Arrays of Python objects are refused.
     """
     if not path.is_file():
         raise missing(path)
     if not zipfile.is_zipfile(path):
         raise malformed(path, "no readable archive", "an .npz of plain arrays")
     try:
-        with (
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as archive,
-        ):  # numpy leaves its own file open
+        # numpy would leave a file open that it opens itself.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             names = next((form for form in forms if set(form) <= set(archive.files)), None)
             arrays = {name: archive[name] for name in names or ()}
     except _DAMAGE as error:

@@ -1,5 +1,7 @@
-"""Image benchmarks: the embedded digits, the MNIST family (IDX) and CIFAR-10 (official binary, or
-lossless WebP).
+"""Image benchmarks: digits, MNIST, Fashion-MNIST and CIFAR-10.
+
+The digits come with scikit-learn, the MNIST family is read from IDX files, and CIFAR-10 from the
+official binary files or from lossless WebP.
 """
 
 import math
@@ -32,6 +34,9 @@ _CIFAR_GRID = 100  # images in a row of a WebP batch
 def digits() -> DataSource:
     """Load the 8×8 digits that come with scikit-learn; every fifth image is public and held out.
 
+    Returns:
+        The data set.
+
     >>> len(digits().test)
     360
     """
@@ -54,26 +59,63 @@ def digits() -> DataSource:
 
 
 def mnist(data_dir: str | Path | None = None) -> DataSource:
-    """Load MNIST from its four IDX files, plain or .gz (LeCun et al. 1998)."""
+    """Load MNIST from its four IDX files, plain or .gz.
+
+    Args:
+        data_dir: the folder of the files, or one that has them in ``mnist`` or ``MNIST/raw``; None
+            takes the environment variable ``DPFY_DATA``.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: if a file is missing or malformed.
+
+    Reference: LeCun et al. 1998.
+    """
     return _idx_source(
         "mnist", data_dir, "MNIST/raw", "Handwritten digits, 28×28 grey (LeCun et al. 1998)."
     )
 
 
 def fashion_mnist(data_dir: str | Path | None = None) -> DataSource:
-    """Load Fashion-MNIST from its four IDX files, plain or .gz (Xiao et al. 2017)."""
+    """Load Fashion-MNIST from its four IDX files, plain or .gz.
+
+    Args:
+        data_dir: the folder of the files, or one that has them in ``fashion-mnist`` or
+            ``FashionMNIST/raw``; None takes the environment variable ``DPFY_DATA``.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: if a file is missing or malformed.
+
+    Reference: Xiao et al. 2017.
+    """
     return _idx_source(
         "fashion-mnist", data_dir, "FashionMNIST/raw", "Clothes, 28×28 grey (Xiao et al. 2017)."
     )
 
 
 def cifar10(data_dir: str | Path | None = None) -> DataSource:
-    """Load CIFAR-10 from the official binary files, or from one lossless WebP grid per batch
-    (Krizhevsky 2009).
+    """Load CIFAR-10 from the official binary files, or from one lossless WebP grid per batch.
 
     The WebP form needs Pillow. Each ``data_batch_n.webp`` is a grid of 100 images per row, in the
     original order, with the labels of all training batches in ``train_labels.npy`` and those of
     ``test_batch.webp`` in ``test_labels.npy``.
+
+    Args:
+        data_dir: the folder of the files, or one that has them in ``cifar-10`` or
+            ``cifar-10-batches-bin``; None takes the environment variable ``DPFY_DATA``.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: if a file is missing or malformed, or if WebP cannot be read.
+
+    Reference: Krizhevsky 2009.
     """
     forms = {"data_batch_1.bin": _cifar_binary, "data_batch_1.webp": _cifar_webp}
     folder = files.locate("cifar-10", data_dir, list(forms), ["cifar-10-batches-bin"])
@@ -91,7 +133,7 @@ def cifar10(data_dir: str | Path | None = None) -> DataSource:
 
 
 def _dataset(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> TensorDataset:
-    """Bytes (N, C, H, W) as float32 in [0, 1], with their labels."""
+    """Return bytes (N, C, H, W) as float32 in [0, 1], with their labels."""
     scaled = torch.from_numpy(np.divide(images, 255, dtype=np.float32))
     return TensorDataset(scaled, torch.from_numpy(labels))
 
@@ -126,9 +168,7 @@ def _idx_pair(folder: Path, image_file: str, label_file: str) -> TensorDataset:
 
 
 def read_idx(folder: Path, file: str, dimensions: int) -> NDArray[np.uint8]:
-    """Return the array of an IDX file of unsigned bytes, plain or .gz, with that many
-    dimensions.
-    """
+    """Return the array of an IDX file of unsigned bytes, plain or .gz."""
     content, path = files.read_bytes(folder, file), folder / file
     magic, expected = content[:4], bytes([0, 0, _UBYTE, dimensions])
     if magic != expected:
@@ -175,7 +215,7 @@ def _cifar_webp(folder: Path, part: str) -> TensorDataset:
 
 
 def _webp_grid(path: Path) -> NDArray[Any]:
-    """The images of a grid, as bytes (N, 3, 32, 32)."""
+    """Return the images of a grid, as bytes (N, 3, 32, 32)."""
     try:
         from PIL import Image
     except ImportError:

@@ -37,14 +37,28 @@ PADDING, OTHER = 0, 1
 def imdb(
     data_dir: str | Path | None = None, *, vocabulary: int = VOCABULARY, length: int = LENGTH
 ) -> DataSource:
-    """Load the IMDb reviews as token ids of a public fixed length, zeros in front (Maas et al.
-    2011).
+    """Load the IMDb reviews as token ids of a fixed public length, with zeros in front.
 
-    A review keeps its last ``length`` tokens, so that no record's length depends on its neighbours;
-    tokens from ``vocabulary`` on become 2, "unknown". Ids are those of ``keras.datasets.imdb``. The
-    file ``imdb.npz`` holds flat tokens and offsets (``train_tokens``, ``train_offsets``,
-    ``train_labels``, the same for ``test``), or padded rows (``x_train``, ``y_train``, ``x_test``,
-    ``y_test``); Keras' own file of that name is a pickle and is refused.
+    A review keeps its last ``length`` tokens, so no record's length depends on other records. Ids
+    are those of ``keras.datasets.imdb``. The file ``imdb.npz`` holds flat tokens and offsets
+    (``train_tokens``, ``train_offsets``, ``train_labels``, the same for ``test``), or padded rows
+    (``x_train``, ``y_train``, ``x_test``, ``y_test``). Keras' own file of that name is a pickle and
+    is refused.
+
+    Args:
+        data_dir: the folder of ``imdb.npz``, or one that has it in ``imdb``; None takes the
+            environment variable ``DPFY_DATA``.
+        vocabulary: the number of token ids, at least 4; other tokens become 2, "unknown".
+        length: the number of tokens of a review.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InvalidArgument: if ``vocabulary`` or ``length`` is too small.
+        DataError: if the file is missing or malformed.
+
+    Reference: Maas et al. 2011.
     """
     _validate.count("vocabulary", vocabulary, minimum=_FIRST_WORD + 1)
     _validate.count("length", length)
@@ -74,12 +88,24 @@ def imdb(
 
 
 def glove(data_dir: str | Path | None = None, vocabulary: int = VOCABULARY) -> torch.Tensor:
-    """Return the 100-dimensional GloVe vectors of the first ``vocabulary`` IMDb tokens, zero where
-    there is none.
+    """Return the 100-dimensional GloVe vectors of the first ``vocabulary`` IMDb tokens.
 
-    Reads ``glove.6B.100d.imdb20k.npz`` (``vectors``: row r - 1 is the word of rank r), or the
-    standard ``glove.6B.100d.txt`` together with ``imdb_word_index.json``. Reference: Pennington,
-    Socher, Manning, EMNLP 2014.
+    The file is ``glove.6B.100d.imdb20k.npz`` (``vectors``: row r - 1 is the word of rank r), or the
+    standard ``glove.6B.100d.txt`` together with ``imdb_word_index.json``.
+
+    Args:
+        data_dir: the folder of the files, or one that has them in ``glove``; None takes the
+            environment variable ``DPFY_DATA``.
+        vocabulary: the number of token ids, at least 4.
+
+    Returns:
+        A float32 tensor [vocabulary, 100]; words without a vector have zeros.
+
+    Raises:
+        InvalidArgument: if ``vocabulary`` is too small.
+        DataError: if a file is missing or malformed.
+
+    Reference: Pennington, Socher, Manning, EMNLP 2014.
     """
     _validate.count("vocabulary", vocabulary, minimum=_FIRST_WORD + 1)
     folder = _glove_folder(data_dir)
@@ -102,7 +128,7 @@ def glove(data_dir: str | Path | None = None, vocabulary: int = VOCABULARY) -> t
 
 
 def has_glove(data_dir: str | Path | None = None) -> bool:
-    """Whether a file of GloVe vectors is where :func:`glove` looks for one."""
+    """Return whether a file of GloVe vectors is where :func:`glove` looks for one."""
     try:
         return bool(_glove_folder(data_dir))
     except DataError:
@@ -114,14 +140,26 @@ def _glove_folder(data_dir: str | Path | None) -> Path:
 
 
 def shakespeare(data_dir: str | Path | None = None, window: int = 80) -> UserSource:
-    """Load Shakespeare's plays by role: a user is one role of one play, for predicting the next
-    character.
+    """Load Shakespeare's plays by role, for predicting the next character.
 
-    A user's text is cut into windows of ``window`` characters without overlap; ``y`` is ``x`` one
-    character later, and what is missing at the end is 0, to be ignored by the loss. The first 80 %
-    of each role's text are for training. ``shakespeare_by_role.npz`` holds ``text`` (bytes) and
-    ``offsets``: role i is ``text[offsets[i]:offsets[i + 1]]``. Reference: the task of Caldas et al.
-    2018 (LEAF), with another edition of the text.
+    A user is one role of one play. A user's text is cut into windows without overlap; ``y`` is
+    ``x`` one character later, padded with 0, which the loss must ignore. The first 80 % of each
+    role's text are for training. ``shakespeare_by_role.npz`` holds ``text`` (bytes) and
+    ``offsets``: role i is ``text[offsets[i]:offsets[i + 1]]``.
+
+    Args:
+        data_dir: the folder of the file, or one that has it in ``shakespeare``; None takes the
+            environment variable ``DPFY_DATA``.
+        window: the number of characters in a window.
+
+    Returns:
+        The data set, by user.
+
+    Raises:
+        InvalidArgument: if ``window`` is no whole number of at least 1.
+        DataError: if the file is missing or malformed.
+
+    Reference: the task of Caldas et al. 2018 (LEAF), with another edition of the text.
     """
     _validate.count("window", window)
     file = "shakespeare_by_role.npz"
@@ -166,7 +204,7 @@ def _padded_rows(
 
 
 def _check_offsets(path: Path, offsets: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:
-    """Offsets that cut ``values`` into one part per record, from the first to the last."""
+    """Return offsets that cut ``values`` into one part per record."""
     if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (offsets, values)):
         raise malformed(path, "arrays of another shape or type", "flat arrays of whole numbers")
     offsets = offsets.astype(np.int64)
@@ -185,7 +223,7 @@ def _check_offsets(path: Path, offsets: NDArray[Any], values: NDArray[Any]) -> N
 def _last_tokens(
     tokens: NDArray[Any], offsets: NDArray[np.int64], length: int
 ) -> NDArray[np.int64]:
-    """The last ``length`` tokens of each record, zeros in front."""
+    """Return the last ``length`` tokens of each record, zeros in front."""
     place = offsets[1:, None] + np.arange(-length, 0)
     inside = place >= offsets[:-1, None]
     found = np.zeros(place.shape, dtype=np.int64)
@@ -194,8 +232,9 @@ def _last_tokens(
 
 
 def _windows(ids: NDArray[np.int64], window: int) -> TensorDataset:
-    """Windows of characters and the characters that follow them; a text of one character has
-    nothing to predict.
+    """Return windows of characters and the characters that follow them.
+
+    A text of one character has nothing to predict.
     """
     count = -(-max(0, len(ids) - 1) // window)
     padded = np.full(count * window + 1, PADDING, dtype=np.int64)

@@ -1,8 +1,6 @@
-"""What happened: a durable, append-only record of facts that needs neither torch nor numpy to be
-read.
-"""
+"""What happened: a durable, append-only record of facts, readable without torch and numpy."""
 
-# Facts are known by their tags once their module is.
+# Importing a module registers its facts by their tags.
 from dpfy.ledger import (
     composite_events as composite_events,
     one_shot as one_shot,

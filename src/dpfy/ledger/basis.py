@@ -1,4 +1,6 @@
-"""What a guarantee rests on, as a run records it: how much of it is proved, looked at, or merely
+"""The grounds of a guarantee, as a run records them.
+
+Each ground says whether a part of the guarantee is proved, cited, checked, declared, or only
 allowed for.
 """
 
@@ -9,7 +11,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """How something that a guarantee rests on is known."""
+    """The kind of evidence behind a ground of the guarantee."""
 
     THEOREM = "theorem"
     CITATION = "citation"
@@ -20,7 +22,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Ground:
-    """One thing that a guarantee rests on: its kind, a stable key, a title and a sentence or two.
+    """One ground that a guarantee rests on.
+
+    Args:
+        kind: the kind of evidence.
+        key: a stable identifier.
+        title: a short heading.
+        text: an explanation of a sentence or two.
 
     >>> Ground(Kind.CHECK, "isolation", "Records do not mix", "Seen on synthetic input.").status
     'checked on synthetic input'
@@ -33,7 +41,7 @@ class Ground:
 
     @property
     def status(self) -> str:
-        """The word that a report may use; only a theorem holds."""
+        """The word that a report uses for this kind; only a theorem "holds"."""
         return {
             Kind.THEOREM: "holds",
             Kind.CITATION: "cited",
@@ -43,15 +51,15 @@ class Ground:
         }[self.kind]
 
     def to_json(self) -> dict[str, str]:
-        """Return it as plain JSON values."""
+        """Return the ground as plain JSON values."""
         return {**asdict(self), "kind": str(self.kind)}
 
 
 def grounds_in(basis: Iterable[Mapping[str, Any]]) -> tuple[Ground, ...]:
-    """Return the grounds that runs recorded, each once, in the order of their kinds.
+    """Return the grounds that runs recorded, without duplicates, ordered by kind.
 
-    A kind that this version does not know counts as an allowance: what a newer one means by it may
-    be no proof.
+    A kind that this version does not know counts as an allowance, because it may mean something
+    weaker than a proof.
     """
     return in_order(
         Ground(
@@ -63,7 +71,7 @@ def grounds_in(basis: Iterable[Mapping[str, Any]]) -> tuple[Ground, ...]:
 
 
 def in_order(grounds: Iterable[Ground]) -> tuple[Ground, ...]:
-    """Return each of them once, theorems first and allowances last."""
+    """Return the grounds without duplicates, theorems first and allowances last."""
     return tuple(sorted(dict.fromkeys(grounds), key=lambda ground: list(Kind).index(ground.kind)))
 
 

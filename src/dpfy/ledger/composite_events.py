@@ -1,5 +1,9 @@
-"""Events that hold other events: several in a row, and several on parts of the data that have no
-record in common.
+"""Events that contain other events.
+
+:class:`Composed` holds several events in a row on the same data, :class:`Parallel` several events
+on disjoint parts of the data.
+
+Tests: tests/ledger/test_scopes.py.
 """
 
 import math
@@ -14,7 +18,14 @@ from dpfy.ledger.events import Envelope, Event, Repeated, run_lengths
 
 @dataclass(frozen=True)
 class Composed(Event, tag="composed"):
-    """``events``, each as often as ``times`` says, all on the same data: a run, seen as one event.
+    """Several events on the same data, each repeated: a whole run seen as one event.
+
+    Args:
+        events: the distinct events, in order.
+        times: the number of repetitions of each event, at least 1.
+
+    Raises:
+        InvalidArgument: if the lengths differ, or if an event is adaptive.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> run = Composed.of([Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 200)])
@@ -37,20 +48,20 @@ class Composed(Event, tag="composed"):
 
     @classmethod
     def of(cls, envelope: Iterable[Repeated]) -> Self:
-        """Return what an envelope holds as one event."""
+        """Return the contents of an envelope as one event."""
         runs = run_lengths(envelope)
         return cls(tuple(run.event for run in runs), tuple(run.times for run in runs))
 
     @property
     def envelope(self) -> Envelope:
-        """The events and how often each happens."""
+        """The events and the number of repetitions of each."""
         return tuple(
             Repeated(event, count) for event, count in zip(self.events, self.times, strict=True)
         )
 
     @property
     def numerical_delta(self) -> float:
-        """The sum of those of the events, rounded up."""
+        """The sum of the numerical δ of all events, rounded up."""
         return _up(
             math.fsum(
                 event.numerical_delta * count
@@ -61,11 +72,17 @@ class Composed(Event, tag="composed"):
 
 @dataclass(frozen=True)
 class Parallel(Event, tag="parallel"):
-    """``parts``, each on the records of one part of the data; no record is in two.
+    """One event on each of several disjoint parts of the data.
 
-    Which part a record is in follows from a public rule and from that record alone. ``moves`` says
-    that replacing a record can put it into another part, as when the rule looks at its values; it
-    cannot if parts go by public places.
+    A public rule assigns each record to a part, and looks at that record alone.
+
+    Args:
+        parts: one event per part; no record is in two parts.
+        moves: whether replacing a record can move it to another part, as when the rule looks at its
+            values. It is False if parts are assigned by public position.
+
+    Raises:
+        InvalidArgument: if there is no part, or if a part is adaptive.
     """
 
     parts: tuple[Event, ...]
@@ -80,15 +97,18 @@ class Parallel(Event, tag="parallel"):
 
     @property
     def numerical_delta(self) -> float:
-        """The sum of the two largest of the parts: one record is in at most two, before and after
-        it is replaced.
+        """The sum of the two largest numerical δ of the parts, rounded up.
+
+        One record is in at most two parts: one before it is replaced, and one after.
         """
         return _up(math.fsum(sorted(part.numerical_delta for part in self.parts)[-2:]))
 
 
 def fixed(events: Iterable[object]) -> None:
-    """Refuse what is no event, and steps that were chosen from outputs: a wrapping event is
-    declared before them.
+    """Refuse values that are no events, and adaptive events.
+
+    A wrapping event is declared in advance, so it cannot contain steps that were chosen from
+    outputs.
     """
     for event in events:
         if not isinstance(event, Event):
@@ -103,4 +123,5 @@ def fixed(events: Iterable[object]) -> None:
 
 
 def _up(value: float) -> float:
+    """Round up, to at most 1."""
     return min(1.0, value * (1 + 1e-12))

@@ -1,9 +1,9 @@
-"""What happened, as frozen facts that a machine without torch can read back years later.
+"""Events: frozen facts that a machine without torch can read back years later.
 
 An event states exactly what its cost depends on and nothing else: never an ε, never a value derived
-from the records. Queries are in units of their bound, so that a run whose clip bound moves with
-noise in proportion is one event repeated; the realised scale is an annotation of the ledger line,
-not part of the event.
+from the records. Queries are in units of their bound, so a run whose clip bound changes while noise
+stays proportional to it is one event, repeated. The realised scale is an annotation of the ledger
+line, not part of the event.
 """
 
 import hashlib
@@ -66,51 +66,52 @@ class Fact:
 
 
 class Policy(Fact):
-    """How the records of one step are chosen; ``rate`` is the share of them that a step has in
-    expectation.
+    """A rule that chooses the records of a step.
+
+    ``rate`` is the expected fraction of the records in one step.
     """
 
     rate: float
 
     @property
     def steps_per_event(self) -> int:
-        """How many steps one event pays for: those of an epoch, where a policy remembers who has
-        taken part.
+        """The number of steps that one event pays for.
+
+        It is the steps of an epoch for policies in which participation in one step depends on
+        others.
         """
         return 1
 
     def at(self, step: int) -> "Policy":
-        """Return the policy of a step, counted from 1: this one, unless it is a schedule of
-        several.
-        """
+        """Return the policy of a step, counted from 1; only schedules differ from step to step."""
         return self
 
 
 class RecordedQuery(Fact):
-    """One noised, bounded function of one sample."""
+    """A bounded function of one sample, released with noise."""
 
 
 class Event(Fact):
-    """One release, or something else that costs privacy.
-
-    ``numerical_delta`` is what its arithmetic adds to δ, and ``adaptive`` marks what was chosen
-    from earlier outputs.
-    """
+    """One release, or something else that costs privacy."""
 
     @property
     def numerical_delta(self) -> float:
-        """Nothing, unless an event says otherwise."""
+        """The δ that the arithmetic of the release adds; 0 by default."""
         return 0.0
 
     @property
     def adaptive(self) -> bool:
-        """No, unless an event says otherwise."""
+        """Whether the event was chosen from earlier outputs; False by default."""
         return False
 
 
 @dataclass(frozen=True)
 class Poisson(Policy, tag="poisson"):
-    """Each record is included independently with probability ``rate``."""
+    """Poisson sampling: each record is included independently with probability ``rate``.
+
+    Args:
+        rate: inclusion probability, in [0, 1].
+    """
 
     rate: float
 
@@ -121,8 +122,11 @@ class Poisson(Policy, tag="poisson"):
 
 @dataclass(frozen=True)
 class FixedSize(Policy, tag="fixed_size"):
-    """A uniformly random set of exactly ``size`` of the ``records``, drawn afresh for every
-    step.
+    """Fixed-size sampling: a uniformly random subset, drawn afresh for every step.
+
+    Args:
+        size: the exact number of records in the subset.
+        records: the number of records to draw from.
     """
 
     size: int
@@ -139,8 +143,14 @@ class FixedSize(Policy, tag="fixed_size"):
 
 @dataclass(frozen=True)
 class TruncatedPoisson(Policy, tag="truncated_poisson"):
-    """Each of the ``records`` is included independently with probability ``rate``; of more than
-    ``capacity`` that come up, a uniformly random ``capacity`` stay.
+    """Poisson sampling with a largest batch.
+
+    If more than ``capacity`` records are included, a uniformly random ``capacity`` of them stay.
+
+    Args:
+        rate: inclusion probability before truncation, in [0, 1].
+        capacity: the largest number of records in a sample.
+        records: the number of records to draw from.
     """
 
     rate: float
@@ -154,9 +164,9 @@ class TruncatedPoisson(Policy, tag="truncated_poisson"):
 
 @dataclass(frozen=True)
 class _Epochs(Policy):
-    """Every one of the ``records`` takes part once in the steps that one event pays for.
+    """Base of policies in which every record takes part once per event, which is an epoch.
 
-    ``numerical_delta`` of such an event is that of all its steps.
+    ``numerical_delta`` of such an event covers all its steps.
     """
 
     batch_size: int
@@ -167,40 +177,50 @@ class _Epochs(Policy):
 
     @property
     def rate(self) -> float:  # type: ignore[override]
-        """The share of the records that a full batch has."""
+        """The fraction of the records in a full batch."""
         return self.batch_size / self.records
 
     @property
     def steps_per_event(self) -> int:
-        """The batches of an epoch."""
+        """The number of batches in an epoch."""
         return -(-self.records // self.batch_size)
 
 
 @dataclass(frozen=True)
 class Shuffled(_Epochs, tag="shuffled"):
-    """Each epoch, a fresh uniformly random order of the ``records`` is cut into batches of
-    ``batch_size``.
+    """Batches from a fresh uniformly random order of the records in every epoch.
 
     The last batch of an epoch may be smaller. One event is one epoch, in which every record takes
-    part once; how the batches were formed is not rewarded.
+    part once. Accounting claims no amplification from the random order.
+
+    Args:
+        batch_size: the number of records in a full batch.
+        records: the number of records in an epoch.
     """
 
 
 @dataclass(frozen=True)
 class Cyclic(_Epochs, tag="cyclic"):
-    """The same public order of the ``records``, cut into batches of ``batch_size``, in every epoch.
+    """Batches from the same public order of the records in every epoch.
 
     The last batch of an epoch may be smaller. One event is one epoch, in which every record takes
     part once.
+
+    Args:
+        batch_size: the number of records in a full batch.
+        records: the number of records in an epoch.
     """
 
 
 @dataclass(frozen=True)
 class BallsInBins(Policy, tag="balls_in_bins"):
-    """Each epoch, every one of the ``records`` draws one of ``bins`` batches, uniformly and
-    independently.
+    """Each record draws one of the batches of an epoch, uniformly and independently.
 
     One event is one epoch, in which every record takes part once.
+
+    Args:
+        bins: the number of batches in an epoch.
+        records: the number of records in an epoch.
     """
 
     bins: int
@@ -217,17 +237,18 @@ class BallsInBins(Policy, tag="balls_in_bins"):
 
     @property
     def steps_per_event(self) -> int:
-        """The batches of an epoch."""
+        """The number of batches in an epoch."""
         return self.bins
 
 
 @dataclass(frozen=True)
 class Importance(Policy, tag="importance"):
-    """Each record takes part independently, in proportion to its gradient's norm and with at most
-    probability ``rate``.
+    """Importance sampling: records take part independently, in proportion to gradient norms.
 
-    ``jitter`` bounds what one record does to the coins and the last bits of others, as the μ of one
-    Gaussian sum on all records.
+    Args:
+        rate: the largest inclusion probability of a record, in [0, 1].
+        jitter: privacy charge, as the μ of a Gaussian sum on all records, for what one record does
+            to the acceptance coins and the rounding of others.
     """
 
     rate: float
@@ -240,12 +261,20 @@ class Importance(Policy, tag="importance"):
 
 @dataclass(frozen=True)
 class ImportanceSchedule(Policy, tag="importance_schedule"):
-    """Importance sampling with a size of the contributions that is fixed in advance, for ``length``
-    steps each.
+    """Importance sampling in which the norm of contributions follows a schedule fixed in advance.
 
-    ``ratios`` are the norms that all contributions have, in clip bounds. ``population`` is the
-    declared number of records. A record is proposed ``slack`` times as often as its last known norm
-    would have it take part, and its norm counts as at least ``floor`` clip bounds.
+    Args:
+        batch_size: the declared expected batch size.
+        population: the declared number of records.
+        ratios: the norm that all contributions have, in clip bounds, for each stretch of steps; the
+            last one stays.
+        length: the number of steps in a stretch.
+        slack: how much more often a record is proposed than its last known norm asks for.
+        floor: the smallest norm that a record counts with, in clip bounds.
+        jitter: as of :class:`Importance`.
+
+    Raises:
+        InvalidArgument: if a ratio is too small for the batch size.
     """
 
     batch_size: float
@@ -283,14 +312,18 @@ class ImportanceSchedule(Policy, tag="importance_schedule"):
         return self.ratios[min((step - 1) // self.length, len(self.ratios) - 1)]
 
     def at(self, step: int) -> Importance:
-        """Return what a step draws by."""
+        """Return the policy by which a step draws."""
         return Importance(self.rate / self.ratio_at(step), self.jitter)
 
 
 @dataclass(frozen=True)
 class SumQuery(RecordedQuery, tag="sum"):
-    """A sum in which one record moves by at most ``l2_bound``, with Gaussian noise of ``stddev``
-    per coordinate.
+    """A sum with Gaussian noise.
+
+    Args:
+        l2_bound: the largest L2 norm by which one record moves the sum.
+        stddev: standard deviation of the noise in each coordinate.
+        name: what the sum is of.
     """
 
     l2_bound: float
@@ -306,8 +339,12 @@ class SumQuery(RecordedQuery, tag="sum"):
 
 @dataclass(frozen=True)
 class LaplaceSum(RecordedQuery, tag="laplace"):
-    """Numbers that one record moves by at most ``l1_bound`` in all, with Laplace noise of ``scale``
-    on each.
+    """Numbers with Laplace noise.
+
+    Args:
+        l1_bound: the largest L1 norm by which one record moves the numbers.
+        scale: scale of the noise on each number.
+        name: what the numbers count.
     """
 
     l1_bound: float
@@ -323,11 +360,15 @@ class LaplaceSum(RecordedQuery, tag="laplace"):
 
 @dataclass(frozen=True)
 class Sampled(Event, tag="sampled"):
-    """One step: ``queries``, all answered on one and the same sample drawn by ``policy``.
+    """One step: queries that are all answered on the same sample.
 
-    ``numerical_delta`` is what the arithmetic of the noise adds to δ; accountants subtract it
-    before they claim an ε. ``adaptive`` marks a step whose rate or noise multiplier was chosen from
-    earlier outputs: a filter must account it.
+    Args:
+        policy: the rule that draws the sample.
+        queries: the queries that are answered on it.
+        numerical_delta: what the arithmetic of the noise adds to δ; accountants subtract it before
+            they claim an ε.
+        adaptive: whether rate or noise multiplier was chosen from earlier outputs; only a filter
+            can account for such a step.
     """
 
     policy: Policy
@@ -349,14 +390,23 @@ class Sampled(Event, tag="sampled"):
 
 @dataclass(frozen=True)
 class NonPrivate(Event, tag="non_private"):
-    """Something without any guarantee; it costs an infinite ε."""
+    """Something without any guarantee; it costs an infinite ε.
+
+    Args:
+        reason: why there is none.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """An event and how many times it was reserved in a row."""
+    """An event, and the number of times it was reserved in a row.
+
+    Args:
+        event: the event.
+        times: the number of times, at least 0.
+    """
 
     event: Event
     times: int
@@ -381,8 +431,9 @@ Envelope = tuple[Repeated, ...]
 
 
 def envelope_to_json(envelope: Envelope) -> dict[str, Any]:
-    """Return an envelope as plain JSON values: each event once, then which of them is next and how
-    often.
+    """Return an envelope as plain JSON values.
+
+    Each event is listed once; runs then refer to events by position and say how often each happens.
     """
     numbers: dict[Event, int] = {}
     runs = [[numbers.setdefault(run.event, len(numbers)), run.times] for run in envelope]
@@ -412,14 +463,12 @@ def run_lengths(events: Iterable[Repeated]) -> Envelope:
 
 
 def canonical_json(value: object) -> bytes:
-    """The one byte string that stands for a JSON value: sorted keys, no blanks, ASCII, no NaN."""
+    """Return the canonical bytes of a JSON value: sorted keys, no blanks, ASCII, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def _counts(policy: Policy, part: str, whole: str) -> None:
-    """Check that ``part`` and ``whole`` are whole numbers, and that the former does not exceed the
-    latter.
-    """
+    """Check that two fields are whole numbers, and that ``part`` is at most ``whole``."""
     few, many = (_validate.count(name, getattr(policy, name)) for name in (part, whole))
     if few > many:
         raise InvalidArgument(f"Expected {part}={few!r} to be at most {whole}={many!r}.")

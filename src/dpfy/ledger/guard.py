@@ -1,4 +1,7 @@
-"""Who decides, in constant time and before any record is read, whether the next step may happen."""
+"""Guards, which decide in constant time and before any record is read if a step may happen.
+
+Tests: tests/ledger/test_ledger.py.
+"""
 
 from typing import Any, Protocol
 
@@ -6,8 +9,9 @@ from dpfy.ledger.events import Event
 
 
 class Guard(Protocol):
-    """The budget's gatekeeper: a ledger asks it before every reservation and tells it about every
-    durable one.
+    """The gatekeeper of a budget.
+
+    A ledger asks its guard before every reservation and tells it about every durable one.
 
     *Formal guarantee*: a ledger appends only what :meth:`admit` let pass, and calls :meth:`record`
     exactly once for what it appended, in the order of the file, both live and when an existing
@@ -18,26 +22,27 @@ class Guard(Protocol):
     """
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard's name and declared limits as plain JSON values; they go into the
-        header.
-        """
+        """Return the guard's name and declared limits as plain JSON values, for the header."""
         ...
 
     def admit(self, event: Event, times: int) -> None:
-        """Raise :class:`~dpfy.errors.BudgetExhausted` if ``times`` more of ``event`` would exceed a
-        limit.
+        """Refuse ``times`` more of ``event`` if they would exceed a limit.
+
+        Raises:
+            BudgetExhausted: if they would.
         """
         ...
 
     def record(self, event: Event, times: int) -> None:
-        """Count ``times`` more of ``event`` as spent; ``times`` is negative when an unused block is
-        settled.
+        """Count ``times`` more of ``event`` as spent.
+
+        ``times`` is negative when the unused rest of a block is handed back.
         """
         ...
 
 
 class Unguarded:
-    """Admits everything: the ledger records what was spent and limits nothing.
+    """A guard that admits everything, so the ledger records and limits nothing.
 
     >>> Unguarded().describe()
     {'name': 'unguarded'}

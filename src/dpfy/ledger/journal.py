@@ -1,8 +1,9 @@
 """The ledger's format as a pure state machine: bytes in, verified facts out, no files.
 
 Every line is ``{"<kind>":<payload>,"hash":"<64 hex>"}`` in canonical JSON, where the hash is the
-SHA-256 of the previous line's hash followed by the line without its own. Equal steps therefore have
-equal bodies, so a million of them are read by looking the body up instead of parsing it.
+SHA-256 of the previous line's hash followed by the line without its own hash. Equal steps therefore
+have equal bodies, so a reader looks up the body of a repeated step instead of parsing it a million
+times.
 """
 
 import hashlib
@@ -33,36 +34,35 @@ GENESIS = "0" * 64
 _HASH_KEY = b',"hash":"'
 _TAIL = len(_HASH_KEY) + 64 + len(b'"}\n')
 _RECOVER = b'{"recover":'
-_MAX_REMEMBERED = 4096  # bodies with ever new notes must not fill the memory
+_MAX_REMEMBERED = 4096  # bodies whose notes always differ must not fill the memory
 
 
 @dataclass(frozen=True)
 class Head:
-    """How many lines a ledger has, and the hash of the last one."""
+    """The number of lines in a ledger, and the hash of the last one."""
 
     count: int = 0
     hash: str = GENESIS
 
 
 def seal(previous: str, body: bytes) -> tuple[bytes, str]:
-    """Return ``body`` (a canonical JSON object) as a line chained to ``previous``, and the line's
-    hash.
+    """Return ``body`` as a line that is chained to ``previous``, and the hash of the line.
+
+    ``body`` is a canonical JSON object.
     """
     digest = hashlib.sha256(previous.encode() + body).hexdigest()
     return body[:-1] + _HASH_KEY + digest.encode() + b'"}\n', digest
 
 
 def unseal(previous: str, line: bytes) -> tuple[bytes, str] | None:
-    """Return the body and the hash of a line that :func:`seal` wrote, or None if any byte
-    differs.
-    """
+    """Return the body and the hash of a line that :func:`seal` wrote, or None if a byte differs."""
     body = line[:-_TAIL] + b"}"
     sealed, digest = seal(previous, body)
     return (body, digest) if sealed == line else None
 
 
 def recovery_line(journal: "Journal") -> bytes:
-    """Return the bytes that, appended to a torn tail, turn it into a line that charges it."""
+    """Return the bytes that turn a torn tail, when appended to it, into a line that charges it."""
     charged = journal.next_event()
     payload = {
         "bytes": len(journal.torn),
@@ -78,14 +78,27 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """What a ledger was opened for: declared before the first step, and equal for everyone who
-    writes to it.
+    """The declaration that a ledger begins with, the same for all who write to it.
 
-    ``plan`` is an opaque JSON object. ``guard`` is filled in from the guard that the ledger is
-    opened with. ``filter`` declares, at creation or never, that plans may be added later and how
-    they are accounted. ``strict`` says that no release may rest on an allowance; it is written
-    where it is true only, so that other headers have the bytes that they always had, and a version
-    that does not know of it refuses to write to a strict ledger.
+    Args:
+        unit: the unit of privacy.
+        relation: the relation between neighbouring data sets.
+        plan: the plan as an opaque JSON object, or None.
+        envelope: the events of the whole plan, if they are known in advance.
+        key_source: where random keys come from.
+        guard: the description of the guard; the ledger fills it in from the guard it is opened
+            with.
+        filter: how plans that are added later are accounted for. It is declared at creation or
+            never; None allows no later plan.
+        library: the version of dpfy that wrote the header.
+        created: the time of creation, ISO 8601, UTC.
+        identity: a random name, so that two ledgers of one plan differ.
+        strict: whether releases that rest on an allowance are refused. The field is written only if
+            it is true: other headers keep their bytes, and a version that does not know the field
+            refuses to write to a strict ledger.
+
+    Raises:
+        InvalidArgument: if a value is no plain JSON, or if unit or relation is unknown.
 
     >>> header = Header(plan={"steps": 3})
     >>> Header.from_json(header.to_json()) == header
@@ -101,9 +114,7 @@ class Header:
     filter: dict[str, Any] | None = None
     library: str = __version__
     created: str = field(default_factory=_now)
-    identity: str = field(
-        default_factory=lambda: secrets.token_hex(16)
-    )  # two ledgers of one plan must differ
+    identity: str = field(default_factory=lambda: secrets.token_hex(16))
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -129,8 +140,10 @@ class Header:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Return the header that :meth:`to_json` wrote; other schema versions and unknown fields
-        are errors.
+        """Return the header that :meth:`to_json` wrote.
+
+        Raises:
+            InvalidArgument: for other schema versions and for unknown fields.
         """
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             given = value.get("schema") if isinstance(value, dict) else None
@@ -149,9 +162,7 @@ class Header:
         return cls(**{**values, "envelope": envelope_from_json(values["envelope"])})
 
     def differences(self, other: "Header") -> list[str]:
-        """Return the names of the fields in which two writers of one ledger must agree and do
-        not.
-        """
+        """Return the names of the fields that writers of one ledger must agree on and do not."""
         mine, theirs = self.to_json(), other.to_json()
         names = ("unit", "relation", "plan", "envelope", "key_source", "filter", "strict")
         return [
@@ -162,7 +173,7 @@ class Header:
 
 
 class Journal:
-    """Everything that the verified lines of a ledger say; :meth:`feed` it line by line.
+    """The contents of the verified lines of a ledger; :meth:`feed` it line by line.
 
     *Formal guarantee*: a byte string is accepted only if each line hashes to its own hash from the
     previous line's, is canonical, and follows the lines it refers to. An unterminated tail is kept
@@ -179,18 +190,16 @@ class Journal:
         self._events: dict[str, Event] = {}
         self._runs: list[tuple[Event, int]] = []
         self._known_uses: dict[bytes, tuple[Event, int]] = {}
-        self._settleable = 0  # the paid steps of the last line that can still be handed back
+        self._settleable = 0  # paid steps of the last line that can still be handed back
         self._spent = 0
         self.header_start = 0
         self._envelope_ends: list[int] = []
         self.open: dict[str, Event] = {}  # selections that have begun and not ended
         self.interruptions: list[Repeated] = []
-        self.basis: list[
-            dict[str, Any]
-        ] = []  # what runs recorded of what they rest on; it spends nothing
+        self.basis: list[dict[str, Any]] = []  # recorded grounds of runs; they spend nothing
 
     def feed(self, line: bytes) -> None:
-        """Verify one more line and take it in."""
+        """Verify the next line and take it in."""
         if not line.endswith(b"\n"):
             self.torn = line
             return
@@ -208,9 +217,7 @@ class Journal:
         self.size += len(line)
 
     def runs(self) -> Iterator[Repeated]:
-        """Yield what was spent in order, run-length encoded; a torn tail counts as one more
-        step.
-        """
+        """Yield what was spent in order, run-length encoded; a torn tail counts as another step."""
         for event, times in self._runs:
             yield Repeated(event, times)
         charged = self.next_event() if self.torn else None
@@ -218,8 +225,9 @@ class Journal:
             yield Repeated(charged, 1)
 
     def next_event(self) -> Event | None:
-        """Return what an unreadable step is charged as: the envelope's next event, or else the last
-        one known.
+        """Return the event that an unreadable step is charged as.
+
+        It is the next event of the envelope or, without an envelope, the last event on record.
         """
         envelope = self.headers[-1].envelope if self.headers else ()
         if envelope:
@@ -227,9 +235,7 @@ class Journal:
         return self._runs[-1][0] if self._runs else None
 
     def left_in_run(self, event: Event) -> int | None:
-        """Return how many more of ``event`` the envelope has from here; None without an
-        envelope.
-        """
+        """Return how many more of ``event`` the envelope has next; None without an envelope."""
         envelope, index = self.headers[-1].envelope, self._envelope_index()
         if not envelope:
             return None
@@ -285,7 +291,7 @@ class Journal:
                 self._end(**payload)
             elif kind == "basis" and self.headers:
                 self._found(payload)
-            else:  # a kind that is not known may be a charge: it cannot be passed over
+            else:  # an unknown kind may be a charge, so it cannot be skipped
                 raise ValueError(
                     f"unexpected {kind!r}; dpfy {__version__} knows no such entry in this place, a "
                     "newer version may"
@@ -352,8 +358,10 @@ class Journal:
         self._spend(self._events[event], 1)
 
     def _end(self, scope: str, charge: dict[str, Any] | None) -> None:
-        """A selection that was interrupted is charged, beside what it cost, for all that may have
-        been seen of it.
+        """Take in the end of a selection.
+
+        An interrupted selection is charged, on top of its own cost, for all that may have been seen
+        of it.
         """
         del self.open[scope]
         self._settleable = 0

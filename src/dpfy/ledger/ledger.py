@@ -1,5 +1,6 @@
-"""The write-ahead record of what was spent: a step is durable here before a record is read
-for it.
+"""The write-ahead record of what was spent.
+
+A step is durable in the ledger before any record is read for it.
 """
 
 import os
@@ -38,6 +39,14 @@ _StrPath = str | os.PathLike[str]
 
 class Ledger:
     """An append-only, hash-chained record of reserved steps.
+
+    Use :meth:`open`, :meth:`read` or :meth:`in_memory` to get one.
+
+    Args:
+        store: where the lines are kept.
+        journal: the verified contents of the store.
+        block: the number of reservations of one fixed event that are paid for at once; at least 1.
+        writable: whether steps may be reserved.
 
     *Formal guarantee*: when :meth:`reserve` returns, the event is on stable storage and the guard
     admitted it; so in every execution, crashes included, the steps that a later reader counts are
@@ -79,11 +88,24 @@ class Ledger:
         anchor: _StrPath | None = None,
         block: int = 1,
     ) -> Self:
-        """Open ``path`` as its only writer, after verifying it; create it if there is none.
+        """Open ``path`` as its only writer, after verifying it; create it if it does not exist.
 
-        ``anchor`` names a file in another place that also keeps the head. ``block`` reservations of
-        one fixed event are paid for at once; what a clean :meth:`close` finds unused is handed
-        back, what a crash loses is not.
+        Args:
+            path: the ledger file; its head is kept beside it.
+            guard: the gatekeeper of the budget.
+            header: what the ledger is for; an existing ledger must have been begun for the same.
+            anchor: a file in another place that also keeps the head.
+            block: the number of reservations of one fixed event that are paid for at once. A clean
+                :meth:`close` hands back unused ones; a crash does not.
+
+        Returns:
+            The open ledger; close it, or use it as a context manager.
+
+        Raises:
+            LedgerLocked: if another process is writing to it.
+            LedgerDamaged: if it was truncated, edited or rolled back.
+            LedgerMismatch: if it was begun for something else.
+            LedgerWriteFailed: if it cannot be written.
         """
         _validate.count("block", block)
         store = FileStore(path, anchor)
@@ -92,9 +114,8 @@ class Ledger:
             journal = _replay(store)
             ledger = cls(store, journal, block)
             ledger._seal_tail()
-            for scope, event in list(
-                journal.open.items()
-            ):  # of a writer that is gone: we have its lock
+            # Open selections were begun by a writer that is gone: we hold its lock.
+            for scope, event in list(journal.open.items()):
                 ledger.end(scope, interruption(event, recall(store.path, scope)))
             forget(store.path)
             if header is not None:
@@ -108,8 +129,20 @@ class Ledger:
 
     @classmethod
     def read(cls, path: _StrPath, anchor: _StrPath | None = None) -> Self:
-        """Verify and read ``path`` without a lock, while a run may be writing to it; a torn tail
-        counts as spent.
+        """Verify and read ``path`` without a lock, even while a run is writing to it.
+
+        A torn tail counts as spent.
+
+        Args:
+            path: the ledger file.
+            anchor: the file that also keeps the head, if there is one.
+
+        Returns:
+            A ledger that cannot be written to.
+
+        Raises:
+            LedgerError: if there is no ledger, or if it cannot be read.
+            LedgerDamaged: if it was truncated, edited or rolled back.
         """
         store = FileStore(path, anchor)
         return cls(store, _replay(store), writable=False)
@@ -118,7 +151,16 @@ class Ledger:
     def in_memory(
         cls, guard: Guard | None = None, header: Header | None = None, block: int = 1
     ) -> Self:
-        """Return a ledger that is gone with the process; reports call it not durable."""
+        """Return a ledger that is lost with the process; reports call it not durable.
+
+        Args:
+            guard: the gatekeeper of the budget.
+            header: what the ledger is for.
+            block: as of :meth:`open`.
+
+        Returns:
+            The empty ledger.
+        """
         store = MemoryStore()
         ledger = cls(store, Journal(store.name), block)
         if header is not None:
@@ -130,9 +172,16 @@ class Ledger:
     def register(self, guard: Guard | None, header: Header) -> None:
         """Declare what this ledger is for, or check that it was declared so before.
 
-        Extending a ledger after looking at what it paid for is adaptive composition: a second plan
-        is refused unless the header declared a filter at creation. The guard replaces the one given
-        before and is told all that was spent; None keeps it.
+        Extending a ledger after looking at what it paid for is adaptive composition, so a second
+        plan is refused unless the header declared a filter at creation.
+
+        Args:
+            guard: replaces the previous guard and is told all that was spent; None keeps the
+                previous one.
+            header: the declaration.
+
+        Raises:
+            LedgerMismatch: if the ledger was begun for something else.
         """
         guard = guard or self._guard or Unguarded()
         header = replace(header, guard=guard.describe())
@@ -143,10 +192,16 @@ class Ledger:
             self._attach(guard)
 
     def reserve(self, event: Event, note: dict[str, Any] | None = None) -> None:
-        """Record one step durably, or raise; only after it returns may a record be read.
+        """Record one step durably, or raise; a record may be read only after this returns.
 
-        ``note`` holds public annotations of the step, such as the realised scale. After a failed
-        write this and every later reservation raises :class:`~dpfy.errors.LedgerWriteFailed`.
+        Args:
+            event: the step.
+            note: public annotations of the step, such as the realised scale; plain JSON values.
+
+        Raises:
+            BudgetExhausted: if the guard does not admit the step.
+            LedgerMismatch: if the step is adaptive and the ledger declares no filter.
+            LedgerWriteFailed: if the write fails, and for every reservation after that.
         """
         annotation = _as_json(note, "note")
         with self._mutex:
@@ -163,11 +218,17 @@ class Ledger:
             self._paid_for, self._prepaid = (event, annotation), times - 1
 
     def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:
-        """Reserve ``event`` as :meth:`reserve` does and return a name under which to :meth:`end`
-        it.
+        """Reserve ``event`` and return a name under which to :meth:`end` it.
 
-        ``before`` is told the name before it is on record. Until the end nothing may be claimed
-        from this ledger. What to use is :class:`~dpfy.ledger.scopes.Selection`.
+        Until the end nothing may be claimed from this ledger. Callers use
+        :class:`~dpfy.ledger.scopes.Selection` instead.
+
+        Args:
+            event: the event to reserve, as by :meth:`reserve`.
+            before: is called with the name before the name is on record.
+
+        Returns:
+            The name of the scope.
         """
         with self._mutex:
             self._check_writable()
@@ -184,8 +245,14 @@ class Ledger:
         return scope
 
     def end(self, scope: str, charge: Repeated | None = None) -> None:
-        """Record that what :meth:`begin` began has ended; ``charge`` is what an interruption costs
-        beside it.
+        """Record that the scope that :meth:`begin` began has ended.
+
+        Args:
+            scope: the name that :meth:`begin` returned.
+            charge: what an interruption costs in addition; None if there was none.
+
+        Raises:
+            LedgerMismatch: if no such scope is open.
         """
         with self._mutex:
             self._check_writable()
@@ -199,13 +266,13 @@ class Ledger:
                 self._guard.record(charge.event, charge.times)
 
     def record_basis(self, facts: dict[str, Any]) -> None:
-        """Record durably what a run rests on, unless it is on record already; it costs nothing and
-        releases nothing.
+        """Record durably the facts that a run rests on, unless they are on record already.
+
+        This costs nothing and releases nothing.
 
         Args:
             facts: plain JSON values about the engine, the machine and what was declared. Anybody
-            may read them:
-                nothing that was computed from private records belongs here.
+                may read them: nothing that was computed from private records belongs here.
 
         Raises:
             InvalidArgument: if ``facts`` are no plain JSON values.
@@ -219,7 +286,7 @@ class Ledger:
             if any(canonical_json(known) == found for known in self._journal.basis):
                 return
             self._ready_guard()
-            self._settle()  # a settlement follows its use directly
+            self._settle()  # a settlement must directly follow its use
             self._append([("basis", facts)])
 
     def admits(self, event: Event) -> bool:
@@ -232,14 +299,17 @@ class Ledger:
         return True
 
     def verify(self) -> int:
-        """Read everything again and return the number of good lines; raise LedgerDamaged naming the
-        first bad one.
+        """Read everything again and return the number of verified lines.
+
+        Raises:
+            LedgerDamaged: naming the first bad line.
         """
         return _replay(self._store).head.count
 
     def hash_at(self, count: int) -> str | None:
-        """Return the hash of the ``count``-th line, or None if there is none; it ties other files
-        to this history.
+        """Return the hash of line number ``count``, or None if there is no such line.
+
+        Other files, such as checkpoints, refer to a state of the ledger by this hash.
         """
         journal = Journal(self._store.name)
         for line in self._store.lines():
@@ -249,7 +319,7 @@ class Ledger:
         return journal.head.hash if journal.head.count == count else None
 
     def close(self) -> None:
-        """Hand back the unused rest of a pre-paid block and let go of the file."""
+        """Hand back the unused rest of a pre-paid block and release the file."""
         if self._pid != os.getpid() or not self._writable:
             return
         with self._mutex:
@@ -273,23 +343,23 @@ class Ledger:
 
     @property
     def header(self) -> Header | None:
-        """What was declared last; None before anything was."""
+        """The last declaration; None before there is one."""
         return self._journal.headers[-1] if self._journal.headers else None
 
     @property
     def uses(self) -> Envelope:
-        """Everything a reader must count as spent, in order: a torn tail and the whole of an open
-        block included.
+        """Everything that a reader must count as spent, in order.
 
-        A selection that has begun and not ended counts as what has no guarantee: what was seen of
-        it is not known.
+        A torn tail and the whole of an open block are included. A selection that has begun and not
+        ended counts as an event without any guarantee, because it is not known what was seen of it.
         """
         return run_lengths([*self._journal.runs(), *self._unfinished])
 
     @property
     def interruptions(self) -> Envelope:
-        """What is charged, beside what was registered, for selections that were interrupted or have
-        not ended.
+        """The charges for selections that were interrupted or have not ended.
+
+        They are in addition to what the selections registered.
         """
         return (*self._journal.interruptions, *self._unfinished)
 
@@ -301,28 +371,31 @@ class Ledger:
 
     @property
     def count(self) -> int:
-        """How many steps were reserved or lost; the rest of an open block, which :meth:`close`
-        hands back, is not.
+        """The number of steps that were reserved or lost.
+
+        The unused rest of an open block, which :meth:`close` hands back, is not counted.
         """
         return sum(run.times for run in self._journal.runs()) - self._prepaid
 
     @property
     def plan_count(self) -> int:
-        """How many of them since the present plan was registered; all of them, unless a filter lets
-        plans follow.
+        """The number of steps since the present plan was registered.
+
+        It equals :attr:`count` unless a filter lets plans follow each other.
         """
         return self.count - self._journal.header_start
 
     @property
     def basis(self) -> tuple[dict[str, Any], ...]:
-        """What runs recorded of what they rest on, in order; empty in ledgers of versions that did
-        not record it.
+        """The facts that runs recorded about what they rest on, in order.
+
+        It is empty in ledgers of versions that did not record them.
         """
         return tuple(self._journal.basis)
 
     @property
     def anchored(self) -> bool:
-        """Whether the head is kept in a second place as well."""
+        """Whether an anchor keeps a second copy of the head."""
         return isinstance(self._store, FileStore) and self._store.anchored
 
     @property
@@ -342,7 +415,7 @@ class Ledger:
 
     @property
     def lines(self) -> int:
-        """How many lines were verified."""
+        """The number of verified lines."""
         return self._journal.head.count
 
     @property
@@ -394,7 +467,7 @@ class Ledger:
                 f"{self._store.name} was begun with strict={self.header.strict}, got "
                 f"strict={header.strict}. Go on as it was begun, or begin a new ledger."
             )
-        # The filter's guard is what makes later plans legal, so it stays too.
+        # The filter's guard is what permits later plans, so it must stay the same too.
         if differ and (self.header.filter is None or set(differ) - {"plan", "envelope"}):
             raise LedgerMismatch(
                 f"{self._store.name} was begun with another {' and '.join(differ)}. Extending a "
@@ -405,17 +478,14 @@ class Ledger:
         return bool(differ)
 
     def _attach(self, guard: Guard | None) -> None:
-        if (
-            guard is not None and guard is not self._guard
-        ):  # told once, however often it is registered
+        # A guard is told what was spent only once, however often it is registered.
+        if guard is not None and guard is not self._guard:
             for run in run_lengths(self._journal.runs()):
                 guard.record(run.event, run.times)
             self._guard = guard
 
     def _ready_guard(self) -> Guard:
-        """Return the guard that the header names; a ledger without a header gets the default
-        one.
-        """
+        """Return the guard that the header names; without a header, the default guard."""
         guard = self._guard or Unguarded()
         if self.header is None:
             self._append([("header", Header(guard=guard.describe()).to_json())])
@@ -428,7 +498,7 @@ class Ledger:
         return guard
 
     def _affordable(self, guard: Guard, event: Event) -> int:
-        """Return how many steps to pay for now; raise BudgetExhausted if not even one."""
+        """Return the number of steps to pay for now; raise BudgetExhausted if it is 0."""
         times = 1
         if isinstance(event, Sampled) and not event.adaptive:
             left = self._journal.left_in_run(event)
@@ -474,7 +544,7 @@ class Ledger:
         for kind, payload in entries:
             line, digest = seal(digest, canonical_json({kind: payload}))
             lines.append(line)
-        # until all of it is done: an interrupt in between must not lead to a release either
+        # Not intact until all of it is done: an interrupt must not lead to a release either.
         self._intact = False
         self._write(b"".join(lines), Head(self._journal.head.count + len(lines), digest))
         for line in lines:

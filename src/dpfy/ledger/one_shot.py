@@ -1,9 +1,10 @@
-"""Queries that are answered once, on all records or on one sample: a choice, a comparison, a noisy
-answer.
+"""Queries that are answered once: a choice, a comparison, a noisy answer.
 
-Like the sums of :mod:`dpfy.ledger.events` they state what their cost depends on and nothing else:
-by how much one record moves a score, and the scale of the noise. A query on all records is
-``Sampled(Poisson(1.0), (query,))``.
+Like the sums of :mod:`dpfy.ledger.events` they state only what their cost depends on: how far one
+record moves a score, and the scale of the noise. They run on all records or on one sample. A query
+on all records is ``Sampled(Poisson(1.0), (query,))``.
+
+Tests: tests/accounting/rules_for/test_one_shot.py.
 """
 
 import math
@@ -18,20 +19,23 @@ _UP = 1 + 1e-15
 
 
 class Bounded(RecordedQuery):
-    """A query whose loss is bounded."""
+    """A query whose privacy loss is bounded."""
 
     @property
     def largest_loss(self) -> float:
-        """A bound on the loss when one record is added or removed, rounded up."""
+        """An upper bound on the privacy loss when one record is added or removed."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class _Scored(Bounded):
-    """A function of scores, each of which one record moves by at most ``sensitivity``, with noise
-    of ``scale``.
+    """A function of scores with noise.
 
-    ``monotone`` says that a record that is added moves all scores one way, if any.
+    Args:
+        sensitivity: the largest distance by which one record moves any score.
+        scale: the scale of the noise.
+        monotone: whether adding a record moves all scores in one direction, if any.
+        name: what is chosen.
     """
 
     sensitivity: float
@@ -54,25 +58,42 @@ class _Scored(Bounded):
 
 @dataclass(frozen=True)
 class ExponentialChoice(_Scored, tag="exponential_mechanism"):
-    """One of several candidates, chosen in proportion to e^{score/scale}; the same as the largest
-    score after Gumbel noise.
+    """One of several candidates, chosen with probability proportional to e^{score/scale}.
+
+    This equals taking the largest score after Gumbel noise.
+
+    Args:
+        sensitivity: the largest distance by which one record moves any score.
+        scale: the scale of the noise.
+        monotone: whether adding a record moves all scores in one direction, if any.
+        name: what is chosen.
     """
 
 
 @dataclass(frozen=True)
 class NoisyMax(_Scored, tag="noisy_max"):
-    """The candidate with the largest score after Laplace or exponential noise; permute-and-flip is
-    the latter.
+    """The candidate with the largest score after Laplace or exponential noise.
+
+    Permute-and-flip is the mechanism with exponential noise.
+
+    Args:
+        sensitivity: the largest distance by which one record moves any score.
+        scale: the scale of the noise.
+        monotone: whether adding a record moves all scores in one direction, if any.
+        name: what is chosen.
     """
 
 
 @dataclass(frozen=True)
 class AboveThreshold(Bounded, tag="above_threshold"):
-    """Which of a series of numbers is the first above a threshold, nothing beyond it.
+    """The position of the first of a series of numbers above a threshold, and nothing else.
 
-    The threshold has Laplace noise of ``threshold_scale``, drawn once, and each number one of
-    ``query_scale``, drawn afresh. One record moves each number by at most ``sensitivity``;
-    ``monotone`` says that it moves all of them one way.
+    Args:
+        sensitivity: the largest distance by which one record moves any number.
+        threshold_scale: scale of the Laplace noise of the threshold, drawn once.
+        query_scale: scale of the Laplace noise of each number, drawn afresh.
+        monotone: whether a record moves all numbers in one direction.
+        name: what is compared.
     """
 
     sensitivity: float
@@ -90,8 +111,9 @@ class AboveThreshold(Bounded, tag="above_threshold"):
 
     @property
     def largest_loss(self) -> float:
-        """Sensitivity over the threshold's scale, and twice (monotone: once) over that of the
-        numbers.
+        """Sensitivity over the threshold's scale, plus twice sensitivity over the numbers' scale.
+
+        Monotone numbers need the second term only once.
         """
         return (
             _ratio(self.sensitivity, self.threshold_scale)
@@ -101,10 +123,17 @@ class AboveThreshold(Bounded, tag="above_threshold"):
 
 @dataclass(frozen=True)
 class RandomizedAnswer(Bounded, tag="randomized_response"):
-    """One of ``answers`` values: the true one with probability ``truth``, and each other one
-    equally often.
+    """Randomized response: the true value with probability ``truth``, else another one.
 
-    One record can change the true value to any other.
+    Each other value is equally likely. One record can change the true value to any other.
+
+    Args:
+        truth: probability of the true value, at least 1/``answers``.
+        answers: the number of possible values, at least 2.
+        name: what is asked.
+
+    Raises:
+        InvalidArgument: if the true value is less likely than another one.
     """
 
     truth: float
@@ -122,7 +151,7 @@ class RandomizedAnswer(Bounded, tag="randomized_response"):
 
     @property
     def largest_loss(self) -> float:
-        """Log of how much likelier an answer is when it is true, rounded up."""
+        """The log of how much likelier an answer is when it is true, rounded up."""
         lie = 1 - Fraction(self.truth)
         if lie == 0:
             return math.inf
@@ -131,14 +160,19 @@ class RandomizedAnswer(Bounded, tag="randomized_response"):
 
     @property
     def unmoved(self) -> float:
-        """The probability of an answer that is neither the true one nor another record's."""
+        """The probability of an answer that is true on neither of two neighbouring data sets."""
         return (1 - self.truth) * (self.answers - 2) / (self.answers - 1)
 
 
 @dataclass(frozen=True)
 class DiscreteGaussianSum(RecordedQuery, tag="discrete_gaussian"):
-    """Integers that one record moves by at most ``l2_bound`` in all, with discrete Gaussian noise
-    of ``stddev``.
+    """Integers with discrete Gaussian noise.
+
+    Args:
+        l2_bound: the largest L2 norm by which one record moves the integers.
+        stddev: parameter of the noise of each integer.
+        coordinates: the number of integers.
+        name: what the integers count.
     """
 
     l2_bound: float

@@ -1,8 +1,8 @@
-"""Scopes: a part of the work that one event of the ledger has paid for in advance.
+"""Scopes: parts of the work that one event of the ledger has paid for in advance.
 
 The wrapping event is reserved once, durably, before anything inside runs. Code inside gets a ledger
 of its own, which admits exactly what was declared, lives in memory and leaves no line in the outer
-one.
+ledger.
 """
 
 from bisect import bisect_right
@@ -26,8 +26,7 @@ _SECRET_KEYS = ("os", "operating system")
 
 
 class Scope(Ledger):
-    """A ledger inside another one: it admits the events that were declared for it, in their order,
-    and no others.
+    """A ledger inside another one, which admits the declared events in their order and no others.
 
     *Formal guarantee*: what is reserved here was paid for, durably, by the event of the outer
     ledger.
@@ -44,17 +43,20 @@ class Scope(Ledger):
 
     @property
     def durable(self) -> bool:
-        """Whether the event that pays for all of it survives the process."""
+        """Whether the event that pays for the scope survives the process."""
         return self._outer.durable
 
     @property
     def anchored(self) -> bool:
-        """Whether the head of the outer ledger is kept in a second place as well."""
+        """Whether an anchor keeps a second copy of the outer ledger's head."""
         return self._outer.anchored
 
     def register(self, guard: Guard | None, header: Header) -> None:
-        """Declare what runs here: for the unit and the relation of the outer ledger, and with keys
-        as secret.
+        """Declare what runs here, for the unit and relation of the outer ledger.
+
+        Raises:
+            LedgerMismatch: if unit or relation differ, if keys are less secret than the outer
+                ledger says, or if the outer ledger is strict and this run is not.
         """
         outer = self._outer.header
         if outer is not None and (outer.unit, outer.relation) != (header.unit, header.relation):
@@ -78,7 +80,7 @@ class Scope(Ledger):
         super().register(guard, header)
 
     def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:
-        """Refuse: an interruption would have to be charged where this ledger leaves no line."""
+        """Refuse, because an interruption would have to be charged where no line is left."""
         raise LedgerMismatch(
             "A selection cannot begin inside another scope. Begin it on the outer ledger."
         )
@@ -101,8 +103,8 @@ class Scope(Ledger):
 def composition(ledger: Ledger, event: Composed) -> Scope:
     """Reserve a whole run as one event and return the ledger for it.
 
-    *Formal guarantee*: the run costs at most ``event``, wherever it stops. A run that was
-    interrupted is paid for and cannot be continued: what it had taken of the event is not known.
+    *Formal guarantee*: the run costs at most ``event``, wherever it stops. An interrupted run is
+    paid for and cannot be continued, because it is not known how much of the event it used.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> step = Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),))
@@ -117,7 +119,7 @@ def composition(ledger: Ledger, event: Composed) -> Scope:
 
 
 def parallel(ledger: Ledger, event: Parallel) -> tuple[Scope, ...]:
-    """Reserve runs on disjoint parts of the data as one event and return one ledger for each part.
+    """Reserve runs on disjoint parts of the data as one event; return one ledger for each part.
 
     *Assumes* that the run of a part sees the records of that part only, and that parts follow from
     a public rule.
@@ -127,13 +129,14 @@ def parallel(ledger: Ledger, event: Parallel) -> tuple[Scope, ...]:
 
 
 class Selection:
-    """Repeat and select: iterate over it for the ledger of each trial, and release nothing but the
-    best one's output.
+    """Repeat and select: run a secret number of trials and release only the best one's output.
 
-    *Formal guarantee*: the event is reserved before the number of trials is drawn; the number is in
-    no line of the ledger. If the block ends after the last trial, ``event`` is all that it costs.
-    If it ends otherwise, or the process does, every trial is charged as if it had been released,
-    because it may have been seen.
+    Iterate over the selection to get the ledger of each trial.
+
+    *Formal guarantee*: the event is reserved before the number of trials is drawn, and no line of
+    the ledger contains the number. If the block ends after the last trial, it costs ``event`` and
+    nothing more. If the block or the process ends earlier, every trial is charged as if it had been
+    released, because it may have been seen.
 
     *Assumes* that ``draw`` draws from ``event.trials`` with a secret key, and what
     :class:`~dpfy.ledger.selection.Selected` does: do not print, save or time trials.

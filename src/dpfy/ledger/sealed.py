@@ -1,8 +1,10 @@
-"""What a selection must keep secret while it runs: how many trials there are.
+"""The number of trials of a selection, which stays secret while the selection runs.
 
 It is kept beside the ledger in a file that only its owner can read, so that an interruption can be
-charged, and is gone when the selection has ended. Without a file the number is gone with the
-process, and so is the ledger.
+charged. The file is removed when the selection ends. A ledger in memory has no such file; the
+number is lost with the process, and so is the ledger.
+
+Tests: tests/ledger/test_scopes.py.
 """
 
 import json
@@ -16,12 +18,13 @@ from dpfy.ledger.events import Event, NonPrivate, Repeated
 from dpfy.ledger.selection import Selected
 from dpfy.ledger.store import sync_directory
 
-_LENGTH = 64  # of the file, whatever the number: who may not read it can still see how long it is
+_LENGTH = 64  # of the file, for every number: its length is visible without read access
 
 
 def remember(ledger: Path | None, scope: str, trials: int | None) -> None:
-    """Make the number of trials durable; None says that it is not drawn yet, hence that nothing has
-    run.
+    """Make the number of trials durable.
+
+    None says that the number is not drawn yet, hence that nothing has run.
     """
     if ledger is None:
         return
@@ -35,8 +38,9 @@ def remember(ledger: Path | None, scope: str, trials: int | None) -> None:
 
 
 def recall(ledger: Path | None, scope: str) -> int | None:
-    """Return the number of trials that may have run: 0 before it was drawn, None if it is not
-    known.
+    """Return the number of trials that may have run.
+
+    It is 0 if the number was not drawn yet, and None if it is not known.
     """
     try:
         trials = (
@@ -50,15 +54,14 @@ def recall(ledger: Path | None, scope: str) -> int | None:
 
 
 def forget(ledger: Path | None, scope: str = "*") -> None:
-    """Remove what was remembered, of one selection or of all."""
+    """Remove the remembered number of one selection, or of all."""
     if ledger is not None:
         for place in ledger.parent.glob(f"{escape(ledger.name)}.{scope}.sealed"):
             place.unlink(missing_ok=True)
 
 
 def interruption(event: Event, trials: int | None) -> Repeated | None:
-    """Return what an interrupted selection costs beside itself: all of its trials, as if each had
-    been released.
+    """Return the extra cost of an interrupted selection: all trials, as if each was released.
 
     *Formal guarantee*: their number does not depend on the data, and stopping before the last one,
     for whatever reason, is post-processing of all of them (``docs/proofs/scopes.md``, Claim 3). An
@@ -74,7 +77,7 @@ def _place(ledger: Path, scope: str) -> Path:
 
 
 def _write(place: Path, text: str) -> None:
-    """Replace the file at once and durably; only its owner may read it."""
+    """Replace the file atomically and durably; only its owner may read it."""
     draft = place.with_name(f"{place.name}.draft")
     with os.fdopen(
         os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii"

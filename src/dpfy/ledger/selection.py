@@ -1,5 +1,6 @@
-"""Repeat and select: a run was repeated a secret number of times, and only the best of them was
-released.
+"""Repeat and select: a run is repeated a secret number of times, and the best is released.
+
+Tests: tests/ledger/test_scopes.py.
 """
 
 import math
@@ -13,23 +14,28 @@ from dpfy.ledger.events import Event, Fact
 
 
 class Trials(Fact):
-    """The law from which the number of runs is drawn: public, while the number itself stays
-    secret.
+    """The law from which the number of runs is drawn.
+
+    The law is public; the number itself stays secret.
     """
 
     @property
     def mean(self) -> float:
-        """How many runs there are in expectation."""
+        """The expected number of runs."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
-    """A negative binomial number of runs, given that it is not zero.
+    """A negative binomial number of runs, conditioned on being positive.
 
     Pr[K = k] ∝ (1 − ``success``)^k · Γ(k + ``shape``)/k! for k ≥ 1. A ``shape`` of 1 is the
-    geometric law, one of 0 the logarithmic; the smaller it is, the cheaper a mean, and the more
-    often there are few runs.
+    geometric law, and 0 the logarithmic law. A smaller shape makes a given mean cheaper, and makes
+    small numbers of runs more frequent.
+
+    Args:
+        shape: above −1, and 0 or at least 1e-6 away from it.
+        success: in [1e-12, 1).
 
     Reference: Papernot & Steinke 2022, Definition 1.
 
@@ -55,7 +61,11 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
 
     @classmethod
     def with_mean(cls, mean: float, shape: float = 1.0) -> Self:
-        """Return the law of this ``shape`` with at most this ``mean``, to the last digits."""
+        """Return the law of this ``shape`` whose mean is ``mean`` or, by rounding, just below.
+
+        Raises:
+            InvalidArgument: if no law of this shape has such a mean.
+        """
         mean = _validate.real("mean", mean, 1, 1e9, open_low=True)
         low, high = math.log(1e-12), math.log1p(-1e-15)
         if cls(shape, math.exp(low)).mean < mean:
@@ -75,7 +85,7 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
 
     @property
     def mean(self) -> float:
-        """How many runs there are in expectation."""
+        """The expected number of runs."""
         log = math.log(self.success)
         ratio = self.shape / -math.expm1(self.shape * log) if self.shape else -1 / log
         return self.odds * ratio
@@ -83,8 +93,10 @@ class NegativeBinomialTrials(Trials, tag="negative_binomial_trials"):
 
 @dataclass(frozen=True)
 class PoissonTrials(Trials, tag="poisson_trials"):
-    """A Poisson number of runs, which is close to its ``rate``; if it is zero, nothing is
-    released.
+    """A Poisson number of runs; if it is zero, nothing is released.
+
+    Args:
+        rate: the mean, in (0, 1e9].
     """
 
     rate: float
@@ -94,20 +106,23 @@ class PoissonTrials(Trials, tag="poisson_trials"):
 
     @property
     def mean(self) -> float:
-        """How many runs there are in expectation."""
+        """The expected number of runs."""
         return self.rate
 
 
 @dataclass(frozen=True)
 class Selected(Event, tag="selected"):
-    """``run`` was carried out a number of times drawn from ``trials``, and what the best of them
-    released is released.
+    """A run that was repeated, of which the best output is released.
+
+    Args:
+        run: the event of each run.
+        trials: the law of the number of runs.
 
     *Assumes* that the number of runs, the other runs and all scores stay secret; that runs are
-    independent of each other and alike: settings are drawn anew for each from one public law, not
-    taken from a list in turn; that the score of a run is computed from what the run releases, not
-    from when it ran; and that ties are broken by an order that does not depend on the data, or at
-    random.
+    independent and identically distributed: settings are drawn anew for each from one public law,
+    not taken from a list in turn; that the score of a run is computed from what the run releases,
+    not from when it ran; and that ties are broken by an order that does not depend on the data, or
+    at random.
     """
 
     run: Event

@@ -1,8 +1,8 @@
-"""Where the lines of a ledger live: a file with a sidecar head, or memory.
+"""Storage for the lines of a ledger: a file with a head beside it, or memory.
 
-A store knows nothing about what the lines mean. It promises that what :meth:`Store.append` was
-given is durable when it returns, and that lines once covered by the head cannot go missing
-unnoticed.
+A store knows nothing about what the lines mean. It promises that the data given to
+:meth:`Store.append` is durable when the call returns, and that lines which the head covers cannot
+go missing unnoticed.
 """
 
 import contextlib
@@ -23,8 +23,12 @@ _SLOT = 256
 
 @dataclass(frozen=True)
 class Mark:
-    """A promise made earlier: the ledger has at least ``count`` lines, and that line's hash is
-    ``hash`` if known.
+    """An earlier promise that the ledger has at least ``count`` lines.
+
+    Args:
+        where: the file that makes the promise.
+        count: the number of lines.
+        hash: the hash of the last of these lines, if it is known.
     """
 
     where: str
@@ -33,13 +37,13 @@ class Mark:
 
 
 class Store(Protocol):
-    """The file mechanics behind a ledger; a shared database can take their place."""
+    """The storage behind a ledger; a shared database could implement it too."""
 
     durable: bool
     name: str
 
     def marks(self) -> list[Mark]:
-        """Return what the ledger is known to have contained; to be asked before :meth:`lines`."""
+        """Return what the ledger is known to have contained; call it before :meth:`lines`."""
         ...
 
     def lines(self) -> Iterator[bytes]:
@@ -47,9 +51,7 @@ class Store(Protocol):
         ...
 
     def append(self, data: bytes, head: Head) -> None:
-        """Make ``data``, then ``head``, durable or raise; after an error the store must not be used
-        again.
-        """
+        """Make ``data``, then ``head``, durable or raise; do not use the store after an error."""
         ...
 
     def close(self) -> None:
@@ -58,7 +60,7 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Lines that are gone with the process.
+    """A store whose lines are lost with the process.
 
     >>> MemoryStore().durable
     False
@@ -71,7 +73,7 @@ class MemoryStore:
         self._data = bytearray()
 
     def marks(self) -> list[Mark]:
-        """Return nothing: nobody else can have touched the lines."""
+        """Return nothing, because nobody else can have changed the lines."""
         return []
 
     def lines(self) -> Iterator[bytes]:
@@ -87,12 +89,12 @@ class MemoryStore:
 
 
 class HeadFile:
-    """Two checksummed slots that are overwritten in turn, so that one of them is always whole.
+    """Two checksummed slots that are overwritten in turn, so that one of them is always intact.
 
     *Formal guarantee*: when :meth:`write` returns, the head is durable; when it is interrupted at
-    any point, the previous head is still readable. It costs one ``fdatasync`` without metadata,
-    half of a temporary file and a rename, and the file keeps its inode, so that it can carry the
-    writer's lock.
+    any point, the previous head is still readable. A write costs one ``fdatasync`` without
+    metadata, half of what a temporary file and a rename cost. The file keeps its inode, so it can
+    carry the writer's lock.
     """
 
     def __init__(self, path: Path, role: str) -> None:
@@ -113,7 +115,7 @@ class HeadFile:
         return [_decode_slot(raw[:_SLOT]), _decode_slot(raw[_SLOT:])]
 
     def marks(self) -> list[Mark]:
-        """Return what the slots promise; at least one must be whole."""
+        """Return what the slots promise; at least one must be intact."""
         slots = self.slots()
         whole = [Mark(str(self.path), slot.count, slot.hash) for slot in slots if slot is not None]
         if not whole:
@@ -127,9 +129,8 @@ class HeadFile:
                 f"{self.path}, the ledger's {self.role}, is missing or damaged (byte 0), so lost "
                 f"lines could not be noticed; {remedy}."
             )
-        if (
-            None in slots
-        ):  # a slot is written after new lines that it covers: a torn one proves one line more
+        # A slot is written after the lines that it covers: a torn slot proves one more line.
+        if None in slots:
             whole.append(Mark(str(self.path), whole[0].count + 1, None))
         return whole
 
@@ -151,8 +152,9 @@ class HeadFile:
         self._newest = Head()
 
     def write(self, head: Head) -> None:
-        """Replace the older slot, durably; a head that is there already is left alone, so that
-        counts only grow.
+        """Replace the older slot, durably.
+
+        A head that is already there is not written again, so that counts only grow.
         """
         if head == self._newest:
             return
@@ -169,16 +171,16 @@ class HeadFile:
 
 
 class FileStore:
-    """One file of lines, its head beside it, and perhaps an anchor: the same head in another place.
+    r"""A file of lines, its head beside it, and optionally an anchor: a copy of the head elsewhere.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     store = FileStore(Path(directory, "run.dpl"))
     ...     store.acquire()
-    ...     store.append(b"line\\n", Head(1, "f" * 64))
+    ...     store.append(b"line\n", Head(1, "f" * 64))
     ...     list(store.lines()), max(mark.count for mark in store.marks())
     ...     store.close()
-    ([b'line\\n'], 1)
+    ([b'line\n'], 1)
     """
 
     durable = True
@@ -186,9 +188,7 @@ class FileStore:
     def __init__(
         self, path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None
     ) -> None:
-        self.path = Path(
-            path
-        ).resolve()  # one lock per file, whatever the link it is reached through
+        self.path = Path(path).resolve()  # one lock per file, whichever link leads to it
         self.name = str(path)
         self._head = HeadFile(self.path.with_name(self.path.name + ".head"), "head")
         self._heads = [
@@ -204,15 +204,21 @@ class FileStore:
         return len(self._heads) > 1
 
     def marks(self) -> list[Mark]:
-        """Return what head and anchor promise."""
+        """Return what head and anchor promise.
+
+        Raises:
+            LedgerError: if there is no ledger.
+            LedgerDamaged: if the ledger, the head or the anchor is missing or damaged.
+        """
         if not self.path.is_file():
             self._check_not_deleted()
             raise LedgerError(f"There is no ledger at {self.name}. Check the path.")
         return [mark for head in self._heads for mark in head.marks()]
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines as they are now; what a writer appends meanwhile may or may not be among
-        them.
+        """Yield the lines as they are now.
+
+        Lines that a writer appends meanwhile may or may not be among them.
         """
         try:
             with self.path.open("rb") as file:
@@ -224,7 +230,13 @@ class FileStore:
             raise LedgerError(f"{self.name} cannot be read: {error.strerror}.") from error
 
     def acquire(self) -> None:
-        """Become the only writer; create the ledger if there is none."""
+        """Become the only writer, and create the ledger if it does not exist.
+
+        Raises:
+            LedgerLocked: if another process is writing to it.
+            LedgerDamaged: if head or anchor do not match.
+            LedgerWriteFailed: if it cannot be opened for writing.
+        """
         if not self.path.parent.is_dir():
             raise LedgerError(f"The directory of {self.name} does not exist. Create it first.")
         if self.path.is_dir():
@@ -245,10 +257,10 @@ class FileStore:
         _open_stores.add(self)
 
     def append(self, data: bytes, head: Head) -> None:
-        """Append, sync, then move head and anchor; any failure raises and must be final.
+        """Append, sync, then move head and anchor; any failure raises and is final.
 
-        The directory is not synced: neither file is created or renamed here. A failed ``fsync`` is
-        never tried again, because the kernel may by then have dropped the very pages that it failed
+        The directory is not synced, because neither file is created or renamed here. A failed
+        ``fsync`` is never tried again, because the kernel may have dropped the pages that it failed
         to write.
         """
         _write(self._fd, data)
@@ -259,7 +271,7 @@ class FileStore:
         self._check_still_there()
 
     def close(self) -> None:
-        """Give up the lock and the files."""
+        """Release the lock and the files."""
         _open_stores.discard(self)
         if self._fd >= 0:
             os.close(self._fd)
@@ -272,9 +284,7 @@ class FileStore:
         if not create and not self._head.path.exists():
             self._head.marks()  # raises: an existing ledger without a head
         _lock(self._head.open(create), self.name)
-        create = (
-            not self.path.exists()
-        )  # another process may have created it before we had the lock
+        create = not self.path.exists()  # another process may have created it meanwhile
         if create:
             self._create()
         else:
@@ -286,8 +296,9 @@ class FileStore:
         self._size = os.fstat(self._fd).st_size
 
     def _create(self) -> None:
-        """Write empty heads first, so that an interrupted creation can be told from a deleted
-        ledger.
+        """Create the files, empty heads first.
+
+        So an interrupted creation differs from a deleted ledger.
         """
         self._check_not_deleted()
         for head in self._heads[1:]:
@@ -319,8 +330,9 @@ class FileStore:
 
 
 def _write(fd: int, data: bytes, offset: int | None = None) -> None:
-    """Write all of ``data`` at once; a short write is a failure, because the rest would need a
-    second chance.
+    """Write all of ``data`` in one call.
+
+    A short write is a failure, because the rest would need a second write.
     """
     written = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
     if written != len(data):
@@ -340,7 +352,7 @@ def _lock(fd: int, name: str) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make durable which files a directory has."""
+    """Make the list of files of a directory durable."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -366,7 +378,7 @@ _open_stores: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child must neither write nor keep the lock alive when the parent is gone."""
+    """Close stores in a forked child, which must not write, nor hold the lock after its parent."""
     for store in list(_open_stores):
         store.close()
 

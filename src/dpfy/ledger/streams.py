@@ -1,10 +1,11 @@
-"""Streams: sums of all steps are released together with correlated noise, and paid for once, before
-the first step.
+"""Streams: the sums of all steps are released with correlated noise.
 
-A strategy C is a lower triangular matrix with one column for each step. What is released is C·G
-plus independent Gaussian noise, where row i of G is the bounded sum of step i; everything else,
-prefix sums included, is computed from it. An event states the strategy itself, never a sensitivity:
-accountants compute that.
+A stream is paid for once, before its first step. Its strategy C is a lower triangular matrix with
+one column for each step. The release is C·G plus independent Gaussian noise, where row i of G is
+the bounded sum of step i; everything else, prefix sums included, is computed from it. An event
+states the strategy itself, never a sensitivity, which accountants compute.
+
+Tests: tests/accounting/rules_for/test_streams.py.
 """
 
 import math
@@ -18,13 +19,15 @@ _MAX_ENTRIES = 1_000_000
 
 
 class Strategy(Fact):
-    """How the sums of the steps are mixed before noise is added."""
+    """The matrix that mixes the sums of the steps before noise is added."""
 
 
 @dataclass(frozen=True)
 class Toeplitz(Strategy, tag="toeplitz"):
-    """The same ``coefficients`` down from the diagonal in every column; (1,) is independent noise
-    for every step.
+    """The same coefficients in every column, from the diagonal downwards.
+
+    Args:
+        coefficients: the entries of a column; (1,) gives every step independent noise.
     """
 
     coefficients: tuple[float, ...]
@@ -35,8 +38,14 @@ class Toeplitz(Strategy, tag="toeplitz"):
 
 @dataclass(frozen=True)
 class Columns(Strategy, tag="columns"):
-    """Any lower triangular matrix: each of the ``columns`` down from the diagonal, as far as it is
-    not zero.
+    """Any lower triangular matrix.
+
+    Args:
+        columns: for each column, its entries from the diagonal downwards; trailing zeros may be
+            left out.
+
+    Raises:
+        InvalidArgument: if there are too many entries, or if a column is too long.
     """
 
     columns: tuple[tuple[float, ...], ...]
@@ -58,11 +67,14 @@ class Columns(Strategy, tag="columns"):
 
 @dataclass(frozen=True)
 class Tree(Strategy, tag="tree"):
-    """Binary trees over the steps: every node is the sum of its leaves, with noise of its own, once
-    it is complete.
+    """Binary trees over the steps.
 
-    ``restart`` begins a new tree after so many steps; 0 never does. ``completed`` fills up the last
-    tree of each series with empty steps, so that every node with a leaf in it is released.
+    Every complete node releases the sum of its leaves, with noise of its own.
+
+    Args:
+        restart: the number of steps after which a new tree begins; 0 means never.
+        completed: whether the last tree of each series is filled up with empty steps, so that every
+            node that contains a step is released.
     """
 
     restart: int = 0
@@ -76,8 +88,14 @@ class Tree(Strategy, tag="tree"):
 
 @dataclass(frozen=True)
 class _Stream(Event):
-    """What all streams state: the noise is that of one row, over the bound on what a record adds to
-    one step, and ``numerical_delta`` is what the arithmetic of all rows adds to δ.
+    """The fields that all streams state.
+
+    Args:
+        strategy: the matrix of the stream.
+        steps: the number of steps.
+        noise_multiplier: standard deviation of the noise of one row, over the bound on what a
+            record adds to one step.
+        numerical_delta: what the arithmetic of all rows adds to δ.
     """
 
     strategy: Strategy
@@ -105,13 +123,23 @@ class _Stream(Event):
 
 @dataclass(frozen=True)
 class Stream(_Stream, tag="stream"):
-    """A stream in which one record takes part in at most ``participations`` steps, ``separation``
-    or more apart.
+    """A stream in which the steps of one record are limited in number and kept apart.
+
+    Args:
+        strategy: the matrix of the stream.
+        steps: the number of steps.
+        noise_multiplier: standard deviation of the noise of one row, over the bound on what a
+            record adds to one step.
+        participations: the largest number of steps in which one record takes part.
+        separation: the smallest distance between two steps of one record.
+        numerical_delta: what the arithmetic of all rows adds to δ.
 
     *Assumes* that in which steps a record takes part does not depend on the data, and that each
     row's sum is fixed by the records and by what earlier rows released.
 
-    >>> epochs = Stream(Tree(restart=100), 1000, noise_multiplier=4.0, participations=10, separation=100)
+    >>> epochs = Stream(
+    ...     Tree(restart=100), 1000, noise_multiplier=4.0, participations=10, separation=100
+    ... )
     >>> Event.from_json(epochs.to_json()) == epochs
     True
     """
@@ -129,7 +157,15 @@ class Stream(_Stream, tag="stream"):
 class SampledStream(_Stream, tag="sampled_stream"):
     """A stream with a band of b whose steps sample from b parts of the data in turn.
 
-    *Assumes* that each record is assigned to one of b parts by its public place or at random,
+    Args:
+        strategy: the matrix of the stream; it must have a band.
+        steps: the number of steps.
+        noise_multiplier: standard deviation of the noise of one row, over the bound on what a
+            record adds to one step.
+        rate: inclusion probability of a record of the part whose turn it is, in [0, 1].
+        numerical_delta: what the arithmetic of all rows adds to δ.
+
+    *Assumes* that each record is assigned to one of b parts by its public position or at random,
     independently of the data and of the other records; that step i draws each record of part i mod
     b, independently, with probability ``rate``; and that samples stay secret.
     """
@@ -146,7 +182,7 @@ class SampledStream(_Stream, tag="sampled_stream"):
 
     @property
     def band(self) -> int:
-        """How many steps one column reaches, which is the number of parts."""
+        """The number of steps that one column reaches, which is the number of parts."""
         if isinstance(self.strategy, Toeplitz):
             return min(len(self.strategy.coefficients), self.steps)
         assert isinstance(self.strategy, Columns)
@@ -154,7 +190,7 @@ class SampledStream(_Stream, tag="sampled_stream"):
 
 
 def _numbers(name: str, values: tuple[float, ...]) -> tuple[float, ...]:
-    """The values as finite floats without trailing zeros."""
+    """Return the values as finite floats without trailing zeros."""
     result = list(values)
     if not all(type(value) is float and -1e100 <= value <= 1e100 for value in result):
         result = [_validate.real(name, value, -1e100, 1e100) for value in result]

@@ -1,5 +1,6 @@
-"""Optimizers that know of noise. They see released gradients alone, so whatever they do costs no
-privacy.
+"""Optimizers that take the noise of their gradients into account.
+
+They see only released gradients, so whatever they compute is post-processing and costs no privacy.
 """
 
 from dpfy.optim.adadp import ADADP

@@ -1,4 +1,4 @@
-"""Gradient descent that finds its learning rate from two half steps (ADADP)."""
+"""Gradient descent that adapts its learning rate by the error of its own steps (ADADP)."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,18 +12,25 @@ from dpfy import _validate
 class ADADP(torch.optim.Optimizer):
     """Gradient descent whose learning rate η follows the error of its own steps.
 
-    Two calls of :meth:`step` are one iteration. The first goes half a step, θ½ = θ − η/2·G₁; the
-    second, with the gradient G₂ of another sample at θ½, arrives at θ̂ = θ½ − η/2·G₂. One whole
-    step would have arrived at θ¹ = θ − ηG₁, so ``err = ‖(θ¹ − θ̂)/max(1, |θ¹|)‖₂`` says how wrong
-    steps of this length are. θ̂ is kept if err is at most ``tolerance``; else the parameters go
-    back to θ. Either way η is multiplied by tolerance/err, within [``least``, ``most``].
+    Two calls of :meth:`step` are one iteration. The first call goes half a step, θ½ = θ − η/2·G₁;
+    the second call, with the gradient G₂ of another sample at θ½, arrives at θ̂ = θ½ − η/2·G₂. One
+    whole step would have arrived at θ¹ = θ − ηG₁, so ``err = ‖(θ¹ − θ̂)/max(1, |θ¹|)‖₂`` estimates
+    the error of a step of this length. If err is at most ``tolerance``, θ̂ is kept; else the
+    parameters go back to θ. In both cases η is multiplied by tolerance/err, limited to [``least``,
+    ``most``].
+
+    Args:
+        params: parameters or parameter groups, as for any torch optimizer.
+        lr: the initial η, above 0. A scheduler that changes ``lr`` scales the η that was found.
+        tolerance: the largest err of an iteration that is kept, above 0.
+        least: the smallest factor of η in one iteration, in (0, 1].
+        most: the largest factor of η in one iteration, at least 1.
 
     *Formal guarantee*: post-processing of released gradients. An iteration is two releases, whether
-    it is kept or not: the events are those of the plan.
+    it is kept or not; the events are those of the plan.
 
-    *Assumes* plain descent: a momentum would make θ¹ and θ̂ differ for other reasons, so there is
-    none. ``lr`` is where η begins; a scheduler that changes ``lr`` multiplies what was found. Every
-    release in between replaces the gradient.
+    *Assumes* plain descent: momentum would make θ¹ and θ̂ differ for other reasons, so there is
+    none. Every release in between replaces the gradient.
 
     >>> weight = torch.nn.Parameter(torch.tensor([4.0]))
     >>> opt = ADADP([weight], lr=0.5, tolerance=1.0)
@@ -64,7 +71,7 @@ class ADADP(torch.optim.Optimizer):
 
     @property
     def learning_rate(self) -> float:
-        """The present η of the first group of parameters."""
+        """The current η of the first parameter group."""
         group = self.param_groups[0]
         return float(group["lr"] * group["found"])
 
@@ -75,8 +82,13 @@ class ADADP(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Go half a step; after the second, keep the whole or go back, and choose the next learning
-        rate.
+        """Go half a step; after the second half, keep or undo both and adapt the learning rate.
+
+        Args:
+            closure: computes the loss again, as for any torch optimizer.
+
+        Returns:
+            The result of the closure, or None.
         """
         loss = None
         if closure is not None:
@@ -126,8 +138,9 @@ class ADADP(torch.optim.Optimizer):
 
     @staticmethod
     def _judge(error: float, tolerance: float, least: float, most: float) -> tuple[float, bool]:
-        """The factor of the learning rate, and whether the iteration is kept; an error that is no
-        number is large.
+        """Return the factor of the learning rate, and whether the iteration is kept.
+
+        An error that is not a number counts as large.
         """
         if math.isnan(error):
             return least, False

@@ -1,4 +1,4 @@
-"""Adam without the bias that noise puts into its second moments (DP-AdamBC)."""
+"""Adam without the bias that noise adds to its second moments (DP-AdamBC)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,19 +12,24 @@ from dpfy.errors import InvalidArgument
 class AdamBC(torch.optim.Optimizer):
     """Adam that subtracts the variance of the noise from its second moments.
 
-    Released gradients are g + N(0, σ²), so the running mean v̂ of their squares is too large by the
-    same mean φ̂ of σ². Where noise dominates, √v̂ is about σ for every coordinate and Adam is
-    little more than momentum with a small step. Here parameters move by lr·m̂/√max(v̂ − φ̂,
-    ``floor``).
+    Released gradients are g + N(0, σ²), so the running mean v̂ of their squares exceeds that of g
+    by φ̂, the same running mean of σ². Where noise dominates, √v̂ is about σ for every coordinate,
+    and Adam is little more than momentum with a small step. AdamBC moves parameters by
+    lr·m̂/√max(v̂ − φ̂, ``floor``).
 
-    A run tells the optimizer the standard deviation of every gradient that it releases, so that
-    clip bounds, noise and groups may change from step to step. Outside of a run,
-    :meth:`expect_noise` does.
+    A run tells the optimizer the standard deviation of every gradient that it releases, so clip
+    bounds, noise and groups may change from step to step. Outside of a run, call
+    :meth:`expect_noise`.
+
+    Args:
+        params: parameters or parameter groups, as for any torch optimizer.
+        lr: the learning rate, above 0.
+        betas: decay rates of the first and the second moments, each in [0, 1).
+        floor: the smallest second moment, in units of squared gradients; it limits a step to
+            lr/√floor times m̂. It is the one number to tune: from 1e-8 to 1e-5, or some hundredths
+            of σ² where noise dominates.
 
     *Formal guarantee*: post-processing of released gradients; the noise is public.
-
-    ``floor`` is in units of squared gradients, and limits a step to lr/√floor times m̂. It is the
-    one number to tune: from 1e-8 to 1e-5, or some hundredths of σ² where noise dominates.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> opt = AdamBC([weight], lr=0.1, floor=1e-8)
@@ -53,8 +58,12 @@ class AdamBC(torch.optim.Optimizer):
         self._variances: dict[torch.Tensor, float | torch.Tensor] = {}
 
     def expect_noise(self, stddevs: Mapping[torch.Tensor, float | torch.Tensor]) -> None:
-        """Take in the noise of gradients that are about to be added to ``grad``; where some are
-        there, it adds up.
+        """Take note of the noise of gradients that are about to be added to ``grad``.
+
+        Variances add up where a gradient is already there.
+
+        Args:
+            stddevs: the standard deviation of the noise of each parameter's gradient.
         """
         for parameter, stddev in stddevs.items():
             empty = parameter.grad is None or not bool(parameter.grad.any())
@@ -64,7 +73,17 @@ class AdamBC(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Move every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss again, as for any torch optimizer.
+
+        Returns:
+            The result of the closure, or None.
+
+        Raises:
+            InvalidArgument: if the noise of a gradient is not known.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

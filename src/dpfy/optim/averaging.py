@@ -1,4 +1,4 @@
-"""Averages of the weights of a run: of the last of them, or with weights that fade."""
+"""Averages of the weights of a run."""
 
 from typing import Any
 
@@ -10,14 +10,19 @@ from dpfy import _validate
 
 
 class TailAverage(AveragedModel):
-    """The mean of the weights after the last ``share`` of ``steps``; until they begin, the weights
-    themselves.
+    """The mean of the weights over the last part of the steps.
 
-    Call ``update_parameters(model)`` after every step; ``.module`` is the averaged model. For
-    weights that fade, use ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`` of
-    torch.
+    Before that part begins it equals the current weights. Call ``update_parameters(model)`` after
+    every step; ``.module`` is the averaged model. For an exponential average, use
+    ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`` of torch.
 
-    *Formal guarantee*: post-processing: the weights of every step are released.
+    Args:
+        model: the model whose weights are averaged.
+        steps: the number of steps of the run.
+        share: the fraction of the steps that is averaged, in (0, 1].
+        **options: further arguments of torch's ``AveragedModel``.
+
+    *Formal guarantee*: post-processing, because the weights of every step are released.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = TailAverage(model, steps=4, share=0.5)

@@ -1,4 +1,4 @@
-"""What should I run? Answered before any privacy is spent, and without torch."""
+"""What should I run? Answers before any privacy is spent, and without torch."""
 
 from dpfy.planning.advisor import Advice, advise
 from dpfy.planning.contours import (

@@ -1,4 +1,4 @@
-"""From a few questions about a task to the kind of guarantee that suits it, and why.
+"""Advice on the kind of guarantee that suits a task, from the answers to a few questions.
 
 Reference: Ponomareva et al. 2023, §3.1 (who sees what), Table 1 (where noise is added), Table 3
 (how batches come about) and §5.2.1 (which ε).
@@ -12,7 +12,7 @@ from dpfy.types import Relation, Unit
 
 @dataclass(frozen=True)
 class Question:
-    """One question, and what may be answered, with what each answer means."""
+    """One question, and its possible answers with their meanings."""
 
     name: str
     text: str
@@ -62,8 +62,15 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Advice:
-    """What to use, with a reason for each choice; ``train`` are settings of ``dpfy train`` where it
-    serves.
+    """The recommended kind of guarantee, with a reason for each choice.
+
+    Args:
+        approach: where noise is added.
+        unit: the unit of privacy.
+        relation: the relation between neighbouring data sets.
+        sampling: how batches are formed.
+        reasons: one sentence or two for each choice.
+        train: settings of ``dpfy train``; empty if it does not support the approach.
     """
 
     approach: str
@@ -93,7 +100,20 @@ def advise(
     one_each: str = "yes",
     labels_only: str = "no",
 ) -> Advice:
-    """Return the plan that suits the answers to :data:`QUESTIONS`, and its reasons.
+    """Return the approach that suits the answers to :data:`QUESTIONS`, with reasons.
+
+    Args:
+        sees: what the people see whom the guarantee protects from: "model", "predictions", "data"
+            or "updates".
+        sampling: how batches can be formed: "poisson", "fixed", "shuffle" or "stream".
+        one_each: "yes" if each person contributes at most one example, else "no".
+        labels_only: "yes" if the label is the only private part of a record, else "no".
+
+    Returns:
+        The advice; ``str()`` of it is meant for people.
+
+    Raises:
+        InvalidArgument: if an answer is none of those that are offered.
 
     >>> found = advise(sampling="fixed")
     >>> str(found.relation), found.train["sampling"]
@@ -179,7 +199,7 @@ _EPSILON = (
 
 
 def _approach(sees: str, labels_only: str) -> tuple[str, str, bool]:
-    """Where noise is added, why, and whether DP-SGD is what does it."""
+    """Return where noise is added, why, and whether DP-SGD adds it."""
     match sees, labels_only:
         case "data", _:
             return (

@@ -1,6 +1,4 @@
-"""How much noise a budget asks for, over rates and over batch sizes; and the laws that
-describe it.
-"""
+"""The noise that a budget asks for over rates and batch sizes, and laws that describe it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +17,13 @@ from dpfy.planning.solve import steps_of
 
 @dataclass(frozen=True)
 class Contour:
-    """The least noise multiplier for one ε at each of some rates."""
+    """The least noise multiplier for one ε at each of several rates.
+
+    Args:
+        epsilon: the ε not to exceed.
+        rates: rising sampling rates.
+        noise: the least noise multiplier at each rate.
+    """
 
     epsilon: float
     rates: tuple[float, ...]
@@ -27,10 +31,10 @@ class Contour:
 
     @property
     def root_law(self) -> float:
-        """The c of σ ≈ c·√q with the least squares of relative errors, over these rates.
+        """The c of σ ≈ c·√q that fits these rates with the least squared relative error.
 
-        At ε = 3, δ = 1e-5 and 60 epochs it is 13 over rates from 0.001 to 1. It is no constant:
-        there it falls from 22 to 11, and has nearly stopped falling at a rate of 0.05
+        At ε = 3, δ = 1e-5 and 60 epochs it is 13 over rates from 0.001 to 1. It is not a constant:
+        over these rates σ/√q falls from 22 to 11, and has nearly stopped falling at a rate of 0.05
         (:attr:`root_laws`).
 
         Reference: Tramèr & Boneh 2021; Dörmann et al. 2021, Figure 2.
@@ -47,25 +51,44 @@ class Contour:
 
 @dataclass(frozen=True)
 class BatchCurve:
-    """The noise σC/B of the mean gradient for one ε and a fixed number of steps, at each of some
-    batch sizes.
+    """The noise σC/B in the mean gradient for one ε and a fixed number of steps.
+
+    Args:
+        epsilon: the ε not to exceed.
+        batch_sizes: rising batch sizes B.
+        noise_in_mean: σC/B at each batch size.
+        diminishing: the batch size from which larger batches bring less, n·√(ε/T) by the guide.
     """
 
     epsilon: float
     batch_sizes: tuple[float, ...]
     noise_in_mean: tuple[float, ...]
     diminishing: float
-    """Where larger batches begin to bring less, by the guide's n·√(ε/T)."""
 
 
 def noise_over_rate(
     epsilon: float, *, delta: float, epochs: float, rates: Sequence[float], method: str = "pld"
 ) -> Contour:
-    """Return the noise that keeps ``epochs`` within ε at each rate (Dörmann et al. 2021, Figure 2).
+    """Return the noise that keeps ``epochs`` within ε at each rate.
+
+    Args:
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        epochs: how often each record is seen in expectation.
+        rates: at least two rising sampling rates in (0, 1].
+        method: the accountant, "pld" or "rdp".
+
+    Returns:
+        The least noise multiplier at each rate.
+
+    Raises:
+        InvalidArgument: if a value is outside its range, or if rates do not rise.
 
     >>> line = noise_over_rate(3.0, delta=1e-5, epochs=60, rates=(0.01, 1.0))
     >>> [round(c, 1) for c in line.root_laws]
     [12.9, 10.8]
+
+    Reference: Dörmann et al. 2021, Figure 2.
     """
     _validate.positive("epochs", epochs)
     rates = _rising("rates", rates, 1.0)
@@ -86,13 +109,28 @@ def noise_over_batch(
     clip: float = 1.0,
     method: str = "pld",
 ) -> BatchCurve:
-    """Return the noise in the mean gradient that ``steps`` of each batch size need (the guide's
-    Figure 1).
+    """Return the noise in the mean gradient that ``steps`` of each batch size need.
 
     Every curve falls like 1/B, as if more records were free, up to the point of diminishing
     returns; beyond it σ grows with the rate.
 
-    >>> curve = noise_over_batch(1.0, delta=1e-7, records=10**7, steps=10_000, batch_sizes=(1e4, 1e6))
+    Args:
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        records: the declared number of records.
+        steps: the number of steps.
+        batch_sizes: at least two rising expected batch sizes, at most ``records``.
+        clip: the clip bound C.
+        method: the accountant, "pld" or "rdp".
+
+    Returns:
+        σC/B at each batch size.
+
+    Raises:
+        InvalidArgument: if a value is outside its range, or if batch sizes do not rise.
+
+    >>> sizes = (1e4, 1e6)
+    >>> curve = noise_over_batch(1.0, delta=1e-7, records=10**7, steps=10_000, batch_sizes=sizes)
     >>> round(curve.diminishing)
     100000
 
@@ -113,11 +151,23 @@ def noise_over_batch(
 
 
 def diminishing_batch(records: int, epsilon: float, steps: int) -> float:
-    """Return n·√(ε/T), at most n: where larger batches begin to bring less (Ponomareva et al. 2023,
-    Figure 1).
+    """Return n·√(ε/T), at most n: the batch size from which larger batches bring less.
+
+    Args:
+        records: the number of records n.
+        epsilon: the ε not to exceed.
+        steps: the number of steps T.
+
+    Returns:
+        The batch size, at most ``records``.
+
+    Raises:
+        InvalidArgument: if ``epsilon`` or ``steps`` is outside its range.
 
     >>> diminishing_batch(60_000, 3.0, 300)
     6000.0
+
+    Reference: Ponomareva et al. 2023, Figure 1.
     """
     return (
         min(1.0, math.sqrt(_validate.epsilon(epsilon) / _validate.count("steps", steps))) * records
@@ -126,11 +176,15 @@ def diminishing_batch(records: int, epsilon: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class ScalingLaw:
-    """ε ≈ A·q√k/σ + B·kq²/σ² for k steps: how costs grow, not what they are.
+    """ε ≈ A·q√k/σ + B·kq²/σ² for k steps, which describes how costs grow, not what they are.
 
-    The clip bound is in neither term: noise is in proportion to it. The guide's Appendix B keeps a
-    C in its derivation, because it calibrates the Gaussian mechanism for a sensitivity of 1 and
-    then adds noise σC for one of C.
+    The clip bound is in neither term, because noise is proportional to it. The guide's Appendix B
+    keeps a C in its derivation, because it calibrates the Gaussian mechanism for a sensitivity of 1
+    and then adds noise σC for one of C.
+
+    Args:
+        a: the constant A.
+        b: the constant B.
 
     Reference: Ponomareva et al. 2023, §5.3.2 and Appendix B.
     """
@@ -139,17 +193,16 @@ class ScalingLaw:
     b: float
 
     def epsilon(self, rate: float, noise_multiplier: float, steps: float) -> float:
-        """Return what the law says; never claim it."""
+        """Return the ε of the law; never claim it."""
         x = rate * math.sqrt(steps) / noise_multiplier
         return self.a * x + self.b * x * x
 
     @classmethod
     def appendix_b(cls, rate: float, delta: float) -> "ScalingLaw":
-        """Return the constants that Appendix B derives by advanced composition before it drops
-        logarithms.
+        """Return the constants that Appendix B derives before it drops logarithms.
 
-        As there, ``delta`` stands for that of one step and for that of their composition, and the
-        sum is left out.
+        It uses advanced composition. As there, ``delta`` stands both for that of one step and for
+        that of their composition, and the sum is left out.
         """
         log_one = math.log(max(9 * rate / (8 * delta), math.e))
         return cls(2 * math.sqrt(log_one * math.log(1 / delta)), log_one)
@@ -158,12 +211,11 @@ class ScalingLaw:
     def fitted(
         cls, rate: float, noise_multiplier: float, delta: float, steps: Sequence[int]
     ) -> "ScalingLaw":
-        """Return the constants that come closest to the exact ε at these numbers of steps, in
-        relative terms.
+        """Return the constants with the least relative error at these numbers of steps.
 
         >>> law = ScalingLaw.fitted(0.01, 1.0, 1e-5, (100, 1000, 10_000))
-        >>> exact = account(Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 3000)).claim(1e-5)
-        >>> abs(law.epsilon(0.01, 1.0, 3000) / exact - 1) < 0.1
+        >>> run = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 3000)
+        >>> abs(law.epsilon(0.01, 1.0, 3000) / account(run).claim(1e-5) - 1) < 0.1
         True
         """
         step = Sampled(Poisson(rate), (SumQuery(1.0, noise_multiplier),))
@@ -189,7 +241,7 @@ def _followed(
     rates: Sequence[float],
     steps_at: Callable[[float], int],
 ) -> tuple[float, ...]:
-    """Calibrate rate by rate, each beginning where the last one ended."""
+    """Calibrate rate by rate; each search begins where the last one ended."""
     found: list[float] = []
     for rate in rates:
         near = found[-1] if found else 1.0

@@ -1,8 +1,8 @@
-"""Settings for a first run on a model that nobody has tuned: constants that could be written down
-without the data.
+"""Settings for a first run on a model that nobody has tuned.
 
-Large samples with the noise that matches them, a small clip bound with C·α fixed, momentum, and an
-average of weights (Dörmann et al. 2021; Ponomareva et al. 2023, §5.4.1; De et al. 2022).
+They are constants that do not depend on the data: large samples with the noise that matches them, a
+small clip bound with C·α fixed, momentum, and an average of weights (Dörmann et al. 2021;
+Ponomareva et al. 2023, §5.4.1; De et al. 2022).
 """
 
 import math
@@ -12,25 +12,30 @@ from dpfy import _validate
 
 _STEPS = 300
 _EPOCHS = 30.0
-_EXAMPLES = 3e6  # gradients of single records: minutes for a small network on one core
+_EXAMPLES = 3e6  # per-example gradients: minutes for a small network on one core
 _LARGEST_BATCH = 2**18
 _CLIP, _LARGEST_CLIP = 0.1, 1.0
-_PRODUCT = 0.5  # C·α where noise is small: the most that the reference data sets were found to want
+_PRODUCT = 0.5  # the largest C·α that suited a reference data set; for little noise
 _PARAMETERS = 20_000  # of a small network
 _MOMENTUM = 0.9
-_DELTA, _MANY = (
-    1e-5,
-    100_000,
-)  # δ of those who give none, and from how many records on it is too large
-_AVERAGED, _WORTH_AVERAGING = (
-    0.1,
-    100,
-)  # of the steps, by the average of the weights; how many there have to be
+_DELTA = 1e-5  # by default, with fewer than _MANY records
+_MANY = 100_000
+_AVERAGED = 0.1  # fraction of the steps that the average of weights covers
+_WORTH_AVERAGING = 100  # steps
 
 
 @dataclass(frozen=True)
 class FirstRun:
-    """Settings of a first run; all of them are starting points."""
+    """Settings of a first run; all of them are starting points.
+
+    Args:
+        epochs: how often each record is seen in expectation.
+        batch_size: the expected batch size.
+        clip: the clip bound C.
+        learning_rate: the learning rate α.
+        momentum: the momentum of SGD.
+        ema: the decay of the average of weights; 0 for none.
+    """
 
     epochs: float
     batch_size: int
@@ -41,8 +46,16 @@ class FirstRun:
 
 
 def default_delta(records: int | None = None) -> float:
-    """Return the δ for who gives none: 1e-5, or 1/records^1.1 where so many records are declared
-    that it is too large.
+    """Return the default δ: 1e-5, or 1/records^1.1 from 100,000 records on.
+
+    Args:
+        records: the declared number of records, or None if it is not declared.
+
+    Returns:
+        The δ, in (0, 1).
+
+    Raises:
+        InvalidArgument: if ``records`` is no whole number of at least 1.
 
     *Formal guarantee*: it is below 1/records, whatever number is declared. At a δ of 1/records,
     publishing a record that was drawn at random would be private.
@@ -67,15 +80,32 @@ def first_run(
     optimizer: str = "sgd",
     parameters: int = _PARAMETERS,
 ) -> FirstRun:
-    """Return settings for ``records`` and a budget, around those that are given.
+    """Return settings for a number of records and a budget; given settings are kept.
 
     At a fixed number of epochs compute does not depend on the rate, and beyond a rate of about
     ε/epochs neither does the noise that a whole run adds up to: σ ≈ c·√q. So the rate is as large
-    as a useful number of steps leaves it. Where records are many, epochs are fewer.
+    as a useful number of steps allows. Data sets with many records get fewer epochs.
 
     C·α is such that the noise of all steps moves the weights by about 10 in norm, with momentum and
-    over so many ``parameters``: so do the settings that were found for the reference data sets,
-    within a factor of two.
+    this number of ``parameters``. The settings that were found for the reference data sets do the
+    same, within a factor of two.
+
+    Args:
+        records: the declared number of records.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim; None takes :func:`default_delta`.
+        epochs: how often each record is seen in expectation; None chooses.
+        batch_size: the expected batch size; None chooses.
+        clip: the clip bound; None chooses.
+        learning_rate: the learning rate; None chooses.
+        optimizer: "sgd", or any other name for an adaptive optimizer, which starts at 1e-3.
+        parameters: the number of trained parameters.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InvalidArgument: if a value is outside its range.
 
     >>> first = first_run(60_000)
     >>> first.epochs, first.batch_size, first.clip, first.learning_rate
@@ -114,11 +144,11 @@ def first_run(
 
 
 def _product(records: int, steps: int, epsilon: float, delta: float, parameters: int) -> float:
-    """C·α for which α/(1 − momentum)·√T·σC/B·√parameters is 10, where σ = q·√T/μ is that of a
-    Gaussian of all steps.
+    """Return the C·α for which α/(1 − momentum)·√T·σC/B·√parameters is 10.
 
-    μ solves ε = μ²/2 + μ·√(2·log(1/δ)), the first conversion of Rényi divergences: near enough for
-    a length.
+    σ = q·√T/μ is the noise multiplier of a Gaussian mechanism over all steps. μ solves ε = μ²/2 +
+    μ·√(2·log(1/δ)), the first conversion of Rényi divergences, which is accurate enough for a
+    length.
     """
     log = 2 * math.log(1 / _validate.delta(delta))
     mu = math.sqrt(log + 2 * _validate.epsilon(epsilon)) - math.sqrt(log)

@@ -1,4 +1,4 @@
-"""Contours as files: PNG, SVG or PDF by the ending of the name."""
+"""Drawings of contours as PNG, SVG or PDF files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +32,9 @@ _SETTINGS: dict[Any, Any] = {
 def draw_contours(
     path: str | Path, contours: Sequence[Contour], *, delta: float, epochs: float
 ) -> Path:
-    """Write the noise over rates for each ε, with the fitted c·√q (Dörmann et al. 2021,
-    Figure 2).
+    """Write the noise over rates for each ε, with the fitted c·√q, to a file.
+
+    Reference: Dörmann et al. 2021, Figure 2.
     """
 
     def draw(axes: "Axes") -> None:
@@ -61,8 +62,9 @@ def draw_contours(
 def draw_batch_curves(
     path: str | Path, curves: Sequence[BatchCurve], *, delta: float, records: int, steps: int
 ) -> Path:
-    """Write the noise of the mean gradient over batch sizes, a point where returns diminish (the
-    guide's Figure 1).
+    """Write the noise in the mean gradient over batch sizes to a file.
+
+    A point marks where returns diminish. Reference: Ponomareva et al. 2023, Figure 1.
     """
 
     def draw(axes: "Axes") -> None:
@@ -92,7 +94,7 @@ def draw_batch_curves(
 
 
 def check_ending(path: str | Path) -> Path:
-    """Return the path if its ending is one of :data:`ENDINGS`."""
+    """Return the path if it ends in one of :data:`ENDINGS`."""
     if Path(path).suffix not in ENDINGS:
         raise InvalidArgument(f"Expected {str(path)!r} to end in {', '.join(ENDINGS)}.")
     return Path(path)
@@ -103,7 +105,7 @@ def _cycle(count: int) -> list[str]:
 
 
 def _written(path: str | Path, draw: Any) -> Path:
-    """Draw into a new figure; matplotlib is loaded here, for those who ask for a file."""
+    """Draw into a new figure and save it; matplotlib is loaded only here."""
     target = check_ending(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure

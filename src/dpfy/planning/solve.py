@@ -1,4 +1,4 @@
-"""Any one of ε, δ, noise, rate and steps from the other four."""
+"""Solve for any one of ε, δ, noise, rate and steps from the other four."""
 
 import math
 from dataclasses import dataclass
@@ -24,11 +24,18 @@ QUANTITIES = ("epsilon", "delta", "noise_multiplier", "rate", "steps")
 
 @dataclass(frozen=True)
 class Sketch:
-    """Five numbers that fit together: a run of DP-SGD as its accountant sees it, before there is a
-    model.
+    """Five numbers that fit together: a run of DP-SGD as its accountant sees it.
 
-    ``solved`` is the quantity that was left open. ``epsilon`` and ``delta`` are what the accountant
-    claims for the other three, not what was asked for.
+    Args:
+        epsilon: the ε that the accountant claims, not the one that was asked for.
+        delta: the δ of that claim.
+        noise_multiplier: σ, the noise over the clip bound.
+        rate: the sampling rate q.
+        steps: the number of steps.
+        solved: the name of the quantity that was left open.
+        records: the declared number of records, or None.
+        relation: the relation between neighbouring data sets.
+        method: the accountant.
     """
 
     epsilon: float
@@ -43,23 +50,25 @@ class Sketch:
 
     @property
     def epochs(self) -> float:
-        """How often each record is seen in expectation."""
+        """The expected number of times that each record is seen."""
         return self.rate * self.steps
 
     @property
     def batch_size(self) -> float | None:
-        """The expected number of records of a step, where their number was declared."""
+        """The expected batch size, or None if the number of records was not declared."""
         return None if self.records is None else self.rate * self.records
 
     def noise_in_mean(self, clip: float = 1.0) -> float | None:
-        """Return σC/B, the standard deviation of each coordinate of the mean gradient, where B is
-        known.
-        """
+        """Return σC/B, the noise in each coordinate of the mean gradient; None if B is unknown."""
         batch = self.batch_size
         return self.noise_multiplier * clip / batch if batch else None
 
     def plan(self, clip: float = 1.0) -> Plan:
-        """Return the plan of this run, to be bound by :func:`dpfy.privatize`."""
+        """Return the plan of this run, for :func:`dpfy.privatize`.
+
+        Raises:
+            InvalidArgument: if the number of records was not declared.
+        """
         if self.records is None:
             raise InvalidArgument(
                 "A plan divides by its batch size. Declare records= where you solve."
@@ -87,12 +96,30 @@ def solve(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     method: str = "pld",
 ) -> Sketch:
-    """Return the run that four of ε, δ, noise, rate (or batch size) and steps (or epochs) leave
-    open a fifth of.
+    """Solve for the one of ε, δ, noise, rate and steps that is left open.
 
-    The least ε, δ or noise is returned, or the largest rate or number of steps. With ``records`` a
-    solved rate is that of a whole batch. With ``epochs`` and an open rate, smaller batches take
-    more steps.
+    The result has the least ε, δ or noise, or the largest rate or number of steps. If ``records``
+    is given, a solved rate is that of a whole batch. If ``epochs`` is given and the rate is open,
+    smaller batches take more steps.
+
+    Args:
+        records: the declared number of records; needed with ``batch_size``.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        noise_multiplier: σ, the noise over the clip bound, above 0.
+        rate: the sampling rate q, in (0, 1].
+        batch_size: the expected batch size, instead of ``rate``.
+        steps: the number of steps.
+        epochs: how often each record is seen in expectation, instead of ``steps``.
+        relation: the relation between neighbouring data sets.
+        method: the accountant, "pld" or "rdp".
+
+    Returns:
+        All five quantities, and which of them was solved for.
+
+    Raises:
+        InvalidArgument: if not exactly one quantity is open, if a value is outside its range, or if
+            no value of the open quantity keeps the budget.
 
     *Formal guarantee*: the returned ε and δ are claims of :func:`dpfy.account` for Poisson samples
     of that rate, and where ε and δ were given, the claim at that δ is at most that ε.
@@ -131,7 +158,7 @@ def _one_rate(records: int | None, rate: float | None, batch_size: float | None)
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was given; None is open."""
+    """The given quantities; None is open."""
 
     records: int | None
     rate: float | None
@@ -144,7 +171,7 @@ class _Asked:
     method: str
 
     def open(self) -> str:
-        """Check what was given; return the one quantity that was not."""
+        """Check the given quantities; return the name of the open one."""
         if self.steps is not None and self.epochs is not None:
             raise InvalidArgument(
                 f"Expected steps= or epochs=, not both; got {self.steps} and {self.epochs}."
@@ -192,7 +219,7 @@ class _Asked:
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> Sketch:
-        """The sketch with the claim of the accountant, unless ε or δ is known already."""
+        """Return the sketch with the accountant's claim, unless ε or δ is known already."""
         delta = self.delta if delta is None else delta
         assert delta is not None
         epsilon = (
@@ -218,8 +245,9 @@ def _run(noise_multiplier: float, rate: float, steps: int) -> Repeated:
 
 
 def steps_of(epochs: float, rate: float) -> int:
-    """Return the steps that see each record ``epochs`` times in expectation, as :func:`dpfy.dpsgd`
-    counts them.
+    """Return the steps that see each record ``epochs`` times in expectation.
+
+    :func:`dpfy.dpsgd` counts them in the same way.
 
     >>> steps_of(60, 0.1)
     600
@@ -230,7 +258,7 @@ def steps_of(epochs: float, rate: float) -> int:
 
 
 def _given(asked: _Asked) -> tuple[float, float, int]:
-    """Noise, rate and steps, where they were all given."""
+    """Return noise, rate and steps, which were all given."""
     assert asked.noise_multiplier is not None
     return asked.noise_multiplier, *_schedule(asked)
 
@@ -281,16 +309,15 @@ def _rate(asked: _Asked) -> Sketch:
 
     if asked.steps is not None:
         rate = calibrate_rate(noise_multiplier=noise, steps=asked.steps, **asked.target)
-    else:  # more epochs at a larger rate cost more: the inverse of the rate behaves like noise
+    else:  # at fixed epochs a larger rate costs more, so 1/rate acts like noise
         inverse = calibrate_envelope(
             lambda z: (_run(noise, min(1.0, 1 / z), steps_at(min(1.0, 1 / z))),), **asked.target
         )
         rate = min(1.0, 1 / inverse)
     if asked.records is None:
         return asked.sketch("rate", noise, rate, steps_at(rate))
-    for batch in range(
-        math.floor(rate * asked.records), 0, -1
-    ):  # nearly always the first one: steps are whole too
+    # Nearly always the first batch size fits; it may not, because steps are whole numbers too.
+    for batch in range(math.floor(rate * asked.records), 0, -1):
         found = asked.sketch("rate", noise, batch / asked.records, steps_at(batch / asked.records))
         if found.epsilon <= asked.epsilon:
             return found

@@ -1,4 +1,4 @@
-"""How to tune for private training: guided procedures that say each step and its reason.
+"""Guided procedures for tuning private training, which state each step and its reason.
 
 They train on public or proxy data only, as often as they like. On private data every look is a
 release, and the procedures refuse it. Reference: Ponomareva et al. 2023, §5.4.1.
@@ -16,16 +16,20 @@ from dpfy.plans import Plan, dpsgd
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-_SLIGHTLY = 0.02  # of utility: what clipping may cost before noise
-_COUNTED = (
-    0.99  # of the noise budget, for counts of norms: the gradients of a frozen model are not used
-)
+_SLIGHTLY = 0.02  # the utility that clipping may cost without noise
+_COUNTED = 0.99  # of the noise budget, for counts of norms: gradients are not used here
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The settings of one training run on public or proxy data; no ``clip`` is ordinary
-    training.
+    """The settings of one training run on public or proxy data.
+
+    Args:
+        batch_size: the expected batch size B.
+        steps: the number of steps.
+        learning_rate: the learning rate α.
+        clip: the clip bound C; None trains without clipping.
+        noise_multiplier: σ, the noise over the clip bound.
     """
 
     batch_size: float
@@ -36,13 +40,13 @@ class Trial:
 
     @property
     def noise_in_mean(self) -> float:
-        """σC/B, which decides about accuracy where batches are large (McMahan et al. 2018)."""
+        """σC/B, which determines accuracy where batches are large (McMahan et al. 2018)."""
         return self.noise_multiplier * (self.clip or 0.0) / self.batch_size
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a procedure: what is done, why, and what came of it."""
+    """One step of a procedure: the action, its reason and its result."""
 
     title: str
     reason: str
@@ -60,8 +64,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a procedure recommends, the utility that it had on public data, and what a run on
-    private data costs.
+    """The recommendation of a procedure.
+
+    Args:
+        trial: the recommended settings.
+        utility: the utility of these settings on public data.
+        sketch: the cost of a run on private data, if a budget was given.
     """
 
     trial: Trial
@@ -137,11 +145,24 @@ def clip_search(
     slightly: float = _SLIGHTLY,
     tell: Tell = lambda step: None,
 ) -> Choice:
-    """Return the smallest clip bound at noise 0 whose utility is within ``slightly`` of training
-    without clipping.
+    """Return the smallest clip bound that costs at most ``slightly`` of utility at noise 0.
+
+    Args:
+        evaluate: trains with given settings and returns a utility; larger is better.
+        base: the settings to vary.
+        data: what ``evaluate`` trains on, "public" or "proxy".
+        bounds: the clip bounds to try.
+        slightly: the largest loss of utility against training without clipping.
+        tell: is called with each step of the procedure and its result.
+
+    Returns:
+        The settings with the chosen bound; the best bound if none comes close.
+
+    Raises:
+        InvalidArgument: if ``data`` is "private".
 
     *Assumes* that ``data``, what ``evaluate`` trains on, is ``"public"`` or ``"proxy"``. At noise 0
-    every run shows its records: on private data the search is refused. There
+    every run shows its records, so on private data the search is refused. There
     :func:`private_clip_plan` follows a quantile of the norms by released counts, which are charged.
 
     >>> chosen = clip_search(lambda trial: 0.9 if trial.clip is None or trial.clip >= 0.1 else 0.5,
@@ -169,9 +190,7 @@ def clip_search(
 
 @dataclass(frozen=True)
 class Grid:
-    """Utilities over clip bounds (rows) and learning rates (columns), as in the guide's
-    Figure 2.
-    """
+    """Utilities over clip bounds (rows) and learning rates (columns) (the guide's Figure 2)."""
 
     clips: tuple[float, ...]
     learning_rates: tuple[float, ...]
@@ -179,7 +198,7 @@ class Grid:
 
     @property
     def best(self) -> tuple[float, float]:
-        """C and α of the best cell; of equals, the one with the smallest C."""
+        """The C and α of the best cell; among equal cells, the one with the smallest C."""
         places = [
             (row, column)
             for row in range(len(self.clips))
@@ -210,8 +229,24 @@ def clip_and_rate_grid(
     learning_rates: Sequence[float] | None = None,
     tell: Tell = lambda step: None,
 ) -> Grid:
-    """Train on a grid of clip bounds and learning rates, with the noise of ``base`` (the guide's
-    Figure 2).
+    """Train on a grid of clip bounds and learning rates, with the noise of ``base``.
+
+    Args:
+        evaluate: trains with given settings and returns a utility; larger is better.
+        base: the settings to vary.
+        data: what ``evaluate`` trains on, "public" or "proxy".
+        clips: the clip bounds to try.
+        learning_rates: the learning rates to try; by default a quarter to four times that of
+            ``base``.
+        tell: is called with each step of the procedure and its result.
+
+    Returns:
+        The utility of every cell.
+
+    Raises:
+        InvalidArgument: if ``data`` is "private".
+
+    Reference: Ponomareva et al. 2023, Figure 2.
     """
     _require_public(data)
     clips = tuple(sorted(_validate.positive("clips", clip) for clip in clips))
@@ -247,8 +282,25 @@ def given_compute(
     bounds: Sequence[float] = BOUNDS,
     tell: Tell = lambda step: None,
 ) -> Choice:
-    """Return the best settings for a budget and the most compute that there is: epochs and batch
-    size are given.
+    """Return the best settings for a budget at a given number of epochs and batch size.
+
+    Args:
+        evaluate: trains with given settings and returns a utility; larger is better.
+        data: what ``evaluate`` trains on, "public" or "proxy".
+        records: the number of private records.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        batch_size: the largest batch that compute allows.
+        epochs: the most epochs that compute allows.
+        learning_rate: the learning rate to start from.
+        bounds: the clip bounds to try.
+        tell: is called with each step of the procedure and its result.
+
+    Returns:
+        The settings, their utility on public data, and the cost of the private run.
+
+    Raises:
+        InvalidArgument: if ``data`` is "private", or if a value is outside its range.
 
     Reference: Ponomareva et al. 2023, §5.4.1, "under computation and privacy constraints".
     """
@@ -283,8 +335,28 @@ def small_then_large(
     bounds: Sequence[float] = BOUNDS,
     tell: Tell = lambda step: None,
 ) -> Choice:
-    """Return settings for one run with a large batch, tuned at a small one with the same noise in
-    the mean gradient.
+    """Return settings for one run with a large batch, tuned on a small batch.
+
+    The small batch gets the same noise in the mean gradient.
+
+    Args:
+        evaluate: trains with given settings and returns a utility; larger is better.
+        data: what ``evaluate`` trains on, "public" or "proxy".
+        records: the number of private records.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        batch_size: the batch size of the private run.
+        small_batch: the batch size of the search, at most ``batch_size``.
+        steps: the number of steps of both.
+        learning_rate: the learning rate to start from.
+        bounds: the clip bounds to try.
+        tell: is called with each step of the procedure and its result.
+
+    Returns:
+        The settings, their utility at the small batch, and the cost of the private run.
+
+    Raises:
+        InvalidArgument: if ``data`` is "private", or if a value is outside its range.
 
     Reference: Ponomareva et al. 2023, §5.4.1 and §5.4.2; Sander, Stock & Sablayrolles 2022.
     """
@@ -327,8 +399,30 @@ def given_accuracy(
     noises: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
     tell: Tell = lambda step: None,
 ) -> Choice:
-    """Return the cheapest run that a budget and a wanted utility allow: the smallest batch with
-    little enough noise.
+    """Return the cheapest run for a budget and a wanted utility.
+
+    It is the run with the smallest batch that has little enough noise.
+
+    Args:
+        evaluate: trains with given settings and returns a utility; larger is better.
+        data: what ``evaluate`` trains on, "public" or "proxy".
+        records: the number of private records.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        utility: the utility to reach.
+        small_batch: the batch size of the search.
+        steps: the number of steps.
+        learning_rate: the learning rate.
+        bounds: the clip bounds to try.
+        noises: the noise multipliers to try at the small batch.
+        tell: is called with each step of the procedure and its result.
+
+    Returns:
+        The settings, their utility at the small batch, and the cost of the private run.
+
+    Raises:
+        InvalidArgument: if ``data`` is "private", if no noise reaches the utility, or if no batch
+            has little enough noise.
 
     Reference: Ponomareva et al. 2023, §5.4.1, "under privacy and accuracy constraints".
     """
@@ -385,7 +479,23 @@ def smallest_batch(
 ) -> Sketch:
     """Return the run with the smallest batch B whose σ = B·``noise_in_mean``/C keeps within ε.
 
-    >>> found = smallest_batch(records=60_000, epsilon=3.0, delta=1e-5, steps=600, noise_in_mean=0.001)
+    Args:
+        records: the number of records.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        steps: the number of steps.
+        noise_in_mean: the largest σC/B.
+        clip: the clip bound C.
+
+    Returns:
+        The run, with its batch size solved for.
+
+    Raises:
+        InvalidArgument: if not even a batch of all records keeps within ε.
+
+    >>> found = smallest_batch(
+    ...     records=60_000, epsilon=3.0, delta=1e-5, steps=600, noise_in_mean=0.001
+    ... )
     >>> found.batch_size, round(found.noise_multiplier, 2)
     (862.0, 0.86)
     """
@@ -429,6 +539,21 @@ def private_clip_plan(
     Run it on a model that stays frozen: release, and take no step of an optimizer. The ``bounds``
     of the last release are near the ``quantile`` of the gradients' norms. Nearly all of the budget
     goes to the counts.
+
+    Args:
+        records: the declared number of records.
+        batch_size: the expected batch size.
+        steps: the number of steps.
+        epsilon: the ε not to exceed.
+        delta: the δ of the claim, in (0, 1).
+        quantile: the quantile of the norms to find, in (0, 1).
+        start: the clip bound to start from.
+
+    Returns:
+        The calibrated plan.
+
+    Raises:
+        InvalidArgument: if a value is outside its range.
 
     *Formal guarantee*: that of :class:`dpfy.QuantileClipping`, (ε, δ) for all ``steps``. It adds to
     the training run's: record both in one ledger.

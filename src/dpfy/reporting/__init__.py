@@ -1,6 +1,4 @@
-"""What one may say about a run: the privacy report, from the ledger's facts and declared ones,
-without torch.
-"""
+"""The privacy report of a run, from the ledger's facts and declared ones, without torch."""
 
 from dpfy.reporting.document import Report, report
 from dpfy.reporting.facts import RunFacts

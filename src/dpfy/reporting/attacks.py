@@ -1,6 +1,4 @@
-"""What the guarantee leaves to an attacker: membership, belief and reconstruction, read off the
-trade-off curve.
-"""
+"""Bounds on membership inference, belief and reconstruction, from the trade-off curve."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -26,11 +24,12 @@ _RATES = tuple(round(0.02 * number, 2) for number in range(51))
 
 @dataclass(frozen=True)
 class Belief:
-    """Of somebody who held ``prior`` for "it was in": how often right at best, and of those
-    accused, how many rightly.
+    """Bounds for an attacker who believed with probability ``prior`` that a unit was in.
 
-    Being right at best is 1 − p·(1 − δ(ε)) at ε = log((1 − p)/p). Accusations have a false positive
-    rate of 1 %.
+    Args:
+        prior: the probability before seeing the release.
+        right: the largest probability of a right decision, 1 − p·(1 − δ(ε)) at ε = log((1 − p)/p).
+        accused_rightly: the largest fraction of right accusations, at a false positive rate of 1 %.
     """
 
     prior: float
@@ -40,8 +39,11 @@ class Belief:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Who would hit a record by a lucky guess with probability ``baseline`` hits it with at most
-    ``success``.
+    """A bound on the success of reconstructing a record.
+
+    Args:
+        baseline: the probability of success by a lucky guess without the release.
+        success: the largest probability of success with the release.
     """
 
     baseline: float
@@ -50,8 +52,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class Attacks:
-    """Bounds on what any attacker achieves who sees everything that was released and knows all the
-    other data.
+    """Bounds for any attacker who sees every released value and knows all other data.
 
     *Formal guarantee*: each number follows from the certified trade-off curve:
     docs/proofs/conversions.md.
@@ -97,7 +98,7 @@ class Attacks:
 
 
 def _right(guarantee: Guarantee, prior: float) -> float:
-    """How often the best decision is right, where without the release it would be 1 − ``prior``."""
+    """Return how often the best decision is right; without the release it is 1 − ``prior``."""
     return 1 - prior * (1 - guarantee.delta(math.log((1 - prior) / prior)).upper)
 
 

@@ -1,6 +1,4 @@
-"""What a guarantee rests on: what is proved, cited, checked on synthetic input, declared, or merely
-allowed for.
-"""
+"""The grounds of a guarantee: proved, cited, checked, declared or allowed for."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ _CIPHER = (
 def grounds(record: LedgerRecord, rule: Filter | None) -> tuple[Ground, ...]:
     """List what the guarantee of a ledger rests on: theorems first, allowances last.
 
-    Sampling, noise, accounting and the ledger are this library's for every run; the rest is what
+    Sampling, noise, accounting and the ledger are the library's for every run; the rest is what
     runs recorded.
     """
     return in_order(
@@ -37,7 +35,7 @@ def grounds(record: LedgerRecord, rule: Filter | None) -> tuple[Ground, ...]:
 
 
 def strict_line(record: LedgerRecord) -> str | None:
-    """Return what a strict ledger lets a report say; None for others."""
+    """Return what a report may say about a strict ledger; None for others."""
     if not record.strict:
         return None
     if not record.basis:
@@ -51,7 +49,7 @@ def strict_line(record: LedgerRecord) -> str | None:
 
 
 def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
-    """Return on what, and with what, runs were computed; more than one value where they differ."""
+    """Return the machines and software that runs recorded; several values where they differ."""
     values: dict[str, dict[str, None]] = {}
     for facts in record.basis:
         environment = facts.get("environment")
@@ -64,9 +62,7 @@ def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
 
 
 def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str, str, str]]:
-    """Yield method, policy, noise and reference of every rule that the accounting of a ledger
-    uses.
-    """
+    """Yield method, policy, noise and reference of every rule that accounts for a ledger."""
     for row in supported():
         if (
             row.relation == record.relation
@@ -121,7 +117,7 @@ def _of_the_accounting(record: LedgerRecord, rule: Filter | None) -> Iterator[Gr
 
 
 def _referred(key: str, title: str, reference: str) -> Ground:
-    """A rule of accounting: cited where it names a paper, and else proved in these pages."""
+    """Return the ground for an accounting rule: a citation if it names a paper, else a theorem."""
     kind = Kind.CITATION if _NAMES_A_PAPER.search(reference) else Kind.THEOREM
     return Ground(kind, key.replace(" ", "_"), title, f"{reference[:1].upper()}{reference[1:]}.")
 

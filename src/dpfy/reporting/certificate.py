@@ -1,4 +1,4 @@
-"""Checking a report: every number in it is computed again from the ledger and compared."""
+"""Checking a report: compute every number again from the ledger and compare."""
 
 import json
 import math
@@ -11,19 +11,28 @@ from dpfy.ledger import Ledger
 from dpfy.reporting.document import SCHEMA_VERSION, report
 from dpfy.reporting.facts import RunFacts
 
-_ROUNDING = 1e-6  # relative: between machines, last bits of transforms differ
-_MAY_DIFFER = ("$.ledger.read_by", "$.statement[10].text")  # by which version it was accounted
+_ROUNDING = 1e-6  # relative: the rounding error of transforms differs between machines
+_MAY_DIFFER = ("$.ledger.read_by", "$.statement[10].text")  # they name the version that accounts
 
 
 def differences(ledger: Ledger, certificate: dict[str, Any]) -> list[str]:
-    """Return where a ``report.json`` says other than its ledger and its declared facts; none if all
-    of it holds.
+    """Return where a ``report.json`` disagrees with its ledger; nothing if all of it holds.
 
-    *Formal guarantee*: with none, the certificate is the report that this version computes from
-    that very ledger, whose hash chain was verified when it was read; numbers agree to a relative
-    1e-6.
+    *Formal guarantee*: with no difference, the certificate is the report that this version computes
+    from that very ledger, whose hash chain was verified when it was read; numbers agree to a
+    relative 1e-6.
 
     *Assumes* that the declared facts are true: they are taken from the certificate.
+
+    Args:
+        ledger: the ledger that the report is about.
+        certificate: the content of the ``report.json``.
+
+    Returns:
+        One sentence for each difference.
+
+    Raises:
+        InvalidArgument: if the certificate is of another version or incomplete.
     """
     if certificate.get("schema_version") != SCHEMA_VERSION:
         raise InvalidArgument(
@@ -46,7 +55,11 @@ def differences(ledger: Ledger, certificate: dict[str, Any]) -> list[str]:
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
-    """Return the content of a ``report.json``."""
+    """Return the content of a ``report.json``.
+
+    Raises:
+        InvalidArgument: if there is no such file, or if it is no ``report.json``.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -68,7 +81,8 @@ def _compare(stated: Any, computed: Any, where: str) -> Iterator[str]:
             if name in stated and name in computed:
                 yield from _compare(stated[name], computed[name], f"{where}.{name}")
             else:
-                yield f"{where}.{name} is {'not in the certificate' if name in computed else 'not in the report'}"
+                missing = "certificate" if name in computed else "report"
+                yield f"{where}.{name} is not in the {missing}"
     elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
         for index, (one, other) in enumerate(zip(stated, computed, strict=True)):
             yield from _compare(one, other, f"{where}[{index}]")

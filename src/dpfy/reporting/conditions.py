@@ -1,4 +1,7 @@
-"""What the guarantee rests on, whom it protects against, and where it ends."""
+"""The assumptions of a guarantee, the attackers it protects from, and what it does not cover.
+
+Tests: tests/reporting/test_document.py.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,16 +20,16 @@ from dpfy.types import Unit
 _FEW = 5  # groups that are listed one by one
 _LAWS = {
     "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
-    "fixed_size": "Fixed size: every batch is a fresh random set of as many records; their total "
-    "number is public.",
+    "fixed_size": "Fixed size: every batch is a fresh random set of the same number of records; "
+    "the total number of records is public.",
     "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of "
     "that is part of δ.",
     "shuffled": "Shuffled: every record once in an epoch; an event is an epoch, and no "
     "amplification is claimed.",
     "cyclic": "Cyclic: every record once in an epoch; an event is an epoch, and no amplification "
     "is claimed.",
-    "importance": "Importance: by its gradient's norm, a record takes part with at most this rate; "
-    "what that tells of others is part of the cost.",
+    "importance": "Importance: a record takes part with a probability that follows its gradient's "
+    "norm, at most this rate; what this reveals about others is part of the cost.",
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
 }
@@ -42,8 +45,9 @@ CHECKED, ALLOWED = (Ground(kind, "", "", "").status for kind in (Kind.CHECK, Kin
 
 
 def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
-    """List what the accounting assumes and how that is known (guide, item 3b); only theorems
-    hold.
+    """List the assumptions of the accounting and how they are known (guide, item 3b).
+
+    Only theorems hold.
     """
     return (
         _sampling(record),
@@ -73,7 +77,7 @@ def _sampling(record: LedgerRecord) -> Item:
 
 
 def _laws(record: LedgerRecord) -> str:
-    """What the policies of a ledger mean, each in a sentence."""
+    """Return one sentence for each policy of a ledger."""
     return " ".join(
         law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies)
     )
@@ -84,8 +88,8 @@ def _key(record: LedgerRecord, costs: Costs) -> Item:
         "A fresh key from the operating system in every process, never saved; noise and samples "
         "are drawn from a cipher under it."
         if costs.secret_key
-        else "Noise and samples can be recomputed and subtracted by whoever knows the key. Runs "
-        "with such keys are for testing."
+        else "Anybody who knows the key can recompute the noise and the samples and subtract the "
+        "noise. Runs with such keys are for testing."
     )
     return Item(
         "secret_key",
@@ -123,8 +127,8 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
             status=FAILS,
         )
     early = (
-        " The run has not used all of them: who stops after looking at outputs is entitled to the "
-        "ε of all registered steps only, which is the one claimed; the smaller ε of the reserved "
+        " The run has not used all of them. If it was stopped after looking at outputs, only the ε "
+        "of all registered steps holds, which is the one claimed; the smaller ε of the reserved "
         "steps may be claimed if stopping had nothing to do with the outputs."
         if record.steps_reserved < record.steps_registered
         else ""
@@ -172,8 +176,8 @@ def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
 
 
 def _rounding(record: LedgerRecord) -> Item:
-    """What is known of last bits, the weakest of all that was recorded."""
-    title = "Other records do not change what a record adds, in its last bits either"
+    """Return what is known of rounding error: the weakest of all that was recorded."""
+    title = "Other records do not change what a record adds, not even by rounding error"
     if not record.basis:
         return Item("rounding", title, NOT_RECORDED, status=UNKNOWN)
     allowed = [
@@ -195,7 +199,8 @@ def _constants(record: LedgerRecord) -> Item:
         "What is called public is public",
         "Number of records, expected batch size, rate, number of steps and the first clip bound "
         "are constants of the plan, never read off the data by the library. That they, the "
-        "hyper-parameters and the initial model are public is for whoever declared them to answer.",
+        "hyper-parameters and the initial model are public is the responsibility of those who "
+        "declared them.",
         status=DECLARED,
     )
 
@@ -260,7 +265,7 @@ def _intact(record: LedgerRecord) -> Item:
 
 
 def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:
-    """What a private selection rests on, where there is one."""
+    """Return what a private selection rests on, if there is one."""
     text = None if record.search is None else record.search.secrecy
     return (
         ()
@@ -277,7 +282,7 @@ def _secrecy(record: LedgerRecord) -> tuple[Item, ...]:
 
 
 def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
-    """Say against whom the output is protected: levels B1 to B6 of §3.1 and the row of Table 1."""
+    """Return the protected threat levels, B1 to B6 of §3.1, and the row of Table 1."""
     if not verdict.private:
         return (
             Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
@@ -358,8 +363,9 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
 
 
 def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
-    """Return the public constants of the plan in words; fields of other kinds of plans are left to
-    the JSON.
+    """Return the public constants of the plan in words.
+
+    Fields of other kinds of plans appear only in the JSON.
     """
     plan = plan or {}
     budget = _part(plan, "budget")
@@ -389,8 +395,9 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
 
 
 def _clip_schedule(plan: dict[str, Any]) -> str | None:
-    """The name of the schedule of clip bounds; that of importance sampling has the ratios, which
-    have a row.
+    """Return the name of the schedule of clip bounds.
+
+    That of importance sampling repeats the ratios, which have their own row, and is left out.
     """
     if _part(plan, "sampling").get("ratios"):
         return None
@@ -405,7 +412,7 @@ def _clip_schedule(plan: dict[str, Any]) -> str | None:
 
 
 def _by_norm(plan: dict[str, Any]) -> str | None:
-    """What records that are drawn by their norms contribute, and how often they may."""
+    """Return the contributions of records that are drawn by norm, and their largest rate."""
     sampling = _part(plan, "sampling")
     if not {"ratios", "batch_size", "population", "slack", "floor"} <= set(sampling):
         return None
@@ -421,7 +428,7 @@ def _by_norm(plan: dict[str, Any]) -> str | None:
 
 
 def _rate(sampling: dict[str, Any]) -> float | None:
-    """The share of the records in a step, by whatever the policy declares it."""
+    """Return the fraction of the records in a step, from whatever the policy declares."""
     size = sampling.get("size", sampling.get("batch_size"))
     if size is not None and sampling.get("records"):
         return float(size / sampling["records"])
@@ -429,7 +436,7 @@ def _rate(sampling: dict[str, Any]) -> float | None:
 
 
 def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
-    """The bound of each clipped sum, or of many of them together."""
+    """Return the bound of each clipped sum, or of many of them together."""
     bounds = [leaf["bound"] for leaf in leaves if "bound" in leaf]
     if len(bounds) > _FEW:
         return f"{len(bounds)} groups, together {plain(math.hypot(*bounds))}"
@@ -441,7 +448,7 @@ def _clip_bounds(leaves: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _controllers(controllers: Sequence[dict[str, Any]]) -> str | None:
-    """What chooses from releases, with its settings; a clip schedule does not."""
+    """Return the controllers that choose from releases, with settings; a clip schedule does not."""
     return (
         "; ".join(
             ", ".join(

@@ -1,4 +1,7 @@
-"""What the recorded steps cost: every number of a report, computed once."""
+"""The cost of the recorded steps: every number of a report, computed once.
+
+Tests: tests/reporting/test_document.py.
+"""
 
 import contextlib
 import math
@@ -32,11 +35,10 @@ _MEASURED = 16
 
 
 class Scope(StrEnum):
-    """Which list of steps a number is for; ``FILTER`` is every list that the declared filter would
-    admit.
+    """The list of steps that a number is for.
 
-    ``ONE_TRIAL`` is one run of a search, as if its settings had been fixed in advance: to be
-    compared, not claimed.
+    ``FILTER`` stands for every list that the declared filter would admit. ``ONE_TRIAL`` is one run
+    of a search, as if its settings had been fixed in advance: for comparison, not to be claimed.
     """
 
     REGISTERED = "registered"
@@ -48,8 +50,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """ε of one list of steps by one method; ``interval`` is None where no rule applies, and
-    ``note`` says why.
+    """The ε of one list of steps by one method.
+
+    ``interval`` is None where no rule applies, and ``note`` says why.
     """
 
     scope: Scope
@@ -86,8 +89,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Adjacency:
-    """ε of the same steps for another relation between neighbours; None where no rule applies;
-    ``note`` says why.
+    """The ε of the same steps for another relation between neighbours.
+
+    ``epsilon`` is None where no rule applies, and ``note`` says why.
     """
 
     relation: Relation
@@ -95,22 +99,20 @@ class Adjacency:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the entry as plain JSON values."""
         number = None if self.epsilon is None else finite(self.epsilon)
         return {"relation": str(self.relation), "epsilon": number, "note": self.note or None}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The claimed ε after some numbers of steps, by method."""
+    """The claimed ε after several numbers of steps, by method."""
 
     steps: tuple[int, ...]
     epsilons: dict[str, tuple[float, ...]]
 
     def at(self, step: int, method: str) -> float:
-        """Return the ε of the first computed point that is not before ``step``: never less than the
-        claim there.
-        """
+        """Return the ε of the first point at or after ``step``: at least the claim there."""
         return self.epsilons[method][min(bisect_left(self.steps, step), len(self.steps) - 1)]
 
     def to_json(self) -> dict[str, Any]:
@@ -126,13 +128,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Costs:
-    """Everything that was computed from the ledger at one δ.
+    """All numbers that are computed from the ledger at one δ.
 
-    ``guess`` bounds how often somebody who sees every released value, and tosses a fair coin for
-    whether one unit of privacy is in the data, can be right about the coin: (1 + δ(0))/2, where
-    δ(0) bounds the total variation distance, or what ε implies if that is less.
+    ``guess`` bounds how often an observer of every released value guesses a fair coin that decides
+    whether one unit of privacy is in the data: (1 + δ(0))/2, where δ(0) bounds the total variation
+    distance, or what ε implies if that is less.
 
-    With a ``filter`` the claim is its limit, and no number follows the steps: ``reading`` says how
+    With a ``filter`` the claim is its limit, and no number follows the steps; ``reading`` says how
     far the run came.
     """
 
@@ -151,8 +153,15 @@ class Costs:
 
     @classmethod
     def of(cls, ledger: Ledger, delta: float, measured: Iterable[int] = ()) -> Self:
-        """Account ``ledger`` at ``delta``; the curve has points at the ``measured`` steps, thinned
-        if they are many.
+        """Account for ``ledger`` at ``delta``.
+
+        Args:
+            ledger: the ledger.
+            delta: the δ, in (0, 1).
+            measured: steps at which the curve has points; they are thinned out if there are many.
+
+        Returns:
+            All numbers of a report.
         """
         _validate.delta(delta)
         guarantees, refusals = _guarantees(ledger)
@@ -189,8 +198,10 @@ class Costs:
     def _filtered(
         cls, ledger: Ledger, guarantee: FilterGuarantee, claims: tuple[Claim, ...], delta: float
     ) -> Self:
-        """A curve of ε over the steps would account a list that was not fixed in advance: there is
-        none.
+        """Return the costs under a filter.
+
+        There is no curve of ε over the steps: it would account for a list that was not fixed in
+        advance.
         """
         return cls(
             delta=delta,
@@ -221,15 +232,14 @@ class Costs:
 
 
 def _guarantees(ledger: Ledger) -> tuple[dict[str, Guarantee], dict[str, str]]:
-    """The guarantee by every method that has rules for the ledger, and why the others have none."""
+    """Return the guarantee by every method that has rules, and why other methods have none."""
     guarantees: dict[str, Guarantee] = {}
     refusals: dict[str, str] = {}
     for method in METHODS:
         try:
             guarantee = account(ledger, method)
-            guarantees[guarantee.method] = (
-                guarantee  # most filters have one limit, whatever the method
-            )
+            # Most filters have one limit, whatever the method.
+            guarantees[guarantee.method] = guarantee
         except UnsupportedEvent as error:
             refusals[method] = str(error)
     if not guarantees:
@@ -244,7 +254,7 @@ def _scopes(guarantee: Guarantee) -> list[tuple[Scope, Guarantee]]:
 
 
 def _claims(guarantee: Guarantee, delta: float) -> list[Claim]:
-    """The claims in both scopes; they are one computation for a run that took all its steps."""
+    """Return the claims in both scopes, computed once for a run that took all its steps."""
     reserved = _claim(Scope.RESERVED, guarantee, delta)
     registered = guarantee.envelope
     if registered is None:
@@ -261,7 +271,7 @@ def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
 
 
 def _one_trial(ledger: Ledger, relation: Relation, delta: float) -> list[Claim]:
-    """What one trial of a search costs by itself; nothing for a ledger without a search."""
+    """Return what one trial of a search costs by itself; nothing without a search."""
     search, claims = LedgerRecord.of(ledger).search, []
     if search is not None and search.run is not None:
         for method in METHODS:
@@ -271,7 +281,7 @@ def _one_trial(ledger: Ledger, relation: Relation, delta: float) -> list[Claim]:
 
 
 def _filter_claim(guarantee: Guarantee, delta: float) -> Claim:
-    """The filter's limit; by a method that has no rule for a committed list there is none."""
+    """Return the filter's limit, or a claim without one if the method has no rule for it."""
     try:
         return _claim(Scope.FILTER, guarantee, delta)
     except UnsupportedEvent as error:
@@ -289,8 +299,9 @@ def _filter_without_sampling(guarantee: FilterGuarantee, claim: Claim, delta: fl
 
 
 def _filter_guess(guarantee: FilterGuarantee, delta: float) -> float:
-    """The better of two bounds: δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows
-    from the claim.
+    """Return the better of two bounds on a guess.
+
+    δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows from the claim.
     """
     claim = guarantee.claim(delta)
     return min(
@@ -303,7 +314,7 @@ def _attacks(guarantee: Guarantee, headline: Claim) -> Attacks | None:
 
 
 def _adjacency(guarantee: Guarantee, delta: float) -> tuple[Adjacency, ...]:
-    """What the same steps cost for the other relations, by PLD."""
+    """Return what the same steps cost for the other relations, by PLD."""
     found = []
     for relation in Relation:
         if relation is guarantee.relation:
@@ -327,8 +338,9 @@ def _upper(claim: Claim) -> float:
 
 
 def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Claim:
-    """The same noise with every record in every step: what holds if amplification by sampling is
-    not believed.
+    """Return the claim for the same noise with every record in every step.
+
+    It holds without any belief in amplification by sampling.
     """
     if not all(isinstance(run.event, Sampled | NonPrivate) for run in events):
         return Claim(
@@ -367,7 +379,7 @@ def _curve(
 
 
 def thinned(steps: Sequence[int]) -> tuple[int, ...]:
-    """Keep a few of many, evenly and with the last one.
+    """Keep at most 16 of the steps, evenly spaced and with the last one.
 
     >>> thinned(range(1, 101))[-3:], thinned([5, 9])
     ((88, 94, 100), (5, 9))

@@ -1,6 +1,4 @@
-"""``report(ledger, delta)``: everything that may be said about a run, computed once and written
-three ways.
-"""
+"""The privacy report of a ledger, computed once and written as Markdown, JSON and HTML."""
 
 import json
 import os
@@ -24,6 +22,18 @@ SCHEMA_VERSION = 3
 @dataclass(frozen=True)
 class Report:
     """The statement of "How to DP-fy ML" §5.3.3 about one ledger at one δ.
+
+    Args:
+        facts: the declared facts.
+        record: what the ledger says.
+        costs: all numbers.
+        verdict: whether there is a guarantee, and why not.
+        tier: the tier of ε.
+        statement: the items of the guide's list.
+        assumptions: what the guarantee assumes, with the status of each assumption.
+        protection: the attackers that it protects from.
+        exclusions: what it does not cover.
+        basis: the grounds of the guarantee.
 
     *Formal guarantee*: where ``verdict.private`` is True, ``formal_statement`` holds for what the
     ledger recorded, given the assumptions that the report lists with their status.
@@ -51,7 +61,7 @@ class Report:
 
     @property
     def plain_statement(self) -> str:
-        """What the guarantee means, without formulas."""
+        """The meaning of the guarantee, without formulas."""
         return statement.plain_statement(self.record, self.costs, self.verdict)
 
     def to_markdown(self) -> str:
@@ -63,7 +73,7 @@ class Report:
         return model_card.render(self)
 
     def to_html(self) -> str:
-        """Return the report as one HTML page that needs no other file, no script and no network."""
+        """Return the report as one HTML page without scripts, other files or network access."""
         return html.render(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -86,8 +96,9 @@ class Report:
         }
 
     def _guarantee(self) -> dict[str, Any]:
-        """The claim; a program that reads nothing else must not find a number that is no
-        guarantee.
+        """Return the claim, without numbers if there is no guarantee.
+
+        A program that reads only this must not find a number that is no guarantee.
         """
         claim, private = self.costs.headline.to_json(), self.verdict.private
         void = (
@@ -109,8 +120,13 @@ class Report:
         }
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-        """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder`` and return their
-        paths.
+        """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder``.
+
+        Args:
+            folder: the folder; it is created if it does not exist.
+
+        Returns:
+            The three paths, in this order.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -128,7 +144,15 @@ class Report:
 def report(
     ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFacts | None = None
 ) -> Report:
-    """Return the privacy report of a ledger, or of the ledger at a path, at ``delta``.
+    """Return the privacy report of a ledger at ``delta``.
+
+    Args:
+        ledger: an open ledger, or the path of one.
+        delta: the δ of the claim, in (0, 1).
+        facts: public facts that no ledger can know; None declares nothing.
+
+    Returns:
+        The report.
 
     >>> from dpfy.ledger import Header
     >>> from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery

@@ -1,4 +1,7 @@
-"""How figures of a page are drawn: as SVG that takes its colours from the page around it."""
+"""Drawing of figures as SVG that takes its colours from the page around it.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 import io
 import re
@@ -8,8 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Drawn in these, shown in the page's own colours; the two lines differ in dashes too, for whoever
-# sees no colours.
+# Figures are drawn in these colours and shown in the page's own. The two lines differ in dashes
+# too, for readers who cannot tell colours apart.
 INK, PALE, FIRST, SECOND = "#010203", "#040506", "#0072b2", "#d55e00"
 _SHOWN = {INK: "currentColor", PALE: "var(--line)", FIRST: "var(--pld)", SECOND: "var(--rdp)"}
 _SETTINGS: dict[Any, Any] = {
@@ -53,9 +56,7 @@ def axes_of(x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def svg_of(figure: "Figure", key: str, label: str) -> str:
-    """Return the bare element: no prologue, no addresses, ids that no other figure on the
-    page has.
-    """
+    """Return the SVG element alone: no prologue, no addresses, ids that are unique on the page."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()

@@ -1,4 +1,4 @@
-"""What a report needs to know beyond the ledger: public facts that somebody declares."""
+"""Public facts about a run that a report needs beyond the ledger, and that somebody declares."""
 
 import math
 from collections.abc import Mapping
@@ -16,11 +16,27 @@ Scalar = str | int | float | bool | None
 class RunFacts:
     """Public statements about a run that no ledger can know; a report marks them as declared.
 
-    ``history`` holds (step, value) pairs of ``metric`` measured on *public* data. ``isolation``
-    says why one record cannot influence what another one contributes.
-    ``records_per_user_at_most_one`` is None where nobody declares it.
+    Args:
+        name: the name of the run.
+        title: the title of the report.
+        dataset: the data set.
+        record: what one record is.
+        records_per_user_at_most_one: whether each user owns at most one record; None declares
+            nothing.
+        released: what is released.
+        model: the model.
+        engine: the gradient engine.
+        isolation: why one record cannot influence what another one contributes.
+        hyperparameters: names and values.
+        hyperparameter_selection: how the hyper-parameters were chosen.
+        public_data: which public data was used.
+        metric: the name of the metric.
+        history: (step, value) pairs of the metric, measured on *public* data.
 
-    >>> facts = RunFacts(name="digits", record="one handwritten digit", history=[(10, 0.8), (20, 0.9)])
+    Raises:
+        InvalidArgument: if a value has the wrong type or is not finite.
+
+    >>> facts = RunFacts(name="digits", record="one digit", history=[(10, 0.8), (20, 0.9)])
     >>> RunFacts.from_json(facts.to_json()) == facts
     True
     """
@@ -65,8 +81,10 @@ class RunFacts:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Return the facts that :meth:`to_json` wrote; what is left out was not declared, unknown
-        names are errors.
+        """Return the facts that :meth:`to_json` wrote; missing fields were not declared.
+
+        Raises:
+            InvalidArgument: if there are unknown fields.
         """
         known = [item.name for item in fields(cls)]
         if not isinstance(value, dict) or not set(value) <= set(known):

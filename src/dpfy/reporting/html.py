@@ -1,4 +1,7 @@
-"""A report as one HTML page: no script, no address, light and dark, on paper too."""
+"""A report as one HTML page: no script, no address, light and dark, and printable.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 import html
 import re
@@ -86,8 +89,8 @@ def _figures(report: "Report") -> str:
         ),
         (
             plots.tradeoff_plot(report.costs),
-            "Errors of whoever tells whether one unit of privacy took part: no point below the "
-            "line is reachable.",
+            "Errors of a test whether one unit of privacy took part: no point below the line is "
+            "reachable.",
         ),
     )
     figures = "".join(
@@ -123,9 +126,7 @@ def _cell(index: int, text: str) -> str:
 
 
 def _breakable(text: str) -> str:
-    """Let a hash or another long word wrap in a narrow column; ordinary words and numbers stay
-    whole.
-    """
+    """Let hashes and other long words wrap in a narrow column; ordinary words stay whole."""
     return _escape(re.sub(r"(\S{16})(?=\S)", "\\1\0", text.replace("\0", ""))).replace(
         "\0", "<wbr>"
     )

@@ -1,4 +1,7 @@
-"""The tables of a report in words, shared by every format so that no two can disagree."""
+"""The tables of a report in words, shared by all formats so that no two can disagree.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +31,7 @@ class Table:
 
 
 def headline(report: "Report") -> str:
-    """Return the one line that a reader in a hurry sees."""
+    """Return the headline: the claim, or NOT PRIVATE."""
     interval = report.costs.headline.interval
     if not report.verdict.private or interval is None:
         return "NOT PRIVATE"
@@ -36,7 +39,7 @@ def headline(report: "Report") -> str:
 
 
 def cautions(report: "Report") -> tuple[str, ...]:
-    """Return what has to be said before any number."""
+    """Return the warnings that come before any number."""
     durable = (
         ()
         if report.record.durable
@@ -57,7 +60,7 @@ def cautions(report: "Report") -> tuple[str, ...]:
 
 
 def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
-    """Return the handful of facts that give the number its meaning."""
+    """Return the few facts that give the number its meaning."""
     record, tier = report.record, report.tier
     planned = (
         f"of {record.steps_registered or 'not registered'}"
@@ -70,7 +73,10 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
-        ("Protected from", "whoever sees models (B4–B6)" if report.verdict.private else "nobody"),
+        (
+            "Protected from",
+            "anybody who sees models (B4–B6)" if report.verdict.private else "nobody",
+        ),
         ("Steps", f"{record.steps_reserved} {planned}")
         if record.search is None
         else ("Tuning", record.search.summary),
@@ -135,7 +141,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
             "Declared facts",
             ("Fact", "Value"),
             declared,
-            "Stated by whoever made the run; a ledger cannot know.",
+            "Stated by the people who made the run; a ledger cannot know them.",
         ),
         Table("The ledger", ("Fact", "Value"), _ledger_rows(report)),
         _odometer(report),
@@ -145,7 +151,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
 
 
 def _basis(report: "Report") -> tuple[Table, ...]:
-    """What the guarantee rests on, by how it is known, and where it was computed."""
+    """Return the grounds of the guarantee, and where it was computed."""
     rows = tuple(
         (str(ground.kind), ground.title, ground.status, ground.text) for ground in report.basis
     )
@@ -202,7 +208,7 @@ def _epsilons(report: "Report") -> Table:
     )
     void = "" if report.verdict.private else "NOT PRIVATE: the numbers below are no guarantee. "
     entitled = (
-        "Who stops early after looking at outputs is entitled to the ε of all registered steps."
+        "If a run stops early after looking at outputs, only the ε of all registered steps holds."
         if costs.filter is None
         else "It is the filter's limit, fixed before the first step: how much of it a run uses "
         "changes nothing."
@@ -232,7 +238,7 @@ def _other_relations(report: "Report") -> Table:
 
 
 def _attack_tables(report: "Report") -> tuple[Table, ...]:
-    """What is left to an attacker, in words; nothing where there is no guarantee."""
+    """Return the bounds on attacks in words; nothing where there is no guarantee."""
     attacks = report.costs.attacks
     if attacks is None or not report.verdict.private:
         return ()
@@ -261,8 +267,8 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "What is left to an attacker",
             ("Bound", "Value"),
             tests,
-            "For whoever sees all that was released and knows all the other data; from the "
-            "certified trade-off curve.",
+            "For an attacker who sees all that was released and knows all the other data; from "
+            "the certified trade-off curve.",
         ),
         Table(
             "What an attacker's belief can become",
@@ -275,14 +281,14 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "Reconstruction",
             ("Lucky guess without the release", "Success with it, at most"),
             hits,
-            f"For every notion of having reconstructed {unit} that a guess without the release "
-            "would meet so often.",
+            f"For every definition of having reconstructed {unit} that a guess without the release "
+            "meets with the probability in the first column.",
         ),
     )
 
 
 def _most(share: float) -> str:
-    """A bound on a share, rounded up."""
+    """Return a bound on a share, rounded up."""
     return f"{epsilon_text(100 * min(1.0, share))} %"
 
 
@@ -291,7 +297,7 @@ def _given(share: float) -> str:
 
 
 def _odometer(report: "Report") -> Table:
-    """How far a run under a filter has come, in words that nobody can quote as a guarantee."""
+    """Return how far a run under a filter has come, in words that are no guarantee."""
     reading = report.costs.reading
     rows = (
         ()
@@ -347,7 +353,7 @@ def _ledger_rows(report: "Report") -> tuple[tuple[str, str], ...]:
 
 
 def _curve(report: "Report") -> Table:
-    """A few rows of the curve, the last one included."""
+    """Return a few rows of the curve, including the last one."""
     curve = report.costs.curve
     last = len(curve.steps) - 1
     chosen = (
@@ -370,7 +376,7 @@ def _curve(report: "Report") -> Table:
 
 
 def _history(report: "Report") -> Table:
-    """The declared metric, beside the ε spent when it was measured; a filter has no such ε."""
+    """Return the declared metric with the ε spent when it was measured; a filter has no such ε."""
     costs, values = report.costs, dict(report.facts.history)
     title, steps = f"Metric on public data: {report.facts.metric}", thinned(sorted(values))
     if costs.filter is not None:

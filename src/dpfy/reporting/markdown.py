@@ -1,4 +1,7 @@
-"""A report as Markdown, readable as plain text."""
+"""A report as Markdown, readable as plain text.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 import re
 from typing import TYPE_CHECKING

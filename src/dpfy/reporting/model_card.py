@@ -1,4 +1,7 @@
-"""The section on privacy of a model card, in Markdown."""
+"""The section on privacy of a model card, in Markdown.
+
+Tests: tests/reporting/test_attacks.py.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def render(report: "Report") -> str:
-    """Return a section that can be pasted into a model card: the claim, its meaning, and what it
-    does not cover.
-    """
+    """Return a section for a model card: the claim, its meaning, and what it does not cover."""
     guarantee = [
         f"**{escape(layout.headline(report))}**",
         escape(report.formal_statement),

@@ -3,18 +3,20 @@
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-_EXACT = Context(
-    prec=400
-)  # a float has up to 309 digits before its point; three more are asked for
+# A float has up to 309 digits before its point, and three more are shown.
+_EXACT = Context(prec=400)
 _PLACES = 3
 
 
 def epsilon_text(value: float, *, lower: bool = False) -> str:
-    """Return ε rounded up (a ``lower`` bound: down) to three decimals, or three significant digits
-    if it is small.
+    """Return ε rounded up, or a ``lower`` bound rounded down, with three decimals.
 
-    >>> epsilon_text(2.99512), epsilon_text(2.99512, lower=True), epsilon_text(0.0123449), epsilon_text(math.inf)
-    ('2.996', '2.995', '0.0124', '∞')
+    Small values keep three significant digits.
+
+    >>> epsilon_text(2.99512), epsilon_text(2.99512, lower=True)
+    ('2.996', '2.995')
+    >>> epsilon_text(0.0123449), epsilon_text(math.inf)
+    ('0.0124', '∞')
     """
     if math.isinf(value):
         return "∞"
@@ -48,7 +50,7 @@ def percent_text(share: float) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a public constant as it was declared, without the noise of binary fractions.
+    """Return a public constant as it was declared, without the error of binary fractions.
 
     >>> plain(0.1 + 0.2), plain(60_000), plain(True)
     ('0.3', '60000', 'yes')
@@ -59,7 +61,7 @@ def plain(value: object) -> str:
 
 
 def finite(value: float) -> float | None:
-    """Return ``value`` for JSON, which has neither NaN nor infinity."""
+    """Return ``value`` for JSON, which has neither NaN nor infinity; None stands for these."""
     return value if math.isfinite(value) else None
 
 

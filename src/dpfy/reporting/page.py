@@ -1,4 +1,7 @@
-"""The look of the HTML report."""
+"""The style sheet of the HTML pages.
+
+Tests: tests/reporting/test_screenshot.py.
+"""
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4;

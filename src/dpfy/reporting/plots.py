@@ -1,4 +1,7 @@
-"""The figures of a report."""
+"""The figures of a report.
+
+Tests: tests/reporting/test_formats.py.
+"""
 
 import math
 from typing import Any
@@ -53,17 +56,17 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
 
 
 def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
-    """Draw the declared metric over the ε that had been spent when it was measured; None without
-    measurements or ε.
+    """Draw the declared metric over the ε spent when it was measured.
+
+    Return None without measurements or ε.
     """
     method = costs.headline.method
     epsilons = costs.curve.epsilons.get(method, ())
     if not facts.history or not epsilons or not all(map(math.isfinite, epsilons)):
         return None
     steps, values = zip(*sorted(facts.history), strict=True)
-    spent = np.interp(
-        steps, costs.curve.steps, epsilons
-    )  # between computed points, for the eye only
+    # Interpolation between computed points is for the eye only.
+    spent = np.interp(steps, costs.curve.steps, epsilons)
     with drawing():
         figure, axes = axes_of(
             f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})",

@@ -1,4 +1,7 @@
-"""What the ledger itself says about a run, read once."""
+"""A snapshot of what the ledger says about a run.
+
+Tests: tests/reporting/test_document.py.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -33,14 +36,18 @@ class LedgerRecord:
     plan: dict[str, Any] | None
     registered: Envelope
     reserved: Envelope
-    # what reserved steps were charged for searches that did not end by themselves
+    # the part of ``reserved`` that was charged for interrupted searches
     interruptions: Envelope = ()
     strict: bool = False
     basis: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
-        """Return the snapshot of ``ledger``."""
+        """Return the snapshot of ``ledger``.
+
+        Raises:
+            LedgerError: if the ledger has no header.
+        """
         header = ledger.header
         if header is None:
             raise LedgerError(
@@ -71,23 +78,23 @@ class LedgerRecord:
 
     @property
     def steps_registered(self) -> int:
-        """How many steps the plan registered before the first one; 0 if it registered none."""
+        """The number of steps that the plan registered before the first one; 0 if none."""
         return sum(run.times for run in self.registered)
 
     @property
     def steps_reserved(self) -> int:
-        """How many steps count as spent, torn lines included."""
+        """The number of steps that count as spent, including torn lines."""
         return sum(run.times for run in self.reserved)
 
     @property
     def unregistered(self) -> int:
-        """How many reserved steps do not follow the registered list in order.
+        """The number of reserved steps that do not follow the registered list in order.
 
-        A list that skips registered steps, or ends early, is still dominated by it step by step;
-        one that adds or reorders steps is not. The step that stands for a torn last line is left
-        out: its reservation never returned, so nothing was released for it. Under a filter every
-        step that its guard admitted is covered. What an interruption is charged is part of what the
-        registered list is held to.
+        A list that skips registered steps, or ends early, is still dominated by the registered list
+        step by step; one that adds or reorders steps is not. The step that stands for a torn last
+        line is left out: its reservation never returned, so nothing was released for it. Under a
+        filter every step that its guard admitted is covered. Charges for interruptions are left out
+        as well.
         """
         if not self.registered or self.filter is not None:
             return 0
@@ -140,7 +147,7 @@ class LedgerRecord:
 
     @property
     def exposures(self) -> tuple[str, ...]:
-        """The recorded reasons of what was released without any guarantee."""
+        """The recorded reasons of releases without any guarantee."""
         return tuple(
             dict.fromkeys(
                 run.event.reason for run in self.reserved if isinstance(run.event, NonPrivate)

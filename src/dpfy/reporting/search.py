@@ -1,6 +1,4 @@
-"""What a ledger says of a search for settings, in words: what was chosen among, what the choice is
-covered by.
-"""
+"""Sentences about a search for settings that a ledger records."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,16 +12,23 @@ RULE = (
     "Private selection: docs/proofs/private-selection.md, Theorem 1 (PLD), Theorems 2 and 3 (RDP); "
     "Papernot & Steinke 2022."
 )
-_SECRET = "how many there were, and what the others released, is in no line of the ledger and has to stay secret"
+_SECRET = (
+    "how many there were, and what the others released, is in no line of the ledger and has to "
+    "stay secret"
+)
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search on record, or several: ``run`` is one trial, if all are alike.
+    """One or several searches on record.
 
-    ``laws`` are those of secret numbers of trials; a composition has none, as its trials are
-    counted one by one. ``alone`` is whether nothing else is on record, ``charged`` whether an
-    interruption was paid for, and ``void`` why it was not.
+    Args:
+        run: one trial, if all trials are alike, else None.
+        laws: the laws of secret numbers of trials; empty for a composition, whose trials are
+            counted one by one.
+        alone: whether nothing else is on record.
+        charged: whether an interruption was paid for.
+        void: why an interruption was not paid for, if it was not.
     """
 
     run: Event | None
@@ -40,7 +45,7 @@ class Search:
         interruptions: Envelope,
         plan: dict[str, Any] | None,
     ) -> Self | None:
-        """Return the search of a ledger; None if it has none."""
+        """Return the search of a ledger; None if there is none."""
         charges = [run.event for run in interruptions]
         events = dict.fromkeys(
             run.event for run in (*registered, *reserved) if run.event not in charges
@@ -66,7 +71,7 @@ class Search:
 
     @property
     def output(self) -> str:
-        """What is covered, as the output of a mechanism."""
+        """The covered output of the mechanism."""
         if not self.laws:
             return (
                 "the sequence of noisy sums of all trials and hence every model computed from them"
@@ -81,7 +86,7 @@ class Search:
 
     @property
     def reads(self) -> str:
-        """Whose reads of private records are covered."""
+        """The covered reads of private records."""
         return "all trials of the search, whichever was chosen" + (
             "" if self.alone else ", and by all other steps that this ledger reserved"
         )
@@ -98,8 +103,9 @@ class Search:
         )
 
     def statement(self, claim: str | None, one_trial: str | None) -> str:
-        """Return what holds for the choice, given the claims as texts; None where there is no
-        guarantee.
+        """Return what holds for the choice, given the claims as texts.
+
+        A claim is None where there is no guarantee.
         """
         beside = (
             ""
@@ -139,7 +145,7 @@ class Search:
 
     @property
     def secrecy(self) -> str | None:
-        """What a selection assumes of whoever ran it; None where all trials are paid for."""
+        """The assumptions about the people who ran a selection; None if all trials are paid for."""
         if not self.laws or self.charged or self.void:
             return None
         return (
@@ -165,7 +171,7 @@ def law_words(law: Trials) -> str:
 
 
 def leaves(event: Event) -> tuple[Event, ...]:
-    """Return the events that an event is made of, one of each."""
+    """Return the distinct events that an event is made of."""
     inner = (
         (event.run,)
         if isinstance(event, Selected)

@@ -1,4 +1,7 @@
-"""The statement that "How to DP-fy ML" (Ponomareva et al. 2023, §5.3.3) asks for, item by item."""
+"""The statement that "How to DP-fy ML" asks for, item by item (Ponomareva et al. 2023, §5.3.3).
+
+Tests: tests/reporting/test_document.py.
+"""
 
 import math
 from dataclasses import dataclass
@@ -61,7 +64,7 @@ _RELATIONS = {
 
 
 def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
-    """Return the guarantee as one sentence that can be quoted on its own, or that there is none."""
+    """Return the guarantee as one sentence that can be quoted alone, or that there is none."""
     if not verdict.private:
         return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
     assert costs.headline.interval is not None
@@ -80,12 +83,12 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
 
 
 def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
-    """Return what the guarantee means to somebody who does not read formulas."""
+    """Return what the guarantee means, for people who do not read formulas."""
     whose = "one user's data" if record.unit is Unit.USER else "one record"
     if not verdict.private:
         return (
             "Nothing in this report protects anybody. Do not release the model on its account; "
-            "repeat the run after mending what is named above."
+            "repeat the run after fixing what is named above."
         )
     changed = (
         "is the one that was used or another"
@@ -108,8 +111,8 @@ def statement(
         Item(
             "dp_setting",
             "DP setting",
-            "Central differential privacy: whoever trains sees the raw records, and is trusted to "
-            "run the mechanism as recorded and to let nothing out but its output.",
+            "Central differential privacy: the trainer sees the raw records, and is trusted to run "
+            "the mechanism as recorded and to release nothing but its output.",
             "1",
         ),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
@@ -185,7 +188,8 @@ def _unit(facts: RunFacts, record: LedgerRecord) -> str:
 
 def _adjacency(record: LedgerRecord) -> str:
     name, difference = _RELATIONS[record.relation]
-    return f"{name.capitalize()}: two data sets are neighbours if {difference.format(unit=record.unit)}."
+    difference = difference.format(unit=record.unit)
+    return f"{name.capitalize()}: two data sets are neighbours if {difference}."
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
@@ -210,7 +214,7 @@ def _accounting(record: LedgerRecord, costs: Costs) -> str:
 
 
 def _tuning(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
-    """What holds for the choice of settings."""
+    """Return what holds for the choice of settings."""
     declared = f" Declared: {facts.hyperparameter_selection}."
     if record.search is None:
         return (
@@ -244,7 +248,8 @@ def _unamplified(costs: Costs) -> str:
             f"{delta_text(costs.delta)}, assumes none."
         )
     if not claim.finite or claim.interval is None:
-        return f"There is no finite bound for the same noise without sampling: {claim.note or 'it is infinite'}."
+        reason = claim.note or "it is infinite"
+        return f"There is no finite bound for the same noise without sampling: {reason}."
     return (
         "If no amplification by sampling is assumed (every record in every one of the "
         f"{claim.steps} steps, the same noise), the bound is ε = "

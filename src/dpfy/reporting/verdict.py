@@ -1,4 +1,7 @@
-"""The judgements a report passes: is there a guarantee at all, and in which tier is it."""
+"""The judgements of a report: whether there is a guarantee, and in which tier it is.
+
+Tests: tests/reporting/test_document.py.
+"""
 
 import math
 from dataclasses import dataclass
@@ -39,12 +42,12 @@ class Tier:
 
 
 def judge(record: LedgerRecord, costs: Costs) -> Verdict:
-    """Collect everything that voids the guarantee; an empty list means that it stands."""
+    """Collect everything that voids the guarantee; without reasons it stands."""
     reasons = []
     if not costs.secret_key:
         reasons.append(
-            f"Noise and samples came from a key that is not secret ({record.key_source}): whoever "
-            "knows it can subtract the noise."
+            f"Noise and samples came from a key that is not secret ({record.key_source}): anybody "
+            "who knows it can subtract the noise."
         )
     if record.exposures:
         reasons.append(
@@ -78,8 +81,9 @@ _TIERS = (
 
 
 def tier(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> Tier:
-    """Return the tier, which the guide defines for whole users and for add-or-remove or zero-out
-    neighbours only.
+    """Return the tier of the guarantee.
+
+    The guide defines tiers only for whole users, and for add-or-remove or zero-out neighbours.
     """
     if not verdict.private:
         return Tier(None, "Not applicable: there is no guarantee to place in a tier.")

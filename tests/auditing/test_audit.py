@@ -1,6 +1,5 @@
-"""Audits of real runs: honest ones pass, and planted mistakes are found."""
+"""Audits of real runs: honest ones are between their bounds, and leaks are refuted."""
 
-import itertools
 import json
 
 import pytest
@@ -9,14 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.auditing import (
-    audit_run,
-    likelihood_ratio_scores,
-    loss_scores,
-    membership,
-    owner_diagnostic,
-    self_test,
-)
+from dpfy.auditing import audit_run
 from dpfy.auditing.mutants import MUTANTS
 from dpfy.cli.app import main
 from dpfy.errors import InvalidArgument
@@ -65,50 +57,6 @@ def test_too_few_canaries_and_other_relations_are_refused():
         audited(1, canaries=60, guesses=80)
 
 
-@pytest.mark.slow
-def test_the_correct_pipeline_is_never_flagged():
-    (verdict,) = [
-        found
-        for found in self_test(repeats=100, keys=itertools.count(10_000))
-        if found.mutant == "none"
-    ]
-    assert not verdict.flagged
-
-
-def test_mutants_leave_the_pipeline_as_it_was():
-    from dpfy.mechanisms.gaussian_sum import GaussianSum
-
-    before = GaussianSum.__dict__["stddev"]
-    with MUTANTS["half noise"]():
-        assert GaussianSum.__dict__["stddev"] is not before
-    assert GaussianSum.__dict__["stddev"] is before
-
-
-def test_membership_scores():
-    rng = torch.Generator().manual_seed(1)
-    present = torch.rand(16, 50, generator=rng) < 0.5
-    present[:4], present[4:8] = True, False
-    shadows = torch.randn(16, 50, generator=rng) + 3.0 * present
-    inside = torch.arange(50) % 2 == 0
-    scores = likelihood_ratio_scores(
-        torch.randn(50, generator=rng) + 3.0 * inside, shadows, present
-    )
-    found = membership(scores, inside)
-    assert found.area > 0.9 and found.tpr_at(0.1) > 0.5
-    assert membership(loss_scores(torch.tensor([1.0, 2.0])), torch.tensor([True, False])).area == 1
-    with pytest.raises(InvalidArgument, match="shadow models"):
-        likelihood_ratio_scores(torch.zeros(50), shadows[4:12], present[4:12])
-    with pytest.raises(InvalidArgument, match="both kinds"):
-        membership(torch.zeros(2), torch.ones(2, dtype=torch.bool))
-
-
-def test_attacks_on_members_are_recorded_before_they_run():
-    ledger = dpfy.Ledger.in_memory()
-    seen = owner_diagnostic(ledger, lambda: ledger.count)
-    assert seen == 1
-    assert dpfy.account(ledger).claim(1e-5) == float("inf")
-
-
 def run_command(capfd, *arguments):
     with pytest.raises(SystemExit) as caught:
         main(["audit", *arguments])
@@ -135,11 +83,3 @@ def test_misuse_of_the_command_is_explained(capfd):
     assert code == 2 and "--self-test" in output.err
     code, output = run_command(capfd, "--canaries", "3")
     assert code == 2 and "at least 50" in output.err
-
-
-def test_the_command_flags_every_planted_mistake_and_nothing_else(capfd):
-    code, output = run_command(capfd, "--self-test", "--quick", "--json")
-    verdicts = {verdict["mutant"]: verdict for verdict in json.loads(output.out)}
-    assert code in (0, None) and len(verdicts) >= 13
-    assert not verdicts.pop("none")["flagged"]
-    assert all(verdict["flagged"] and verdict["evidence"] for verdict in verdicts.values())

@@ -1,0 +1,11 @@
+"""Planted mistakes are undone when their block ends."""
+
+from dpfy.auditing.mutants import MUTANTS
+from dpfy.mechanisms.gaussian_sum import GaussianSum
+
+
+def test_mutants_leave_the_pipeline_as_it_was():
+    before = GaussianSum.__dict__["stddev"]
+    with MUTANTS["half noise"]():
+        assert GaussianSum.__dict__["stddev"] is not before
+    assert GaussianSum.__dict__["stddev"] is before
