@@ -41,7 +41,7 @@ class GaussianSum:
         roundings: The number of times that the sum is rounded to the lattice.
 
     >>> GaussianSum(bound=1.0, noise_multiplier=2.0, dimension=1000).sensitivity
-    1.00000000...
+    1.0000002...
     """
 
     bound: float
@@ -85,5 +85,5 @@ class GaussianSum:
         outs: Sequence[torch.Tensor],
         noise: Noise,
     ) -> None:
-        """Add fresh noise to a sum in pieces, and write each times its public factor to ``outs``."""
+        """Add fresh noise to a sum in pieces, and scale each by its public factor into ``outs``."""
         noise.release(sums, factors, outs, stddev=self.stddev, grid=self.grid)

@@ -15,9 +15,9 @@ from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSumSamplin
 from dpfy.mechanisms.query import ClippedSum, Query
 
 MARGIN = 1 / 24
-"""The distance of an acceptance probability from 1, so that rounding error of a norm hardly moves it.
+"""The least distance of an acceptance probability from 1.
 
-It costs proposals.
+It keeps rounding error of a norm from moving the coin by much, and costs proposals.
 """
 LIKELIEST_PROPOSAL = 0.8
 """The largest probability of a proposal, for the same reason; it excludes rates close to 1."""
