@@ -1,4 +1,7 @@
-"""Describe which mechanism runs and how it is configured: sampling, clipping, queries, releases."""
+"""Describe which mechanism runs and how it is configured: sampling, clipping, queries, releases.
+
+Tests: tests/test_imports.py.
+"""
 
 from dpfy._lazy import exports
 

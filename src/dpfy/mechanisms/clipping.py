@@ -1,6 +1,7 @@
 """Clip each record's gradient: weights from its norms, and sums of weighted gradients.
 
-Tests: tests/mechanisms/test_clipping_forms.py and tests/mechanisms/test_clipping_limits.py.
+Tests: tests/mechanisms/test_clipping_forms.py.
+Tests: tests/mechanisms/test_clipping_limits.py.
 """
 
 from collections.abc import Callable, Sequence

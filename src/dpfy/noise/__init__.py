@@ -1,4 +1,7 @@
-"""Draw noise: randomness from a cipher, made Gaussian on a lattice."""
+"""Draw noise: randomness from a cipher, made Gaussian on a lattice.
+
+Tests: tests/noise/test_conformance.py.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol

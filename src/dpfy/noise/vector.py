@@ -1,4 +1,7 @@
-"""The sums that noise is added to: one vector, which lies in memory as several pieces."""
+"""The sums that noise is added to: one vector, which lies in memory as several pieces.
+
+Tests: tests/noise/test_gaussian.py.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 That norm is fixed in advance, or follows released sums of norms.
 
-Tests: tests/mechanisms/test_norm_sum.py.
+Tests: tests/mechanisms/controllers/test_norm_sum.py.
 """
 
 import math

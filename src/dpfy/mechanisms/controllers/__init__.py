@@ -1,4 +1,7 @@
-"""Controllers: choose the bounds, noise or coordinates of the next step from what was released."""
+"""Controllers: choose the bounds, noise or coordinates of the next step from what was released.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
+"""
 
 from typing import Any
 

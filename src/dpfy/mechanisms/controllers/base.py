@@ -1,6 +1,6 @@
 """The interface of controllers: from released values to the configuration of the next step.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Clip bounds that follow released statistics of the gradients' norms.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Coordinates in which gradients are bounded, learned from what was released.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 from collections.abc import Mapping

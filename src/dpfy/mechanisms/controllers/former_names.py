@@ -1,6 +1,6 @@
 """Names of controllers and their hooks before version 0.2, which stay valid with a warning.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 CLASSES = {"Directed": "RecipeControlled"}

@@ -1,6 +1,6 @@
 """Parse values of settings and of the command line: a name, and numbers after colons.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """Noise that is chosen while training: every step is adaptive, and only a filter accounts it.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 import math

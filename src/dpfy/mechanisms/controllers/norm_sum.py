@@ -1,7 +1,4 @@
-"""Importance sampling that follows the noisy sum of all gradient norms, released once an epoch.
-
-Tests: tests/mechanisms/test_norm_sum.py.
-"""
+"""Importance sampling that follows the noisy sum of all gradient norms, released once an epoch."""
 
 import math
 from collections.abc import Mapping

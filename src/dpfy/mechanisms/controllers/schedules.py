@@ -9,7 +9,7 @@ J. Hong et al., Dynamic Privacy Budget Allocation Improves Data Efficiency of Di
 Gradient Descent, 2022; D. Fay et al., Adaptive Hyperparameter Selection for Differentially Private
 Gradient Descent, 2023.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 import math

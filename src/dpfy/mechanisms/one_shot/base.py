@@ -1,6 +1,6 @@
 """The interface of mechanisms that answer once, and the one way to run them.
 
-Tests: tests/mechanisms/test_one_shot.py.
+Tests: tests/mechanisms/one_shot/test_one_shot.py.
 """
 
 import math

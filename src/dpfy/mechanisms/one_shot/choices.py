@@ -1,6 +1,6 @@
 """Choices among candidates by their scores.
 
-Tests: tests/mechanisms/test_one_shot.py.
+Tests: tests/mechanisms/one_shot/test_one_shot.py.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Numbers with noise, and answers that are true with a known probability.
 
-Tests: tests/mechanisms/test_one_shot.py.
+Tests: tests/mechanisms/one_shot/test_one_shot.py.
 """
 
 import math

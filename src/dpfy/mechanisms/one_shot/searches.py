@@ -1,6 +1,6 @@
 """Searches for the first number above a threshold.
 
-Tests: tests/mechanisms/test_one_shot.py.
+Tests: tests/mechanisms/one_shot/test_one_shot.py.
 """
 
 import math

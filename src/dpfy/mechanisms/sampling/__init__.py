@@ -1,4 +1,7 @@
-"""Draw the records that take part in a step, and name the event that the draw licenses."""
+"""Draw the records that take part in a step, and name the event that the draw licenses.
+
+Tests: tests/mechanisms/sampling/test_policies.py.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
