@@ -23,7 +23,7 @@ class Model(Protocol):
 
 
 Grouping = Literal["layer", "tensor", "kind"] | Mapping[str, str] | Callable[[str, Any], str]
-"""How parameters are grouped.
+"""The rule by which parameters are grouped.
 
 ``layer``: by module; ``tensor``: each by itself; ``kind``: weights and biases; a mapping from group
 names to patterns of parameter names; or a function from the name and the parameter to the group.

@@ -14,7 +14,7 @@ from dpfy.mechanisms.controllers.former_names import HOOKS
 from dpfy.mechanisms.query import LEAST, MOST, ClippedSum, NormalisedSum, Query, Statistic
 
 State = dict[str, Any]
-"""What a controller remembers: numbers, texts, lists and tensors, computed from released values."""
+"""The memory of a controller: numbers, texts, lists and tensors, computed from released values."""
 
 
 class Outcome(Protocol):

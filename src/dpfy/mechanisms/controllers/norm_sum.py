@@ -21,7 +21,7 @@ from dpfy.mechanisms.controllers.schedules import Schedule
 from dpfy.mechanisms.query import Query
 
 WIDEST_CLIP = 4.0
-"""Where the clip bound follows norms, they are cut at this many planned clip bounds."""
+"""The largest norm that counts in full, in planned clip bounds, if the bound follows norms."""
 # Relative to the planned bound: noise may make a mean of norms zero or less, but no bound.
 _LEAST_CLIP = 2.0**-5
 _SIZES = (1 / 8, 8.0)  # the range of the released number of records, over the declared one

@@ -3,6 +3,8 @@
 Each is a frozen declaration that names the event it costs and draws its noise exactly;
 :func:`release` records the event before the data is touched. The proofs are in
 ``docs/proofs/one-shot.md``.
+
+Tests: tests/mechanisms/one_shot/test_one_shot.py.
 """
 
 from dpfy.mechanisms.one_shot.base import Mechanism, release
