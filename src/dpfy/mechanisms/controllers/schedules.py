@@ -53,7 +53,16 @@ class Timed:
 
 
 def time_decay(rate: float) -> Timed:
-    """Return 1/(1 + rate·t).
+    """Return the schedule 1/(1 + rate·t), t in epochs.
+
+    Args:
+        rate: The speed of the decay, above zero.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the rate is out of its range.
 
     >>> time_decay(0.5)(2)
     0.5
@@ -63,20 +72,53 @@ def time_decay(rate: float) -> Timed:
 
 
 def exponential_decay(rate: float) -> Timed:
-    """Return e^(−rate·t)."""
+    """Return the schedule e^(−rate·t), t in epochs.
+
+    Args:
+        rate: The speed of the decay, above zero.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the rate is out of its range.
+    """
     _validate.positive("rate", rate)
     return Timed(f"exponential:{rate:g}", lambda t: math.exp(-rate * t))
 
 
 def step_decay(factor: float, period: float) -> Timed:
-    """Return factor^⌊t/period⌋."""
+    """Return the schedule factor^⌊t/period⌋, t in epochs.
+
+    Args:
+        factor: The factor of each period, in (0, 1).
+        period: The length of a period in epochs, above zero.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+    """
     _validate.real("factor", factor, 0, 1, open_low=True, open_high=True)
     _validate.positive("period", period)
     return Timed(f"step:{factor:g}:{period:g}", lambda t: factor ** math.floor(t / period))
 
 
 def polynomial_decay(power: float, period: float, end: float) -> Timed:
-    """Return (1 − end)·(1 − t/period)^power + end, and ``end`` after the period."""
+    """Return the schedule (1 − end)·(1 − t/period)^power + end, and ``end`` after the period.
+
+    Args:
+        power: The exponent, above zero.
+        period: The length of the decay in epochs, above zero.
+        end: The factor after the period, in (0, 1].
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+    """
     _validate.positive("power", power)
     _validate.positive("period", period)
     _validate.real("end", end, 0, 1, open_low=True)
@@ -87,21 +129,38 @@ def polynomial_decay(power: float, period: float, end: float) -> Timed:
 
 
 def dynamic_decay(contraction: float) -> Timed:
-    """Return γ^(t/4), t in steps: the best noise if each step multiplies the excess loss by γ.
+    """Return the schedule γ^(t/4), t in steps: best noise if each step multiplies the excess loss by γ.
 
     With Σσ_t^-2 given, σ_t² ∝ γ^(t/2) minimises Σγ^(T−t)·σ_t², the noise in the last iterate of
-    gradient descent under the Polyak–Łojasiewicz condition (Hong et al. 2022). ``contraction`` is γ
-    = 1 − m/M, 0.99 to 0.999 in practice. The shape is theirs; calibration finds its scale for the
-    plan's own sampling.
+    gradient descent under the Polyak–Łojasiewicz condition (Hong et al. 2022). The shape is theirs;
+    calibration finds its scale for the plan's own sampling.
+
+    Args:
+        contraction: γ = 1 − m/M in (0, 1), 0.99 to 0.999 in practice.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the contraction is out of its range.
     """
     _validate.real("contraction", contraction, 0, 1, open_low=True, open_high=True)
     return Timed(f"dynamic:{contraction:g}", lambda t: contraction ** (t / 4), per_step=True)
 
 
 def strongly_convex_decay(contraction: float) -> Timed:
-    """Return γ^(t/2), t in steps: noise in proportion to a bound of the gradient's norm.
+    """Return the schedule γ^(t/2), t in steps: noise in proportion to a bound of gradient norms.
 
     Reference: Fay et al. 2023.
+
+    Args:
+        contraction: γ in (0, 1).
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the contraction is out of its range.
     """
     _validate.real("contraction", contraction, 0, 1, open_low=True, open_high=True)
     return Timed(
@@ -110,9 +169,12 @@ def strongly_convex_decay(contraction: float) -> Timed:
 
 
 def convex_decay() -> Timed:
-    """Return 1/(1 + t), t in steps: noise in proportion to a bound of the gradient's norm.
+    """Return the schedule 1/(1 + t), t in steps: noise in proportion to a bound of gradient norms.
 
     Reference: Fay et al. 2023.
+
+    Returns:
+        The shape, with a name for plan and ledger.
     """
     return Timed("convex", lambda t: 1 / (1 + t), per_step=True)
 
@@ -132,7 +194,14 @@ SCHEDULES: dict[str, Callable[..., Timed]] = {
 def named_schedule(text: str) -> Timed:
     """Return the schedule that a text such as ``exponential:0.05`` names.
 
-    The numbers are the function's arguments, in their order.
+    Args:
+        text: A name of ``SCHEDULES``, and after colons the function's arguments in their order.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If no schedule has that name or that number of arguments.
 
     >>> named_schedule("polynomial:2:10:0.5")(10)
     0.5
