@@ -256,7 +256,7 @@ def test_pieces_of_any_segments_have_the_noise_of_one_vector(
     ]
     source, twin = (LatticeGaussian(SecureStream(insecure_test_key=5)) for _ in range(2))
     source.prefetch(sum(sizes), 1.7, grid)
-    assert (source._desk._ordered is not None) == ahead
+    assert (source._prefetcher._prefetched is not None) == ahead
     expected = twin.add_noise(vector.clone(), 1.7, grid).split(sizes)
     source.release(sums, [0.3] * 8, outs, 1.7, grid)
     for out, part in zip(outs, expected, strict=True):

@@ -18,7 +18,6 @@ from torch.utils.data import TensorDataset
 import dpfy
 from dpfy.noise import LatticeGaussian, SecureStream, lattice_step, prefetch
 from dpfy.noise.native.kernels import InNumpy
-from dpfy.noise.vector import Piece, Vector
 from dpfy.testing import check_noise
 
 STDDEV = 1.7
@@ -47,11 +46,11 @@ def threads():
 
 
 class Ahead(LatticeGaussian):
-    """Orders everything before it takes it."""
+    """Prefetches everything before it takes it."""
 
     def add_noise(self, values, stddev, grid):
         self.prefetch(values.numel(), stddev, grid)
-        assert stddev == 0 or values.numel() == 0 or self._desk._ordered
+        assert stddev == 0 or values.numel() == 0 or self._prefetcher._prefetched
         return super().add_noise(values, stddev, grid)
 
 
@@ -73,17 +72,17 @@ def test_it_is_the_noise_that_would_have_been_drawn_and_never_the_same_twice():
 
 
 @pytest.mark.parametrize("other", [{"count": 1199}, {"count": 1201}, {"count": 1}, {"stddev": 1.6}])
-def test_what_was_ordered_for_something_else_is_never_used(other):
+def test_what_was_prefetched_for_something_else_is_never_used(other):
     source, twin = noise(), noise()
     source.prefetch(1200, STDDEV, GRID)
-    ordered = take(twin)
+    prefetched = take(twin)
     drawn = take(source, **{"count": 1200, "stddev": STDDEV, "grid": GRID} | other)
-    assert not set(ordered.tolist()) & set(drawn.tolist())
-    assert not set(ordered.tolist()) & set(take(source).tolist())
-    assert source._desk._ordered is None
+    assert not set(prefetched.tolist()) & set(drawn.tolist())
+    assert not set(prefetched.tolist()) & set(take(source).tolist())
+    assert source._prefetcher._prefetched is None
 
 
-def test_an_order_replaces_the_one_before():
+def test_a_prefetch_replaces_the_one_before():
     source, twin = noise(), noise()
     source.prefetch(1200, STDDEV, GRID)
     source.prefetch(1200, STDDEV, GRID)
@@ -98,11 +97,11 @@ def test_a_rescaled_lattice_takes_the_same_noise():
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_fork_leaves_the_order_to_the_parent(finished):
+def test_a_fork_leaves_the_prefetched_noise_to_the_parent(finished):
     source = noise()
     source.prefetch(1200, STDDEV, GRID)
     if finished:
-        wait([future for _, future in source._desk._ordered.segments])
+        wait([future for _, future in source._prefetcher._prefetched.segments])
     child = np.frombuffer(in_child(lambda: take(source).numpy().tobytes()), dtype=np.float64)
     parent = take(source)
     assert torch.equal(parent, take(noise()))
@@ -112,10 +111,10 @@ def test_a_fork_leaves_the_order_to_the_parent(finished):
 def test_an_exception_reaches_the_caller_and_the_next_noise_is_fresh(monkeypatch):
     source, twin, real = noise(), noise(), InNumpy.draw
 
-    def fail(kernels, room, *others):
-        if len(room) < 500:
+    def fail(kernels, buffer, *others):
+        if len(buffer) < 500:
             raise MemoryError("no room")
-        return real(kernels, room, *others)
+        return real(kernels, buffer, *others)
 
     monkeypatch.setattr(InNumpy, "draw", fail)
     source.prefetch(1200, STDDEV, GRID)
@@ -170,7 +169,7 @@ class Interrupted:
         """Let a step of the kernels wait, on other threads, and submitting raise when so much was
         submitted.
         """
-        self.futures, self.rooms, self.begun = [], [], 0
+        self.futures, self.buffers, self.begun = [], [], 0
         self.gate, self.entered = threading.Event(), threading.Event()
         submit, shutdown, real = (
             ThreadPoolExecutor.submit,
@@ -180,7 +179,7 @@ class Interrupted:
 
         def submitting(pool, function, *arguments):
             self.futures.append(submit(pool, function, *arguments))
-            self.rooms += [each for each in arguments if isinstance(each, np.ndarray)]
+            self.buffers += [each for each in arguments if isinstance(each, np.ndarray)]
             if len(self.futures) == submitted:
                 assert self.entered.wait(60)
                 raise KeyboardInterrupt
@@ -201,33 +200,35 @@ class Interrupted:
             lambda *arguments, **options: (self.gate.set(), shutdown(*arguments, **options)),
         )
 
-    def touches(self, rooms):
-        return any(np.shares_memory(one, other) for one in self.rooms for other in rooms)
+    def touches(self, buffers):
+        return any(np.shares_memory(one, other) for one in self.buffers for other in buffers)
 
 
-def test_an_interrupted_order_is_none_and_writes_into_no_room_that_is_used_again(monkeypatch):
+def test_an_interrupted_prefetch_is_dropped_and_writes_into_no_buffer_that_is_used_again(
+    monkeypatch,
+):
     """Fails if what was submitted and not noted down goes on, or if values are left without
     noise.
     """
     source, twin = noise(), noise()
     source.prefetch(1200, STDDEV, GRID)
-    assert torch.equal(take(source), take(twin))  # the rooms of this order are the desk's
+    assert torch.equal(take(source), take(twin))  # its buffers go back to the prefetcher
     with monkeypatch.context() as patch:
         interrupted = Interrupted(patch, "draw", submitted=2)
         with pytest.raises(KeyboardInterrupt):
             source.prefetch(1200, STDDEV, GRID)
-        assert source._desk._ordered is None and interrupted.gate.is_set()
+        assert source._prefetcher._prefetched is None and interrupted.gate.is_set()
         assert [future.done() for future in interrupted.futures] == [
             True,
             True,
         ] and interrupted.begun == 1
     take(twin)
     source.prefetch(1200, STDDEV, GRID)
-    assert not interrupted.touches(source._desk._ordered.rooms)
+    assert not interrupted.touches(source._prefetcher._prefetched.buffers.arrays)
     assert torch.equal(take(source), take(twin))
 
 
-def test_after_an_interrupted_delivery_nobody_adds_noise_any_more(monkeypatch):
+def test_after_an_interrupted_release_nobody_adds_noise_any_more(monkeypatch):
     """Fails if a helper that was not noted down may still add, or if those that were go on to the
     end.
     """
@@ -243,23 +244,25 @@ def test_after_an_interrupted_delivery_nobody_adds_noise_any_more(monkeypatch):
         assert torch.equal(values, left) and interrupted.begun == 1  # of ten segments
     take(twin, count=5000)
     assert torch.equal(take(source, count=5000), take(twin, count=5000))
-    assert not interrupted.touches(source._desk._rooms)
+    assert not interrupted.touches(source._prefetcher._buffers.arrays)
 
 
-def test_an_order_that_is_replaced_while_it_is_drawn_keeps_its_rooms(monkeypatch):
+def test_a_prefetch_that_is_replaced_while_it_is_drawn_keeps_its_buffers(monkeypatch):
     source, twin = noise(), noise()
     with monkeypatch.context() as patch:
         first = Interrupted(patch, "draw", submitted=-1)
         source.prefetch(1200, STDDEV, GRID)
         assert first.entered.wait(60)
-        rooms, first.rooms = first.rooms, []
+        buffers, first.buffers = first.buffers, []
         source.prefetch(1200, STDDEV, GRID)
-        assert not first.touches(rooms)
+        assert not first.touches(buffers)
         first.gate.set()
         take(twin)
         assert torch.equal(take(source), take(twin))
-    assert rooms and not any(
-        np.shares_memory(one, other) for one in rooms for other in source._desk._rooms
+    assert buffers and not any(
+        np.shares_memory(one, other)
+        for one in buffers
+        for other in source._prefetcher._buffers.arrays
     )
 
 
@@ -268,7 +271,7 @@ def test_closing_ends_the_thread_and_the_noise_goes_on():
     source.prefetch(1200, STDDEV, GRID)
     (started,) = set(threads()) - set(before)
     source.close()
-    assert not started.is_alive() and source._desk._rooms == []
+    assert not started.is_alive() and source._prefetcher._buffers.arrays == []
     take(twin)
     assert torch.equal(take(source), take(twin))
 
@@ -285,7 +288,7 @@ def test_a_forgotten_noise_leaves_no_thread():
     assert started and not any(thread.is_alive() for thread in started)
 
 
-def test_the_interpreter_ends_with_an_order_open():
+def test_the_interpreter_ends_with_a_prefetch_open():
     script = (
         "import torch; torch.set_num_threads(1)\n"
         "from dpfy.noise import *; from dpfy.noise import prefetch\n"
@@ -326,11 +329,11 @@ def test_a_run_draws_ahead_releases_the_same_and_leaves_no_thread(monkeypatch):
 
 
 @pytest.mark.parametrize("cores, count, stddev", [(1, 500, STDDEV), (2, 0, STDDEV), (2, 1200, 0.0)])
-def test_nothing_is_ordered_without_a_core_or_a_need(monkeypatch, cores, count, stddev):
+def test_nothing_is_prefetched_without_a_core_or_a_need(monkeypatch, cores, count, stddev):
     monkeypatch.setattr(prefetch, "_cores", lambda: cores)
     source = noise()
     source.prefetch(count, stddev, GRID)
-    assert source._desk._ordered is None and source._desk._pool is None
+    assert source._prefetcher._prefetched is None and source._prefetcher._pool is None
 
 
 class Waiting(Future):
@@ -357,14 +360,14 @@ class Few:
 
 @pytest.mark.parametrize("begun", [0, 1, 4, 6])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_was_not_begun_is_drawn_on_delivery(monkeypatch, begun, threads):
+def test_what_was_not_begun_is_drawn_on_release(monkeypatch, begun, threads):
     monkeypatch.setattr(prefetch, "_cores", lambda: threads + 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     source, twin, drawn, real = noise(), noise(), [], InNumpy.draw
     monkeypatch.setattr(InNumpy, "draw", lambda *arguments: drawn.append(1) or real(*arguments))
-    source._desk._pool = Few(begun)
+    source._prefetcher._pool = Few(begun)
     source.prefetch(2600, STDDEV, GRID)
-    source._desk._pool = None
+    source._prefetcher._pool = None
     assert torch.equal(take(source, count=2600), take(twin, count=2600)) and len(drawn) == 12
     assert torch.equal(take(source, count=2600), take(twin, count=2600))
 
@@ -376,19 +379,18 @@ def test_a_device_is_added_to_on_one_thread(monkeypatch):
     monkeypatch.setattr(
         InNumpy, "draw_and_add", lambda *_: taken.append(threading.current_thread())
     )
-    values = torch.empty(3000, dtype=torch.float64, device="meta")
-    prefetch.NoisePrefetcher().deliver(
-        Vector([Piece(0, values)], 1.0, 1.0), 48.7, SecureStream(insecure_test_key=1)
-    )
+    noise().add_noise(torch.empty(3000, dtype=torch.float64, device="meta"), STDDEV, GRID)
     assert set(taken) == {threading.current_thread()} and len(taken) == 6
 
 
-def test_rooms_are_used_again():
+def test_buffers_are_used_again():
     source = noise()
     for _ in range(2):
         source.prefetch(1200, STDDEV, GRID)
         take(source)
-    rooms = [room.ctypes.data for room in source._desk._rooms]
+    buffers = [each.ctypes.data for each in source._prefetcher._buffers.arrays]
     source.prefetch(1200, STDDEV, GRID)
     take(source)
-    assert [room.ctypes.data for room in source._desk._rooms] == rooms and len(rooms) == 3
+    assert [each.ctypes.data for each in source._prefetcher._buffers.arrays] == buffers and len(
+        buffers
+    ) == 3

@@ -153,7 +153,7 @@ def test_threads_that_draw_while_others_refresh_share_no_word():
 
 
 def test_noise_that_was_drawn_ahead_under_the_old_key_is_never_used(monkeypatch, copies):
-    """A step that failed leaves its order behind; restored copies would both have it."""
+    """A step that failed leaves its prefetched noise behind; restored copies would both have it."""
     monkeypatch.setattr(prefetch, "_cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(prefetch, "_SERIAL", 0)

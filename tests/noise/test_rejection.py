@@ -9,7 +9,7 @@ from streams import ScriptedStream
 
 from dpfy.noise import SecureStream, rejection
 from dpfy.noise.native.kernels import IN_NUMPY
-from dpfy.noise.rejection_table import RECTANGLES, cover
+from dpfy.noise.rejection_table import RECTANGLES, rejection_table
 
 SPREAD = 32 * 1.7
 
@@ -59,7 +59,7 @@ def test_more_digits_give_the_same_verdicts(monkeypatch, kernels, spread):
 
 
 def test_points_at_the_curve_are_judged_in_more_digits():
-    bell, generator = cover(SPREAD), np.random.default_rng(3)
+    table, generator = rejection_table(SPREAD), np.random.default_rng(3)
     middle, level, height, expected = [], [], [], []
     for cell in map(int, generator.integers(-3 * 2**37, 3 * 2**37, 60)):
         with mpmath.workprec(
@@ -67,13 +67,13 @@ def test_points_at_the_curve_are_judged_in_more_digits():
         ):  # the real is the lower end of its cell; the point is beyond the reach of float64
             curve = mpmath.exp(-((mpmath.mpf(cell) / 2**32 / mpmath.mpf(SPREAD)) ** 2) / 2)
             off = int(generator.choice([-1, 1]))
-            ordinate = curve * (1 + off * mpmath.mpf(2) ** -54) / mpmath.mpf(bell.height)
+            ordinate = curve * (1 + off * mpmath.mpf(2) ** -54) / mpmath.mpf(table.height)
             level.append(math.floor(ordinate) + 0.5)
             height.append(int(mpmath.floor((ordinate - level[-1]) * 2**64)))
         middle.append(cell + 0.5)
         expected.append(off > 0)
     stream = ScriptedStream([0] * 4000)
-    rectangle = (np.arange(len(middle)) + bell.certain).astype(
+    rectangle = (np.arange(len(middle)) + table.certain).astype(
         np.uint16
     )  # which are at these levels, for once
     assert (
@@ -81,12 +81,12 @@ def test_points_at_the_curve_are_judged_in_more_digits():
             np.array(middle),
             rectangle,
             np.array(height),
-            replace(bell, level=np.array(level)),
+            replace(table, level=np.array(level)),
             stream,
         ).tolist()
         == expected
     )
-    naive = (np.array(level) + np.array(height) * 2.0**-64) * bell.height > np.exp(
+    naive = (np.array(level) + np.array(height) * 2.0**-64) * table.height > np.exp(
         -0.5 * np.square(np.array(middle) / (SPREAD * 2.0**32))
     )
     assert naive.tolist() != expected
@@ -109,9 +109,9 @@ def test_what_was_rejected_is_replaced_when_there_is_nothing_to_spare(monkeypatc
 
 
 def test_as_many_are_rejected_as_lie_above_the_curve():
-    bell, count = cover(SPREAD), 1 << 20
-    rejected = rejection._draw(np.empty(count), bell, SecureStream(insecure_test_key=5))
-    rate = 1 - math.sqrt(2 * math.pi) * SPREAD / bell.height / RECTANGLES
+    table, count = rejection_table(SPREAD), 1 << 20
+    rejected = rejection._draw(np.empty(count), table, SecureStream(insecure_test_key=5))
+    rate = 1 - math.sqrt(2 * math.pi) * SPREAD / table.height / RECTANGLES
     assert stats.binomtest(len(rejected), count, rate).pvalue > 1e-6
     assert stats.binomtest(len(rejected), count, 1.1 * rate).pvalue < 1e-6
 
@@ -133,7 +133,7 @@ def test_every_part_has_the_stream_of_its_number(kernels, count):
     parts, drawn = SecureStream(insecure_test_key=1).parts(), draw(count, kernels)
     begins = range(0, count, rejection.PART)
     expected = [
-        rejection.draw_cells(min(rejection.PART, count - begin), SPREAD, parts.stream(number))
+        rejection.draw_gaussians(min(rejection.PART, count - begin), SPREAD, parts.stream(number))
         for number, begin in enumerate(begins)
     ]
     assert np.array_equal(drawn, np.concatenate(expected) * 2.0**-32)
@@ -146,27 +146,27 @@ def test_every_part_has_the_stream_of_its_number(kernels, count):
 
 def tail(strip, x, y, negative=False):
     return rejection._draw_tail(
-        cover(SPREAD), ScriptedStream([*[1] * strip, 2 * negative, x, y, *[0] * 8])
+        rejection_table(SPREAD), ScriptedStream([*[1] * strip, 2 * negative, x, y, *[0] * 8])
     )
 
 
 def test_the_tail_goes_on_beyond_9_standard_deviations():
-    bell = cover(SPREAD)
+    table = rejection_table(SPREAD)
     for strip in (0, 3, 9):
         for negative in (False, True):
-            cell = ((bell.reach + 32 * strip) << 32) + (2**63 >> 27)
+            cell = ((table.reach + 32 * strip) << 32) + (2**63 >> 27)
             assert tail(strip, 2**63, 0, negative) == (-1 if negative else 1) * (cell + 0.5)
     assert tail(9, 2**63, 0) * 2.0**-32 > 9 * SPREAD
 
 
 @pytest.mark.parametrize("strip", [0, 1, 4])
 def test_points_of_the_tail_above_the_curve_are_rejected(strip):
-    bell, x = cover(SPREAD), 2**61
+    table, x = rejection_table(SPREAD), 2**61
     with mpmath.workprec(200):
-        place = bell.reach + 32 * strip + mpmath.mpf(x) / 2**59
+        place = table.reach + 32 * strip + mpmath.mpf(x) / 2**59
         y = (
             mpmath.exp(-((place / mpmath.mpf(SPREAD)) ** 2) / 2)
-            / bell.height
+            / table.height
             * 2 ** (15 + strip)
             * 2**64
         )
@@ -175,11 +175,11 @@ def test_points_of_the_tail_above_the_curve_are_rejected(strip):
 
 
 def test_the_tail_has_the_law_and_the_share_of_a_gaussian_beyond_the_columns():
-    bell, stream, count = cover(32.0), SecureStream(insecure_test_key=6), 8000
-    drawn = [rejection._draw_tail(bell, stream) for _ in range(count)]
+    table, stream, count = rejection_table(32.0), SecureStream(insecure_test_key=6), 8000
+    drawn = [rejection._draw_tail(table, stream) for _ in range(count)]
     found = np.array([middle for middle in drawn if middle is not None]) * 2.0**-32 / 32.0
-    beyond = stats.norm.sf(bell.reach / 32.0)
-    share = 2 * beyond * math.sqrt(2 * math.pi) * 32.0 / (bell.height / 256)
+    beyond = stats.norm.sf(table.reach / 32.0)
+    share = 2 * beyond * math.sqrt(2 * math.pi) * 32.0 / (table.height / 256)
     assert stats.binomtest(len(found), count, share).pvalue > 1e-6
     assert stats.binomtest(len(found), count, 2 / 3 * share).pvalue < 1e-6
     assert stats.binomtest(int((found > 0).sum()), len(found), 0.5).pvalue > 1e-6
@@ -194,9 +194,9 @@ def test_the_last_rectangle_leads_to_the_tail(monkeypatch):
         (2**63 + 2**56, False),
         (0, False),
     ):
-        room, words = (
+        buffer, words = (
             np.zeros(1),
             [(RECTANGLES - 1) << 32, height],
         )  # four bytes of a place, two of a rectangle
-        rejected = rejection._draw(room, cover(SPREAD), ScriptedStream(words))
-        assert (room[0] == 123.5, len(rejected) == 0) == (expected, expected)
+        rejected = rejection._draw(buffer, rejection_table(SPREAD), ScriptedStream(words))
+        assert (buffer[0] == 123.5, len(rejected) == 0) == (expected, expected)

@@ -76,7 +76,7 @@ class Bounded:
             return self.bound / (norm + self.gamma)
         return 1.0 if norm <= self.bound else self.bound / norm
 
-    def unit(self, name):
+    def sum_scale(self, name):
         """The noise of a parameter over the noise multiplier."""
         return self.scales[name] * self.bound / math.sqrt(self.share)
 
@@ -97,7 +97,7 @@ def expected_sum(form, records):
 
 def units(form):
     """The noise of every parameter over the noise multiplier."""
-    return {name: leaf.unit(name) for leaf in form for name in leaf.scales}
+    return {name: leaf.sum_scale(name) for leaf in form for name in leaf.scales}
 
 
 def distance(form, one, other):

@@ -1,10 +1,33 @@
-"""Describe which mechanism runs and how it is configured: sampling, clipping, queries, releases."""
+"""Describe which mechanism runs and how it is configured: sampling, clipping, queries, releases.
+
+Tests: tests/test_imports.py.
+"""
 
 from dpfy._lazy import exports
 
 __getattr__, __all__ = exports(
     __name__,
     {
+        "controllers": (
+            "AdaClip",
+            "ClipSchedule",
+            "Controller",
+            "GradientNormNoise",
+            "MeanNormClipping",
+            "NormSumSampling",
+            "QuantileClipping",
+            "RecipeControlled",
+            "Schedule",
+            "ValidationDecay",
+            "convex_decay",
+            "dynamic_decay",
+            "exponential_decay",
+            "named_schedule",
+            "polynomial_decay",
+            "step_decay",
+            "strongly_convex_decay",
+            "time_decay",
+        ),
         "gaussian_sum": ("GaussianSum",),
         "groups": ("clip_automatically", "clip_groups", "clip_jointly", "composed_multiplier"),
         "one_shot": (
@@ -30,6 +53,15 @@ __getattr__, __all__ = exports(
             "Statistic",
             "SumOfRecordNorms",
         ),
+        "sampling": (
+            "EpochSampler",
+            "FixedSizeSampler",
+            "PoissonSampler",
+            "Sampler",
+            "TruncatedPoissonSampler",
+            "sampler_for",
+        ),
         "statistics": ("soft_accuracy",),
+        "trials": ("draw_trials",),
     },
 )

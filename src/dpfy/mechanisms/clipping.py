@@ -1,4 +1,8 @@
-"""Per-record scaling: how much of each record's gradient may enter the sum."""
+"""Clip each record's gradient: weights from its norms, and sums of weighted gradients.
+
+Tests: tests/mechanisms/test_clipping_forms.py.
+Tests: tests/mechanisms/test_clipping_limits.py.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +21,18 @@ _BLOCK = 2**16  # numbers scaled in float64 at once: half a megabyte stays in th
 
 @dataclass(frozen=True)
 class Clipping:
-    """How each record is bounded: by weights from the norms of its groups, on a lattice.
+    """The way each record is bounded: by weights from the norms of its groups, on a lattice.
 
-    ``groups`` says for each parameter to which group it belongs. Its gradient is divided by its one
-    of ``scales`` before norms are taken, and by its one of ``units`` before it is summed; none
-    stand for ones. ``grid`` is the step of the lattice on which the sums are. With ``coordinates``,
-    one for each parameter, what is bounded and summed are the gradients in these.
+    Args:
+        weigh: The function from squared norms [records, groups] to weights.
+        grid: The step of the lattice on which the sums are.
+        groups: The group of each parameter.
+        scales: What the gradient of each parameter is divided by before norms are taken; none stand
+            for ones.
+        sum_scales: What the gradient of each parameter is divided by before it is summed; none
+            stand for ones.
+        coordinates: For each parameter, the coordinates in which its gradients are bounded and
+            summed; by default their own.
     """
 
     weigh: Weigh
@@ -35,16 +45,14 @@ class Clipping:
     def __post_init__(self) -> None:
         for scale in self.scales:
             _validate.real("scale", scale, LEAST, MOST)
-        for unit in (
-            self.sum_scales
-        ):  # scale·bound over the root of a share: from nearly LEAST² on, and shares may be tiny
-            _validate.real("unit", unit, 1e-61, 1e300)
+        # Each is scale·bound over the root of a share: nearly LEAST² or more, and shares are tiny.
+        for scale in self.sum_scales:
+            _validate.real("unit", scale, 1e-61, 1e300)
 
     def transformed(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return the gradients [records, …] of every parameter in the coordinates in which they are
-        bounded.
+        """Return the gradients [records, …] of every parameter in the coordinates of clipping.
 
-        Whatever rounding does here, the norms are those of the very vectors that are summed.
+        Rounding here is harmless: norms are taken of the very vectors that are summed.
         """
         if not self.coordinates:
             return gradients
@@ -66,11 +74,11 @@ class Clipping:
         return squared / self.scales[position] ** 2 if self.scales else squared
 
     def weights(self, norms: torch.Tensor) -> list[torch.Tensor]:
-        """Return the weights [records] of every parameter, given the squared norms [records,
-        groups].
+        """Return the weights [records] of every parameter, from squared norms [records, groups].
 
         >>> flat = Clipping(clip_to(1.0), 2.0**-20, groups=(0, 0))
-        >>> [w.tolist() for w in flat.weights(flat.norms([torch.tensor([9.0]), torch.tensor([16.0])]))]
+        >>> norms = flat.norms([torch.tensor([9.0]), torch.tensor([16.0])])
+        >>> [weights.tolist() for weights in flat.weights(norms)]
         [[0.2], [0.2]]
         """
         found = self.weigh(norms)
@@ -87,9 +95,13 @@ class Clipping:
 class ClipEach:
     """Scales each group of a record down to its own bound, whatever the other groups are.
 
-    A group whose one of ``gammas`` is above zero is normalised instead, up as well as down: its
-    weight is bound/(norm + gamma), and its norm stays below the bound. All weights are finite: a
-    gradient of zero stays zero.
+    A group whose gamma is above zero is normalised instead, up as well as down: its weight is
+    bound/(norm + gamma), and its norm stays below the bound. All weights are finite: a gradient of
+    zero stays zero.
+
+    Args:
+        bounds: The bound of each group.
+        gammas: The gamma of each group, or zero for a group that is clipped; none stand for zeros.
 
     >>> ClipEach((2.0,), gammas=(1.0,))(torch.tensor([[9.0], [0.0]])).flatten().tolist()
     [0.5, 2.0]
@@ -105,9 +117,7 @@ class ClipEach:
             _validate.real("gamma", gamma, LEAST, MOST)
 
     def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
-        """Return the weights min(1, bound/norm) or bound/(norm + gamma), and 0 where the norm is
-        not finite.
-        """
+        """Return the weights min(1, bound/norm) or bound/(norm + gamma); 0 for infinite or NaN."""
         bounds, norms = squared_norms.new_tensor(self.bounds), squared_norms.sqrt()
         weights = (bounds / norms).clamp(max=1.0)
         if self.gammas:
@@ -133,19 +143,19 @@ def clip_to(bound: float) -> ClipEach:
 
 
 def squared_norms(per_record: torch.Tensor) -> torch.Tensor:
-    """Return each record's squared ℓ2 norm, accumulated in float64 so that no float32 gradient
-    overflows it.
+    """Return each record's exact squared ℓ2 norm, in float64 so that no float32 gradient overflows.
+
+    An upper bound of a norm is a matter of the engines that compute one.
     """
     rows = per_record.reshape(len(per_record), -1)
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
 
 
 def weighed_sum(per_record: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return Σ weight·gradient in float64, rounded to no lattice: that is done once, for the sum of
-    all records.
+    """Return Σ weight·gradient in float64, not yet rounded to the lattice.
 
-    A record whose gradient moves in its last bits moves the sum by as little. If it were rounded
-    before it is added, it could move by a step of the lattice in every coordinate. Proof:
+    The sum of all records is rounded once. If each gradient were rounded before it is added, its
+    rounding error could move the sum by a step of the lattice in every coordinate. Proof:
     docs/proofs/gaussian-sum.md.
 
     >>> weighed_sum(torch.tensor([[1.0, 2.0], [4.0, torch.inf]]), torch.tensor([0.5, 0.0])).tolist()
@@ -160,24 +170,20 @@ def weighed_sum(per_record: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
 
 
 def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) -> torch.Tensor:
-    """Return Σ round(weight·vector) in multiples of ``grid``, in float64, for vectors that others
-    do not touch.
+    """Return Σ round(weight·vector) in multiples of ``grid``, for vectors that are independent.
 
-    Whole multiples add exactly, so the sum depends neither on order nor on chunking, and another
-    vector changes it by its own rounded contribution only. What may move in its last bits when
-    others join is for :func:`weighed_sum`.
+    Whole multiples add exactly in float64, so the sum depends neither on order nor on chunking, and
+    another vector changes it by its own rounded contribution only. Vectors whose rounding error
+    depends on others are for :func:`weighed_sum`.
     """
     rows, factors = _kept(per_record, weights)
-    steps = (
-        rows * (factors / grid).unsqueeze(1)
-    ).round_()  # exact but for the product: the grid is a power of two
+    # All but the product is exact, because the grid is a power of two.
+    steps = (rows * (factors / grid).unsqueeze(1)).round_()
     return (steps.sum(0) * grid).reshape(per_record.shape[1:])
 
 
 def _kept(per_record: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return flat rows and float64 weights without those of weight zero, whatever these hold: 0·inf
-    is NaN.
-    """
+    """Return flat rows and float64 weights, without rows of weight zero: 0·inf would be NaN."""
     rows, kept = per_record.reshape(len(per_record), -1), weights > 0
     if not bool(kept.all()):
         rows, weights = rows[kept], weights[kept]

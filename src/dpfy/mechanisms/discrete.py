@@ -1,9 +1,7 @@
-"""Exact draws of whole numbers: coins with rational and exponential odds, and the noises made of
-them.
+"""Exact draws of whole numbers: coins with rational and exponential odds, and noise made of them.
 
-Nothing here is a float: odds are fractions, so the distributions are what their names say, to the
-last bit and without holes (Canonne, Kamath & Steinke 2020, section 5). How long a draw takes
-depends on the value drawn.
+Nothing here is a float: odds are fractions, so the distributions are exact and without holes
+(Canonne, Kamath & Steinke 2020, section 5). The time of a draw depends on the value drawn.
 """
 
 from fractions import Fraction
@@ -12,7 +10,7 @@ from dpfy.noise.random_stream import SecureStream
 
 
 def below(bound: int, stream: SecureStream) -> int:
-    """Return a uniform number of ``range(bound)``."""
+    """Return a uniform number from ``range(bound)``."""
     bits = (bound - 1).bit_length()
     words = -(-bits // 64)
     while True:
@@ -36,8 +34,10 @@ def exponential_coin(exponent: Fraction, stream: SecureStream) -> bool:
 
 
 def _small_coin(exponent: Fraction, stream: SecureStream) -> bool:
-    """The number of coins of odds γ, γ/2, γ/3, … up to the first that fails is odd with probability
-    e^−γ, for γ ≤ 1.
+    """Return True with probability e^−γ, for an exponent γ ≤ 1.
+
+    The number of coins of odds γ, γ/2, γ/3, … up to the first that fails is odd with that
+    probability.
     """
     tosses = 1
     while coin(exponent / tosses, stream):
@@ -82,8 +82,9 @@ def discrete_laplace(scale: int, stream: SecureStream) -> int:
 
 
 def discrete_gaussian(variance: Fraction, stream: SecureStream) -> int:
-    """Return k with probability in proportion to e^−k²/(2·variance), by rejection from a discrete
-    Laplace number.
+    """Return k with probability in proportion to e^−k²/(2·variance).
+
+    It is drawn by rejection from a discrete Laplace number.
 
     >>> stream = SecureStream(insecure_test_key=1)
     >>> [discrete_gaussian(Fraction(9), stream) for _ in range(6)]

@@ -8,18 +8,16 @@ import torch
 
 from dpfy.noise import NoiseStrategy, lattice_step
 
-_FINEST_NOISE = (
-    2.0**-4
-)  # below this multiplier the lattice follows the bound, so that sums stay below 2^53 steps
+# Below this multiplier the lattice follows the bound, so that sums stay below 2^53 steps.
+_FINEST_NOISE = 2.0**-4
 
 
 @dataclass(frozen=True)
 class GaussianSum:
     """Releases Σ clip(gradient) + N(0, (z·S)²) on a lattice fixed before the data is seen.
 
-    The sum is that of all pieces of a query, each in its unit
-    (:meth:`dpfy.mechanisms.query.Query.unit`), so that they are one vector. ``bound`` is by how
-    much one record may move it before arithmetic.
+    The sum is that of all pieces of a query, each divided by its scale
+    (:meth:`dpfy.mechanisms.query.Query.sum_scale`), so that they are one vector.
 
     *Formal guarantee*: one record changes the sum by at most S = ``sensitivity`` in ℓ2 norm
     (add-or-remove and zero-out; 2S under replace-one), and the noise per coordinate is a real
@@ -27,12 +25,23 @@ class GaussianSum:
     the Gaussian mechanism of noise multiplier exactly z.
 
     *Assumes*: the engine computes each weight from the very gradient that it adds, or from an upper
-    bound of its norm, and one record more moves the contributions of at most ``companions`` others,
-    by ``rounding`` clip bounds each. The lattice costs √d steps: the sum is rounded as a whole, as
-    often as ``roundings`` says if it leaves the lattice in between; or one vector of it is, as
+    bound of its norm, and another record moves the contributions of at most ``co_batched`` others,
+    by ``rounding`` bounds each. The lattice costs √d steps: the sum is rounded as a whole, as often
+    as ``roundings`` says if it leaves the lattice in between; or one vector of it is, as
     :func:`~dpfy.mechanisms.clipping.lattice_sum` does for microbatches.
 
     Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md.
+
+    Args:
+        bound: The most that one record moves the sum in exact arithmetic, in ℓ2 norm.
+        noise_multiplier: The ratio z of the noise to the sensitivity, at least 0.
+        dimension: The number of coordinates of the sum.
+        co_batched: The number of other records whose arithmetic one record may change.
+        rounding: The most that it changes each of them, in units of the bound.
+        roundings: The number of times that the sum is rounded to the lattice.
+
+    >>> GaussianSum(bound=1.0, noise_multiplier=2.0, dimension=1000).sensitivity
+    1.0000002...
     """
 
     bound: float
@@ -49,12 +58,11 @@ class GaussianSum:
 
     @property
     def sensitivity(self) -> float:
-        """The bound and the arithmetic: float64 norms and products, the lattice, and the other
-        records' rounding.
+        """The bound, with an allowance for float64 norms and products, the lattice and rounding.
 
-        One record more makes a block of another size, or another term of a float32 sum; the
-        contributions of its ``companions`` in the block then move in their last bits, each by at
-        most ``rounding`` in units of the bound.
+        Adding a record changes the size of its block, or adds a term to a float32 sum; the rounding
+        error of its ``co_batched`` records in the block then changes, by at most ``rounding``
+        bounds for each.
         """
         arithmetic = (self.dimension + 16) * 2.0**-53 + self.co_batched * self.rounding
         return (
@@ -63,7 +71,7 @@ class GaussianSum:
 
     @property
     def stddev(self) -> float:
-        """The noise per coordinate."""
+        """The standard deviation of the noise per coordinate."""
         return self.noise_multiplier * self.sensitivity
 
     def release(self, total: torch.Tensor, noise: NoiseStrategy) -> torch.Tensor:
@@ -77,7 +85,5 @@ class GaussianSum:
         outs: Sequence[torch.Tensor],
         noise: NoiseStrategy,
     ) -> None:
-        """Add fresh noise to every coordinate of a sum in pieces, and write these times public
-        factors to ``outs``.
-        """
+        """Add fresh noise to a sum in pieces, and scale each by its public factor into ``outs``."""
         noise.release(sums, factors, outs, stddev=self.stddev, grid=self.grid)

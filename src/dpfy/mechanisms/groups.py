@@ -1,5 +1,8 @@
-"""Which gradients are clipped together, how far, and with how much noise (McMahan et al. 2018,
-sections 2 and 4).
+"""Choose which gradients are clipped together, how far, and with how much noise.
+
+Reference: McMahan et al. 2018, sections 2 and 4.
+
+Tests: tests/mechanisms/test_query.py.
 """
 
 import math
@@ -13,15 +16,17 @@ from dpfy.mechanisms.query import ClippedSum, NormalisedSum
 
 
 class Model(Protocol):
-    """Whatever has named parameters."""
+    """A module with named parameters."""
 
     def named_parameters(self) -> Iterable[tuple[str, Any]]:
         """Yield the names and the parameters."""
 
 
 Grouping = Literal["layer", "tensor", "kind"] | Mapping[str, str] | Callable[[str, Any], str]
-"""``layer``: by module; ``tensor``: each by itself; ``kind``: weights and biases; names with
-patterns; a function.
+"""The rule by which parameters are grouped.
+
+``layer``: by module; ``tensor``: each by itself; ``kind``: weights and biases; a mapping from group
+names to patterns of parameter names; or a function from the name and the parameter to the group.
 """
 
 _GROUPINGS = ("layer", "tensor", "kind")
@@ -35,17 +40,27 @@ def clip_groups(
     bounds: Literal["equal", "dimension"] | Mapping[str, float] = "equal",
     noise: Literal["proportional", "dimension"] | Mapping[str, float] = "proportional",
 ) -> tuple[ClippedSum, ...]:
-    """Divide the trainable parameters of a model into groups that are clipped and noised
-    separately.
+    """Divide the parameters of a model into groups that are clipped and noised separately.
 
     *Formal guarantee*: with bounds S_g and standard deviations σ_g, a step costs what one Gaussian
     sum of noise multiplier z = (Σ (S_g/σ_g)²)^-½ costs; z is the noise multiplier of the plan.
 
-    ``by`` says what belongs together: see :data:`Grouping`; of a mapping from names to patterns
-    such as ``{"head": "fc.*", "rest": "*"}`` the first pattern that fits counts. ``bounds`` are S_g
-    = clip/√G (``equal``) or clip·√(d_g/D) (``dimension``), whose squares add up to clip², or your
-    own. ``noise`` is σ_g = z√G·S_g (``proportional``), z√(D/d_g)·S_g (``dimension``), or your own
-    σ_g up to a common factor.
+    Args:
+        model: The model; only trainable parameters count.
+        by: ``"layer"``, ``"tensor"`` or ``"kind"`` (weights and biases); a function from the name
+            and the parameter to the name of its group; or a mapping from names of groups to
+            patterns such as ``{"head": "fc.*", "rest": "*"}``, of which the first that fits counts.
+        clip: The bound of all groups together, above zero.
+        bounds: The bounds S_g of G groups with d_g of D parameters: ``"equal"`` is clip/√G,
+            ``"dimension"`` is clip·√(d_g/D), whose squares add up to clip²; or your own.
+        noise: The standard deviations σ_g: ``"proportional"`` is z√G·S_g, ``"dimension"`` is
+            z√(D/d_g)·S_g; or your own, up to a common factor.
+
+    Returns:
+        A clipped sum for each group, in the order of the model.
+
+    Raises:
+        InvalidArgument: If a parameter fits no group, or a group has no bound or noise.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -69,15 +84,26 @@ def clip_groups(
 def clip_jointly(
     model: Model, scales: Mapping[str, float], *, clip: float = 1.0, name: str = "gradient"
 ) -> ClippedSum:
-    """Clip all gradients together after dividing each by its scale; the noise is in proportion to
-    the scales.
+    """Clip all gradients together after dividing each by its scale.
+
+    The noise is in proportion to the scales α_j. If no ‖v_j‖ exceeds its α_j, the joint norm of k
+    groups is at most √k, and often much less.
 
     *Formal guarantee*: that of one clipped sum with bound ``clip``: scaling back is
     post-processing.
 
-    ``scales`` map patterns of parameter names to α; the first that fits counts, and every trainable
-    parameter must fit one. If no ‖v_j‖ exceeds its α_j, the joint norm of k groups is at most √k,
-    and often much less.
+    Args:
+        model: The model; only trainable parameters count.
+        scales: A scale α above zero for each pattern of parameter names; the first pattern that
+            fits counts, and every trainable parameter must fit one.
+        clip: The bound of the joint norm, above zero.
+        name: The name of the sum in the ledger.
+
+    Returns:
+        One clipped sum of all trainable parameters.
+
+    Raises:
+        InvalidArgument: If a parameter fits no pattern.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -96,14 +122,20 @@ def clip_jointly(
 def clip_automatically(
     clip: float | ClippedSum | Sequence[ClippedSum] = 1.0, *, gamma: float = 0.01
 ) -> tuple[NormalisedSum, ...]:
-    """Give the gradients of all records about the same norm: g·clip/(‖g‖ + gamma), in the place of
-    clipping.
+    """Normalise the gradients of all records to about the same norm instead of clipping them.
+
+    A gradient g becomes g·clip/(‖g‖ + gamma). There is no bound to tune: ``clip`` multiplies
+    gradient and noise alike, like a learning rate.
 
     *Formal guarantee*: that of clipping to the same bounds: the norms stay below them.
 
-    There is no bound to tune: ``clip`` multiplies gradient and noise alike, like a learning rate.
-    ``gamma`` keeps small gradients small. ``clip`` may also be groups, each of which is then
-    normalised by itself.
+    Args:
+        clip: The bound of a contribution, above zero; or groups, each of which is normalised by
+            itself.
+        gamma: The norm below which gradients stay small, above zero.
+
+    Returns:
+        A normalised sum for each group.
 
     >>> [(leaf.bound, leaf.gamma) for leaf in clip_automatically(1.0)]
     [(1.0, 0.01)]
@@ -125,6 +157,7 @@ def clip_automatically(
 
 
 def _trainable(model: Model) -> list[tuple[str, Any]]:
+    """Return the trainable parameters of a model; refuse a model without any."""
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not found:
         raise InvalidArgument("The model has no trainable parameter that could be clipped.")
@@ -132,7 +165,7 @@ def _trainable(model: Model) -> list[tuple[str, Any]]:
 
 
 def _grouped(model: Model, by: Grouping) -> dict[str, list[tuple[str, int]]]:
-    """The names and sizes of the parameters, by group, in the order of the model."""
+    """Return the names and sizes of the parameters, by group, in the order of the model."""
     label: Callable[[str, Any], str]
     if callable(by):
         label = by
@@ -157,6 +190,7 @@ def _grouped(model: Model, by: Grouping) -> dict[str, list[tuple[str, int]]]:
 
 
 def _first_fit(patterns: Mapping[str, str], parameter: str) -> str:
+    """Return the name of the first pattern that fits a parameter."""
     for name, pattern in patterns.items():
         if fnmatchcase(parameter, pattern):
             return name
@@ -169,6 +203,7 @@ def _first_fit(patterns: Mapping[str, str], parameter: str) -> str:
 def _bounds(
     bounds: str | Mapping[str, float], sizes: Mapping[str, int], clip: float
 ) -> dict[str, float]:
+    """Return the bounds S_g of the groups."""
     if isinstance(bounds, Mapping):
         return {
             name: _validate.positive(f"bound of {name}", bounds[name])
@@ -183,7 +218,7 @@ def _bounds(
 def _shares(
     noise: str | Mapping[str, float], sizes: Mapping[str, int], bounds: Mapping[str, float]
 ) -> dict[str, float]:
-    """The shares (S_g/σ_g)² of the groups, which add up to one."""
+    """Return the shares (S_g/σ_g)² of the groups, which add up to one."""
     if isinstance(noise, Mapping):
         stddevs = {
             name: _validate.positive(f"noise of {name}", noise[name])
@@ -199,10 +234,20 @@ def _shares(
 
 
 def composed_multiplier(groups: Sequence[ClippedSum], stddevs: Mapping[str, float]) -> float:
-    """Return z = (Σ (S_g/σ_g)²)^-½, the noise multiplier of a plan whose groups have these standard
-    deviations.
+    """Return the noise multiplier z = (Σ (S_g/σ_g)²)^-½ of groups with these standard deviations.
 
-    >>> composed_multiplier([ClippedSum(3.0, "a", ("w",)), ClippedSum(4.0, "b")], {"a": 5.0, "b": 5.0})
+    Args:
+        groups: The clipped sums, with bounds S_g.
+        stddevs: The standard deviation σ_g of each of them by name, above zero.
+
+    Returns:
+        The noise multiplier of a plan with these groups.
+
+    Raises:
+        InvalidArgument: If ``stddevs`` names other groups, or has one that is not above zero.
+
+    >>> groups = [ClippedSum(3.0, "a", ("w",)), ClippedSum(4.0, "b")]
+    >>> composed_multiplier(groups, {"a": 5.0, "b": 5.0})
     1.0
     """
     names = {group.name: group.bound for group in groups}
@@ -215,6 +260,7 @@ def composed_multiplier(groups: Sequence[ClippedSum], stddevs: Mapping[str, floa
 
 
 def _same_names(what: str, given: Mapping[str, float], expected: Mapping[str, Any]) -> list[str]:
+    """Return the expected names; refuse a mapping with others."""
     if set(given) != set(expected):
         raise InvalidArgument(
             f"Expected {what} for the groups {', '.join(expected)}; got "

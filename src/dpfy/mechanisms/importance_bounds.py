@@ -1,7 +1,8 @@
-"""What bounds importance sampling: margins of its coins, and what they may tell, without touching a
-tensor.
+"""Limits of importance sampling: margins of its coins, and the charge for what they can reveal.
 
 Proof: docs/proofs/dpis.md.
+
+Tests: tests/mechanisms/sampling/test_importance.py.
 """
 
 import math
@@ -14,39 +15,43 @@ from dpfy.mechanisms.controllers import ClipSchedule, Controller, NormSumSamplin
 from dpfy.mechanisms.query import ClippedSum, Query
 
 MARGIN = 1 / 24
-"""How far acceptance stays below a certainty, so that last bits of a norm hardly move it; it costs
-proposals.
+"""The least distance of an acceptance probability from 1.
+
+It keeps rounding error of a norm from moving the coin by much, and costs proposals.
 """
 LIKELIEST_PROPOSAL = 0.8
-"""What no proposal is likelier than, for the same reason; it costs rates that are nearly 1."""
+"""The largest probability of a proposal, for the same reason; it excludes rates close to 1."""
 MAX_BLOCK_RECORDS = 192
-"""The most records that share their arithmetic with another one when norms are learned, and in any
-step.
-"""
+"""The most records that are computed in one block, when norms are learned and in any step."""
 LEAST_FLOOR = 2.0**-4
-"""Of norms, in clip bounds: below it a gradient's last bits may be a large part of it."""
+"""The least floor of norms, in clip bounds.
+
+Rounding error may be a large part of a smaller norm.
+"""
 JITTER = 2.0**-10
-"""What the coins and last bits of all companions may tell in a step, as the μ of one Gaussian sum.
+"""Privacy charge of a step for what coins and rounding of co-batched records can reveal.
+
+It is the μ of one Gaussian sum.
 """
 LARGEST_RATE = LIKELIEST_PROPOSAL * (1 - MARGIN)
-"""Of records that take part: above it some coin would have to be likelier."""
+"""The largest rate of a record: more would need a likelier proposal or acceptance."""
 LEAST_RATE = 2.0**-32
-"""Of a record at the clip bound: the last of 64 bits would be too large a part of coins that are
-rarer.
-"""
+"""The least rate of a record at the clip bound, for coins of 64 bits."""
 MOVED = 2.0**-19
-"""By how much, relative to its norm or the floor, one record more moves another one's gradient."""
+"""The most that adding a record moves another's gradient, relative to its norm or the floor."""
 LEAST_NOISE = 0.5
-"""Over the norm of contributions: less is not chosen from outputs, and hides last bits of 10⁸
-parameters.
+"""The least noise that is chosen from outputs, over the norm of contributions.
+
+It hides the rounding error of 10⁸ parameters.
 """
 
-_FEWEST, _PER_NOISE = 64, 44.0  # companions in a step: more are quicker, and cost more noise
+_FEWEST, _PER_NOISE = 64, 44.0  # records in a block: more are quicker, and cost more noise
 
 
 def co_batched_for(noise_multiplier: float) -> int:
-    """Return how many records may share their arithmetic in a step, given its noise over the norm
-    of contributions.
+    """Return the number of records that may be computed in one block of a step.
+
+    ``noise_multiplier`` is the noise of the step over the norm of contributions.
 
     >>> [co_batched_for(noise) for noise in (1.0, 3.0, 10.0)]
     [64, 132, 192]
@@ -55,11 +60,10 @@ def co_batched_for(noise_multiplier: float) -> int:
 
 
 def rounding_allowance(noise_multiplier: float, rounding: float = 0.0) -> float:
-    """Return by which factor the noise grows so that the moved last bits of companions are within
-    the jitter.
+    """Return the factor of the noise that hides the rounding of co-batched records in the jitter.
 
-    ``rounding`` is by how much more the arithmetic of their sum may move it, relative to the norm
-    of contributions.
+    ``rounding`` is the most that the arithmetic of their sum may move it in addition, relative to
+    the norm of contributions.
 
     >>> 1 < rounding_allowance(1.0) < 1.02
     True
@@ -67,7 +71,8 @@ def rounding_allowance(noise_multiplier: float, rounding: float = 0.0) -> float:
     if noise_multiplier == 0:
         return 1.0  # there is no guarantee to keep
     co_batched = co_batched_for(noise_multiplier)
-    bits = math.sqrt(0.99 * JITTER**2 - _told_by_coins(co_batched))  # what they leave for the sum
+    # What the coins leave of the charge for the rounding of the sum.
+    bits = math.sqrt(0.99 * JITTER**2 - _revealed_by_coins(co_batched))
     part = (MOVED * co_batched + rounding) / (noise_multiplier * bits)
     if part > 0.5:
         raise InvalidArgument(
@@ -77,13 +82,13 @@ def rounding_allowance(noise_multiplier: float, rounding: float = 0.0) -> float:
     return 1 / math.sqrt(1 - part**2)
 
 
-def _told_by_coins(co_batched: int) -> float:
-    """The μ² of proposals and acceptances that move, of companions in the step and of those when
-    norms were learned.
+def _revealed_by_coins(co_batched: int) -> float:
+    """Return the μ² of proposals and acceptances that rounding moves.
+
+    They are those of co-batched records in the step, and when norms were learned.
     """
-    accepted = (
-        MAX_BLOCK_RECORDS + 3 * co_batched
-    )  # whose coin may move on both occasions: twice as far counts four times
+    # A coin that moves on both occasions moves twice as far, and counts four times.
+    accepted = MAX_BLOCK_RECORDS + 3 * co_batched
     return MOVED**2 * (
         MAX_BLOCK_RECORDS * _steepness(LIKELIEST_PROPOSAL) ** 2
         + accepted * _steepness(1 - MARGIN) ** 2
@@ -91,18 +96,19 @@ def _told_by_coins(co_batched: int) -> float:
 
 
 def _steepness(likeliest: float) -> float:
-    """How many standard deviations a Gaussian that decides a coin is moved by, over the coin's
-    relative change.
+    """Return the shift of a Gaussian that decides a coin, over the coin's relative change.
+
+    The shift is in standard deviations.
     """
     bell = NormalDist()
     return likeliest / bell.pdf(bell.inv_cdf(likeliest))
 
 
 def followed(batch_size: float, norms: float, size: float) -> tuple[float, float]:
-    """Return the ratio and the rate of an epoch of ``size`` records, given their sum of norms in
-    clip bounds.
+    """Return the ratio and the rate of an epoch of ``size`` records, from their sum of norms.
 
-    The ratio is at most 1, and in any case so large that no record is accepted for certain.
+    The sum is in clip bounds. The ratio is at most 1, and always so large that no record is
+    accepted for certain.
 
     >>> followed(10.0, norms=40.0, size=100.0)
     (0.4, 0.25)
@@ -124,9 +130,8 @@ def check_importance(
             f"Expected ratios of at least {least:.4g}, so that no record is accepted for certain; "
             f"got {min(schedule.ratios)!r}. Use a larger ratio or a smaller batch."
         )
-    rarest = schedule.rate / max(
-        1.0, *schedule.ratios
-    )  # also if ratios, which may become 1, follow released norms
+    # Ratios that follow released norms may become 1.
+    rarest = schedule.rate / max(1.0, *schedule.ratios)
     if rarest < LEAST_RATE:
         raise InvalidArgument(
             f"Expected rates of at least {LEAST_RATE:.3g}, for coins that have 64 bits; got "
@@ -152,10 +157,8 @@ def check_importance(
             f"Importance sampling protects records, got unit={str(unit)!r}. Use dpfy.dpsgd for "
             "users."
         )
-    if [*map(type, controllers)] not in (
-        [ClipSchedule],
-        [NormSumSampling],
-    ):  # others may ask for statistics of the proposed
+    # Other controllers may ask for statistics of proposed records.
+    if [*map(type, controllers)] not in ([ClipSchedule], [NormSumSampling]):
         raise InvalidArgument(
             "With importance sampling the bound and the noise follow the ratios of the plan; leave "
             "other controllers out, and make the plan with dpfy.dpis."

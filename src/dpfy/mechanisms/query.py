@@ -1,8 +1,8 @@
-"""What is asked of one sample: named bounded sums, described without touching a tensor.
+"""The query of a step: named bounded sums over one sample, described without touching a tensor.
 
 All sums of a step are one Gaussian sum: each is divided by its noise, the pieces are one vector of
-norm at most 1, and the same noise goes on every coordinate (McMahan et al. 2018, section 3).
-``share`` says how much of that vector's squared length a sum may take up.
+norm at most 1, and the same noise goes on every coordinate (McMahan et al. 2018, section 3). The
+``share`` of a sum is the part of that vector's squared length that it may take up.
 """
 
 import math
@@ -13,230 +13,51 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Fact, SumQuery
+from dpfy.mechanisms.clipped_sums import LEAST, MOST, ClippedSum, NormalisedSum
+from dpfy.mechanisms.statistic_queries import (
+    Contributing,
+    NormOfSum,
+    RecordNormsBelow,
+    SampleSize,
+    Statistic,
+    SumOfRecordNorms,
+)
 
-LEAST, MOST = 1e-30, 1e30
-"""Of bounds, scales and gammas: no square, product or quotient of them under- or overflows
-(docs/proofs/queries.md).
-"""
-_ROUNDING = 1e-9  # of shares that add up to one
+__all__ = [
+    "LEAST",
+    "MOST",
+    "ClippedSum",
+    "Contributing",
+    "NormOfSum",
+    "NormalisedSum",
+    "Query",
+    "RecordNormsBelow",
+    "SampleSize",
+    "Statistic",
+    "SumOfRecordNorms",
+]
 
-
-@dataclass(frozen=True)
-class ClippedSum(Fact, tag="clipped_sum"):
-    """The sum over the sample of per-record gradients, each scaled down to an ℓ2 norm of at most
-    ``bound``.
-
-    ``parameters`` are those whose gradients are taken together; none means all that no other sum
-    has. With ``scales``,
-    one for each parameter, a gradient is divided by its scale before the norm is taken and multiplied by it afterwards:
-    joint clipping. ``share`` is relative to the other clipped sums: the noise has bound·z/√share
-    per coordinate, times the scale.
-    """
-
-    bound: float
-    name: str = "gradient"
-    parameters: tuple[str, ...] = ()
-    scales: tuple[float, ...] = ()
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        _validate.real(
-            "clip",
-            self.bound,
-            LEAST,
-            MOST,
-            remedy="The clip bound is a public constant above zero.",
-        )
-        _validate.positive("share", self.share)
-        if len(self.scales) not in (0, len(self.parameters)):
-            raise InvalidArgument(
-                f"Expected one scale for each of {len(self.parameters)} parameters, got "
-                f"{len(self.scales)}."
-            )
-        for scale in self.scales:
-            _validate.real("scale", scale, LEAST, MOST)
-
-    def scale_of(self, parameter: str) -> float:
-        """What the gradient of a parameter is divided by before norms are taken."""
-        return self.scales[self.parameters.index(parameter)] if self.scales else 1.0
-
-
-@dataclass(frozen=True)
-class NormalisedSum(ClippedSum, tag="normalised_sum"):
-    """The sum of per-record gradients g·bound/(‖g‖ + gamma): all have about the same norm, which is
-    below ``bound``.
-
-    Reference: Z. Bu et al., Automatic Clipping, 2023.
-    """
-
-    gamma: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.real("gamma", self.gamma, LEAST, MOST)
-
-
-@dataclass(frozen=True)
-class Statistic(Fact, tag="statistic"):
-    """The sum over the sample of a tensor per record, scaled down to an ℓ2 norm of at most
-    ``bound``.
-
-    The values are what ``loss_fn`` returns as ``Losses(stats={name: …})``: one row of ``shape`` for
-    each record. A row that is not finite counts as zero. It is released at the first step and every
-    ``every``-th after it, with noise bound·z/√share per coordinate, and divided by the plan's
-    divisor.
-
-    *Assumes*: the row of a record moves by at most 2⁻¹⁵ bounds when other records join its batch,
-    which moves the last bits of what the model computes. Losses, moments and labels do; a step,
-    such as "is this score the largest", does not. :func:`dpfy.soft_accuracy` is a ramp in its
-    place.
-    """
-
-    name: str
-    bound: float = 1.0
-    shape: tuple[int, ...] = ()
-    every: int = 1
-    share: float = 0.01
-
-    def __post_init__(self) -> None:
-        _validate.real("bound", self.bound, LEAST, MOST)
-        _validate.count("every", self.every)
-        _validate.real("share", self.share, 0, 1, open_low=True, open_high=True)
-        for size in self.shape:
-            _validate.count("shape", size)
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-    def due(self, step: int) -> bool:
-        """Whether a step, counted from 1, releases it."""
-        return (step - 1) % self.every == 0
-
-
-@dataclass(frozen=True)
-class SampleSize(Statistic, tag="sample_size"):
-    """The number of records in the sample, as a fraction of the divisor: it leaves with noise or
-    not at all.
-    """
-
-    name: str = "sample size"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shape or self.bound != 1:
-            raise InvalidArgument("A record counts once: the sample size has bound 1 and no shape.")
-
-
-@dataclass(frozen=True)
-class Contributing(Statistic, tag="contributing"):
-    """The share of records that contributed: they were loaded and collated, and every gradient of
-    theirs was finite.
-
-    A record adds 1, and 0 if the norm of any of its gradients is not finite; one that cannot be
-    loaded or makes the loss raise adds nothing. So that last bits cannot turn many records round at
-    once, a norm counts in full up to 2⁵⁶ and less and less up to 2⁶⁰. What is released is the noisy
-    count over the plan's divisor, the expected batch size: :class:`dpfy.ContributingShare` says
-    when it is too low to be chance. The share of 0.01 makes the gradient's noise larger by half a
-    percent.
-
-    *Formal guarantee*: one record moves the count by at most 1. Proof: docs/proofs/queries.md.
-    """
-
-    name: str = "contributing"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shape or self.bound != 1:
-            raise InvalidArgument(
-                "A record contributes once: the number of those that do has bound 1 and no shape."
-            )
-
-
-@dataclass(frozen=True)
-class RecordNormsBelow(Statistic, tag="norms_below"):
-    """For each threshold, the share of records whose gradient norm is at most that, less one half.
-
-    A record adds a number from −½ to ½ for every threshold, which is half as sensitive as a count
-    (Andrew et al. 2021). It is clamp((threshold − norm) / (threshold/8), −½, ½): half of the way is
-    at the threshold, and norms that differ from it by a sixteenth or more count in full. A step
-    there would turn the last bit of a norm, which a block of another size may move, into a whole
-    count. ``of`` names the clipped sum whose norms are compared, one for each threshold; by default
-    the first one. A norm that is not finite is above every threshold.
-
-    Proof: docs/proofs/queries.md.
-    """
-
-    name: str = "norms below"
-    thresholds: tuple[float, ...] = (1.0,)
-    of: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for threshold in self.thresholds:
-            _validate.positive("threshold", threshold)
-        if len(self.of) not in (0, len(self.thresholds)):
-            raise InvalidArgument(
-                f"Expected the name of a clipped sum for each of {len(self.thresholds)} "
-                f"thresholds, got {len(self.of)}."
-            )
-        object.__setattr__(self, "shape", (len(self.thresholds),))
-        object.__setattr__(self, "bound", math.sqrt(len(self.thresholds)) / 2)
-        super().__post_init__()
-
-
-@dataclass(frozen=True)
-class SumOfRecordNorms(Statistic, tag="clipped_norms"):
-    """For each clipped sum in ``of``, the sum of the norms of its gradients, each at most its one
-    of ``limits``.
-
-    A norm counts as a share of its limit, so that a record has at most 1 for every clipped sum. One
-    that is not finite counts as zero.
-    """
-
-    name: str = "clipped norms"
-    limits: tuple[float, ...] = (1.0,)
-    of: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for limit in self.limits:
-            _validate.positive("limit", limit)
-        if len(self.of) != len(self.limits):
-            raise InvalidArgument(
-                f"Expected the name of a clipped sum for each of {len(self.limits)} limits, got "
-                f"{len(self.of)}."
-            )
-        object.__setattr__(self, "shape", (len(self.limits),))
-        object.__setattr__(self, "bound", math.sqrt(len(self.limits)))
-        super().__post_init__()
-
-
-@dataclass(frozen=True)
-class NormOfSum(Statistic, tag="sum_norm"):
-    """The norm of the clipped sum, in clip bounds, and at most four times the divisor.
-
-    One record moves a sum by at most its bound, and therefore its norm.
-    """
-
-    name: str = "norm of the sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shape or self.bound != 1:
-            raise InvalidArgument(
-                "The norm of a sum is a number, in clip bounds: it has bound 1 and no shape."
-            )
+_ROUNDING = 1e-9  # how far the sum of all shares may be from one
 
 
 @dataclass(frozen=True)
 class Query(Fact, tag="query"):
     """The bounded sums that one step releases, all on the same sample.
 
-    With ``slots`` every record draws one of so many slots, and the mean gradient of a slot is
-    clipped instead of every record's. With ``least_sample`` the clipped sum is divided by the
-    sample's size, or by ``least_sample`` if that is more. Either way one record moves the gradient
-    by up to two bounds. ``pooled`` clipped sums are one sum in events, for shares that move while
-    their total stays.
+    Args:
+        leaves: The clipped sums; their shares add up to 1, and each parameter is in one of them.
+        statistics: The statistics that are released beside the gradient.
+        slots: The number of microbatches, or None. Every record draws one, and the mean gradient of
+            a microbatch is clipped instead of every record's. One record then moves the gradient by
+            up to two bounds.
+        least_sample: If given, the clipped sum is divided by the sample's size, or by
+            ``least_sample`` if that is more. One record then moves the gradient by up to two
+            bounds.
+        pooled: Whether events describe the clipped sums as one sum, for shares that change while
+            their total stays.
+
+    Raises:
+        InvalidArgument: If sums contradict each other, or leave no noise budget for the gradient.
 
     >>> Query((ClippedSum(bound=0.5),)).sum_queries(noise_multiplier=2.0)
     (SumQuery(l2_bound=1.0, stddev=2.0, name='gradient'),)
@@ -271,6 +92,7 @@ class Query(Fact, tag="query"):
         self._check_together()
 
     def _check_together(self) -> None:
+        """Refuse statistics that the clipped sums cannot provide."""
         norms = [
             statistic
             for statistic in self.statistics
@@ -291,7 +113,7 @@ class Query(Fact, tag="query"):
         others = [each for each in self.statistics if not isinstance(each, SampleSize)]
         if self.slots is not None and (others or self.least_sample is not None):
             raise InvalidArgument(
-                "Microbatches are computed as a whole and have means in the place of records: "
+                "Microbatches are computed as a whole and have means instead of records: "
                 "there are no statistics or norms of single records, and no sample size to divide "
                 "by. SampleSize can be released."
             )
@@ -305,7 +127,7 @@ class Query(Fact, tag="query"):
         slots: int | None = None,
         least_sample: float | None = None,
     ) -> Self:
-        """Return the query of these sums, whose shares are made to add up to one."""
+        """Return the query of these sums, with shares scaled so that they add up to one."""
         total = math.fsum(leaf.share for leaf in leaves)
         return cls(
             tuple(replace(leaf, share=leaf.share / total) for leaf in leaves),
@@ -316,19 +138,17 @@ class Query(Fact, tag="query"):
 
     @property
     def bound(self) -> float:
-        """The bound of a record's gradients; where several sums are clipped, of all of them
-        together.
-        """
+        """The bound of a record's gradients; of all clipped sums together if there are several."""
         return math.hypot(*(leaf.bound for leaf in self.leaves))
 
     @property
     def sensitivity_factor(self) -> int:
-        """How many bounds one record may move a clipped sum by."""
+        """The number of bounds by which one record may move a clipped sum."""
         return 1 if self.slots is None and self.least_sample is None else 2
 
     @property
     def period(self) -> int:
-        """After how many steps the same sums are released again."""
+        """The number of steps after which the same sums are released again."""
         return math.lcm(*(statistic.every for statistic in self.statistics))
 
     def due(self, step: int) -> tuple[Statistic, ...]:
@@ -341,21 +161,25 @@ class Query(Fact, tag="query"):
 
     @property
     def _left(self) -> float:
+        """The share of all clipped sums."""
         return 1 - math.fsum(statistic.share for statistic in self.statistics)
 
     def joint_sensitivity(self, step: int = 1) -> float:
-        """Return the norm that a record may have in a step, in units of all sums' noise over the
-        multiplier.
+        """Return the most that one record moves all sums of a step, each in units of its noise.
+
+        The unit is the standard deviation over the noise multiplier.
         """
         return math.sqrt(math.fsum(self.noise_share(leaf) for leaf in self._released(step)))
 
     def _released(self, step: int) -> Iterator[ClippedSum | Statistic]:
+        """Yield the sums that a step releases."""
         yield from self.leaves
         yield from self.due(step)
 
     def sum_queries(self, noise_multiplier: float, step: int = 1) -> tuple[SumQuery, ...]:
-        """Return the queries of a step in units of their bounds; all of them cost what one at this
-        multiplier does.
+        """Return the queries of a step in units of their bounds.
+
+        Together they cost what one query at this noise multiplier does.
         """
         if not self.pooled:
             return tuple(
@@ -374,6 +198,7 @@ class Query(Fact, tag="query"):
 
     @staticmethod
     def _sum_query(name: str, moves: int, noise_multiplier: float, share: float) -> SumQuery:
+        """Return the query of a sum that one record moves by ``moves`` bounds."""
         return SumQuery(
             l2_bound=moves, stddev=moves * noise_multiplier / math.sqrt(share), name=name
         )
@@ -388,14 +213,16 @@ class Query(Fact, tag="query"):
         )
 
     def _moves(self, leaf: ClippedSum | Statistic) -> int:
+        """Return the number of bounds by which one record may move a sum."""
         return self.sensitivity_factor if isinstance(leaf, ClippedSum) else 1
 
     def sum_scale(self, leaf: ClippedSum | Statistic) -> float:
-        """Return what a sum is divided by to be a piece of the one Gaussian sum."""
+        """Return the unit in which a sum is a piece of the one Gaussian sum."""
         return self._moves(leaf) * leaf.bound / math.sqrt(self.noise_share(leaf))
 
 
 def _check_names(names: list[str]) -> None:
+    """Refuse two sums of the same name."""
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise InvalidArgument(
@@ -404,6 +231,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _check_disjoint(leaves: Sequence[ClippedSum]) -> None:
+    """Refuse a parameter in two sums, and two sums of all remaining parameters."""
     named = [parameter for leaf in leaves for parameter in leaf.parameters]
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)

@@ -1,4 +1,4 @@
-"""The rows of statistics: what each record adds, bounded one by one."""
+"""Compute statistics: what each record adds, bounded record by record."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from dpfy.mechanisms.query import (
 )
 
 ROUNDING = 2.0**-15
-"""By how many bounds one record more may move each other's row of a statistic:
-docs/proofs/queries.md.
+"""The most that adding a record moves another record's row of a statistic, in bounds.
+
+Proof: docs/proofs/queries.md.
 """
 _FINITE = (56, 60)  # norms of at most 2^56 count as finite, from 2^60 on they do not
-_RAMP = (
-    2.0**-3
-)  # of a threshold, or of the largest score: the width over which a record comes to count
+# The width over which a record comes to count, relative to a threshold or to the largest score.
+_RAMP = 2.0**-3
 
 
 def bounded_sum(
@@ -52,44 +52,54 @@ def bounded_sum(
 
 
 def shared_rounding(query: Query, step: int, gradients: float) -> float:
-    """Return by how much one record more may move what each other adds in a step, in units of the
-    query's reach.
+    """Return the most that adding a record moves the contribution of another one in a step.
 
-    ``gradients`` is by how many clip bounds it may move their gradients; their statistics move by
-    ``ROUNDING`` bounds, and the count of those that contribute by 2⁻²⁰.
+    It is in units of the query's joint sensitivity. ``gradients`` is the most that the other
+    record's gradient moves, in clip bounds; its statistics move by ``ROUNDING`` bounds, and its
+    part of the count of those that contribute by 2⁻²⁰.
     """
-    due, reach = query.due(step), query.joint_sensitivity(step)
+    due, sensitivity = query.due(step), query.joint_sensitivity(step)
     if not due:
         return gradients
-    of_gradients = reach**2 - math.fsum(each.share for each in due)
+    of_gradients = sensitivity**2 - math.fsum(each.share for each in due)
     return (
         math.hypot(
             gradients * math.sqrt(of_gradients),
             *(_rounding(each) * math.sqrt(each.share) for each in due),
         )
-        / reach
+        / sensitivity
     )
 
 
 def _rounding(statistic: Statistic) -> float:
-    """By how many bounds one record more may move each other's row of this statistic."""
+    """Return the most that adding a record moves another's row of this statistic, in bounds."""
     return 2.0**-20 if isinstance(statistic, Contributing) else ROUNDING
 
 
 def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return 1 for each record whose own class has the largest score, 0 if another has, and a part
-    of 1 if it is close.
+    """Return 1 for each record whose own class has the largest score, 0 for others, smoothly.
 
     A record counts in part, and a tie as one half, if its two best classes are within a sixteenth
-    of the largest absolute score. *Formal guarantee*: if the scores of a record move by less than
-    15·2⁻²³ of the largest, as they do in their last bits when other records join its batch, the
-    result moves by less than 2⁻¹⁵, which is what the noise is scaled for; ``scores.argmax(1) ==
-    labels`` may move by 1. *Assumes*: scores in float32 or better.
+    of the largest absolute score.
 
-    ``scores`` has the classes in its last dimension, ``labels`` their numbers. One that is no class
-    counts as wrong.
+    *Formal guarantee*: if the scores of a record move by less than 15·2⁻²³ of the largest, as
+    rounding error does when other records join its batch, the result moves by less than 2⁻¹⁵, which
+    is what the noise is scaled for; ``scores.argmax(1) == labels`` may move by 1.
 
-    >>> soft_accuracy(torch.tensor([[4.0, 1.0], [1.0, 4.0], [4.0, 3.9], [2.0, 2.0]]), torch.tensor([0, 0, 0, 1]))
+    *Assumes*: scores in float32 or better.
+
+    Args:
+        scores: The scores [records, classes] of two classes or more.
+        labels: The number of the true class of each record; a label that is no class is wrong.
+
+    Returns:
+        A float64 tensor [records] of numbers from 0 to 1.
+
+    Raises:
+        InvalidArgument: If the shapes do not fit.
+
+    >>> scores = torch.tensor([[4.0, 1.0], [1.0, 4.0], [4.0, 3.9], [2.0, 2.0]])
+    >>> soft_accuracy(scores, torch.tensor([0, 0, 0, 1]))
     tensor([1.0000, 0.0000, 0.7000, 0.5000], dtype=torch.float64)
 
     Proof: docs/proofs/queries.md.
@@ -101,9 +111,8 @@ def soft_accuracy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         )
     values = scores.detach().double()
     own = torch.arange(scores.shape[-1], device=scores.device) == labels.unsqueeze(-1)
-    lead = torch.where(own, values, -math.inf).amax(-1) - torch.where(own, -math.inf, values).amax(
-        -1
-    )
+    best, other = torch.where(own, values, -math.inf), torch.where(own, -math.inf, values)
+    lead = best.amax(-1) - other.amax(-1)
     width = _RAMP * torch.linalg.vector_norm(values, math.inf, dim=-1).clamp(
         min=torch.finfo(torch.float64).tiny
     )
@@ -116,15 +125,15 @@ def _rows(
     norms: torch.Tensor,
     leaves: Sequence[str],
 ) -> torch.Tensor | None:
+    """Return the rows of a statistic, or None if records have none."""
     match statistic:
         case SampleSize():
             return torch.ones(len(norms), dtype=torch.float64, device=norms.device)
         case Contributing():
             return _finite(norms)
         case RecordNormsBelow():
-            compared = _compared(norms, leaves, statistic.of).nan_to_num(
-                nan=math.inf
-            )  # a NaN is not below anything
+            # A NaN is not below anything.
+            compared = _compared(norms, leaves, statistic.of).nan_to_num(nan=math.inf)
             limits = torch.tensor(statistic.thresholds, dtype=norms.dtype, device=norms.device)
             return ((1 - compared / limits) / _RAMP).clamp_(-0.5, 0.5)
         case NormOfSum():
@@ -137,9 +146,7 @@ def _rows(
 
 
 def _finite(norms: torch.Tensor) -> torch.Tensor:
-    """Return 1 for each record whose gradients all have finite norms, 0 for others, and a part of 1
-    in between.
-    """
+    """Return 1 for each record whose gradients all have finite norms, 0 for others, smoothly."""
     low, high = _FINITE
     largest = norms.nan_to_num(nan=math.inf).amax(1)
     return ((high - largest.log2() / 2) / (high - low)).clamp(0.0, 1.0)

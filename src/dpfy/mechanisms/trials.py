@@ -1,6 +1,4 @@
-"""How many runs a private selection has: drawn exactly from its law, after the selection was
-reserved.
-"""
+"""Draw the number of runs of a private selection exactly, after the selection was reserved."""
 
 from decimal import Context, Decimal, localcontext
 
@@ -11,7 +9,7 @@ from dpfy.noise.random_stream import SecureStream, require_purpose
 
 
 def draw_trials(trials: Trials, stream: SecureStream) -> int:
-    """Draw a number of runs from its law.
+    """Draw a number of runs from its distribution.
 
     *Formal guarantee*: exact, given uniform bits: a uniform number is compared with sums of
     probabilities in as many digits as it takes, and nothing is rounded on the way to the verdict.
@@ -19,7 +17,19 @@ def draw_trials(trials: Trials, stream: SecureStream) -> int:
     *Assumes* that the number stays secret; hand it to :class:`~dpfy.ledger.scopes.Selection` and to
     nobody else.
 
-    >>> draw_trials(NegativeBinomialTrials.with_mean(10.0), SecureStream(insecure_test_key=1, purpose="sampling"))
+    Args:
+        trials: The distribution of the number of runs.
+        stream: The source of randomness, made for the purpose ``"sampling"``.
+
+    Returns:
+        The number of runs.
+
+    Raises:
+        InvalidArgument: If the distribution cannot be drawn from, or the stream has another
+            purpose.
+
+    >>> stream = SecureStream(insecure_test_key=1, purpose="sampling")
+    >>> draw_trials(NegativeBinomialTrials.with_mean(10.0), stream)
     1
     """
     require_purpose(stream, "sampling")
@@ -41,9 +51,8 @@ def _try_inverting(trials: Trials, uniform: Expansion) -> int | None:
         number, chance = _first(trials)
         total = chance
         while True:
-            error = Decimal(10) ** (12 - context.prec) * (
-                number + 10
-            )  # of as many roundings, and what cancels
+            # Of as many roundings, and of what cancels.
+            error = Decimal(10) ** (12 - context.prec) * (number + 10)
             if high <= total - error:
                 return number
             if low < total + error:
@@ -54,7 +63,7 @@ def _try_inverting(trials: Trials, uniform: Expansion) -> int | None:
 
 
 def _first(trials: Trials) -> tuple[int, Decimal]:
-    """The smallest number of runs and its probability."""
+    """Return the smallest number of runs and its probability."""
     if isinstance(trials, PoissonTrials):
         return 0, (-Decimal(trials.rate)).exp()
     if isinstance(trials, NegativeBinomialTrials):
@@ -69,7 +78,7 @@ def _first(trials: Trials) -> tuple[int, Decimal]:
 
 
 def _ratio(trials: Trials, number: int) -> Decimal:
-    """The probability of one run more, over that of ``number`` runs."""
+    """Return the probability of ``number + 1`` runs over that of ``number`` runs."""
     if isinstance(trials, PoissonTrials):
         return Decimal(trials.rate) / (number + 1)
     assert isinstance(trials, NegativeBinomialTrials)

@@ -1,4 +1,7 @@
-"""Noise: where the randomness comes from, and how it becomes Gaussian on a lattice."""
+"""Draw noise: randomness from a cipher, made Gaussian on a lattice.
+
+Tests: tests/noise/test_conformance.py.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -20,23 +23,20 @@ __all__ = [
 
 
 class NoiseStrategy(Protocol):
-    """A stateful stream of noise; independent noise is the identity strategy of a correlated
-    one.
+    """A stateful stream of noise.
+
+    Noise may be correlated over releases; independent noise is the identity strategy.
     """
 
     @property
     def key_source(self) -> str:
-        """Where the key came from: ``"operating system"``, or a name that says that nothing is
-        private.
-        """
+        """The source of the key; all but ``"operating system"`` mean that nothing is private."""
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise that will be taken next, if that pays; it changes no result."""
+        """Begin to draw the noise of the next release, if that pays; it changes no result."""
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
-        """Add the next noise of the stream to float64 ``values`` in place, on the lattice of step
-        ``grid``.
-        """
+        """Add the next noise to float64 ``values`` in place, on the lattice of step ``grid``."""
 
     def release(
         self,
@@ -46,10 +46,10 @@ class NoiseStrategy(Protocol):
         stddev: float,
         grid: float,
     ) -> None:
-        """Do the same to several sums as if they were one vector, and write each times its public
-        factor to ``outs``.
+        """Add noise to several sums as if they were one vector, and scale each into its output.
 
-        Sums in float64 are overwritten by what is released of them.
+        Each noisy sum times its public factor is written to one of ``outs``. Sums in float64 are
+        overwritten by their noisy values.
         """
 
     def close(self) -> None:

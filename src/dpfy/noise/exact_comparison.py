@@ -1,8 +1,8 @@
-"""Whether a random point lies below the bell curve, in as many digits as it takes.
+"""Decide exactly whether a random point lies below the bell curve.
 
 The coordinates are uniform reals, known by a prefix of their binary expansions. When the prefix (or
-the arithmetic) is too short to tell, more bits are drawn. This ends with probability one, and what
-is decided is exact: lemma 5 of docs/proofs/lattice-noise.md.
+the arithmetic) is too short to tell, more bits are drawn. This ends with probability one, and the
+verdict is exact: lemma 5 of docs/proofs/lattice-noise.md.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dpfy.noise.random_stream import KeyStream
 
 @dataclass
 class Expansion:
-    """A real number in ``[numerator, numerator + 1] / 2^bits``, of which more bits can be drawn."""
+    """A random real in ``[numerator, numerator + 1] / 2^bits``; more bits can be drawn."""
 
     numerator: int
     bits: int
@@ -38,9 +38,8 @@ def _try_comparing(x: Expansion, y: Expansion, spread: float, height: float) -> 
         abscissa = Decimal(x.numerator) / 2**x.bits / Decimal(spread)
         curve = (-abscissa * abscissa / 2).exp()  # correctly rounded
         ordinate = Decimal(y.numerator) / 2**y.bits * Decimal(height)
-        truncation = (
-            1 / Decimal(spread) / 2**x.bits + Decimal(height) / 2**y.bits
-        )  # the slope is below 1 / spread
+        # The slope of the curve is below 1 / spread.
+        truncation = 1 / Decimal(spread) / 2**x.bits + Decimal(height) / 2**y.bits
         if abs(ordinate - curve) <= truncation + Decimal(10) ** (2 - context.prec):
             return None
         return ordinate < curve

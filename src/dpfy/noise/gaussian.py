@@ -9,9 +9,10 @@ import torch
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.noise.lattice import round_to_lattice, steps_per_stddev
+from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.prefetch import NoisePrefetcher
 from dpfy.noise.random_stream import SecureStream, require_purpose, this_process
-from dpfy.noise.rejection_table import CELL_BITS
+from dpfy.noise.rejection_table import CELL_BITS, Floats
 from dpfy.noise.vector import Piece, Vector
 
 
@@ -26,6 +27,12 @@ class LatticeGaussian:
     *Assumes* that the stream is uniform, and that the float64 ``exp`` of numpy and of the C library
     errs by less than 2⁻⁴⁰ of its value (the tests compare them with 200-bit arithmetic).
 
+    Args:
+        stream: The source of randomness, made for the purpose ``"noise"``.
+
+    Raises:
+        InvalidArgument: If the stream was made for another purpose.
+
     >>> noise = LatticeGaussian(SecureStream(insecure_test_key=1))
     >>> step = 2.0**-28
     >>> noisy = noise.add_noise(torch.zeros(3, dtype=torch.float64), stddev=1.0, grid=step)
@@ -38,33 +45,48 @@ class LatticeGaussian:
 
     def __init__(self, stream: SecureStream) -> None:
         self._stream = require_purpose(stream, "noise")
-        self._desk_of_a_process = NoisePrefetcher()
+        self._own_prefetcher = NoisePrefetcher()
 
     @property
     def key_source(self) -> str:
-        """Where the key of the stream came from."""
+        """The source of the stream's key."""
         return self._stream.key_source
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next release on another thread, if torch leaves a core to
-        do so.
+        """Begin to draw the noise of the next release on another thread, if torch leaves a core.
 
         It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never:
         for another number of values, another ``stddev / grid`` or a stream that was refreshed
         since, fresh noise is drawn. A fork leaves it to the parent.
+
+        Args:
+            count: The number of coordinates of the next release, at least 0.
+            stddev: The standard deviation of its noise; zero draws nothing.
+            grid: The lattice step, a power of two.
         """
         if stddev != 0:
             spread, _ = _columns(stddev, grid)
-            with self._desk.lock:
-                self._desk.order(_validate.count("count", count, minimum=0), spread, self._stream)
+            count = _validate.count("count", count, minimum=0)
+            with self._prefetcher.lock:
+                self._prefetcher.prefetch(count, spread, self._stream)
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
 
         ``values`` are multiples of ``grid`` already, or are rounded to them here: the low bits of a
         value between lattice points would pass through any noise. No rounding error can leak: IEEE
-        addition is a function of the exact lattice sum, which is exact below 2⁵¹ steps. A
-        ``stddev`` of zero adds nothing.
+        addition is a function of the exact lattice sum, which is exact below 2⁵¹ steps.
+
+        Args:
+            values: The sums, in float64; overwritten.
+            stddev: The standard deviation of the noise per coordinate; zero adds nothing.
+            grid: The lattice step, a power of two.
+
+        Returns:
+            ``values``, with noise.
+
+        Raises:
+            InvalidArgument: If ``values`` are not in float64.
         """
         if values.dtype != torch.float64:
             raise InvalidArgument(
@@ -88,21 +110,29 @@ class LatticeGaussian:
         stddev: float,
         grid: float,
     ) -> None:
-        """Add fresh noise to the sums as if they were one vector, and write each times its factor
-        to one of ``outs``.
+        """Add fresh noise to the sums as if they were one vector, and scale each into its output.
 
-        One walk over memory does both. Float64 sums without gaps are overwritten by what is
-        released; sums in float32, which float64 holds exactly, stay as they are, unless they are
-        among ``outs``. These have no gaps.
+        Both happen in one pass over memory. Contiguous float64 sums are overwritten by their noisy
+        values; float32 sums, which float64 holds exactly, stay as they are, unless they are among
+        ``outs``.
+
+        Args:
+            sums: The pieces of the vector, in float64 or float32.
+            factors: The public factor of each piece.
+            outs: A contiguous tensor for each piece, which the noisy values times the factor are
+                written to.
+            stddev: The standard deviation of the noise per coordinate; zero adds nothing.
+            grid: The lattice step, a power of two.
+
+        Raises:
+            InvalidArgument: If an output has another number of coordinates than its sum.
         """
         flat = [
             (each.detach().reshape(-1).contiguous(), factor, out.view(-1))
             for each, factor, out in zip(sums, factors, outs, strict=True)
         ]
         for each, _, out in flat:
-            if len(each) != len(
-                out
-            ):  # what is left of an output would be whatever was in its memory
+            if len(each) != len(out):  # the rest of the output would be uninitialised memory
                 raise InvalidArgument(
                     f"Expected an output of {len(each)} numbers, as the sum has, got {len(out)}."
                 )
@@ -111,16 +141,38 @@ class LatticeGaussian:
                 out.copy_(round_to_lattice(each.double(), grid) * factor)
             return
         begins = accumulate((len(each) for each, _, _ in flat), initial=0)
-        self._add_to(
-            [Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)], stddev, grid
-        )
+        pieces = [Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)]
+        self._add_to(pieces, stddev, grid)
 
     def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
-        """Add fresh noise to one vector."""
+        """Add fresh noise to one vector: what was drawn ahead first, then segment by segment.
+
+        The segments that nobody has begun are drawn on this thread, with the help of torch's
+        threads if OpenMP lends them. If not, helpers draw too. There are fewer of them than threads
+        of torch, because these look for work at full speed for some milliseconds after an
+        operation. A device is added to from this thread alone, since the work of a device is
+        ordered by thread.
+        """
         spread, unit = _columns(stddev, grid)
-        desk = self._desk
-        with desk.lock:
-            desk.deliver(Vector(pieces, unit, grid), spread, self._stream)
+        vector = Vector(pieces, unit, grid)
+        kernels, prefetcher = kernels_for(len(vector), shared=True), self._prefetcher
+
+        def work(buffer: Floats) -> None:
+            while (each := segments.next()) is not None:
+                kernels.draw_and_add(vector, each.start, buffer[: each.size], spread, each.parts)
+
+        with (
+            prefetcher.lock,
+            prefetcher.segments(len(vector), spread, self._stream) as segments,
+        ):
+            for start, noise in segments.drawn:
+                kernels.add(vector, start, noise.result())
+            alone = not vector.is_cpu or kernels.threads > 1
+            own, *others = segments.buffers_for(1 if alone else torch.get_num_threads() - 1)
+            helpers = [prefetcher.submit(work, buffer) for buffer in others]
+            work(own)
+            for helper in helpers:
+                helper.result()
 
     def integers(self, count: int, scale: float) -> torch.Tensor:
         """Return ``count`` independent N(0, scale²) reals, each rounded to the nearest integer.
@@ -135,21 +187,19 @@ class LatticeGaussian:
 
     def close(self) -> None:
         """End the thread of :meth:`prefetch` and free its memory."""
-        with self._desk.lock:
-            self._desk.close()
+        with self._prefetcher.lock:
+            self._prefetcher.close()
 
     @property
-    def _desk(self) -> NoisePrefetcher:
-        """Where this process draws."""
-        if self._desk_of_a_process.process != this_process():
-            self._desk_of_a_process = NoisePrefetcher()
-        return self._desk_of_a_process
+    def _prefetcher(self) -> NoisePrefetcher:
+        """The prefetcher of this process; a forked child makes another one."""
+        if self._own_prefetcher.process != this_process():
+            self._own_prefetcher = NoisePrefetcher()
+        return self._own_prefetcher
 
 
 def _columns(stddev: float, grid: float) -> tuple[float, float]:
-    """Return the standard deviation in columns of the cover, from 32 to 64 of them, and the size of
-    a cell.
-    """
+    """Return the standard deviation in columns, from 32 to 64 of them, and the size of a cell."""
     scale = steps_per_stddev(stddev, grid)
     column = math.ldexp(1.0, math.frexp(scale)[1] - 6)
     return scale / column, math.ldexp(column * grid, -CELL_BITS)

@@ -12,10 +12,8 @@ from dpfy.errors import InvalidArgument
 
 # log2; rounding d coordinates moves a sum by √d·g/2, which for d = 10^8 is 2e-5 of the noise
 _STEPS_PER_STDDEV = 28
-_SMALLEST, _LARGEST = (
-    2.0**-900,
-    2.0**900,
-)  # no step, product or quotient under- or overflows between them
+# No step, product or quotient under- or overflows between these.
+_SMALLEST, _LARGEST = 2.0**-900, 2.0**900
 
 Vector = TypeVar("Vector", torch.Tensor, npt.NDArray[np.float64])
 
@@ -25,6 +23,15 @@ def lattice_step(stddev: float) -> float:
 
     It depends on the declared noise alone, never on the values, so the lattice is fixed before the
     data is seen.
+
+    Args:
+        stddev: The standard deviation of the noise, from 2⁻⁹⁰⁰ to 2⁹⁰⁰.
+
+    Returns:
+        The step of the lattice.
+
+    Raises:
+        InvalidArgument: If ``stddev`` is outside of that range.
 
     >>> lattice_step(1.0) == lattice_step(1.99) == 2.0**-28
     True
@@ -51,6 +58,13 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
     number rounds to the nearest multiple, by at most ``grid / 2``. Values beyond 2⁵¹ steps are
     rounded as the doubles at that distance are.
 
+    Args:
+        values: A float64 tensor; overwritten.
+        grid: The lattice step, a power of two.
+
+    Returns:
+        ``values``, rounded.
+
     >>> round_to_lattice(torch.tensor([0.3, -0.7], dtype=torch.float64), 0.25)
     tensor([ 0.2500, -0.7500], dtype=torch.float64)
     """
@@ -59,13 +73,13 @@ def round_to_lattice(values: torch.Tensor, grid: float) -> torch.Tensor:
 
 
 def add_on_lattice(values: Vector, noise: Vector, unit: float, grid: float) -> Vector:
-    """Round ``values`` to the lattice in place, and then the sum with ``unit · noise``, which is
-    overwritten.
+    """Round ``values`` to the lattice in place, add ``unit · noise``, and round the sum.
 
-    The second addition is rounded as the first is: to the lattice, from the exact sum, whatever its
+    ``noise`` is overwritten. The sum is rounded to the lattice from its exact value, whatever its
     size.
 
-    >>> add_on_lattice(torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64), 1.0, 0.25)
+    >>> values, noise = torch.tensor([[0.3], [0.2]], dtype=torch.float64)
+    >>> add_on_lattice(values, noise, 1.0, 0.25)
     tensor([0.5000], dtype=torch.float64)
     """
     far = far_from_zero(grid)
@@ -82,6 +96,7 @@ def far_from_zero(grid: float) -> float:
 
 
 def _power_of_two(grid: float) -> float:
+    """Return ``grid``, and refuse what is not a power of two."""
     _validate.real("grid", grid, _SMALLEST * 2.0**-100, _LARGEST * 2.0**100)
     if math.frexp(grid)[0] != 0.5:
         raise InvalidArgument(

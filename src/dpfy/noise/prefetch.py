@@ -1,14 +1,19 @@
-"""Where the noise of one process is drawn: segment by segment, on threads, ahead of time while a
-core is free.
+"""Draw noise ahead of time: segment by segment, on other threads, while a core is free.
+
+A vector of noise is divided into segments, each with streams of its own, so that which thread draws
+a segment, and when, changes no result. :class:`NoisePrefetcher` holds the segments that are drawn
+ahead and the buffers that they are drawn into; :class:`~dpfy.noise.gaussian.LatticeGaussian` adds
+them to the sums and draws the others.
 """
 
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,184 +21,199 @@ import torch
 from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.random_stream import Parts, SecureStream, this_process
 from dpfy.noise.rejection_table import Floats
-from dpfy.noise.vector import Vector
 
-SEGMENT = (
-    1 << 19
-)  # values that are drawn in one go, from streams of their own, and are used before the next ones
-_SERIAL = 1 << 14  # fewer values than are worth drawing ahead
+SEGMENT = 1 << 19  # values that are drawn in one go
+_SERIAL = 1 << 14  # fewer values than this are not worth drawing ahead
 
-_Take = Callable[[int, Floats], None]  # is given where a segment begins and what was drawn for it
-_Segment = tuple[int, int, Parts]  # where it begins, its size, its streams
+
+class Segment(NamedTuple):
+    """Consecutive coordinates of a vector and the streams that their noise is drawn from."""
+
+    start: int
+    size: int
+    parts: Parts
+
+
+class Buffers:
+    """Memory for noise, allocated only once: memory that is new to a process costs more than noise.
+
+    Exactly one owner writes into the buffers at a time.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[Floats] = []
+
+    def get(self, index: int, size: int) -> Floats:
+        """Return the buffer of this index with room for ``size`` values."""
+        if index == len(self.arrays):
+            self.arrays.append(np.empty(0))
+        if len(self.arrays[index]) < size:
+            self.arrays[index] = np.empty(size)
+        return self.arrays[index][:size]
 
 
 @dataclass(frozen=True)
-class _Order:
-    """Noise that is being drawn on other threads, in rooms that belong to nobody else."""
+class _Prefetched:
+    """Noise that is being drawn on other threads, into buffers that belong to nobody else."""
 
     count: int
     spread: float
-    generation: int  # of the key that its streams were drawn from
-    segments: list[tuple[_Segment, "Future[Floats]"]]
-    rooms: list[Floats]
+    generation: int  # of the key that the streams were drawn from
+    segments: list[tuple[Segment, "Future[Floats]"]]
+    buffers: Buffers
 
-    def hold(self) -> list[_Segment]:
-        """Let nobody begin another segment, and return those that nobody has begun."""
+    def cancel(self) -> list[Segment]:
+        """Let no thread begin another segment, and return those that none has begun."""
         return [segment for segment, future in self.segments if future.cancel()]
 
-    def deliver(self, take: _Take) -> list[_Segment]:
-        """Hand over what was begun, and return what was not."""
-        left = self.hold()
-        for (start, *_), future in self.segments:
-            if not future.cancelled():
-                take(start, future.result())
-        return left
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of one vector of noise: some are drawn ahead, the others wait for a thread.
+
+    Args:
+        drawn: The start of each segment that was begun ahead, and its noise once it is drawn.
+        waiting: The segments that no thread has begun.
+        buffers: Memory for threads that draw the waiting segments.
+    """
+
+    drawn: list[tuple[int, "Future[Floats]"]]
+    waiting: deque[Segment]
+    buffers: Buffers
+
+    def next(self) -> Segment | None:
+        """Take the first segment that waits, if there is one; no other thread gets it too."""
+        try:
+            return self.waiting.popleft()
+        except IndexError:
+            return None
+
+    def buffers_for(self, threads: int) -> list[Floats]:
+        """Return a buffer for each of ``threads`` threads: at least one, and no more than wait."""
+        size = max((segment.size for segment in self.waiting), default=0)
+        count = max(1, min(len(self.waiting), threads))
+        return [self.buffers.get(index, size) for index in range(count)]
 
 
 class NoisePrefetcher:
-    """Draws the segments of a vector of noise into rooms that it uses again; it never outlives a
-    fork.
+    """The threads and the buffers of one process that draw noise ahead of time.
 
-    Rooms leave the desk while anybody may write into them, and come back when nobody does. So
-    whatever interrupts it, and wherever, noise that is still being drawn goes into rooms that are
-    never handed out again.
+    Buffers leave the prefetcher while any thread may write into them, and come back when none does.
+    So wherever it is interrupted, noise that is still being drawn goes into buffers that are never
+    handed out again. A prefetcher never outlives a fork: a child makes its own. Callers hold
+    ``lock`` while they call a method.
     """
 
     def __init__(self) -> None:
         self.process = this_process()
         self.lock = threading.Lock()
-        self._rooms: list[Floats] = []
+        self._buffers = Buffers()
         self._pool: ThreadPoolExecutor | None = None
-        self._ordered: _Order | None = None
+        self._prefetched: _Prefetched | None = None
 
-    def order(self, count: int, spread: float, stream: SecureStream) -> None:
-        """Begin to draw what :meth:`deliver` will be asked for, if it is much and torch leaves a
-        core to do so.
+    def prefetch(self, count: int, spread: float, stream: SecureStream) -> None:
+        """Begin to draw what :meth:`segments` will be asked for, if it pays.
+
+        It pays for a long vector, if torch leaves a core free.
         """
-        self._forget_order()
+        self._take_prefetched()
         if count > _SERIAL and _has_core_to_spare():
-            kernels, rooms, generation = kernels_for(count), self._take_rooms(), stream.generation
+            kernels, buffers, generation = (
+                kernels_for(count),
+                self._take_buffers(),
+                stream.generation,
+            )
             try:
-                segments = [
+                futures = [
                     (
-                        segment,
-                        self._threads.submit(kernels.draw, _room(rooms, index, size), spread, own),
+                        each,
+                        self.submit(
+                            kernels.draw, buffers.get(index, each.size), spread, each.parts
+                        ),
                     )
-                    for index, segment in enumerate(_segments(count, stream))
-                    for _, size, own in [segment]
+                    for index, each in enumerate(_divide(count, stream))
                 ]
             except BaseException:
                 self.close()
                 raise
-            # An incomplete one would leave values without noise.
-            self._ordered = _Order(count, spread, generation, segments, rooms)
+            # An incomplete list would leave values without noise.
+            self._prefetched = _Prefetched(count, spread, generation, futures, buffers)
 
-    def deliver(self, vector: Vector, spread: float, stream: SecureStream) -> None:
-        """Add fresh noise to a vector.
+    @contextmanager
+    def segments(self, count: int, spread: float, stream: SecureStream) -> Iterator[Segments]:
+        """Lend the segments of a vector of fresh noise to the caller, who uses each once.
 
-        What was ordered under the stream's present key, and begun, is added on this thread. Then it
-        draws and adds the rest, with the help of all of torch's threads if they can be had. If not,
-        others do the same, one fewer than torch uses, as its own look out for work at full speed
-        for some milliseconds after an operation. Who gets less of a core takes fewer segments. To
-        what is on a device this thread alone adds: there is an order of work for each thread.
+        What was prefetched for such a vector, under the stream's present key, is among them. If the
+        caller fails, all threads end before the exception goes on, and no segment is drawn any
+        more.
         """
-        count = len(vector)
-        order, waiting, kernels = (
-            self._forget_order(),
-            deque[_Segment](),
-            kernels_for(count, shared=True),
-        )
-
-        def work(room: Floats) -> None:
-            while (segment := _next(waiting)) is not None:
-                start, size, own = segment
-                kernels.draw_and_add(vector, start, room[:size], spread, own)
-
+        prefetched, waiting = self._take_prefetched(), deque[Segment]()
         try:
             wanted = count, spread, stream.generation
-            if order is not None and (order.count, order.spread, order.generation) == wanted:
-                waiting.extend(order.deliver(partial(kernels.add, vector)))
-                rooms = order.rooms
+            if prefetched is not None and (
+                (prefetched.count, prefetched.spread, prefetched.generation) == wanted
+            ):
+                buffers = prefetched.buffers
+                waiting.extend(prefetched.cancel())
+                drawn = [
+                    (segment.start, future)
+                    for segment, future in prefetched.segments
+                    if not future.cancelled()
+                ]
             else:
-                waiting.extend(_segments(count, stream))
-                rooms = self._take_rooms()
-            one = not vector.is_cpu or kernels.threads > 1
-            threads = 1 if one else max(1, min(len(waiting), torch.get_num_threads() - 1))
-            first, *others = (_room(rooms, index, min(count, SEGMENT)) for index in range(threads))
-            helpers = [self._threads.submit(work, room) for room in others]
-            work(first)
-            for helper in helpers:
-                helper.result()
+                waiting.extend(_divide(count, stream))
+                buffers, drawn = self._take_buffers(), []
+            yield Segments(drawn, waiting, buffers)
         except BaseException:
             waiting.clear()
-            # when it returns nobody takes anything any more, whether it is known here or not
-            self.close()
+            self.close()  # waits for helpers, also for those that the caller does not know of
             raise
-        self._rooms = rooms
+        self._buffers = buffers
 
-    def close(self) -> None:
-        """End the threads, let go of what they have not begun, and free the rooms; another order
-        brings them back.
-        """
-        self._forget_order()
-        pool, self._pool, self._rooms = self._pool, None, []
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-
-    def _forget_order(self) -> _Order | None:
-        """Return what was ordered, which nobody can take a second time; segments not begun are not
-        drawn ahead.
-        """
-        order, self._ordered = self._ordered, None
-        if order is not None:
-            order.hold()
-        return order
-
-    def _take_rooms(self) -> list[Floats]:
-        rooms, self._rooms = self._rooms, []
-        return rooms
-
-    @property
-    def _threads(self) -> ThreadPoolExecutor:
-        """The threads that draw ahead, or besides the one that asks."""
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Call a function on one of the prefetcher's threads."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 torch.get_num_threads(), thread_name_prefix="dpfy noise"
             )
-        return self._pool
+        return self._pool.submit(function, *arguments)
+
+    def close(self) -> None:
+        """End the threads, cancel what they have not begun, and free the buffers.
+
+        The next :meth:`prefetch` starts them again.
+        """
+        self._take_prefetched()
+        pool, self._pool, self._buffers = self._pool, None, Buffers()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+    def _take_prefetched(self) -> _Prefetched | None:
+        """Return what was prefetched, once; segments that were not begun are not drawn ahead."""
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None:
+            prefetched.cancel()
+        return prefetched
+
+    def _take_buffers(self) -> Buffers:
+        """Return the buffers, which are the caller's from now on."""
+        buffers, self._buffers = self._buffers, Buffers()
+        return buffers
 
 
-def _room(rooms: list[Floats], index: int, size: int) -> Floats:
-    """Return the room of a segment, made only once: memory that is new to a process costs more than
-    the noise.
-    """
-    if index == len(rooms):
-        rooms.append(np.empty(0))
-    if len(rooms[index]) < size:
-        rooms[index] = np.empty(size)
-    return rooms[index][:size]
-
-
-def _segments(count: int, stream: SecureStream) -> list[_Segment]:
-    """Divide a vector; all keys are drawn in order, so that threads do not change what is drawn."""
+def _divide(count: int, stream: SecureStream) -> list[Segment]:
+    """Divide a vector; keys are drawn in order, so that threads do not change what is drawn."""
     return [
-        (start, min(SEGMENT, count - start), stream.parts()) for start in range(0, count, SEGMENT)
+        Segment(start, min(SEGMENT, count - start), stream.parts())
+        for start in range(0, count, SEGMENT)
     ]
 
 
-def _next(waiting: deque[_Segment]) -> _Segment | None:
-    """Take the first of those that wait, if there is one; no other thread gets it too."""
-    try:
-        return waiting.popleft()
-    except IndexError:
-        return None
-
-
 def _has_core_to_spare() -> bool:
-    """Whether torch uses fewer threads than there are cores."""
+    """Return whether torch uses fewer threads than there are cores."""
     return torch.get_num_threads() < _cores()
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,5 +1,6 @@
-"""The only source of randomness for noise and sampling: a cipher's key stream, keyed by the
-operating system.
+"""The only source of randomness for noise and sampling: the key stream of a cipher.
+
+The operating system draws the key.
 """
 
 import hashlib
@@ -21,14 +22,14 @@ Purpose = Literal["noise", "sampling", "training"]
 Words = npt.NDArray[np.uint64]
 
 _PURPOSES = ("noise", "sampling", "training")
-_ZEROS = bytes(
-    1 << 16
-)  # encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible
+# Encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible.
+_ZEROS = bytes(1 << 16)
 _forks = 0
-_leaving = threading.Lock()  # of threads of a child that find a stream of the parent
+_leaving = threading.Lock()  # for threads of a child that find a stream of the parent
 
 
 def _count_fork() -> None:
+    """Note in a child process that it is one."""
     global _forks, _leaving
     _forks, _leaving = _forks + 1, threading.Lock()  # the parent's may have been copied locked
 
@@ -37,14 +38,15 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 def this_process() -> tuple[int, int]:
-    """Return what tells this process from its forks; the count catches a process id that was used
-    before.
+    """Return an identity of this process that its forks do not share.
+
+    The count of forks catches a process id that was used before.
     """
     return os.getpid(), _forks
 
 
 def _has_aes_instructions() -> bool:
-    """Whether AES is fast here; only Linux tells cheaply, and elsewhere it almost always is."""
+    """Return whether AES is fast here; only Linux tells cheaply, and elsewhere it mostly is."""
     if platform.system() != "Linux":
         return True
     try:
@@ -54,8 +56,9 @@ def _has_aes_instructions() -> bool:
 
 
 class KeyStream:
-    """The words of the cipher under a key; those of different numbers are different parts of its
-    key stream.
+    """The words of the cipher under a key.
+
+    Different numbers give different sections of the key stream.
     """
 
     def __init__(self, key: bytes, number: int = 0) -> None:
@@ -81,8 +84,7 @@ class KeyStream:
 
 
 class SecureStream(KeyStream):
-    """An endless stream of uniform 64-bit words that nobody without the key can tell from coin
-    flips.
+    """An endless stream of 64-bit words that look uniform to anybody without the key.
 
     *Formal guarantee.* The words are the key stream of AES-256-CTR (ChaCha20 where the processor
     has no AES instructions) under a key of 256 bits that the operating system drew for this object
@@ -94,10 +96,17 @@ class SecureStream(KeyStream):
     *Assumes* that the cipher is a pseudo-random function and that ``os.urandom`` is unpredictable:
     the differential privacy of what is built on it is computational in this sense.
 
-    ``insecure_test_key`` makes a stream reproducible and everything drawn from it *not private*;
-    the streams of different purposes differ also under the same test key. A forked child of such a
-    stream is keyed by the operating system, since replaying the parent's words would be worse than
-    not being reproducible.
+    Args:
+        insecure_test_key: Makes the stream reproducible, and everything drawn from it *not
+            private*. A forked child of such a stream is keyed by the operating system, since
+            replaying the parent's words would be worse than not being reproducible. By default the
+            operating system draws the key.
+        purpose: ``"noise"``, ``"sampling"`` or ``"training"``. Streams of different purposes differ
+            also under the same test key.
+
+    Raises:
+        InvalidArgument: If the purpose or the test key is not one of those, or if the stream is
+            copied, pickled or saved.
 
     >>> SecureStream().key_source
     'operating system'
@@ -118,9 +127,7 @@ class SecureStream(KeyStream):
 
     @property
     def key_source(self) -> str:
-        """Where the key came from; anything but ``"operating system"`` means that nothing here is
-        private.
-        """
+        """The source of the key; all but ``"operating system"`` mean that nothing is private."""
         return "insecure test key" if self._insecure else "operating system"
 
     def fill(self, out: Words) -> None:
@@ -133,9 +140,9 @@ class SecureStream(KeyStream):
         """Go on under a new key, from the old stream, the operating system and the clock.
 
         *Formal guarantee*: two copies of a stream share no word after it if the operating system
-        gives them other bytes, or if they call it at another nanosecond. Whoever knows one of the
-        old key and the new bytes, but not both, knows nothing of the new key; nor does the new key
-        tell the old one. A stream with a test key stays as it is.
+        gives them other bytes, or if they call it at another nanosecond. Knowing only one of the
+        old key and the new bytes tells nothing about the new key; nor does the new key tell the old
+        one. A stream with a test key stays as it is.
 
         The clock is for machines whose generator was restored with the rest and has not been
         reseeded since.
@@ -156,23 +163,24 @@ class SecureStream(KeyStream):
         return child
 
     def parts(self) -> "Parts":
-        """Return streams for the parts of one vector, under a key that is drawn from this
-        stream.
-        """
+        """Return streams for the parts of one vector, under a key drawn from this stream."""
         return Parts(self.words(4).tobytes())
 
     def _leave_parent(self) -> None:
+        """Draw another key if this is a fork of the process that made the stream."""
         if self._process != this_process():
             with _leaving:
                 if self._process != this_process():  # another thread was first
                     self._start(os.urandom(32))
 
     def _start(self, secret: bytes) -> None:
+        """Begin a stream of this process."""
         self._lock = threading.Lock()  # a new one, since the fork may have copied it locked
         self._set_key(secret)
-        self._process = this_process()  # at last: other threads go by it
+        self._process = this_process()  # last, because other threads check it first
 
     def _set_key(self, secret: bytes) -> None:
+        """Go on under the key that a secret stands for."""
         self.generation += 1
         super().__init__(hashlib.sha256(f"dpfy {self.purpose}:".encode() + secret).digest())
 
@@ -186,8 +194,8 @@ class SecureStream(KeyStream):
 class Parts:
     """Streams under one key, told apart by number, that any thread may read in any order.
 
-    Whoever reads the stream of a number again reads the same words: they are for one part of one
-    vector, which is used once. A forked child has another key.
+    Reading the stream of a number again gives the same words: they are for one part of one vector,
+    which is used once. A forked child has another key.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -199,17 +207,17 @@ class Parts:
 
     @property
     def aes_key(self) -> bytes | None:
-        """The key of AES-256, for whoever reads streams elsewhere: that of a number begins at 2⁶⁴
-        times its block.
+        """The key of AES-256, for readers of the streams in C, or None under another cipher.
+
+        The stream of a number begins at block 2⁶⁴ times the number.
         """
         return self._own_key() if _HAS_AES else None
 
     def _own_key(self) -> bytes:
+        """Return the key of this process."""
         if self._process != this_process():
-            self._key, self._process = (
-                os.urandom(32),
-                this_process(),
-            )  # in this order: other threads go by the process
+            # In this order, because other threads check the process first.
+            self._key, self._process = os.urandom(32), this_process()
         return self._key
 
     def __reduce_ex__(self, protocol: object) -> Never:

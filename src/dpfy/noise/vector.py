@@ -1,4 +1,7 @@
-"""Sums that noise is added to: one vector, which lies in pieces."""
+"""The sums that noise is added to: one vector, which lies in memory as several pieces.
+
+Tests: tests/noise/test_gaussian.py.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +15,16 @@ from dpfy.noise.rejection_table import Floats
 
 @dataclass(frozen=True)
 class Piece:
-    """Coordinates from ``begin`` on, in one dimension.
+    """Consecutive coordinates of a vector, as a one-dimensional tensor.
 
-    Sums in float64 are overwritten by what is released; those in float32, which float64 holds
-    exactly, stay as they are, unless ``out`` is their memory. What is released times a public
-    factor goes to ``out``, if there is one.
+    Sums in float64 are overwritten by their noisy values; sums in float32, which float64 holds
+    exactly, stay as they are, unless ``out`` is their memory.
+
+    Args:
+        begin: The first coordinate.
+        sums: The values that noise is added to.
+        factor: The public factor of the output.
+        out: The tensor that noisy values times the factor are written to, if there is one.
     """
 
     begin: int
@@ -26,27 +34,29 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Where the coordinates of others begin."""
+        """The coordinate after the last one."""
         return self.begin + len(self.sums)
 
-    def add(self, some: slice, noise: Floats, unit: float, grid: float) -> None:
-        """Add noise to some numbers of the piece; it may be overwritten."""
-        values = self.sums[some].double()
+    def add(self, where: slice, noise: Floats, unit: float, grid: float) -> None:
+        """Add noise, which may be overwritten, to a slice of the piece."""
+        values = self.sums[where].double()
         if values.is_cpu:
-            with np.errstate(
-                all="ignore"
-            ):  # what is too large becomes infinite, as everywhere in training
+            with np.errstate(all="ignore"):  # what is too large becomes infinite, as in training
                 add_on_lattice(values.numpy(), noise, unit, grid)
         else:
             add_on_lattice(values, torch.from_numpy(noise).to(values.device), unit, grid)
         if self.out is not None:
-            self.out[some].copy_(values * self.factor)
+            self.out[where].copy_(values * self.factor)
 
 
 @dataclass(frozen=True)
 class Vector:
-    """Pieces one after the other; noise is in units of ``unit``, and results are on the lattice of
-    step ``grid``.
+    """Pieces of one vector, in order.
+
+    Args:
+        pieces: The pieces; each begins where the last one ends.
+        unit: The unit of the noise.
+        grid: The step of the lattice on which results are.
     """
 
     pieces: Sequence[Piece]
@@ -54,16 +64,16 @@ class Vector:
     grid: float
 
     def __len__(self) -> int:
-        """How many coordinates there are."""
+        """Return the number of coordinates."""
         return self.pieces[-1].end if self.pieces else 0
 
     @property
     def is_cpu(self) -> bool:
-        """Whether no device has to add."""
+        """Whether all pieces are in the memory of the CPU."""
         return all(piece.sums.is_cpu for piece in self.pieces)
 
     def add(self, start: int, noise: Floats) -> None:
-        """Add noise to the coordinates from ``start`` on; it may be overwritten."""
+        """Add noise, which may be overwritten, to the coordinates from ``start`` on."""
         for piece in self.pieces:
             first, last = max(start, piece.begin), min(start + len(noise), piece.end)
             if first < last:

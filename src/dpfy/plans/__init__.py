@@ -1,4 +1,7 @@
-"""Say what will run before any record is read: frozen, serialisable plans."""
+"""Say what will run before any record is read: frozen, serialisable plans.
+
+Tests: tests/plans/test_plan.py.
+"""
 
 from dpfy.plans.dpis import dpis
 from dpfy.plans.dpsgd import dpsgd

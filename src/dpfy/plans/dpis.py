@@ -1,5 +1,8 @@
-"""DPIS as a plan: importance sampling whose contributions have one norm, fixed in advance or
-following the norms.
+"""Plan DPIS: importance sampling whose contributions all have the same norm.
+
+That norm is fixed in advance, or follows released sums of norms.
+
+Tests: tests/mechanisms/controllers/test_norm_sum.py.
 """
 
 import math
@@ -18,8 +21,8 @@ from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.plans.plan import Plan
 from dpfy.types import Relation
 
-_NORM_NOISE = 0.02  # of the declared number of records, as in the paper
-_CAUTIOUS = 0.8  # of the steps
+_NORM_NOISE = 0.02  # relative to the declared number of records, as in the paper
+_CAUTIOUS = 0.8  # the first part of the steps
 
 
 def dpis(
@@ -41,17 +44,20 @@ def dpis(
     clip_factor: float | None = None,
     size_noise: float | None = None,
 ) -> Plan:
-    """Plan DPIS: records take part in proportion to their gradients' norms, and contribute equally
-    (Wei et al. 2022).
+    """Plan DPIS: records take part in proportion to their gradients' norms, and contribute equally.
 
     A record whose gradient has the norm g takes part with probability (batch_size/records)·min(g,
     clip)/(ratio·clip), and contributes a vector of norm ratio·clip. The released gradient has the
     expectation that DP-SGD with the same clip bound has. Where gradients are smaller than the clip
     bound, contributions may be too, and the same noise hides them better.
 
+    With ``norm_sum="released"`` ratios follow the data: once an epoch the sum of all norms is
+    released with noise, and the noise of the steps is chosen so that they spend the rest of a
+    filter. Only a Rényi filter accounts such steps: :meth:`Plan.calibrate` declares one.
+
     *Formal guarantee*: with ``noise_multiplier`` σ, a step with ratio r is dominated by the
     Gaussian mechanism of the multiplier σ/r on a Poisson sample of the rate batch_size/(r·records),
-    and one full-batch Gaussian sum of μ = 2⁻¹⁰ for what the coins of others may tell. Ratios that
+    and one full-batch Gaussian sum of μ = 2⁻¹⁰ for what the coins of others can reveal. Ratios that
     are fixed in advance let the steps compose by PLD; those that follow released norms are
     accounted by a filter.
 
@@ -59,28 +65,52 @@ def dpis(
     you. For a good choice ratio is about the mean of min(norm, clip)/clip; a poor one costs
     accuracy, never privacy.
 
-    ``ratio`` is a number, a function of the epochs that are over, or a
-    :class:`~dpfy.mechanisms.controllers.Schedule`.
-    A record is proposed ``slack`` times as often as its norm at the beginning of the epoch would have it accepted:
-    norms may grow by this factor before they are clipped, and an epoch computes about slack + 1
-    times as many gradients as one of DP-SGD. Norms count as at least ``floor`` clip bounds.
+    Args:
+        records: The number of records, at least 1.
+        batch_size: The expected number of contributions in a step if the ratio fits, above zero.
+        epochs: The number of expected passes over the data, above zero; or give ``steps``.
+        steps: The number of steps, at least 1; or give ``epochs``.
+        clip: The bound of a record's gradient, above zero; with ``clip_factor`` the first guess.
+        ratio: The norm of contributions over the clip bound: a number, a function of the completed
+            epochs, or a :class:`~dpfy.mechanisms.controllers.Schedule`. With
+            ``norm_sum="released"`` it is what you expect.
+        slack: The factor by which norms may grow within an epoch before they are clipped, at least
+            1. An epoch computes about slack + 1 times as many gradients as one of DP-SGD.
+        floor: The least norm that counts, in clip bounds, from 1/16 to 1.
+        noise_multiplier: The noise over the clip bound, at least 0; by default
+            :meth:`Plan.calibrate` finds it.
+        noise_schedule: Factors of the noise multiplier, fixed in advance, as in :func:`dpfy.dpsgd`.
+        norm_sum: ``"scheduled"`` for ratios that are fixed in advance, ``"released"`` for those
+            that follow released norms.
+        relation: The neighbouring relation.
+        norm_noise: The noise of a released sum of norms, in clip bounds, as a fraction of
+            ``records``; by default 0.02.
+        cautious: The first part of the steps, in which the noise is chosen as if all later ratios
+            were 1, in [0, 1]; by default 0.8.
+        clip_factor: If given, the clip bound of an epoch is this multiple of the mean norm, which
+            is released in the same way.
+        size_noise: If given, the number of records is released once, with noise of this fraction of
+            the declared number.
 
-    With ``norm_sum="released"`` ratios follow the data: once in an epoch the sum of all norms is
-    released, with noise of ``norm_noise``·records clip bounds (0.02), and the noise of the steps is
-    such that they spend what is left of a filter; in the first ``cautious`` part of them (0.8), as
-    if later ratios were all 1. ``ratio`` is then what you expect. Only a Rényi filter accounts such
-    steps: :meth:`Plan.calibrate` declares one. With ``clip_factor`` the clip bound of an epoch is
-    this multiple of the mean norm, released in the same way, and ``clip`` the first guess. With
-    ``size_noise`` the number of records is released once, with noise of this part of the declared
-    one.
+    Returns:
+        A plan of this run.
 
-    >>> plan = dpis(records=51_200, batch_size=512, epochs=2, ratio=lambda epoch: 0.5 / (1 + epoch), noise_multiplier=1)
+    Raises:
+        InvalidArgument: If arguments contradict each other or are out of their range.
+
+    >>> plan = dpis(
+    ...     records=51_200,
+    ...     batch_size=512,
+    ...     epochs=2,
+    ...     ratio=lambda epoch: 0.5 / (1 + epoch),
+    ...     noise_multiplier=1,
+    ... )
     >>> plan.event_at(1).policy.rate, plan.noise_at(1)
     (0.02, 2.0)
     >>> plan.event_at(plan.steps).policy.rate, plan.noise_at(plan.steps)
     (0.04, 4.0)
 
-    Reference: docs/proofs/dpis.md.
+    Reference: Wei et al. 2022; docs/proofs/dpis.md.
     """
     _validate.count("records", records)
     _validate.positive("batch_size", batch_size)
@@ -141,7 +171,7 @@ def dpis(
 def _controller(
     norm_sum: str, ratios: Schedule, length: int, records: int, options: Mapping[str, float | None]
 ) -> Controller:
-    """What has the ratios: the plan, or the norms; only there options mean something."""
+    """Return the controller of the ratios; refuse options that it has no use for."""
     given = {name: value for name, value in options.items() if value is not None}
     if _validate.choice("norm_sum", norm_sum, ("scheduled", "released")) == "scheduled":
         if given:
@@ -164,9 +194,7 @@ def _controller(
 def _noise(
     ratios: Schedule, shape: str | Shape | Schedule | None, steps: int, per_epoch: int
 ) -> Schedule:
-    """The noise over the norm of contributions: as planned over the clip bound, divided by the
-    ratio.
-    """
+    """Return the noise over the norm of contributions: that over the clip bound, over the ratio."""
     planned = (
         Schedule("constant", (1.0,), ratios.length)
         if shape is None
@@ -181,12 +209,12 @@ def _noise(
 
 
 def noise_of_epoch(plan: Plan, state: State, size: float, spent: Envelope) -> float:
-    """Return the noise of an epoch, as a factor of the planned, with which the steps to come spend
-    what is left.
+    """Return the noise of an epoch with which the remaining steps spend the rest of the filter.
 
-    ``state`` is that of the plan's :class:`~dpfy.mechanisms.controllers.NormSumSampling` after the
-    norms of the epoch, and of ``size`` records, were released. Where nothing is left the noise
-    stays, and the filter refuses the step.
+    It is a factor of the planned noise. ``state`` is that of the plan's
+    :class:`~dpfy.mechanisms.controllers.NormSumSampling` after the norms of the epoch, and of
+    ``size`` records, were released. Where nothing is left the noise stays, and the filter refuses
+    the step.
     """
     controller = plan.controllers[0]
     assert isinstance(plan.filter, Additive) and isinstance(controller, NormSumSampling)
@@ -202,11 +230,11 @@ def noise_of_epoch(plan: Plan, state: State, size: float, spent: Envelope) -> fl
 
 
 def steps_to_come(plan: Plan, state: State, size: float, noise: float) -> Envelope:
-    """Return the steps of the present epoch and what is expected after it, with noise as a factor
-    of the planned.
+    """Return the events of the present epoch and those that are expected after it.
 
-    In the first part of the plan, where it is cautious, later sums of norms are expected to be as
-    large as they can be; after it, to stay (Wei et al. 2022, section 4.2).
+    ``noise`` is a factor of the planned noise. In the first part of the plan, where it is cautious,
+    later sums of norms are expected to be as large as they can be; after it, to stay (Wei et al.
+    2022, section 4.2).
     """
     controller, sampling = plan.controllers[0], plan.sampling
     assert isinstance(controller, NormSumSampling) and isinstance(sampling, ImportanceSchedule)

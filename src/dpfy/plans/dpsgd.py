@@ -1,4 +1,7 @@
-"""Plan DP-SGD."""
+"""Plan DP-SGD.
+
+Tests: tests/plans/test_plan.py.
+"""
 
 import math
 from collections.abc import Sequence
@@ -45,8 +48,10 @@ def dpsgd(
     noise_schedule: str | Shape | Schedule | None = None,
     clip_schedule: str | Shape | Schedule | None = None,
 ) -> Plan:
-    """Plan DP-SGD: random samples, clipped gradients, Gaussian noise (Abadi et al. 2016, Algorithm
-    1).
+    """Plan DP-SGD: random samples, clipped gradients, Gaussian noise.
+
+    Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs``
+    or ``steps``.
 
     *Formal guarantee*: with the noise multiplier z of the plan, each step is the Gaussian mechanism
     of that z on a sample drawn by the policy, under ``relation``; the ledger's accountant composes
@@ -55,26 +60,48 @@ def dpsgd(
     *Assumes*: ``records`` and ``batch_size`` are public constants, declared by you and never read
     off the data.
 
-    ``sampling`` is poisson, full, or one of fixed_size, truncated_poisson, shuffled, cyclic and
-    balls_in_bins, for which ``records`` is public and exact and the relation is zero_out or
-    replace_one; a truncated sample has at most ``capacity`` records. See docs/concepts/sampling.md.
+    Args:
+        records: The number of records, at least 1.
+        batch_size: The expected number of records in a step, above zero and at most ``records``.
+        epochs: The number of expected passes over the data, above zero.
+        steps: The number of steps, at least 1.
+        rate: The probability of a record in a step, in [0, 1].
+        divisor: The public constant that the released sum is divided by; by default the expected
+            batch size.
+        clip: The bound of a record's gradient, or the sums that :func:`dpfy.clip_groups` and
+            :func:`dpfy.clip_jointly` describe.
+        noise_multiplier: The noise over the sensitivity, at least 0; by default
+            :meth:`Plan.calibrate` finds it.
+        statistics: Statistics that are released beside the gradient, from the same sample.
+        unit: The unit of privacy, ``"record"`` or ``"user"``.
+        relation: The neighbouring relation.
+        sampling: ``"poisson"``, ``"full"``, or one of ``"fixed_size"``, ``"truncated_poisson"``,
+            ``"shuffled"``, ``"cyclic"`` and ``"balls_in_bins"``, for which ``records`` is public
+            and exact and the relation is zero_out or replace_one; or a policy. See
+            docs/concepts/sampling.md.
+        capacity: The largest size of a truncated Poisson sample.
+        microbatches: The number of microbatches. Each record draws one, the mean gradient of a
+            microbatch is clipped instead of every record's, and the sum of these means is divided
+            by their number: cheap, and twice as sensitive.
+        least_sample: If given, the sum is divided by the size of the sample, or by this public
+            number if that is more, which is twice as sensitive.
+        controllers: What chooses the clip bound or the noise of a step from releases, such as
+            :class:`dpfy.QuantileClipping`.
+        noise_schedule: Factors of the noise multiplier, fixed in advance: a name such as
+            ``"exponential:0.05"``, a function of the completed epochs, or a
+            :class:`~dpfy.mechanisms.controllers.Schedule`. See docs/how-to/adaptive.md.
+        clip_schedule: Factors of the clip bound, in the same form.
 
-    Give ``records`` and ``batch_size``, or ``rate`` with ``divisor`` or ``records``; and ``epochs``
-    or ``steps``. ``clip`` is the bound of a record's gradient, or the sums that
-    :func:`dpfy.clip_groups` and :func:`dpfy.clip_jointly` describe; ``statistics`` are released
-    beside it, from the same sample. With ``microbatches`` each record draws one of so many slots,
-    the mean gradient of a slot is clipped instead of every record's, and the sum of these means is
-    divided by their number: cheap, and twice as sensitive. With ``least_sample`` the sum is divided
-    by the size of the sample, or by this public number if that is more, which is twice as sensitive
-    too.
+    Returns:
+        A plan of this run.
 
-    ``controllers`` choose the clip bound or the noise of a step from what was released, such as
-    :class:`dpfy.QuantileClipping`. ``noise_schedule`` and ``clip_schedule`` multiply the noise
-    multiplier and the clip bound by factors that are fixed in advance: a name such as
-    ``"exponential:0.05"``, or a function of the epochs that are over. See docs/how-to/adaptive.md.
+    Raises:
+        InvalidArgument: If arguments are missing, contradict each other or are out of their range.
 
     >>> dpsgd(rate=0.01, divisor=600, steps=100, clip=0.5).clip
     0.5
+
+    Reference: Abadi et al. 2016, Algorithm 1.
     """
     if sampling == "full":
         sampling, batch_size = "poisson", records
@@ -137,7 +164,7 @@ def _policy(
     batch_size: float | None,
     capacity: int | None,
 ) -> Policy:
-    """The policy that a name and the declared numbers mean."""
+    """Return the policy that a name and the declared numbers mean."""
     if isinstance(sampling, Policy):
         return sampling
     _validate.choice("sampling", sampling, ("poisson", *_OF_DECLARED_SIZE, "full"))
@@ -165,14 +192,14 @@ def _policy(
 
 
 def _leaves(clip: float | ClippedSum | Sequence[ClippedSum]) -> Sequence[ClippedSum]:
-    """The sums that ``clip`` describes."""
+    """Return the sums that ``clip`` describes."""
     if isinstance(clip, ClippedSum):
         return (clip,)
     return clip if isinstance(clip, tuple | list) else (ClippedSum(clip),)  # type: ignore[arg-type]
 
 
 def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:
-    """The rate and the divisor that a declared batch size means."""
+    """Return the rate and the divisor that a declared batch size means."""
     _validate.positive("batch_size", batch_size)
     if batch_size > records:
         raise InvalidArgument(
@@ -182,7 +209,7 @@ def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:
 
 
 def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None) -> int:
-    """⌈epochs · records / batch_size⌉, in exact arithmetic so that whole numbers stay whole."""
+    """Return ⌈epochs · records / batch_size⌉ in exact arithmetic: whole numbers stay whole."""
     if (steps is None) == (epochs is None):
         raise InvalidArgument(
             f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}."

@@ -1,4 +1,4 @@
-"""Noise is the same to the last bit, whether numpy draws it or C; and nobody needs a compiler."""
+"""Noise is the same to the last bit whether numpy or C draws it, and no compiler is needed."""
 
 import ctypes
 import ctypes.util
@@ -17,6 +17,7 @@ import pytest
 import torch
 from streams import ScriptedStream, in_child
 
+from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.noise import (
     LatticeGaussian,
     SecureStream,
@@ -27,7 +28,7 @@ from dpfy.noise import (
 )
 from dpfy.noise.native import kernels, openmp, openssl
 from dpfy.noise.native.kernels import IN_NUMPY
-from dpfy.noise.rejection_table import RECTANGLES, cover
+from dpfy.noise.rejection_table import RECTANGLES, rejection_table
 from dpfy.noise.vector import Piece, Vector
 
 SPREAD = 32 * 1.7
@@ -111,15 +112,15 @@ class Scripted:
     def stream(self, number):
         return ScriptedStream(np.frombuffer(self.words[number], dtype=np.uint64).tolist())
 
-    def left_by(self, in_c, room):
-        """Fill ``room`` in C with these words, and return the numbers of the parts that are
+    def left_by(self, in_c, buffer):
+        """Fill ``buffer`` in C with these words, and return the numbers of the parts that are
         left.
         """
         those = copy(in_c)
         those._cipher = openssl.Cipher(
             *(ctypes.cast(each, ctypes.c_void_p) for each in self.functions)
         )
-        return those._draw_most(room, SPREAD, self)
+        return those._draw_most(buffer, SPREAD, self)
 
 
 def words_of(place, rectangle, *heights):
@@ -157,11 +158,11 @@ def test_every_rectangle_place_and_height_gives_the_same(in_c):
             for part in range(4)
         ]
     )
-    room = np.empty(4 * rejection.PART)
-    assert script.left_by(in_c, room) == []
-    for number, part in enumerate(room.reshape(4, -1)):
+    buffer = np.empty(4 * rejection.PART)
+    assert script.left_by(in_c, buffer) == []
+    for number, part in enumerate(buffer.reshape(4, -1)):
         assert np.array_equal(
-            part, rejection.draw_cells(rejection.PART, SPREAD, script.stream(number))
+            part, rejection.draw_gaussians(rejection.PART, SPREAD, script.stream(number))
         )
 
 
@@ -177,19 +178,19 @@ def test_what_may_come_from_the_tail_is_left_to_python(in_c, height, left, at):
     """And what does not is above the curve, and replaced, if it is not spare itself."""
     rectangle = np.full(1 + SPARE, CERTAIN)
     rectangle[at] = LAST
-    script, room = Scripted([words_of(np.arange(1 + SPARE), rectangle, height)]), np.empty(1)
-    assert script.left_by(in_c, room) == left
+    script, buffer = Scripted([words_of(np.arange(1 + SPARE), rectangle, height)]), np.empty(1)
+    assert script.left_by(in_c, buffer) == left
     if not left:
-        assert room[0] == cover(SPREAD).middle[CERTAIN] + (at == 0)
+        assert buffer[0] == rejection_table(SPREAD).middle[CERTAIN] + (at == 0)
 
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_points_at_the_curve_are_left_to_python(in_c, monkeypatch, off):
-    bell, rectangle = cover(SPREAD), np.full(1 + SPARE, CERTAIN)
-    rectangle[0] = bell.certain
-    curve = rejection.curve_at(bell.middle[rectangle[:1]], bell)[0]
+    table, rectangle = rejection_table(SPREAD), np.full(1 + SPARE, CERTAIN)
+    rectangle[0] = table.certain
+    curve = rejection.curve_at(table.middle[rectangle[:1]], table)[0]
     for nearer, left in ((2.0**-33, [0]), (2.0**-31, [])):
-        height = round((curve * (1 + off * nearer) / bell.height - bell.level[0]) * 2**64)
+        height = round((curve * (1 + off * nearer) / table.height - table.level[0]) * 2**64)
         assert -(2**63) <= height < 2**63
         script = Scripted([words_of(np.zeros(1 + SPARE), rectangle, height)])
         assert script.left_by(in_c, np.empty(1)) == left
@@ -199,12 +200,12 @@ def test_points_at_the_curve_are_left_to_python(in_c, monkeypatch, off):
 def test_without_enough_to_spare_a_part_is_left_to_python(in_c, useless):
     rectangle = np.full(1 + SPARE, CERTAIN)
     rectangle[: 1 + useless] = LAST
-    script, room = (
+    script, buffer = (
         Scripted([words_of(np.arange(1 + SPARE), rectangle, *[0] * (1 + useless))]),
         np.empty(1),
     )
-    assert script.left_by(in_c, room) == ([0] if useless == SPARE else [])
-    assert useless == SPARE or room[0] == cover(SPREAD).middle[CERTAIN] + 1 + useless
+    assert script.left_by(in_c, buffer) == ([0] if useless == SPARE else [])
+    assert useless == SPARE or buffer[0] == rejection_table(SPREAD).middle[CERTAIN] + 1 + useless
 
 
 @pytest.mark.parametrize("refused", range(1, 6))
@@ -326,6 +327,26 @@ def test_torchs_threads_compute_what_one_computes(in_c, count, monkeypatch):
         assert np.array_equal(found, expected)
 
 
+def test_few_frames_lie_between_a_release_and_the_loop_that_adds_its_noise(in_c, monkeypatch):
+    """A newcomer who follows a sum to its noise opens three files."""
+    found, real = [], in_c._draw
+
+    def draw(*arguments):
+        frame, frames = sys._getframe(1), []
+        while frame.f_code is not GaussianSum.release_pieces.__code__:
+            frames.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        found.append([*frames, frame.f_code.co_filename])
+        return real(*arguments)
+
+    monkeypatch.setattr(in_c, "_draw", draw)
+    sums = torch.zeros(10**6)
+    noise = LatticeGaussian(SecureStream(insecure_test_key=1))
+    GaussianSum(1.0, 1.0, len(sums)).release_pieces([sums], [1.0], [sums], noise)
+    assert len(found) == 2 and sums.std() > 0.9
+    assert all(len(frames) <= 5 and len(set(frames)) <= 3 for frames in found)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_fork_computes_on_one_thread(in_c):
     """It has none of torch's threads: a loop that is divided among them would never end."""
@@ -333,9 +354,11 @@ def test_a_fork_computes_on_one_thread(in_c):
     try:
         torch.randn(300, 300) @ torch.randn(300, 300)
         assert in_c.shared().total(np.ones(100_000, dtype=np.int32)) == 100_000
-        script = "import torch; from dpfy.noise import kernels, team; print(team.torchs_threads())"
+        script = (
+            "import torch; from dpfy.noise.native import openmp; print(openmp.openmp_threads())"
+        )
         assert (
-            in_child(lambda: str((openmp.torchs_threads(), in_c.shared().threads)).encode())
+            in_child(lambda: str((openmp.openmp_threads(), in_c.shared().threads)).encode())
             == b"((None, 1), 1)"
         )
         found = subprocess.run(
@@ -347,7 +370,7 @@ def test_a_fork_computes_on_one_thread(in_c):
 
 
 def test_without_openmp_a_loop_is_for_the_thread_that_it_is_called_on(in_c, monkeypatch):
-    monkeypatch.setattr(openmp, "_parallel", lambda: None)
+    monkeypatch.setattr(openmp, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert in_c.shared().threads == 1
     assert in_c.shared().total(np.ones(5000, dtype=np.int32)) == 5000
@@ -420,9 +443,9 @@ def test_calls_leave_no_cyclic_garbage(in_c):
 
 
 def test_c_errs_by_less_than_2_to_the_minus_40(in_c):
-    bell, generator = cover(SPREAD), np.random.default_rng(0)
+    table, generator = rejection_table(SPREAD), np.random.default_rng(0)
     middle = np.floor(generator.uniform(-6, 6, 1500) * SPREAD * 2.0**32) + 0.5
-    for point, found in zip(middle, in_c.curve(middle, bell), strict=True):
+    for point, found in zip(middle, in_c.curve(middle, table), strict=True):
         with mpmath.workprec(200):
             exact = mpmath.exp(-((mpmath.mpf(point) / 2**32 / mpmath.mpf(SPREAD)) ** 2) / 2)
             assert abs(mpmath.mpf(found) / exact - 1) < 2.0**-40
@@ -449,6 +472,16 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
     expected = noisy(monkeypatch, 1 << 62, 1000, 1.0, key=1)
     assert torch.equal(noisy(monkeypatch, 0, 1000, 1.0, key=1), expected)
     assert kernels.kernels_for(1000) is IN_NUMPY
+
+
+@pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_a_variable_switches_the_compiler_off(monkeypatch, in_c, value, off):
+    calls, real = [], subprocess.run
+    monkeypatch.setattr(
+        kernels.subprocess, "run", lambda *given, **named: calls.append(1) or real(*given, **named)
+    )
+    monkeypatch.setenv("DPFY_NO_COMPILER", value)
+    assert (kernels.compiled.__wrapped__() is None) == off and len(calls) == (not off)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +578,7 @@ def test_nothing_is_compiled_for_short_vectors(monkeypatch):
 def test_long_vectors_are_compiled_for_and_no_file_is_left(monkeypatch, in_c, tmp_path):
     assert kernels.kernels_for(kernels.LARGE) is in_c
     script = (
-        "from dpfy.noise import kernels; import os\n"
+        "from dpfy.noise.native import kernels; import os\n"
         "print(type(kernels.compiled()).__name__, os.listdir(os.environ['TMPDIR']))"
     )
     monkeypatch.setenv("TMPDIR", str(tmp_path))

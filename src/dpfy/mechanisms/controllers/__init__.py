@@ -1,7 +1,11 @@
-"""Controllers: the bounds, the noise and the coordinates of the next step, from what was
-released.
+"""Controllers: choose the bounds, noise or coordinates of the next step from what was released.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
+from typing import Any
+
+from dpfy._renamed import warn_renamed
 from dpfy.mechanisms.controllers.base import (
     Controller,
     Coordinates,
@@ -12,6 +16,7 @@ from dpfy.mechanisms.controllers.base import (
 )
 from dpfy.mechanisms.controllers.bounds import MeanNormClipping, QuantileClipping
 from dpfy.mechanisms.controllers.coordinates import AdaClip
+from dpfy.mechanisms.controllers.former_names import CLASSES
 from dpfy.mechanisms.controllers.noise import GradientNormNoise, ValidationDecay
 from dpfy.mechanisms.controllers.norm_sum import NormSumSampling
 from dpfy.mechanisms.controllers.recipe_controlled import RecipeControlled
@@ -57,3 +62,11 @@ __all__ = [
     "strongly_convex_decay",
     "time_decay",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class by the name that it had before, with a warning."""
+    if name not in CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(f"{__name__}.{name}", f"{__name__}.{CLASSES[name]}")
+    return globals()[CLASSES[name]]

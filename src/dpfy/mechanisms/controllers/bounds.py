@@ -1,4 +1,7 @@
-"""Clip bounds that follow what was released of the gradients' norms."""
+"""Clip bounds that follow released statistics of the gradients' norms.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
+"""
 
 import math
 from collections.abc import Mapping
@@ -26,24 +29,35 @@ _BELOW, _NORMS = "below the clip bound", "norms for the clip bound"
 
 @dataclass(frozen=True)
 class QuantileClipping(Controller, tag="quantile_clipping"):
-    """Moves every clip bound C to a quantile of the gradients' norms: C ← C·exp(−learning_rate·(b −
-    quantile)).
+    """Moves every clip bound to a quantile of the gradients' norms.
 
-    b is the noisy share of records in the sample whose norm is at most C. It begins at the plan's
-    bounds; with groups (:func:`dpfy.clip_groups`) each has a bound of its own.
+    The rule is C ← C·exp(−learning_rate·(b − quantile)), where b is the noisy share of records in
+    the sample whose norm is at most C. The bounds of the plan are the first ones; with groups
+    (:func:`dpfy.clip_groups`) each has a bound of its own.
 
     *Formal guarantee*: that of the plan. The K shares are centred, so a record moves them by √K/2;
     they take ``share`` of the noise budget, σ_b = (z/2)·√(K/share), and leave the gradients the
     noise multiplier z/√(1 − share) = (z⁻² − K/(2σ_b)²)^-½. The bounds are post-processing of what
     was released, and the noise is in proportion to them.
 
-    ``allocation`` says how groups share the noise: ``equal`` gives each the same share of the
-    budget and noise in proportion to its bound, ``global`` the same noise to all coordinates. With
-    ``rescale`` the bounds keep the sum of squares that they have in the plan, and the quantiles
-    decide about their ratios only.
+    Args:
+        quantile: The share of records that should have a norm of at most the bound, in [0, 1].
+        learning_rate: The step size in the logarithm of the bound, above zero.
+        share: The part of the noise budget that releases the shares of norms, in (0, 1).
+        every: The number of steps between two releases of these shares, at least 1.
+        allocation: How groups share the noise: ``"equal"`` gives each the same share of the budget
+            and noise in proportion to its bound, ``"global"`` the same noise to all coordinates.
+        rescale: Whether the bounds keep the sum of squares that they have in the plan, so that the
+            quantiles decide about their ratios only.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
 
     >>> from dpfy.plans import dpsgd
-    >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[QuantileClipping(0.5)])
+    >>> quantile = QuantileClipping(0.5)
+    >>> plan = dpsgd(
+    ...     rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[quantile]
+    ... )
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'below the clip bound']
 
@@ -90,18 +104,18 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
         bounds = by_name(query.leaves)
         return {"bounds": bounds, "norm": math.hypot(*bounds.values())}
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting with the present bounds, which are the thresholds too."""
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration with the present bounds, which are the thresholds too."""
         bounds = state["bounds"]
-        setting = with_bounds(setting, bounds)
+        config = with_bounds(config, bounds)
         if self.allocation == "global":
             total = math.fsum(bound**2 for bound in bounds.values())
             leaves = tuple(
-                replace(leaf, share=leaf.bound**2 / total) for leaf in setting.query.leaves
+                replace(leaf, share=leaf.bound**2 / total) for leaf in config.query.leaves
             )
-            setting = replace(setting, query=replace(setting.query, leaves=leaves))
+            config = replace(config, query=replace(config.query, leaves=leaves))
         return with_limits(
-            setting, _BELOW, lambda below: replace(below, thresholds=tuple(bounds.values()))
+            config, _BELOW, lambda below: replace(below, thresholds=tuple(bounds.values()))
         )
 
     def update(self, state: State, released: Outcome) -> State:
@@ -123,17 +137,30 @@ class QuantileClipping(Controller, tag="quantile_clipping"):
 class MeanNormClipping(Controller, tag="norm_clipping"):
     """Sets every clip bound to a multiple of the mean norm of the gradients of the step before.
 
-    C = factor·(mean of min(‖g‖, L)), with noise in the mean; the limit of a norm is L =
-    limit·(present bound). Made for groups (:func:`dpfy.clip_groups`); a flat clip is a single
-    group. The first step has the plan's bounds, and no bound leaves [least, most] times its first
-    one.
+    The rule is C = factor·(mean of min(‖g‖, L)), with noise in the mean, where a norm counts up to
+    L = limit·(present bound). It is made for groups (:func:`dpfy.clip_groups`); a flat clip is a
+    single group. The first step has the plan's bounds, and no bound leaves [least, most] times its
+    first one.
 
     *Formal guarantee*: that of the plan. A record moves the K sums of norms, each in units of its
     limit, by √K; they take ``share`` of the noise budget: σ_n = z·√(K/share) in these units. The
     bounds are post-processing of what was released, and the noise is in proportion to them.
 
+    Args:
+        factor: The clip bound over the mean norm, above zero.
+        limit: The largest norm that counts in full, as a factor of the present bound, above zero.
+        share: The part of the noise budget that releases the sums of norms, in (0, 1).
+        least: The least bound as a factor of the first one, above zero.
+        most: The largest bound as a factor of the first one, at least ``least``.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+
     >>> from dpfy.plans import dpsgd
-    >>> plan = dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[MeanNormClipping()])
+    >>> clipping = MeanNormClipping()
+    >>> plan = dpsgd(
+    ...     rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[clipping]
+    ... )
     >>> [query.name for query in plan.event.queries]
     ['gradient', 'norms for the clip bound']
 
@@ -173,11 +200,11 @@ class MeanNormClipping(Controller, tag="norm_clipping"):
         """Return the bounds of the plan."""
         return {"first": by_name(query.leaves), "bounds": by_name(query.leaves)}
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting with the present bounds and limits of norms."""
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration with the present bounds and limits of norms."""
         limits = self._limits(state["bounds"])
         return with_limits(
-            with_bounds(setting, state["bounds"]),
+            with_bounds(config, state["bounds"]),
             _NORMS,
             lambda norms: replace(norms, limits=limits),
         )
@@ -196,9 +223,10 @@ class MeanNormClipping(Controller, tag="norm_clipping"):
         return {**state, "bounds": bounds}
 
     def _limits(self, bounds: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the largest norms that count in full."""
         return tuple(self.limit * bound for bound in bounds.values())
 
 
 def _moved(bound: float, logarithm: float) -> float:
-    """bound·e^logarithm, where noise cannot make it overflow."""
+    """Return bound·e^logarithm, which noise cannot make overflow."""
     return kept_within(bound * math.exp(min(max(logarithm, -50.0), 50.0)))

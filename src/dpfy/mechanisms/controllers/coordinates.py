@@ -1,4 +1,7 @@
-"""Coordinates in which gradients are bounded, learnt from what was released."""
+"""Coordinates in which gradients are bounded, learned from what was released.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,20 +22,31 @@ from dpfy.mechanisms.query import Query
 
 @dataclass(frozen=True)
 class AdaClip(Controller, tag="adaclip"):
-    """Clips (g − a)/b instead of g, with an offset a and a scale b for every coordinate, learnt
-    from releases.
+    """Clips (g − a)/b instead of g, with an offset a and a scale b learned for every coordinate.
 
-    a follows the released gradients, and s² their squared distance from it less the variance of the
-    noise, kept in [least, most]; b_i = √(s_i·Σs_j). The first step has a = 0 and all scales equal,
-    which is the plan's clip.
+    The offset a follows the released gradients, and s² their squared distance from it less the
+    variance of the noise, kept in [least, most]; b_i = √(s_i·Σs_j). The first step has a = 0 and
+    all scales equal, which is the plan's clip.
 
     *Formal guarantee*: that of the plan: offset and scale are constants when a step begins, the
     clipped vectors have norm 1 at most in the new coordinates, and the way back is post-processing.
 
     *Assumes* an engine that has every record's gradient: ``vmap`` or ``loop``.
 
+    Args:
+        mean_decay: The weight of the old offset in its moving average, in [0, 1).
+        variance_decay: The weight of the old variance in its moving average, in [0, 1).
+        least: The least squared distance that enters the average, from 1e-24 to 1e24.
+        most: The largest one, at least ``least``.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+
     >>> from dpfy.plans import dpsgd
-    >>> dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[AdaClip()]).controllers[0].controls
+    >>> plan = dpsgd(
+    ...     rate=0.01, divisor=600, steps=100, noise_multiplier=1.0, controllers=[AdaClip()]
+    ... )
+    >>> plan.controllers[0].controls
     'coordinates'
 
     Reference: V. Pichapati et al., AdaCliP: Adaptive Clipping for Private SGD, 2019, Algorithm 2
@@ -57,7 +71,7 @@ class AdaClip(Controller, tag="adaclip"):
             )
 
     def extend_query(self, query: Query) -> Query:
-        """Return the query as it is; refuse more than one clipped sum, and scales of its own."""
+        """Return the query unchanged; refuse several clipped sums, and scales of parameters."""
         require_clipping(query, "AdaClip")
         if len(query.leaves) > 1 or query.leaves[0].scales:
             raise InvalidArgument(
@@ -76,15 +90,14 @@ class AdaClip(Controller, tag="adaclip"):
             "variances": {name: zero + variance for name, zero in zeros.items()},
         }
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting with the coordinates of this step."""
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration with the coordinates of this step."""
         deviations = {name: variance.sqrt() for name, variance in state["variances"].items()}
         total = sum(float(deviation.sum()) for deviation in deviations.values())
-        bound = setting.query.leaves[
-            0
-        ].bound  # clipped to it in units of b/bound: clipped to 1 in those of b
+        # A norm of at most the bound in units of b/bound is one of at most 1 in units of b.
+        bound = config.query.leaves[0].bound
         return replace(
-            setting,
+            config,
             coordinates={
                 name: Coordinates(state["means"][name], (deviation * total).sqrt() / bound)
                 for name, deviation in deviations.items()
@@ -92,7 +105,7 @@ class AdaClip(Controller, tag="adaclip"):
         )
 
     def update(self, state: State, released: Outcome) -> State:
-        """Return moving averages of what was released; parameters that are frozen keep theirs."""
+        """Return the moving averages of releases; frozen parameters keep theirs."""
         means, variances = dict(state["means"]), dict(state["variances"])
         for name, gradient in released.gradients.items():
             found, noise = gradient.double(), released.stddevs[name]

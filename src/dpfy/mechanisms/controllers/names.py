@@ -1,4 +1,7 @@
-"""What texts in settings and on the command line stand for: a name, and numbers after colons."""
+"""Parse values of settings and of the command line: a name, and numbers after colons.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,8 +13,9 @@ T = TypeVar("T")
 
 
 def named(what: str, text: str, known: Mapping[str, Callable[..., T]]) -> T:
-    """Return what a text such as ``quantile:0.7`` makes of the ``known`` functions: numbers follow
-    in their order.
+    """Call the ``known`` function that a text such as ``quantile:0.7`` names.
+
+    The numbers are its arguments, in their order.
 
     >>> named("a shape", "power:2", {"power": lambda exponent: [exponent]})
     [2.0]

@@ -1,4 +1,7 @@
-"""Noise that is chosen while training: every step is adaptive, and only a filter accounts it."""
+"""Noise that is chosen while training: every step is adaptive, and only a filter accounts it.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
+"""
 
 import math
 from collections.abc import Mapping
@@ -22,17 +25,25 @@ _NORM = "norm of the sum"
 
 @dataclass(frozen=True)
 class ValidationDecay(Controller, tag="validation_decay"):
-    """Lowers the noise when the accuracy on public data stops rising; tell it by
-    ``run.on_public_metric(accuracy)``.
+    """Lowers the noise when the accuracy on public data stops rising.
 
-    After each measurement the mean of the last ``window`` is compared with what it was before, at
-    first 0. If it rose by no more than ``threshold``, the noise is multiplied by ``factor`` from
-    then on. The run ends where the filter does.
+    The training loop reports it by ``run.on_public_metric(accuracy)``. After each report the mean
+    of the last ``window`` values is compared with the mean before, at first 0. If it rose by no
+    more than ``threshold``, the noise is multiplied by ``factor`` from then on. The run ends where
+    the filter does.
 
     *Formal guarantee*: that of the plan's filter. The accuracy is computed from the model, so the
     noise depends on outputs: every step is marked as adaptive.
 
-    *Assumes* that what is measured is measured on public data.
+    *Assumes* that the accuracy is measured on public data.
+
+    Args:
+        factor: The factor by which noise is lowered, in (0, 1).
+        threshold: The least rise of the mean that counts as progress, in [−1, 1].
+        window: The number of values in a mean, at least 1.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
 
     >>> decay = ValidationDecay(factor=0.8, threshold=0.01, window=1)
     >>> state = {"noise": 1.0, "values": []}
@@ -58,12 +69,12 @@ class ValidationDecay(Controller, tag="validation_decay"):
         _validate.count("window", self.window)
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
-        """Return the planned noise; nothing was measured yet."""
+        """Return the planned noise and no measurements."""
         return {"noise": 1.0, "values": []}
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting with the noise as it was lowered so far."""
-        return replace(setting, noise=setting.noise * state["noise"])
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration with the noise as lowered so far."""
+        return replace(config, noise=config.noise * state["noise"])
 
     def on_public_metric(self, state: State, value: float) -> State:
         """Return the state after another measurement."""
@@ -79,20 +90,30 @@ class ValidationDecay(Controller, tag="validation_decay"):
 
 @dataclass(frozen=True)
 class GradientNormNoise(Controller, tag="norm_noise"):
-    """Keeps the noise in proportion to the gradient: its standard deviation is ratio·‖gradient‖/√d
-    per coordinate.
+    """Keeps the noise in proportion to the norm of the gradient.
 
-    The norm of the sum is released beside it, with noise, at every step; the noise of the next step
-    follows it, within [least, most] times the planned noise. With ``ratio`` 1, noise and gradient
-    have the same norm, which has the least privacy loss for each unit of progress where the loss is
-    priced as 1/σ; priced as 1/σ² there is no such optimum. Without a ``ratio`` it is that of the
-    first step, which has the planned noise.
+    Its standard deviation per coordinate is ratio·‖gradient‖/√d. Every step releases the norm of
+    its sum too, with noise, and the noise of the next step follows it, within [least, most] times
+    the planned noise. With ``ratio`` 1, noise and gradient have the same norm, which has the least
+    privacy loss for each unit of progress where the loss is priced as 1/σ; priced as 1/σ² there is
+    no such optimum.
 
     *Formal guarantee*: that of the plan's filter: every step is marked as adaptive. The norm moves
     by at most one bound with the sum, and takes ``share`` of the noise budget of its step.
 
+    Args:
+        ratio: The norm of the noise over that of the gradient, above zero; by default that of the
+            first step, which has the planned noise.
+        share: The part of a step's noise budget that releases the norm, in (0, 1).
+        least: The least noise as a factor of the planned one, above zero.
+        most: The most noise as a factor of the planned one, at least ``least``.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+
     >>> from dpfy.plans import dpsgd
-    >>> plan = dpsgd(rate=0.1, divisor=60, steps=50, controllers=[GradientNormNoise()]).calibrate(epsilon=2.0, delta=1e-5)
+    >>> plan = dpsgd(rate=0.1, divisor=60, steps=50, controllers=[GradientNormNoise()])
+    >>> plan = plan.calibrate(epsilon=2.0, delta=1e-5)
     >>> plan.filter.tag, plan.event.adaptive
     ('renyi_filter', True)
 
@@ -118,9 +139,7 @@ class GradientNormNoise(Controller, tag="norm_noise"):
             )
 
     def extend_query(self, query: Query) -> Query:
-        """Return the query with the norm of its sum; refuse scales, which give coordinates noises
-        of their own.
-        """
+        """Return the query with the norm of its sum; refuse scales of single coordinates."""
         if any(leaf.scales for leaf in query.leaves):
             raise InvalidArgument(
                 "Noise in proportion to the gradient's norm is the same for every coordinate; "
@@ -136,13 +155,14 @@ class GradientNormNoise(Controller, tag="norm_noise"):
             "dimension": sum(each.numel() for each in parameters.values()),
         }
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting with the present noise."""
-        return replace(setting, noise=setting.noise * state["noise"])
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration with the present noise."""
+        return replace(config, noise=config.noise * state["noise"])
 
     def update(self, state: State, released: Outcome) -> State:
-        """Return the noise that is in proportion to the released norm; without noise there is none
-        to change.
+        """Return the noise that is in proportion to the released norm.
+
+        A run without noise stays without.
         """
         stddev, (bound,) = next(iter(released.stddevs.values())), released.bounds.values()
         norm = max(0.0, float(released.statistics[_NORM])) * bound / math.sqrt(state["dimension"])
@@ -157,4 +177,5 @@ class GradientNormNoise(Controller, tag="norm_noise"):
 
 
 def _mean(values: list[float]) -> float:
+    """Return the mean; 0 if there are no values."""
     return sum(values) / len(values) if values else 0.0

@@ -1,6 +1,4 @@
-"""Importance sampling that follows the norms of all gradients, released with noise once in an
-epoch.
-"""
+"""Importance sampling that follows the noisy sum of all gradient norms, released once an epoch."""
 
 import math
 from collections.abc import Mapping
@@ -23,32 +21,40 @@ from dpfy.mechanisms.controllers.schedules import Schedule
 from dpfy.mechanisms.query import Query
 
 WIDEST_CLIP = 4.0
-"""Norms are cut at so many planned clip bounds where the clip bound follows them."""
-_LEAST_CLIP = (
-    2.0**-5
-)  # of the planned one: noise may make a mean of norms zero or less, and a bound never
-_SIZES = (1 / 8, 8.0)  # of the declared number of records: where the released one is kept
+"""The largest norm that counts in full, in planned clip bounds, if the bound follows norms."""
+# Relative to the planned bound: noise may make a mean of norms zero or less, but no bound.
+_LEAST_CLIP = 2.0**-5
+_SIZES = (1 / 8, 8.0)  # the range of the released number of records, over the declared one
 
 
 @dataclass(frozen=True)
 class NormSumSampling(Controller, tag="norm_sum"):
-    """Chooses the size of contributions, the clip bound and the noise of an epoch from released
-    sums of norms.
+    """Chooses the contributions, the clip bound and the noise of an epoch from a sum of norms.
 
-    Before the first of ``length`` steps the sum over all records of their norms, each counted as
+    An epoch has ``length`` steps. Before its first step, the sum of all records' norms, each kept
     between the floor and the clip bound C, is released with noise of ``stddev`` clip bounds.
     Divided by the number of records it is the ratio r of the epoch: contributions have the norm
     r·C. With ``clip_factor`` λ, the sum of norms cut at four planned clip bounds is released before
     it, and C is λ times their mean. With ``size_stddev`` the number of records is released too,
-    once and first; else it is the declared one. The noise is such that the steps that are left
-    spend what is left of the plan's filter; in the first ``cautious`` part of the steps, as if all
-    later ratios were 1.
+    once and first; otherwise the declared number is used. The noise is chosen so that the remaining
+    steps spend the rest of the plan's filter; in the first ``cautious`` part of the steps, as if
+    all later ratios were 1.
 
     *Formal guarantee*: that of the plan's filter. A record moves each of the sums by one bound, on
     all records and without amplification; rate and noise of a step follow from what was released,
     so it is marked as adaptive.
 
-    ``ratios`` are the expected ones, for which the noise is planned.
+    Args:
+        ratios: The expected ratios, which the noise is planned for.
+        length: The number of steps in an epoch, at least 1.
+        stddev: The noise of a sum of norms, in clip bounds, above zero.
+        cautious: The part of the steps in which all later ratios are taken for 1, in [0, 1].
+        clip_factor: The clip bound over the mean norm, above zero; by default the planned clip
+            bound stays.
+        size_stddev: The noise of the number of records, above zero; by default it is not released.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
 
     >>> norms = NormSumSampling(Schedule("ratio", (0.5,)), length=10, stddev=20.0, clip_factor=1.0)
     >>> [query.name for query in norms.event.queries], norms.extra_events(25)[0].times
@@ -76,7 +82,7 @@ class NormSumSampling(Controller, tag="norm_sum"):
 
     @property
     def event(self) -> Sampled:
-        """What is recorded before the norms of an epoch are computed."""
+        """The event that is recorded before the norms of an epoch are computed."""
         names = (
             ("norm sum",) if self.clip_factor is None else ("norm sum", "norms for the clip bound")
         )
@@ -84,7 +90,7 @@ class NormSumSampling(Controller, tag="norm_sum"):
 
     @property
     def size_event(self) -> Sampled | None:
-        """What is recorded before records are counted, if they are."""
+        """The event that is recorded before records are counted, or None if they are not."""
         return (
             None
             if self.size_stddev is None
@@ -92,7 +98,7 @@ class NormSumSampling(Controller, tag="norm_sum"):
         )
 
     def extend_query(self, query: Query) -> Query:
-        """Return the query as it is; refuse all but one clipped sum."""
+        """Return the query unchanged; refuse all but one clipped sum."""
         if len(query.leaves) > 1:
             raise InvalidArgument(
                 "Sums of norms are followed where a record has one norm; groups of parameters have "
@@ -107,7 +113,7 @@ class NormSumSampling(Controller, tag="norm_sum"):
         return (*once, Repeated(self.event, math.ceil(steps / self.length)))
 
     def start(self, query: Query, parameters: Mapping[str, Any]) -> State:
-        """Return what is planned; nothing was released yet."""
+        """Return the planned values: nothing was released yet."""
         return {
             "since": 0,
             "ratio": self.ratios.at(1),
@@ -121,44 +127,37 @@ class NormSumSampling(Controller, tag="norm_sum"):
         """Return whether norms have to be released before a step."""
         return state["since"] == 0 or step >= state["since"] + self.length
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting of this epoch; noise is over the norm of contributions, as the planned
-        one is.
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration of this epoch.
+
+        Noise is relative to the norm of contributions, as the planned noise is.
         """
         if state["rate"] is None:
             return with_bounds(
-                setting, {setting.query.leaves[0].name: self.ratios.at(step) * state["clip"]}
+                config, {config.query.leaves[0].name: self.ratios.at(step) * state["clip"]}
             )
-        setting = with_bounds(
-            setting, {setting.query.leaves[0].name: state["ratio"] * state["clip"]}
-        )
+        config = with_bounds(config, {config.query.leaves[0].name: state["ratio"] * state["clip"]})
         return replace(
-            setting,
-            noise=setting.noise * self.factor(state["noise"], step, state["ratio"]),
+            config,
+            noise=config.noise * self.factor(state["noise"], step, state["ratio"]),
             draw=Draw(state["rate"], state["clip"]),
         )
 
     def factor(self, noise: float, step: int, ratio: float) -> float:
-        """Return noise, as a factor of the planned over the clip bound, as one of the planned over
-        contributions.
-        """
+        """Convert a factor of the planned noise over the clip bound to one over contributions."""
         return noise * self.ratios.at(step) / ratio
 
     def clip_of(self, planned: float, mean: float) -> float:
-        """Return the clip bound that follows from the released mean of norms, in units of where
-        they were cut.
-        """
+        """Return the clip bound for a released mean of norms, in units of where they were cut."""
         widest = WIDEST_CLIP * planned
         return kept_within((self.clip_factor or 1.0) * widest * mean, _LEAST_CLIP * planned, widest)
 
 
 def size_of(declared: int, released: float) -> float:
-    """Return the number of records to go by, above zero whatever noise did to the released one."""
+    """Return a usable number of records, whatever noise did to the released one."""
     return kept_within(released, _SIZES[0] * declared, _SIZES[1] * declared)
 
 
 def _of_all(*queries: SumQuery) -> Sampled:
-    """Queries on all records; marked, since what is summed follows from outputs, and blocks are
-    never paid ahead.
-    """
+    """Return the event of queries on all records, which follow from outputs: it is adaptive."""
     return Sampled(Poisson(1.0), queries, adaptive=True)

@@ -1,14 +1,15 @@
-"""Schedules that are fixed in advance: factors of the first noise, or of the first clip bound, over
-time.
+"""Schedules of noise or clip bounds, fixed in advance.
 
-A schedule is a function of time, and is tabulated for all steps when a plan is built: the plan, its
-JSON and the ledger hold numbers. Nothing in it depends on outputs, so the steps compose as any list
-that is fixed in advance.
+A schedule is a function from time to a factor of the first noise or of the first clip bound. It is
+tabulated for all steps when a plan is built: the plan, its JSON and the ledger hold numbers.
+Nothing in it depends on outputs, so the steps compose as any list that is fixed in advance.
 
 Reference: L. Yu et al., Differentially Private Model Publishing for Deep Learning, 2019, section 5;
 J. Hong et al., Dynamic Privacy Budget Allocation Improves Data Efficiency of Differentially Private
 Gradient Descent, 2022; D. Fay et al., Adaptive Hyperparameter Selection for Differentially Private
 Gradient Descent, 2023.
+
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 import math
@@ -29,13 +30,17 @@ from dpfy.mechanisms.controllers.names import named
 from dpfy.mechanisms.query import Query
 
 Shape = Callable[[float], float]
-"""From the time, in whole epochs that are over, to a factor of what there is at the beginning."""
+"""From the number of completed epochs to a factor of the first value."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A shape with a name; ``per_step`` says that its time is counted in steps instead of
-    epochs.
+    """A shape with a name.
+
+    Args:
+        name: The name of the schedule.
+        shape: The function from time to a factor.
+        per_step: Whether time is counted in steps instead of epochs.
     """
 
     name: str
@@ -48,7 +53,16 @@ class Timed:
 
 
 def time_decay(rate: float) -> Timed:
-    """Return 1/(1 + rate·t).
+    """Return the schedule 1/(1 + rate·t), t in epochs.
+
+    Args:
+        rate: The speed of the decay, above zero.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the rate is out of its range.
 
     >>> time_decay(0.5)(2)
     0.5
@@ -58,20 +72,53 @@ def time_decay(rate: float) -> Timed:
 
 
 def exponential_decay(rate: float) -> Timed:
-    """Return e^(−rate·t)."""
+    """Return the schedule e^(−rate·t), t in epochs.
+
+    Args:
+        rate: The speed of the decay, above zero.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the rate is out of its range.
+    """
     _validate.positive("rate", rate)
     return Timed(f"exponential:{rate:g}", lambda t: math.exp(-rate * t))
 
 
 def step_decay(factor: float, period: float) -> Timed:
-    """Return factor^⌊t/period⌋."""
+    """Return the schedule factor^⌊t/period⌋, t in epochs.
+
+    Args:
+        factor: The factor of each period, in (0, 1).
+        period: The length of a period in epochs, above zero.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+    """
     _validate.real("factor", factor, 0, 1, open_low=True, open_high=True)
     _validate.positive("period", period)
     return Timed(f"step:{factor:g}:{period:g}", lambda t: factor ** math.floor(t / period))
 
 
 def polynomial_decay(power: float, period: float, end: float) -> Timed:
-    """Return (1 − end)·(1 − t/period)^power + end, and ``end`` after the period."""
+    """Return the schedule (1 − end)·(1 − t/period)^power + end, and ``end`` after the period.
+
+    Args:
+        power: The exponent, above zero.
+        period: The length of the decay in epochs, above zero.
+        end: The factor after the period, in (0, 1].
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+    """
     _validate.positive("power", power)
     _validate.positive("period", period)
     _validate.real("end", end, 0, 1, open_low=True)
@@ -82,21 +129,38 @@ def polynomial_decay(power: float, period: float, end: float) -> Timed:
 
 
 def dynamic_decay(contraction: float) -> Timed:
-    """Return γ^(t/4), t in steps: the noise that is best if each step brings the loss to γ times
-    its excess.
+    """Return the schedule γ^(t/4), t in steps: best noise if each step multiplies the excess loss by γ.
 
     With Σσ_t^-2 given, σ_t² ∝ γ^(t/2) minimises Σγ^(T−t)·σ_t², the noise in the last iterate of
-    gradient descent under the Polyak–Łojasiewicz condition (Hong et al. 2022). ``contraction`` is γ
-    = 1 − m/M, 0.99 to 0.999 in practice. The shape is theirs; its scale is found by calibration for
-    whatever sampling the plan has.
+    gradient descent under the Polyak–Łojasiewicz condition (Hong et al. 2022). The shape is theirs;
+    calibration finds its scale for the plan's own sampling.
+
+    Args:
+        contraction: γ = 1 − m/M in (0, 1), 0.99 to 0.999 in practice.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the contraction is out of its range.
     """
     _validate.real("contraction", contraction, 0, 1, open_low=True, open_high=True)
     return Timed(f"dynamic:{contraction:g}", lambda t: contraction ** (t / 4), per_step=True)
 
 
 def strongly_convex_decay(contraction: float) -> Timed:
-    """Return γ^(t/2), t in steps: noise in proportion to a bound of the gradient's norm (Fay et al.
-    2023).
+    """Return the schedule γ^(t/2), t in steps: noise in proportion to a bound of gradient norms.
+
+    Reference: Fay et al. 2023.
+
+    Args:
+        contraction: γ in (0, 1).
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If the contraction is out of its range.
     """
     _validate.real("contraction", contraction, 0, 1, open_low=True, open_high=True)
     return Timed(
@@ -105,8 +169,12 @@ def strongly_convex_decay(contraction: float) -> Timed:
 
 
 def convex_decay() -> Timed:
-    """Return 1/(1 + t), t in steps: noise in proportion to a bound of the gradient's norm (Fay et
-    al. 2023).
+    """Return the schedule 1/(1 + t), t in steps: noise in proportion to a bound of gradient norms.
+
+    Reference: Fay et al. 2023.
+
+    Returns:
+        The shape, with a name for plan and ledger.
     """
     return Timed("convex", lambda t: 1 / (1 + t), per_step=True)
 
@@ -120,11 +188,20 @@ SCHEDULES: dict[str, Callable[..., Timed]] = {
     "strongly_convex": strongly_convex_decay,
     "convex": convex_decay,
 }
+"""The schedules by the names that settings and the command line use."""
 
 
 def named_schedule(text: str) -> Timed:
-    """Return the schedule that a text such as ``exponential:0.05`` names: numbers follow in the
-    function's order.
+    """Return the schedule that a text such as ``exponential:0.05`` names.
+
+    Args:
+        text: A name of ``SCHEDULES``, and after colons the function's arguments in their order.
+
+    Returns:
+        The shape, with a name for plan and ledger.
+
+    Raises:
+        InvalidArgument: If no schedule has that name or that number of arguments.
 
     >>> named_schedule("polynomial:2:10:0.5")(10)
     0.5
@@ -134,7 +211,15 @@ def named_schedule(text: str) -> Timed:
 
 @dataclass(frozen=True)
 class Schedule(Fact, tag="schedule"):
-    """Factors, each for ``length`` steps; the last one holds on.
+    """A table of factors, each for ``length`` steps; the last one stays.
+
+    Args:
+        name: The name that plan and ledger record.
+        factors: The factors of the first value, at least one, all above zero.
+        length: The number of steps that a factor holds for, at least 1.
+
+    Raises:
+        InvalidArgument: If there is no factor, or one that is not above zero.
 
     >>> halved = Schedule("halved", (1.0, 0.5), length=10)
     >>> halved.at(10), halved.at(11), halved.at(1000)
@@ -161,9 +246,7 @@ class Schedule(Fact, tag="schedule"):
 
     @classmethod
     def of(cls, shape: "str | Shape | Schedule", steps: int, steps_per_epoch: int) -> "Schedule":
-        """Return a shape, or the name of one, as a table for so many steps; a table stays what it
-        is.
-        """
+        """Tabulate a shape, or the name of one, for ``steps`` steps; return a table unchanged."""
         if isinstance(shape, Schedule):
             return shape
         shape = named_schedule(shape) if isinstance(shape, str) else shape
@@ -187,9 +270,12 @@ class Schedule(Fact, tag="schedule"):
 
 @dataclass(frozen=True)
 class ClipSchedule(Controller, tag="clip_schedule"):
-    """Multiplies every clip bound by a schedule; the noise goes with it.
+    """Multiplies every clip bound by a schedule; the noise stays in proportion.
 
     *Formal guarantee*: as for fixed bounds: the schedule is public, and the noise is in proportion.
+
+    Args:
+        schedule: The factors of the planned bounds.
 
     >>> ClipSchedule(Schedule("halved", (1.0, 0.5), length=10)).schedule.at(11)
     0.5
@@ -200,13 +286,11 @@ class ClipSchedule(Controller, tag="clip_schedule"):
     schedule: Schedule
 
     def extend_query(self, query: Query) -> Query:
-        """Return the query as it is; refuse sums without a clip bound."""
+        """Return the query unchanged; refuse sums without a clip bound."""
         require_clipping(query, "A clip schedule")
         return query
 
-    def configure(self, state: State, step: int, setting: StepConfig) -> StepConfig:
-        """Return the setting with bounds of this step."""
+    def configure(self, state: State, step: int, config: StepConfig) -> StepConfig:
+        """Return the configuration with the bounds of this step."""
         factor = self.schedule.at(step)
-        return with_bounds(
-            setting, {leaf.name: leaf.bound * factor for leaf in setting.query.leaves}
-        )
+        return with_bounds(config, {leaf.name: leaf.bound * factor for leaf in config.query.leaves})

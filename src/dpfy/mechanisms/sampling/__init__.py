@@ -1,4 +1,7 @@
-"""Sampling: which records take part in a step, and the event that this licenses."""
+"""Draw the records that take part in a step, and name the event that the draw licenses.
+
+Tests: tests/mechanisms/sampling/test_policies.py.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -25,9 +28,7 @@ __all__ = [
 
 
 class Sampler(Protocol):
-    """Draws records *and* names the policy it implements, so that run and ledger cannot
-    disagree.
-    """
+    """Draws records *and* names its policy, so that run and ledger cannot disagree."""
 
     @property
     def policy(self) -> Policy:
@@ -35,13 +36,14 @@ class Sampler(Protocol):
 
     @property
     def steps_per_event(self) -> int:
-        """How many draws, from the first one on, one event of the policy pays for."""
+        """The number of consecutive draws that one event of the policy pays for."""
 
     def draw(self, n: int) -> npt.NDArray[np.int64]:
-        """Return the sorted indices, of ``range(n)``, of the next sample; empty is ordinary."""
+        """Return the sorted indices, of ``range(n)``, of the next sample, which may be empty."""
 
 
 def _poisson(policy: Poisson, stream: SecureStream) -> Sampler:
+    """Return the sampler of a Poisson policy."""
     return PoissonSampler(policy.rate, stream)
 
 
@@ -51,11 +53,21 @@ SAMPLERS: dict[type[Policy], Callable[..., Sampler]] = {
     TruncatedPoisson: TruncatedPoissonSampler,
     **dict.fromkeys(EPOCHS, EpochSampler),
 }
-"""How to make the sampler of a policy, for every policy that can be drawn."""
+"""The sampler of every policy that can be drawn."""
 
 
 def sampler_for(policy: Policy, stream: SecureStream) -> Sampler:
-    """Return the sampler that draws what ``policy`` says.
+    """Return the sampler that draws by ``policy``.
+
+    Args:
+        policy: The sampling policy of a plan.
+        stream: The source of randomness, made for the purpose ``"sampling"``.
+
+    Returns:
+        A sampler whose draws may be accounted as ``policy``.
+
+    Raises:
+        UnsupportedEvent: If no sampler draws such a policy.
 
     >>> sampler_for(Poisson(rate=0.5), SecureStream(purpose="sampling")).policy
     Poisson(rate=0.5)

@@ -1,5 +1,6 @@
-"""Exact draws from a stream of words: integers, orders and subsets, all uniform without any
-bias.
+"""Draw integers, orders and subsets from a stream of words, uniformly and without any bias.
+
+Tests: tests/mechanisms/sampling/test_policies.py.
 """
 
 import numpy as np
@@ -13,8 +14,8 @@ Indices = npt.NDArray[np.int64]
 def integers(stream: SecureStream, bound: int, count: int) -> Indices:
     """Return ``count`` independent integers, each uniform on ``range(bound)``.
 
-    Words from the last, incomplete multiple of ``bound`` on are rejected, so that every remainder
-    has equally many.
+    Words in the last, incomplete multiple of ``bound`` are rejected, so that all remainders are
+    equally likely.
     """
     complete = 2**64 - 2**64 % bound
     kept = np.empty(0, dtype=np.uint64)
@@ -45,9 +46,8 @@ def order(stream: SecureStream, n: int) -> Indices:
 def subset(stream: SecureStream, size: int, n: int) -> Indices:
     """Return the sorted indices of a uniformly random set of ``size`` of ``range(n)``.
 
-    The first ``size`` different values of independent uniform integers are such a set, since all
-    sets are alike to them; so are the first of a random order, which costs less where the set is
-    large.
+    The first ``size`` different values of independent uniform integers are such a set, by symmetry;
+    so are the first of a random order, which costs less if the set is large.
     """
     if 8 * size > n:
         return np.sort(order(stream, n)[:size])

@@ -1,4 +1,7 @@
-"""Samplers with a memory: every record takes part once in an epoch."""
+"""Samplers with a memory: every record takes part once in an epoch.
+
+Tests: tests/mechanisms/sampling/test_policies.py.
+"""
 
 from collections.abc import Callable
 
@@ -14,14 +17,21 @@ EpochPolicy = Shuffled | Cyclic | BallsInBins
 
 
 class EpochSampler:
-    """Draws the batches of one epoch after the other, as ``policy`` says.
+    """Draws the batches of one epoch after the other by ``policy``.
 
     *Formal guarantee.* In the ``steps_per_event`` draws of an epoch every record occurs exactly
     once. Shuffled epochs are uniformly random orders, balls in bins are independent uniform
     choices, both without rounding; epochs are independent, and no batch depends on the records.
 
     *Assumes* that the stream is uniform and made for sampling, and that the number of records is
-    public. A new sampler starts a new epoch: who resumes a run pays for it anew.
+    public. A new sampler starts a new epoch: a resumed run pays for it anew.
+
+    Args:
+        policy: How the records of an epoch are divided into batches.
+        stream: The source of randomness, made for the purpose ``"sampling"``.
+
+    Raises:
+        InvalidArgument: If the stream was made for another purpose.
 
     >>> sampler = EpochSampler(Cyclic(batch_size=2, records=5), SecureStream(purpose="sampling"))
     >>> [sampler.draw(5).tolist() for _ in range(sampler.steps_per_event + 1)]
@@ -37,8 +47,10 @@ class EpochSampler:
         self._batches: list[Indices] = []
 
     def draw(self, n: int) -> npt.NDArray[np.int64]:
-        """Return the sorted indices, of ``range(n)``, of the next batch; ``n`` must be what the
-        policy declares.
+        """Return the sorted indices, of ``range(n)``, of the next batch.
+
+        Raises:
+            InvalidArgument: If ``n`` is not the number of records that the policy declares.
         """
         require_declared(n, self.policy.records)
         if not self._batches:
@@ -47,18 +59,22 @@ class EpochSampler:
 
 
 def _shuffled(policy: Shuffled, stream: SecureStream) -> list[Indices]:
+    """Return the batches of a random order."""
     return _cut(order(stream, policy.records), policy.batch_size)
 
 
 def _cyclic(policy: Cyclic, stream: SecureStream) -> list[Indices]:
+    """Return the batches of the order in which the records are given."""
     return _cut(np.arange(policy.records), policy.batch_size)
 
 
 def _cut(records: Indices, batch_size: int) -> list[Indices]:
+    """Cut an order into batches; the last one may be smaller."""
     return [records[first : first + batch_size] for first in range(0, len(records), batch_size)]
 
 
 def _thrown(policy: BallsInBins, stream: SecureStream) -> list[Indices]:
+    """Return the batches of an independent uniform choice for each record."""
     chosen = integers(stream, policy.bins, policy.records)
     sizes = np.bincount(chosen, minlength=policy.bins)
     return np.split(np.argsort(chosen, kind="stable"), np.cumsum(sizes)[:-1])
@@ -69,4 +85,4 @@ EPOCHS: dict[type[Policy], Callable[..., list[Indices]]] = {
     Cyclic: _cyclic,
     BallsInBins: _thrown,
 }
-"""How to draw the batches of an epoch."""
+"""The function that draws the batches of an epoch, for each policy."""

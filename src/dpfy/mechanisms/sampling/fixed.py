@@ -1,5 +1,6 @@
-"""Samples whose law contains the number of records: of a fixed size, or of one that is not
-exceeded.
+"""Samples of a fixed size, or of a bounded one; their law contains the number of records.
+
+Tests: tests/mechanisms/sampling/test_policies.py.
 """
 
 import numpy as np
@@ -22,7 +23,15 @@ class FixedSizeSampler:
     *Assumes* that the stream is uniform and made for sampling, and that the number of records is
     public.
 
-    >>> sampler = FixedSizeSampler(FixedSize(size=3, records=20), SecureStream(insecure_test_key=1, purpose="sampling"))
+    Args:
+        policy: The size of a sample and the number of records.
+        stream: The source of randomness, made for the purpose ``"sampling"``.
+
+    Raises:
+        InvalidArgument: If the stream was made for another purpose.
+
+    >>> stream = SecureStream(insecure_test_key=1, purpose="sampling")
+    >>> sampler = FixedSizeSampler(FixedSize(size=3, records=20), stream)
     >>> len(sampler.draw(20))
     3
 
@@ -35,16 +44,17 @@ class FixedSizeSampler:
         self._stream = require_purpose(stream, "sampling")
 
     def draw(self, n: int) -> npt.NDArray[np.int64]:
-        """Return the sorted indices, of ``range(n)``, of a fresh sample; ``n`` must be what the
-        policy declares.
+        """Return the sorted indices, of ``range(n)``, of a fresh sample.
+
+        Raises:
+            InvalidArgument: If ``n`` is not the number of records that the policy declares.
         """
         require_declared(n, self.policy.records)
         return subset(self._stream, self.policy.size, n)
 
 
 class TruncatedPoissonSampler:
-    """Includes each record independently with probability ``policy.rate``, but never more than
-    ``policy.capacity``.
+    """Includes each record with probability ``policy.rate``, up to ``policy.capacity`` records.
 
     *Formal guarantee.* The sample is an exact Poisson sample, of which a uniformly random set of
     ``capacity`` is kept if it is larger. Whether that happened is never told.
@@ -52,8 +62,16 @@ class TruncatedPoissonSampler:
     *Assumes* that the stream is uniform and made for sampling, and that the number of records is
     public.
 
+    Args:
+        policy: The rate, the largest size of a sample and the number of records.
+        stream: The source of randomness, made for the purpose ``"sampling"``.
+
+    Raises:
+        InvalidArgument: If the stream was made for another purpose.
+
     >>> policy = TruncatedPoisson(rate=0.5, capacity=4, records=20)
-    >>> len(TruncatedPoissonSampler(policy, SecureStream(insecure_test_key=1, purpose="sampling")).draw(20))
+    >>> stream = SecureStream(insecure_test_key=1, purpose="sampling")
+    >>> len(TruncatedPoissonSampler(policy, stream).draw(20))
     4
 
     Reference: Chua et al. 2024 (Scalable DP-SGD); docs/proofs/sampling.md.
@@ -66,8 +84,10 @@ class TruncatedPoissonSampler:
         self._poisson = PoissonSampler(policy.rate, stream)
 
     def draw(self, n: int) -> npt.NDArray[np.int64]:
-        """Return the sorted indices, of ``range(n)``, of a fresh sample; ``n`` must be what the
-        policy declares.
+        """Return the sorted indices, of ``range(n)``, of a fresh sample.
+
+        Raises:
+            InvalidArgument: If ``n`` is not the number of records that the policy declares.
         """
         require_declared(n, self.policy.records)
         drawn = self._poisson.draw(n)

@@ -23,6 +23,13 @@ class PoissonSampler:
     *Assumes* that the stream is uniform and made for sampling, so that noise and sample share no
     randomness.
 
+    Args:
+        rate: The probability of each record, in [0, 1].
+        stream: The source of randomness, made for the purpose ``"sampling"``.
+
+    Raises:
+        InvalidArgument: If the rate is out of its range, or the stream has another purpose.
+
     >>> PoissonSampler(0.2, SecureStream(insecure_test_key=1, purpose="sampling")).draw(20)
     array([ 0, 11, 14])
 
@@ -63,9 +70,7 @@ class PoissonSampler:
         return np.delete(candidates, tails)
 
     def _continue_comparison(self, rest: Fraction) -> bool:
-        """Return whether a uniform real is below ``rest``, word by word; when nothing of ``rest``
-        is left it is not.
-        """
+        """Return whether a uniform real is below ``rest``, compared word by word."""
         while rest:
             first, rest = divmod(rest * 2**64, 1)
             word = int(self._stream.words(1)[0])

@@ -1,6 +1,6 @@
 /* The loops of kernels.py, one pass over memory each, with the same operations in the same order on the same doubles.
 
-   A loop is divided into parts that threads take one after the other. Nothing depends on who takes which. */
+   A loop is divided into parts that threads take one after the other. No result depends on which thread takes which part. */
 
 #include <float.h>
 #include <math.h>
@@ -17,7 +17,7 @@
 #define PART ((ptrdiff_t)2048)  /* numbers that a thread takes at once */
 
 /* Calls a function on several threads and waits for all of them: GOMP_parallel of OpenMP. */
-typedef void (*team)(void (*)(void *), void *, unsigned, unsigned);
+typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 
 typedef void (*part)(void *task, ptrdiff_t start, ptrdiff_t end);
 
@@ -36,7 +36,7 @@ static void take_parts(void *shared)
         walk->part(walk->task, start, start + step < walk->count ? start + step : walk->count);
 }
 
-static void walk_in_steps(team call, unsigned threads, ptrdiff_t count, ptrdiff_t step, part part, void *task)
+static void walk_in_steps(parallel call, unsigned threads, ptrdiff_t count, ptrdiff_t step, part part, void *task)
 {
     struct walk walk = {part, task, count, step, 0};
     if (call && threads > 1 && count > step)
@@ -45,7 +45,7 @@ static void walk_in_steps(team call, unsigned threads, ptrdiff_t count, ptrdiff_
         take_parts(&walk);
 }
 
-static void walk_over(team call, unsigned threads, ptrdiff_t count, part part, void *task)
+static void walk_over(parallel call, unsigned threads, ptrdiff_t count, part part, void *task)
 {
     walk_in_steps(call, threads, count, PART, part, task);
 }
@@ -82,12 +82,12 @@ static int fill(const struct cipher *cipher, void *context, void *out, ptrdiff_t
     return 1;
 }
 
-#define DRAWN ((ptrdiff_t)1 << 14)  /* values with words of their own number: PART of cells.py */
+#define DRAWN ((ptrdiff_t)1 << 14)  /* values with words of their own number: PART of rejection.py */
 #define SPARE(count) ((count) / 48 + 64)
 #define HEIGHTS ((ptrdiff_t)256)
 
-/* The cover of a bell curve, and what of it is judged in more digits elsewhere. */
-struct bell {
+/* The rejection table, and the margin and tail that are left to Python, which has more digits. */
+struct table {
     const int16_t *column;
     const double *level;
     double stddev, unit, margin;
@@ -101,8 +101,8 @@ static inline double curve_at(double point, double stddev)
     return exp(-0.5 * (z * z));
 }
 
-/* Note the curve at every point, for whoever wants to know how exact it is; threads are not worth their while. */
-void curve(team call, unsigned threads, ptrdiff_t count, double stddev, const double *point, double *out)
+/* Note the curve at every point, to check how exact it is; this is not worth threads. */
+void curve(parallel call, unsigned threads, ptrdiff_t count, double stddev, const double *point, double *out)
 {
     (void)call, (void)threads;
     for (ptrdiff_t i = 0; i < count; i++)
@@ -110,12 +110,12 @@ void curve(team call, unsigned threads, ptrdiff_t count, double stddev, const do
 }
 
 /* Put points into their rectangles, and append the numbers of uncertain ones, counted from first on. */
-static ptrdiff_t propose(const struct bell *bell, const int32_t *restrict place, const uint16_t *restrict rectangle,
+static ptrdiff_t propose(const struct table *table, const int32_t *restrict place, const uint16_t *restrict rectangle,
                          ptrdiff_t count, double *restrict out, int32_t *restrict uncertain, ptrdiff_t found,
                          ptrdiff_t first)
 {
-    const int16_t *restrict column = bell->column;
-    int32_t certain = bell->certain;
+    const int16_t *restrict column = table->column;
+    int32_t certain = table->certain;
     for (ptrdiff_t i = 0; i < count; i++) {
         out[i] = (double)(column[rectangle[i]] * ((int64_t)1 << 32) + place[i]) + (0x1p31 + 0.5);  /* all exact */
         uncertain[found] = (int32_t)(first + i);  /* overwritten if it is certain: cheaper than a branch */
@@ -132,8 +132,8 @@ struct space {
     double spares[SPARE(DRAWN)], out[DRAWN];
 };
 
-/* Draw what draw_cells of cells.py draws, unless it takes more digits, or points from the tail, or more to spare. */
-static int draw_part(const struct cipher *cipher, void *context, uint64_t number, const struct bell *bell,
+/* Draw what draw_gaussians of rejection.py draws, unless it takes more digits, or points from the tail, or more to spare. */
+static int draw_part(const struct cipher *cipher, void *context, uint64_t number, const struct table *table,
                      ptrdiff_t count, struct space *space, double *out)
 {
     ptrdiff_t spare = SPARE(count), all = count + spare, rejected = 0, inside = 0;
@@ -145,16 +145,16 @@ static int draw_part(const struct cipher *cipher, void *context, uint64_t number
     if (!turn_to(cipher, context, number) || !fill(cipher, context, place, 4 * all)
         || !fill(cipher, context, rectangle, bytes - 4 * all))
         return 0;
-    ptrdiff_t found = propose(bell, place, rectangle, count, out, uncertain, 0, 0);
-    found = propose(bell, place + count, rectangle + count, spare, spares, uncertain, found, count);
+    ptrdiff_t found = propose(table, place, rectangle, count, out, uncertain, 0, 0);
+    found = propose(table, place + count, rectangle + count, spare, spares, uncertain, found, count);
     for (ptrdiff_t i = 0; i < found; i++) {
         if (i % HEIGHTS == 0 && !fill(cipher, context, heights, 8 * (found - i < HEIGHTS ? found - i : HEIGHTS)))
             return 0;
         int64_t height = heights[i % HEIGHTS];
         int32_t at = uncertain[i];
-        double y = (bell->level[rectangle[at] - bell->certain] + (double)height * 0x1p-64) * bell->unit;
-        double curve = curve_at(at < count ? out[at] : spares[at - count], bell->stddev);
-        if (fabs(y - curve) <= bell->margin * curve || (rectangle[at] == bell->last && height < bell->tail))
+        double y = (table->level[rectangle[at] - table->certain] + (double)height * 0x1p-64) * table->unit;
+        double curve = curve_at(at < count ? out[at] : spares[at - count], table->stddev);
+        if (fabs(y - curve) <= table->margin * curve || (rectangle[at] == table->last && height < table->tail))
             return 0;
         uncertain[rejected] = at;
         rejected += y > curve;
@@ -247,7 +247,7 @@ static void add_part(void *task, ptrdiff_t first, ptrdiff_t last)
 }
 
 /* Add noise to the coordinates of a vector from start on. */
-void add(team call, unsigned threads, ptrdiff_t count, const struct vector *vector, ptrdiff_t start,
+void add(parallel call, unsigned threads, ptrdiff_t count, const struct vector *vector, ptrdiff_t start,
          const double *noise)
 {
     struct addition task = {vector, start, noise};
@@ -257,9 +257,9 @@ void add(team call, unsigned threads, ptrdiff_t count, const struct vector *vect
 struct drawing {
     const struct cipher *cipher;
     const uint8_t *key;
-    const struct bell *bell;
+    const struct table *table;
     ptrdiff_t count;
-    double *room;
+    double *buffer;
     const struct vector *vector;
     ptrdiff_t start;
     uint8_t *left;
@@ -273,8 +273,8 @@ static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
     int ready = space && context && d->cipher->start(context, d->cipher->aes(), NULL, d->key, NULL) == 1;
     for (ptrdiff_t number = first; number < last; number++) {
         ptrdiff_t begin = number * DRAWN, count = d->count - begin < DRAWN ? d->count - begin : DRAWN;
-        double *out = ready && d->vector ? space->out : d->room + begin;
-        d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->bell, count, space, out));
+        double *out = ready && d->vector ? space->out : d->buffer + begin;
+        d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->table, count, space, out));
         if (d->vector && !d->left[number])
             add_to(d->vector, d->start + begin, count, out);
     }
@@ -282,11 +282,11 @@ static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
     free(space);
 }
 
-/* Draw noise, into a room, or else for the coordinates of a vector from start on, and note which parts are left. */
-void draw(team call, unsigned threads, ptrdiff_t count, const struct cipher *cipher, const uint8_t *key,
-          const struct bell *bell, double *room, const struct vector *vector, ptrdiff_t start, uint8_t *left)
+/* Draw noise, into a buffer, or else for the coordinates of a vector from start on, and note which parts are left. */
+void draw(parallel call, unsigned threads, ptrdiff_t count, const struct cipher *cipher, const uint8_t *key,
+          const struct table *table, double *buffer, const struct vector *vector, ptrdiff_t start, uint8_t *left)
 {
-    struct drawing task = {cipher, key, bell, count, room, vector, start, left};
+    struct drawing task = {cipher, key, table, count, buffer, vector, start, left};
     walk_in_steps(call, threads, (count + DRAWN - 1) / DRAWN, 4, draw_parts, &task);
 }
 
@@ -305,7 +305,7 @@ static void total_part(void *task, ptrdiff_t start, ptrdiff_t end)
 }
 
 /* Add up numbers of 32 bits in 64. */
-int64_t total(team call, unsigned threads, ptrdiff_t count, const int32_t *numbers)
+int64_t total(parallel call, unsigned threads, ptrdiff_t count, const int32_t *numbers)
 {
     struct addends task = {numbers, 0};
     walk_over(call, threads, count, total_part, &task);
@@ -337,7 +337,7 @@ static void measure_part(void *task, ptrdiff_t start, ptrdiff_t end)
 }
 
 /* Note the squared norm of every row. */
-void measure(team call, unsigned threads, ptrdiff_t count, ptrdiff_t width, const float *numbers, double *out)
+void measure(parallel call, unsigned threads, ptrdiff_t count, ptrdiff_t width, const float *numbers, double *out)
 {
     struct rows task = {.numbers = numbers, .width = width, .out = out};
     walk_in_steps(call, threads, count, 1, measure_part, &task);
@@ -366,7 +366,7 @@ static void weigh_part(void *task, ptrdiff_t first, ptrdiff_t last)
 }
 
 /* Note, for every block of count rows, the sum of the chosen ones times their weights. */
-void weigh(team call, unsigned threads, ptrdiff_t blocks, ptrdiff_t count, ptrdiff_t width, const float *numbers,
+void weigh(parallel call, unsigned threads, ptrdiff_t blocks, ptrdiff_t count, ptrdiff_t width, const float *numbers,
            ptrdiff_t chosen, const ptrdiff_t *row, const double *weight, double *out)
 {
     struct rows task = {numbers, width, count, chosen, row, weight, out};

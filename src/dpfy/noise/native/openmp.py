@@ -1,4 +1,7 @@
-"""The threads of torch, for loops of our own."""
+"""Lend the OpenMP threads of torch to the loops in C.
+
+Tests: tests/noise/native/test_kernels.py.
+"""
 
 import ctypes
 from functools import cache
@@ -9,21 +12,22 @@ import torch
 from dpfy.noise.random_stream import this_process
 
 
-def torchs_threads() -> tuple[int | None, int]:
-    """Return where the function is by which OpenMP calls another on several threads, and how many
-    torch uses now.
+def openmp_threads() -> tuple[int | None, int]:
+    """Return the address of ``GOMP_parallel`` and the number of threads that torch uses now.
 
-    They look out for the next operation at full speed for some milliseconds after the last one, and
-    leave no core to threads of anybody else. A forked process has none of them, and OpenMP would
-    wait for them forever: there, and where torch brought no OpenMP, a loop is for the thread that
-    it is called on.
+    The function calls another one on several threads. After an operation, torch's threads look for
+    the next one at full speed for some milliseconds, and leave no core to other threads; so loops
+    of our own run on these. A forked process has none of them, and OpenMP would wait for them
+    forever: there, and where torch brought no OpenMP, the address is None and a loop runs on the
+    calling thread.
     """
     _, forks = this_process()
-    return (None, 1) if forks else (_parallel(), torch.get_num_threads())
+    return (None, 1) if forks else (_gomp_parallel(), torch.get_num_threads())
 
 
 @cache
-def _parallel() -> int | None:
+def _gomp_parallel() -> int | None:
+    """Return the address of ``GOMP_parallel``, if torch loaded it."""
     try:
         found: Any = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):

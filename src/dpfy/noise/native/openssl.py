@@ -1,5 +1,8 @@
-"""OpenSSL's cipher for loops in C: the library that this Python's hashes come from, or the
-system's.
+"""Find the AES cipher of OpenSSL for the loops in C.
+
+It comes from the library that Python's own hashes use, or else from the system's.
+
+Tests: tests/noise/native/test_kernels.py.
 """
 
 import ctypes
@@ -20,20 +23,22 @@ Cipher = ctypes.c_void_p * len(_FUNCTIONS)
 
 @cache
 def cipher() -> "ctypes.Array[ctypes.c_void_p] | None":
-    """Return where the functions of ``struct cipher`` are, or None if there is no such library.
+    """Return the addresses of the functions of ``struct cipher``, or None without such a library.
 
-    The package ``cryptography`` brings the cipher too, but shows it to Python alone, where one
-    thread at a time is.
+    The package ``cryptography`` has the cipher too, but offers it to Python only, which runs one
+    thread at a time.
     """
     return _from_hashes() or _functions(find_library("crypto"))
 
 
 def _from_hashes() -> "ctypes.Array[ctypes.c_void_p] | None":
+    """Return the functions from the library of Python's hashes."""
     spec = find_spec("_hashlib")
     return None if spec is None else _functions(spec.origin)
 
 
 def _functions(library: str | None) -> "ctypes.Array[ctypes.c_void_p] | None":
+    """Return the functions from a library, or None if it lacks one."""
     if library is None:
         return None
     try:

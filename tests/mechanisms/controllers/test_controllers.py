@@ -13,10 +13,11 @@ from hypothesis import given, settings, strategies as st
 import dpfy
 from dpfy.accounting import RenyiFilter, account
 from dpfy.accounting.to_pairs import noise_multiplier
-from dpfy.gradients.base import Seen
+from dpfy.gradients.base import RecordStats
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.mechanisms import controllers as c
 from dpfy.mechanisms.clipping import lattice_sum, squared_norms
+from dpfy.mechanisms.controllers.former_names import HOOKS
 from dpfy.mechanisms.query import ClippedSum, Query
 from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.released import Released
@@ -447,7 +448,7 @@ def piece(setting, record, step):
     totals, statistics = pieces.split(vector)
     for total, gradient, weight in zip(totals, gradients, clipping.weights(norms), strict=True):
         total += lattice_sum(gradient, weight, clipping.grid)
-    pieces.add_statistics([Seen(norms, {})], statistics)
+    pieces.add_statistics([RecordStats(norms, {})], statistics)
     pieces.complete(vector, 1, divisor=10.0)
     return vector
 
@@ -528,3 +529,58 @@ def test_the_norm_of_a_sum_moves_by_no_more_than_the_sum():
         assert float((other - base).norm()) <= 1 + 1e-12
         released = float(base[5]) * pieces.factors(10.0)[1]
         assert released == pytest.approx(min(size / math.sqrt(share), 40.0) / 10)
+
+
+# Names of earlier versions
+
+
+def test_a_controller_with_the_hooks_of_an_earlier_version_works_and_is_told_so():
+    with pytest.warns(DeprecationWarning) as told:
+
+        @dataclass(frozen=True)
+        class Old(c.Controller, tag="of an earlier version"):
+            steers = "bounds"
+
+            def extended(self, query):
+                return replace(query, pooled=True)
+
+            def beside(self, steps):
+                return (Repeated(Sampled(Poisson(1.0), (SumQuery(1.0, 9.0),)), steps),)
+
+            def applied(self, state, step, setting):
+                return replace(setting, noise=2.0)
+
+            def updated(self, state, released):
+                return {"updates": 1}
+
+            def measured(self, state, value):
+                return {"value": value}
+
+    assert [str(each.message).split(";")[0] for each in told] == [
+        f"Old.{old} is now called Old.{new}" for old, new in HOOKS.items()
+    ]
+    assert all(each.filename == __file__ for each in told)
+    old = Old()
+    query = Query.of([ClippedSum(1.0)])
+    assert old.controls == "bounds" and old.extend_query(query).pooled
+    assert old.extra_events(3)[0].times == 3
+    assert old.configure({}, 1, c.StepConfig(query)).noise == 2.0
+    assert old.update({}, outcome({})) == {"updates": 1}
+    assert old.on_public_metric({}, 0.5) == {"value": 0.5}
+    plan = planned(controllers=[old])
+    assert plan.query.pooled and dpfy.Plan.from_json(plan.to_json()) == plan
+
+
+def test_hooks_of_a_base_class_are_not_reported_again():
+    class New(c.QuantileClipping):
+        controls = "bounds"
+
+    assert New.update is c.QuantileClipping.update
+
+
+def test_a_class_has_its_former_name_too():
+    with pytest.warns(DeprecationWarning, match="RecipeControlled"):
+        from dpfy.mechanisms.controllers import Directed
+    assert Directed is c.RecipeControlled and Directed().to_json()["type"] == "directed"
+    with pytest.raises(AttributeError, match="Undirected"):
+        c.Undirected  # noqa: B018
