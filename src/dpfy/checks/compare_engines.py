@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from dpfy.checks.explain import as_chunk
-from dpfy.checks.probe import Probe, _undisturbed, _without_dropout
+from dpfy.checks.probe import Probe
+from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.gradients import ENGINES, Engine, LoopEngine
 from dpfy.gradients.base import LossFn
 from dpfy.mechanisms.clipping import Clipping
@@ -61,7 +62,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
-    with certified(), _undisturbed(model), _without_dropout(model):
+    with certified(), undisturbed(model), without_dropout(model):
         if judge._is_random():
             return tuple(
                 Parity(

@@ -18,13 +18,12 @@ from dpfy.gradients.base import LossFn, Unsupported
 from dpfy.gradients.bookkeeping.capture import CapturedLayer, observe
 from dpfy.gradients.bookkeeping.contributions import (
     Contribution,
-    EmbeddingRows,
     Materialized,
     OuterProduct,
     Rematerialized,
-    TiedEmbedding,
 )
 from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured, outer_costs
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts
 from dpfy.gradients.chunk import Chunk, UnsupportedField
 from dpfy.sandbox.uncompiled import uncompiled

@@ -5,30 +5,31 @@ about a record.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from dpfy.checks.collation import check_collation as check_collation
+from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.loss_state import Reader, changed
+from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
 from dpfy.errors import IsolationError, LossError
 from dpfy.gradients import ENGINES, Engine, LoopEngine, Summed
 from dpfy.gradients.base import LossCall, LossFn, Substitutes
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example, shown_of_each, statistics_of
-from dpfy.gradients.synthetic import extremes, shortened, synthetic, with_row_from
+from dpfy.gradients.synthetic import extremes, synthetic, with_row_from
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.query import Statistic
 from dpfy.sandbox.dropout import are_covered, covered_masks
-from dpfy.sandbox.rng_isolation import Randomness, bookmark, fix_seed, watched_generators
-from dpfy.sandbox.silence import silence
+from dpfy.sandbox.output import suppress_output
+from dpfy.sandbox.rng_isolation import GeneratorUse, fix_seed, watched_generators
 from dpfy.sandbox.torch_settings import certified
 
 _SIZES = (2, 3, 5)
@@ -43,7 +44,6 @@ _MANY = 33  # records, more than code that looks at the size of a batch is likel
 _REMEDY = (
     "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
 )
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class Probe:
         needs no check.
         """
         self._check_layers()
-        with certified(), _undisturbed(self.model) as written:
-            with silence() as heard:
+        with certified(), undisturbed(self.model) as written:
+            with suppress_output() as output:
                 self._check_losses()
                 self._check_neighbours()
                 self._check_memory()
-            if heard.broken:
+            if output.written:
                 raise IsolationError(
                     "loss_fn or the model writes to stdout, stderr or a log, where it would speak "
                     f"of private records. Leave that out. {_REMEDY}"
                 )
             if (name := written()) is not None:
-                raise self._refusal(
-                    name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
+                raise refusal(
+                    self.model, name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
                 )
             self._check_side_doors()
             return self._agreeing_engine(engine, isolating)
@@ -84,13 +84,15 @@ class Probe:
         """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of
         them.
         """
-        with certified(), _undisturbed(self.model), _without_dropout(self.model):
+        with certified(), undisturbed(self.model), without_dropout(self.model):
             many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
             if not self._is_random() and not self._same(
                 self._losses(many)[:3], self._losses(many.part(0, 3)), coarse
             ):
-                raise self._refusal(
-                    None, "gives an example another loss in a large batch than in a small one"
+                raise refusal(
+                    self.model,
+                    None,
+                    "gives an example another loss in a large batch than in a small one",
                 )
 
     def is_safe_for(self, chunk: Chunk) -> bool:
@@ -99,7 +101,7 @@ class Probe:
         """
         try:
             other = replace(self, example=self.example.cut_to(chunk))
-            with certified(), _undisturbed(self.model):
+            with certified(), undisturbed(self.model):
                 other._check_neighbours()
                 return not other._mixing()
         except Exception:  # it cannot be judged: one at a time
@@ -230,8 +232,10 @@ class Probe:
                 changed = with_row_from(base, other, position)
                 rest = [row for row in range(size) if row != position]
                 if not self._same(losses[rest], self._losses(changed)[rest]):
-                    culprit = self._culprit(base, changed, rest)
-                    raise self._refusal(culprit, "lets one example change another one's loss")
+                    culprit = first_moved(
+                        self._outputs(base), self._outputs(changed), rest, self._equal
+                    )
+                    raise refusal(self.model, culprit, "lets one example change another one's loss")
 
     def _check_alone(self) -> None:
         """See an example alone, in a batch and in a large one: the same must be said of it. Nothing
@@ -245,12 +249,18 @@ class Probe:
             base = self._input(size, 1, scale)
             alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
             if not self._same(self._losses(base), alone, shortest):
-                culprit = self._culprit_alone(base)
-                raise self._refusal(culprit, "gives an example another loss alone than in a batch")
+                culprit = first_unlike_alone(
+                    self._outputs(base), self._outputs(base.record(0)), base.size, self._equal
+                )
+                raise refusal(
+                    self.model, culprit, "gives an example another loss alone than in a batch"
+                )
         many = self._input(_MANY, 1)
         if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), shortest):
-            raise self._refusal(
-                None, "gives an example another loss in a large batch than in a small one"
+            raise refusal(
+                self.model,
+                None,
+                "gives an example another loss in a large batch than in a small one",
             )
 
     def _check_memory(self) -> None:
@@ -259,7 +269,7 @@ class Probe:
         for scale in _SCALES:
             self._losses(self._input(5, 3, scale))
         if not self._same(first, self._losses(self._input(3))):
-            raise self._refusal(None, "keeps state between steps that changes later losses")
+            raise refusal(self.model, None, "keeps state between steps that changes later losses")
 
     def _check_side_doors(self) -> None:
         """Nothing that the model or the loss can reach may keep what it saw, even where no loss
@@ -284,7 +294,7 @@ class Probe:
                     f"would leave without noise. Keep nothing between calls. {_REMEDY}"
                 )
 
-    def _randomness(self) -> Randomness:
+    def _randomness(self) -> GeneratorUse:
         """What the loss does to generators, once everything is imported: that may seed one, too."""
         chunk = self._input(3)
         for _ in range(2):
@@ -308,7 +318,7 @@ class Probe:
         """
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
-        with _without_dropout(self.model):
+        with without_dropout(self.model):
             random = self._is_random()
             if not random:
                 self._check_alone()
@@ -435,151 +445,11 @@ class Probe:
             total.to(p.dtype) for total, p in zip(totals, self.parameters.values(), strict=True)
         ]
 
-    def _culprit(self, base: Chunk, changed: Chunk, rest: list[int]) -> str | None:
-        """The first module, in the order of execution, whose output moves for untouched
-        examples.
-        """
-        before, after = self._outputs(base), self._outputs(changed)
-        for name, output in before.items():
-            if (
-                name in after
-                and len(output) > max(rest)
-                and not self._equal(output[rest], after[name][rest])
-            ):
-                return name
-        return None
-
-    def _culprit_alone(self, base: Chunk) -> str | None:
-        together, alone = self._outputs(base), self._outputs(base.record(0))
-        for name, output in together.items():
-            batched = name in alone and len(output) == base.size and len(alone[name]) == 1
-            if batched and not self._equal(output[:1], alone[name]):
-                return name
-        return None
-
     def _outputs(self, chunk: Chunk) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-
-        def remember(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-                first = output[0] if isinstance(output, tuple) and output else output
-                if isinstance(first, torch.Tensor) and first.ndim and name not in found:
-                    found[name] = first.detach().clone()
-
-            return hook
-
-        handles = [
-            module.register_forward_hook(remember(name))
-            for name, module in self.model.named_modules()
-        ]
-        try:
-            self._losses(chunk)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return found
-
-    def _refusal(self, name: str | None, what: str) -> IsolationError:
-        modules = dict(self.model.named_modules())
-        if name not in modules:
-            return IsolationError(
-                f"The model or loss_fn {what}. Every example must be treated alone: let loss_fn "
-                "return per-example losses and keep nothing between calls."
-            )
-        module = modules[name]
-        remedy = "Replace it by a layer that treats every example alone, or put it in eval mode before training."
-        if isinstance(module, _BATCH_NORMS):
-            remedy = (
-                "Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its "
-                "place, or with batchnorm='private' a BatchNorm that follows released statistics."
-            )
-        elif getattr(module, "track_running_stats", False):
-            remedy = "Give it track_running_stats=False (dpfy.fix(model) does)."
-        return IsolationError(
-            f"The module {name or 'model'!r} ({type(module).__name__}) {what}. {remedy}"
-        )
+        """Return the first output of every module on a chunk, in the order of execution."""
+        return outputs_of(self.model, lambda: self._losses(chunk))
 
 
 def _largest(values: torch.Tensor) -> float:
     """The largest finite size of a number, and 0 if there is none."""
     return float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0
-
-
-def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
-    """Refuse a collate function that pads a record to the length of its neighbours; judged on
-    made-up records.
-
-    It is only ever given one record, so padding to the longest would do no harm, and no good
-    either: better say so.
-    """
-    for long, short in ((1.0, 0.5), (2.0, 1.0)):
-        try:
-            records = [shortened(record, long), shortened(record, short)]
-            together = Chunk.of(collate_fn(records), 2)
-            alone = Chunk.of(collate_fn(records[1:]), 1)
-        except Exception:
-            continue  # it takes one length only, or not these made-up records: nothing is padded
-        if together.signature != alone.signature:
-            raise IsolationError(
-                "collate_fn pads an example to the longest of its neighbours, so that one record "
-                "changes the input of others. Pad to a public fixed length, or to declared buckets."
-            )
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Leave the model's state and torch's generators as they were; yields a function that names
-    changed state.
-    """
-
-    def state() -> dict[str, torch.Tensor]:
-        return dict(model.named_buffers()) | {
-            name: p.detach() for name, p in model.named_parameters()
-        }
-
-    before = {name: tensor.clone() for name, tensor in state().items()}
-
-    def changed() -> str | None:
-        now = state()
-        for name, tensor in before.items():
-            if name not in now or not torch.equal(now[name].nan_to_num(), tensor.nan_to_num()):
-                return name
-        return next((name for name in now if name not in before), None)
-
-    back = bookmark()
-    try:
-        yield changed
-    finally:
-        back()
-        for name, tensor in state().items():
-            if (
-                name in before
-                and tensor.shape == before[name].shape
-                and not torch.equal(tensor, before[name])
-            ):
-                tensor.copy_(before[name])
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, so that engines can be compared number by number: in layers, and where it
-    is a function.
-    """
-    kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
-    active = [m for m in model.modules() if isinstance(m, kinds) and m.training]
-    functions = {
-        name: getattr(F, name)
-        for name in vars(F)
-        if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
-    }
-    try:
-        for module in active:
-            module.training = False
-        for name in functions:
-            setattr(F, name, lambda input, *_, **__: input)
-        yield
-    finally:
-        for module in active:
-            module.training = True
-        for name, function in functions.items():
-            setattr(F, name, function)

@@ -15,7 +15,7 @@ from dpfy.gradients.base import (
 )
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
-from dpfy.sandbox.rng_isolation import renew_randomness
+from dpfy.sandbox.rng_isolation import reseed_from_stream
 
 
 class LoopEngine(Engine):
@@ -37,7 +37,7 @@ class LoopEngine(Engine):
         seen = []
         for position in range(chunk.size):
             # a loss that seeds them for one record would make the masks of the next ones known
-            renew_randomness()
+            reseed_from_stream()
             found, stats = self.gradients_at(call, state, chunk, position)
             gradients = clipping.transformed(
                 [

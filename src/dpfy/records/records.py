@@ -18,7 +18,7 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES, set_generators
-from dpfy.sandbox.rng_isolation import bookmark, renew_randomness
+from dpfy.sandbox.rng_isolation import bookmark, reseed_from_stream
 from dpfy.sandbox.torch_settings import users_code
 
 _WITNESSES = 32  # records that are looked at where processes compare their data sets
@@ -214,7 +214,7 @@ def _done(
     """Whether a chunk could be computed and was taken; what loading did to the generators ends
     here.
     """
-    renew_randomness()
+    reseed_from_stream()
     try:
         found = compute(loaded)
     except KeyboardInterrupt:

@@ -14,8 +14,8 @@ import torch
 
 from dpfy.noise import SecureStream
 from dpfy.sandbox.dropout import covered_masks
+from dpfy.sandbox.output import suppress_output
 from dpfy.sandbox.record_keys import MERSENNE_WORDS, TORCH_STATE, seed_numpy, seed_python
-from dpfy.sandbox.silence import silence
 from dpfy.sandbox.torch_settings import certified
 
 _SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -51,7 +51,7 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     with (
         certified(),
-        silence(),
+        suppress_output(),
         covered_masks(),
         _without_seeding(),
         warnings.catch_warnings(),
@@ -68,7 +68,7 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def renew_randomness() -> None:
+def reseed_from_stream() -> None:
     """Give the generators fresh secret states: what code did to them while it had other records
     ends here.
     """
@@ -77,7 +77,7 @@ def renew_randomness() -> None:
 
 
 @dataclass
-class Randomness:
+class GeneratorUse:
     """What a loss does to generators: whether it seeds them, draws from those of Python or numpy,
     or draws masks.
     """
@@ -147,11 +147,11 @@ def _replaced(
 
 def _without_seeding() -> AbstractContextManager[None]:
     """Let this thread seed generators in vain: the numbers that follow would be known."""
-    speaker = threading.get_ident()
+    thread = threading.get_ident()
 
     def inert(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: (
-            None if threading.get_ident() == speaker else function(*args, **kwargs)
+            None if threading.get_ident() == thread else function(*args, **kwargs)
         )
 
     return _replaced(_SEEDING, inert)
@@ -164,9 +164,9 @@ def numpy_state() -> tuple[Any, ...]:
 
 
 @contextmanager
-def watched_generators() -> Iterator["Randomness"]:
+def watched_generators() -> Iterator["GeneratorUse"]:
     """Watch what code does to the generators of torch, numpy and Python inside the block."""
-    found = Randomness()
+    found = GeneratorUse()
     python, numpy, seed = random.getstate(), numpy_state(), torch.initial_seed()
 
     def noticing(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,7 +43,7 @@ _one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Ambient:
+class TorchSettings:
     """Torch's settings that a computation depends on; most of them belong to the process, some to
     the thread.
     """
@@ -59,7 +59,7 @@ class Ambient:
     detects_anomalies: bool
 
     @classmethod
-    def present(cls) -> "Ambient":
+    def present(cls) -> "TorchSettings":
         """Return the settings as they are now."""
         return cls(
             tuple(
@@ -84,7 +84,7 @@ class Ambient:
         others = sorted({found for found in self.precisions if found not in _FULL})
         return ", ".join(others) or "highest"
 
-    def certified(self) -> "Ambient":
+    def certified(self) -> "TorchSettings":
         """Return the settings that the proofs assume: IEEE float32, nothing rounded behind our
         back.
 
@@ -104,7 +104,7 @@ class Ambient:
             detects_anomalies=False,
         )
 
-    def for_users_code(self, users: "Ambient") -> "Ambient":
+    def for_users_code(self, users: "TorchSettings") -> "TorchSettings":
         """Return the same with what a loss function may rely on: the user's autocast and default
         dtype.
         """
@@ -112,7 +112,7 @@ class Ambient:
 
     def impose(self) -> None:
         """Set everything that is otherwise now."""
-        now = Ambient.present()
+        now = TorchSettings.present()
         for device, (enabled, dtype), cast in zip(
             _DEVICES, self.autocast, now.autocast, strict=True
         ):
@@ -140,7 +140,7 @@ class Ambient:
             torch.set_anomaly_enabled(self.detects_anomalies, torch.is_anomaly_check_nan_enabled())
 
 
-_around: ContextVar[tuple[Ambient, Ambient] | None] = ContextVar("around", default=None)
+_around: ContextVar[tuple[TorchSettings, TorchSettings] | None] = ContextVar("around", default=None)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def certified() -> Iterator[None]:
         if _around.get() is not None:
             yield
             return
-        users = Ambient.present()
+        users = TorchSettings.present()
         ours = users.certified()
         token = _around.set((users, ours))
         try:
@@ -223,3 +223,6 @@ def _pool_flushes_denormals(threads: int) -> bool:
         return int((numbers * 1).count_nonzero()) < len(numbers)
     finally:
         torch.set_flush_denormal(flushes)
+
+
+Ambient = TorchSettings  # the former name, which dpfy.run.basis imports

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from dpfy.gradients.base import Unsupported
 from dpfy.gradients.bookkeeping.functional_params import DirectUses
 from dpfy.gradients.bookkeeping.layers import Rule, rule_for
-from dpfy.gradients.bookkeeping.layers.fallback import Layouts, opaque
+from dpfy.gradients.bookkeeping.layers.fallback import Layouts, fallback
 from dpfy.gradients.bookkeeping.layout import Layout, learnt
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
@@ -47,7 +47,7 @@ class CapturedLayer:
         )
 
     def forward(
-        self, tape: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any
+        self, recorder: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any
     ) -> Any:
         """Compute what the module computes, and record; ``own`` is the forward pass that its user
         gave it, if any.
@@ -55,12 +55,12 @@ class CapturedLayer:
         assert self.layouts is not None
         if self.rule is None:
             with _forward_of(self.module, own):
-                return opaque(self.module, tape, self.layouts, *args, **kwargs)
+                return fallback(self.module, recorder, self.layouts, *args, **kwargs)
         layout = self.layouts.inputs[0]
         if layout is None:
             raise RuleRefused(self.name, "a layer is given no records")
         try:
-            return self.rule.forward(self.module, tape, layout, *args, **kwargs)
+            return self.rule.forward(self.module, recorder, layout, *args, **kwargs)
         except Unsupported as error:
             raise RuleRefused(self.name, str(error)) from None
 
@@ -69,13 +69,13 @@ def layers_of(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     called: set[str] | None = None,
-    bare: bool = False,
+    direct_uses: bool = False,
 ) -> list[CapturedLayer]:
     """Divide a model into the smallest modules that own trained parameters and are called
     themselves.
 
     ``called`` are the modules that a pass went through; a module that holds parameters and is never
-    called, such as a list of them, belongs to the module around it. With ``bare``, modules around
+    called, such as a list of them, belongs to the module around it. With ``direct_uses``, modules around
     other layers are none themselves: their own parameters are used outside of any layer.
     """
     trained = {id(parameter) for parameter in parameters.values()}
@@ -94,7 +94,7 @@ def layers_of(
         while called is not None and holder not in called and holder:
             holder = holder.rpartition(".")[0]
         chosen.add(holder)
-    if bare:
+    if direct_uses:
         around = {a for name in chosen for a in _ancestors(name)} | {""}
         chosen = {
             name for name in chosen if name not in around or rule_for(modules[name]) is not None
@@ -119,8 +119,10 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 @contextmanager
-def capturing(layers: Sequence[CapturedLayer], tape: Recorder, uses: DirectUses) -> Iterator[None]:
-    """Let the layers record on the tape inside the block; nothing stays on the model."""
+def capturing(
+    layers: Sequence[CapturedLayer], recorder: Recorder, uses: DirectUses
+) -> Iterator[None]:
+    """Let the layers record on the recorder inside the block; nothing stays on the model."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
@@ -134,7 +136,7 @@ def capturing(layers: Sequence[CapturedLayer], tape: Recorder, uses: DirectUses)
             forward = (
                 uses.table(layer.module)
                 if layer.is_shared
-                else uses.around(partial(layer.forward, tape, own))
+                else uses.around(partial(layer.forward, recorder, own))
             )
             stack.enter_context(_forward_of(layer.module, forward))
         yield

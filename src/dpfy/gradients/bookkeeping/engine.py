@@ -27,6 +27,7 @@ from dpfy.gradients.base import (
     Unsupported,
     per_unit,
 )
+from dpfy.gradients.bookkeeping.arithmetic import SUM_ROUNDING
 from dpfy.gradients.bookkeeping.capture import (
     CapturedLayer,
     Observation,
@@ -38,16 +39,15 @@ from dpfy.gradients.bookkeeping.capture import (
     watch,
     with_layouts,
 )
-from dpfy.gradients.bookkeeping.contributions import SUM_ROUNDING
 from dpfy.gradients.bookkeeping.functional_params import RecordedUses
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, Recorder
 from dpfy.gradients.bookkeeping.strategies import (
     RAMP_ROUNDING,
+    ChunkNorms,
     ClipPass,
     NormPass,
-    Norms,
     PerGroupClip,
     StoreThenClip,
     SumPair,
@@ -91,16 +91,16 @@ class CapturingEngine(Engine):
         synthetic records.
         """
         try:
-            self._learn(loss_fn, examples, bare=True)
+            self._learn(loss_fn, examples, direct_uses=True)
         except Unsupported:
-            self._learn(loss_fn, examples, bare=False)
+            self._learn(loss_fn, examples, direct_uses=False)
         room = _NUMBERS_AT_ONCE // self.numbers_per_record
         self.records_at_once = max(
             1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record)
         )
 
-    def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
-        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their
+    def _learn(self, loss_fn: LossFn, examples: Examples, direct_uses: bool) -> None:
+        """Divide the model; parameters outside of layers are seen one by one if ``direct_uses``, or their
         module is a layer.
         """
         modules = dict(self.model.named_modules())
@@ -127,12 +127,12 @@ class CapturingEngine(Engine):
         few, many = (passed(examples(size, 1)) for size in _SIZES)
         layers = [
             with_layouts(layer, few, many, _SIZES)
-            for layer in layers_of(self.model, self.parameters, set(few.inputs), bare)
+            for layer in layers_of(self.model, self.parameters, set(few.inputs), direct_uses)
         ]
         if any(not layer.name and layer.rule is None for layer in layers):
             raise Unsupported("the model as a whole would be vectorised")
         uses, later = (
-            watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES
+            watched(examples(size, 1)) if direct_uses else Observation({}, {}) for size in _SIZES
         )
         places = [
             with_layouts(CapturedLayer(name, self.model, None), uses, later, _SIZES)
@@ -191,13 +191,18 @@ class CapturingEngine(Engine):
     @abstractmethod
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
-    ) -> tuple[Norms, BoundedSums | None]:
+    ) -> tuple[ChunkNorms, BoundedSums | None]:
         """Return the norms, and the sums if no norm is in doubt, without the part that is to be
         done exactly.
         """
 
     def _completed(
-        self, sums: BoundedSums, norms: Norms, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
+        self,
+        sums: BoundedSums,
+        norms: ChunkNorms,
+        loss_fn: LossFn,
+        chunk: Chunk,
+        clipping: Clipping,
     ) -> BoundedSums:
         """Add to the sums the part of each record that is done exactly."""
         totals, seen = self._zeros(), sums.seen[0].norms
@@ -214,22 +219,22 @@ class CapturingEngine(Engine):
     def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         return LoopEngine(self.model, self.parameters).bounded_sums(loss_fn, chunk, clipping)
 
-    def _pass(self, loss_fn: LossFn, chunk: Chunk, sink: Consumer) -> Recorder:
-        """Go forward and back once, and let the sink have what every layer contributes."""
+    def _pass(self, loss_fn: LossFn, chunk: Chunk, consumer: Consumer) -> Recorder:
+        """Go forward and back once, and let the consumer have what every layer contributes."""
         if self.layers is None:
             raise Unsupported("the engine was not prepared")
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
-        tape = Recorder(trained, chunk.size * chunk.rows, sink, self._uses, chunk.rows)
-        uses = RecordedUses(tape, trained.values(), self._uses_outside)
-        with capturing(self.layers, tape, uses), torch.enable_grad():
+        recorder = Recorder(trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows)
+        uses = RecordedUses(recorder, trained.values(), self._uses_outside)
+        with capturing(self.layers, recorder, uses), torch.enable_grad():
             with uses if self._uses_outside else nullcontext():
                 returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
-            losses, tape.stats = per_unit(returned, chunk)
-            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
-        tape.finish()
-        return tape
+            losses, recorder.stats = per_unit(returned, chunk)
+            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
+        recorder.finish()
+        return recorder
 
     def _zeros(self) -> list[torch.Tensor]:
         return [
@@ -250,12 +255,12 @@ class CapturingEngine(Engine):
             )
             return tensor
 
-        sink = StoreThenClip(len(self.parameters), chunk.size)
+        consumer = StoreThenClip(len(self.parameters), chunk.size)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            self._uses = self._pass(loss_fn, chunk, sink).uses
+            self._uses = self._pass(loss_fn, chunk, consumer).uses
         for parameter in self.parameters.values():
             saved.pop(parameter.untyped_storage().data_ptr(), None)
-        return max(1, (sum(saved.values()) + self._kept(sink.parts)) // chunk.size)
+        return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
 
     def _kept(self, parts: list[Parts]) -> int:
         """How many numbers of the contributions are kept until the weights are known."""
@@ -305,7 +310,7 @@ class BookkeepingEngine(CapturingEngine):
 
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
-    ) -> tuple[Norms, BoundedSums | None]:
+    ) -> tuple[ChunkNorms, BoundedSums | None]:
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
@@ -325,7 +330,7 @@ class GhostEngine(CapturingEngine):
 
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
-    ) -> tuple[Norms, BoundedSums | None]:
+    ) -> tuple[ChunkNorms, BoundedSums | None]:
         measuring = NormPass(len(self.parameters), chunk.size)
         rewind = bookmark()
         stats = self._pass(loss_fn, chunk, measuring).stats

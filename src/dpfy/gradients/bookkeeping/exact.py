@@ -12,14 +12,9 @@ from typing import TypeGuard
 import torch
 
 from dpfy.gradients.base import BoundedSums, LossFn, RecordStats, Unsupported
-from dpfy.gradients.bookkeeping.contributions import (
-    Contribution,
-    EmbeddingRows,
-    Materialized,
-    OuterProduct,
-    TiedEmbedding,
-)
+from dpfy.gradients.bookkeeping.contributions import Contribution, Materialized, OuterProduct
 from dpfy.gradients.bookkeeping.costs import BLOCK_NUMBERS, cheapest_kept
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.engine import BookkeepingEngine
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
 from dpfy.gradients.chunk import Chunk

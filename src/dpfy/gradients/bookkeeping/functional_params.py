@@ -161,13 +161,13 @@ class DirectUses(TorchFunctionMode):
 
 
 class RecordedUses(DirectUses):
-    """Records those uses on a tape."""
+    """Records those uses on a recorder."""
 
     def __init__(
-        self, tape: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]
+        self, recorder: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]
     ) -> None:
         super().__init__(trained)
-        self._tape = tape
+        self._recorder = recorder
         self._layouts = iter(layouts)
 
     def used(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -205,8 +205,8 @@ class RecordedUses(DirectUses):
             raise Unsupported(
                 "a parameter has a value of its own for each place of a record in the chunk"
             )
-        copies = vmap(function)(per_record(self._tape, parameter))
-        return copies.reshape(self._tape.records, *shape).movedim(0, layout.axis)
+        copies = vmap(function)(per_record(self._recorder, parameter))
+        return copies.reshape(self._recorder.records, *shape).movedim(0, layout.axis)
 
     def _product(
         self,
@@ -217,15 +217,15 @@ class RecordedUses(DirectUses):
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute inputs @ weight, or with its transpose, as a linear layer."""
-        tape = self._tape
-        if id(inputs) in self._origin or not tape.trains(weight) or weight.ndim != 2:
+        recorder = self._recorder
+        if id(inputs) in self._origin or not recorder.trains(weight) or weight.ndim != 2:
             raise Unsupported("a product with a part of a parameter")
         if func is F.linear:
-            return recorded_linear(tape, layout, inputs, weight, bias)
+            return recorded_linear(recorder, layout, inputs, weight, bias)
 
         def record(gradient: torch.Tensor) -> None:
-            rows = layout.sequences(inputs.detach(), tape.records)
-            tape.outer(weight, OuterProduct(layout.sequences(gradient, tape.records), rows))
+            rows = layout.sequences(inputs.detach(), recorder.records)
+            recorder.outer(weight, OuterProduct(layout.sequences(gradient, recorder.records), rows))
 
-        layout.items(inputs, tape.records)
-        return _Linear.apply(tape.anchor, inputs, weight.t(), None, record)
+        layout.items(inputs, recorder.records)
+        return _Linear.apply(recorder.anchor, inputs, weight.t(), None, record)

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TypeGuard
 
 import torch
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, combined
+from dpfy.gradients.bookkeeping.contributions import Contribution, Materialized, OuterProduct
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 
 Span = tuple[int, int] | None
 """Some rows of a parameter, from one to before another; None for all of it."""
@@ -43,14 +45,14 @@ class Recorder:
         self,
         trained: Mapping[str, torch.Tensor],
         records: int,
-        sink: Consumer,
+        consumer: Consumer,
         uses: Sequence[int] | None = None,
         fold: int = 1,
     ) -> None:
         self.records = records
         self._fold = fold
         self.anchor = torch.zeros((), requires_grad=True)
-        self._sink = sink
+        self._consumer = consumer
         self._expected = uses
         self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
         self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
@@ -70,7 +72,9 @@ class Recorder:
     def outer(self, parameter: torch.Tensor, outer: OuterProduct, rows: Span = None) -> None:
         """Add an outer product in the form that is cheapest for a unit."""
         self._add(
-            parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows
+            parameter,
+            self._consumer.form(outer if self._fold == 1 else outer.folded(self._fold)),
+            rows,
         )
 
     def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:
@@ -100,7 +104,21 @@ class Recorder:
         for rows, contribution in self._found[position]:
             by_rows.setdefault(rows, []).append(contribution)
         self._found[position] = []
-        self._sink.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
+        self._consumer.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
+
+
+def combined(parts: Sequence[Contribution]) -> Contribution:
+    """Return the sum of all uses of one parameter, cross terms included."""
+    if len(parts) == 1:
+        return parts[0]
+    outers = [part for part in parts if isinstance(part, OuterProduct)]
+    rows = [part for part in parts if isinstance(part, EmbeddingRows)]
+    if len(outers) + len(rows) < len(parts):
+        return reduce(Materialized.added, [part.instantiate() for part in parts])
+    if not rows:
+        return reduce(OuterProduct.joined, outers)
+    table = reduce(EmbeddingRows.joined, rows)
+    return TiedEmbedding(table, reduce(OuterProduct.joined, outers)) if outers else table
 
 
 def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:

@@ -21,7 +21,7 @@ docs/proofs/clipping-engines.md.
 """
 
 
-class Norms:
+class ChunkNorms:
     """Bounds of the squared norms, and how much of each record has to be done exactly, as float32
     cannot bound it well.
 
@@ -60,7 +60,7 @@ class StoreThenClip(Consumer):
     """Keeps every contribution until the weights are known: the book-keeping of one pass."""
 
     def __init__(self, parameters: int, records: int) -> None:
-        self.norms = Norms(parameters, records)
+        self.norms = ChunkNorms(parameters, records)
         self.parts: list[Parts] = [[] for _ in range(parameters)]
 
     def take(self, position: int, parts: Parts) -> None:
@@ -84,7 +84,7 @@ class NormPass(Consumer):
     """Measures and lets go: the first of two passes."""
 
     def __init__(self, parameters: int, records: int) -> None:
-        self.norms = Norms(parameters, records)
+        self.norms = ChunkNorms(parameters, records)
 
     def take(self, position: int, parts: Parts) -> None:
         """Measure."""
@@ -123,7 +123,7 @@ class PerGroupClip(Consumer):
         self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int
     ) -> None:
         assert isinstance(clipping.weigh, ClipEach)
-        self.norms = Norms(len(parameters), records)
+        self.norms = ChunkNorms(len(parameters), records)
         self._parameters = parameters
         self._weigh_each = clipping.weigh
         self._clipping = clipping

@@ -21,7 +21,7 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How modules with the forward pass of ``kind`` are computed: ``forward(module, tape, layout,
+    """How modules with the forward pass of ``kind`` are computed: ``forward(module, recorder, layout,
     *inputs)``.
     """
 

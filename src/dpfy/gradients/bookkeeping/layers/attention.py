@@ -14,7 +14,7 @@ from dpfy.gradients.bookkeeping.recorder import Recorder
 
 def attention(
     module: nn.MultiheadAttention,
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -36,7 +36,7 @@ def attention(
         raise Unsupported
     q, k, v = (
         _heads(projected, module)
-        for projected in _projections(module, tape, layout, query, key, value)
+        for projected in _projections(module, recorder, layout, query, key, value)
     )
     mask = _additive(attn_mask, key_padding_mask, q)
     dropout = module.dropout if module.training else 0.0
@@ -49,12 +49,12 @@ def attention(
     joined = mixed.transpose(1, 2).flatten(2)
     outputs = joined if module.batch_first else joined.transpose(0, 1)
     return recorded_linear(
-        tape, layout, outputs, module.out_proj.weight, module.out_proj.bias
+        recorder, layout, outputs, module.out_proj.weight, module.out_proj.bias
     ), shown
 
 
 def _projections(
-    module: nn.MultiheadAttention, tape: Recorder, layout: Layout, *inputs: torch.Tensor
+    module: nn.MultiheadAttention, recorder: Recorder, layout: Layout, *inputs: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return query, key and value after their linear layers."""
     query, key, value = inputs
@@ -63,16 +63,16 @@ def _projections(
     )  # None where query, key and value have weights of their own
     bias = module.in_proj_bias
     if weight is not None and query is key and key is value:
-        return list(recorded_linear(tape, layout, query, weight, bias).chunk(3, -1))
+        return list(recorded_linear(recorder, layout, query, weight, bias).chunk(3, -1))
     spans = [(n * module.embed_dim, (n + 1) * module.embed_dim) for n in range(3)]
     if weight is not None:
         return [
-            recorded_linear(tape, layout, x, weight, bias, span, span)
+            recorded_linear(recorder, layout, x, weight, bias, span, span)
             for x, span in zip(inputs, spans, strict=True)
         ]
     weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     return [
-        recorded_linear(tape, layout, x, own, bias, None, span)
+        recorded_linear(recorder, layout, x, own, bias, None, span)
         for x, own, span in zip(inputs, weights, spans, strict=True)
     ]
 

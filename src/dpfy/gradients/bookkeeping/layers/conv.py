@@ -42,7 +42,9 @@ class Geometry:
         return self.stride, self.padding, self.dilation, self.transposed, spread, groups
 
 
-def convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def convolution(
+    module: Any, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.Conv2d` and its kin."""
     padding = module.padding
     sides = list(module._reversed_padding_repeated_twice)
@@ -53,12 +55,12 @@ def convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tenso
     elif isinstance(padding, str):
         padding = tuple(reversed(sides[::2]))
     geometry = Geometry(module.kernel_size, module.stride, padding, module.dilation, module.groups)
-    return _recorded(tape, layout, inputs, module, geometry)
+    return _recorded(recorder, layout, inputs, module, geometry)
 
 
 def transposed_convolution(
     module: Any,
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     inputs: torch.Tensor,
     output_size: list[int] | None = None,
@@ -82,26 +84,28 @@ def transposed_convolution(
         transposed=True,
         output_padding=tuple(spread),
     )
-    return _recorded(tape, layout, inputs, module, geometry)
+    return _recorded(recorder, layout, inputs, module, geometry)
 
 
 def _recorded(
-    tape: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry
+    recorder: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry
 ) -> torch.Tensor:
     weight, bias = module.weight, module.bias
-    layout.items(inputs, tape.records)
+    layout.items(inputs, recorder.records)
 
     def record(gradient: torch.Tensor) -> None:
-        if tape.trains(weight):
-            tape.add(
+        if recorder.trains(weight):
+            recorder.add(
                 weight,
-                weight_gradients(inputs.detach(), gradient, weight.shape, geometry, tape.records),
+                weight_gradients(
+                    inputs.detach(), gradient, weight.shape, geometry, recorder.records
+                ),
             )
-        if tape.trains(bias):
+        if recorder.trains(bias):
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
-            tape.add(bias, Materialized.of(items.unflatten(0, (tape.records, -1)).sum(1)))
+            recorder.add(bias, Materialized.of(items.unflatten(0, (recorder.records, -1)).sum(1)))
 
-    return _Convolution.apply(tape.anchor, inputs, weight, bias, geometry, record)
+    return _Convolution.apply(recorder.anchor, inputs, weight, bias, geometry, record)
 
 
 def weight_gradients(

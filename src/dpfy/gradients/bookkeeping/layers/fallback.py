@@ -28,17 +28,19 @@ class Layouts:
     outputs: Sequence[Layout | None]
 
 
-def opaque(module: nn.Module, tape: Recorder, layouts: Layouts, *args: Any, **kwargs: Any) -> Any:
+def fallback(
+    module: nn.Module, recorder: Recorder, layouts: Layouts, *args: Any, **kwargs: Any
+) -> Any:
     """Call a module that has no rule of its own: on one record at a time, vectorised afterwards."""
     leaves, structure = tree_flatten((args, kwargs))
     if len(leaves) != len(layouts.inputs):
         raise Unsupported
     batched = [
-        leaf if layout is None else layout.records(leaf, tape.records)
+        leaf if layout is None else layout.records(leaf, recorder.records)
         for leaf, layout in zip(leaves, layouts.inputs, strict=True)
     ]
     own = dict(module.named_parameters())
-    copies = {name: per_record(tape, p) for name, p in own.items() if tape.trains(p)}
+    copies = {name: per_record(recorder, p) for name, p in own.items() if recorder.trains(p)}
     shapes: list[Any] = []
 
     def one(parameters: dict[str, torch.Tensor], *fields: torch.Tensor) -> list[torch.Tensor]:
@@ -74,11 +76,11 @@ def opaque(module: nn.Module, tape: Recorder, layouts: Layouts, *args: Any, **kw
     return tree_unflatten(outputs, shapes[-1])
 
 
-def per_record(tape: Recorder, parameter: torch.Tensor) -> torch.Tensor:
+def per_record(recorder: Recorder, parameter: torch.Tensor) -> torch.Tensor:
     """Return one copy of the parameter for each record, without memory of their own."""
-    copies = parameter.expand(tape.records, *parameter.shape)
+    copies = parameter.expand(recorder.records, *parameter.shape)
     return CaptureGrad.apply(
-        tape.anchor, copies, lambda gradient: tape.add(parameter, Materialized.of(gradient))
+        recorder.anchor, copies, lambda gradient: recorder.add(parameter, Materialized.of(gradient))
     )
 
 

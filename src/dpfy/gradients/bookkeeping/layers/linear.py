@@ -9,13 +9,15 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder, Span, region
 
 
-def linear(module: nn.Linear, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def linear(
+    module: nn.Linear, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.Linear`."""
-    return recorded_linear(tape, layout, inputs, module.weight, module.bias)
+    return recorded_linear(recorder, layout, inputs, module.weight, module.bias)
 
 
 def recorded_linear(
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     inputs: torch.Tensor,
     weight: torch.Tensor,
@@ -28,18 +30,18 @@ def recorded_linear(
     """
 
     def record(gradient: torch.Tensor) -> None:
-        outputs = layout.sequences(gradient, tape.records)
+        outputs = layout.sequences(gradient, recorder.records)
         shift = Materialized.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
-        if tape.trains(weight):
-            outer = OuterProduct(layout.sequences(inputs.detach(), tape.records), outputs)
-            tape.outer(weight, outer, weight_rows)
+        if recorder.trains(weight):
+            outer = OuterProduct(layout.sequences(inputs.detach(), recorder.records), outputs)
+            recorder.outer(weight, outer, weight_rows)
             shift = BiasOf(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
-        if tape.trains(bias):
-            tape.add(bias, shift, bias_rows)
+        if recorder.trains(bias):
+            recorder.add(bias, shift, bias_rows)
 
-    layout.items(inputs, tape.records)
+    layout.items(inputs, recorder.records)
     shift = None if bias is None else region(bias, bias_rows)
-    return _Linear.apply(tape.anchor, inputs, region(weight, weight_rows), shift, record)
+    return _Linear.apply(recorder.anchor, inputs, region(weight, weight_rows), shift, record)
 
 
 class _Linear(torch.autograd.Function):

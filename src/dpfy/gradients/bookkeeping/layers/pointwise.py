@@ -10,20 +10,24 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def prelu(module: nn.PReLU, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
+def prelu(
+    module: nn.PReLU, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
     """The rule for :class:`torch.nn.PReLU`, with one slope or one for each channel."""
     if layout.axis:
         raise Unsupported
-    layout.items(inputs, tape.records)
+    layout.items(inputs, recorder.records)
     weight = module.weight
 
     def record(gradient: torch.Tensor) -> None:
         found = gradient * inputs.detach().clamp(max=0)
         if weight.numel() > 1:
             found = found.flatten(2).sum(2) if found.ndim > 2 else found
-        tape.add(weight, Materialized.of(found.reshape(tape.records, -1, weight.numel()).sum(1)))
+        recorder.add(
+            weight, Materialized.of(found.reshape(recorder.records, -1, weight.numel()).sum(1))
+        )
 
-    return _PReLU.apply(tape.anchor, inputs, weight, record)
+    return _PReLU.apply(recorder.anchor, inputs, weight, record)
 
 
 class _PReLU(torch.autograd.Function):

@@ -12,32 +12,32 @@ _OURS_TO_KEEP = (
 )  # loggers that speak of compilation, and not of what a loss function was given
 
 
-class Silence:
+class OutputWatch:
     """Whether anything was said."""
 
-    broken = False
+    written = False
 
 
 @contextmanager
-def silence() -> Iterator[Silence]:
+def suppress_output() -> Iterator[OutputWatch]:
     """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it
     wrote anything.
     """
-    found, speaker = Silence(), threading.get_ident()
+    found, thread = OutputWatch(), threading.get_ident()
     streams = {
         name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")
     }
     call_handlers = logging.Logger.callHandlers
 
     def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if threading.get_ident() != speaker:
+        if threading.get_ident() != thread:
             call_handlers(logger, record)
         elif not record.name.startswith(_OURS_TO_KEEP):
-            found.broken = True
+            found.written = True
 
     try:
         for name, stream in streams.items():
-            setattr(sys, name, _Muted(stream, speaker, found))
+            setattr(sys, name, _Muted(stream, thread, found))
         logging.Logger.callHandlers = handle  # type: ignore[method-assign, assignment]
         yield found
     finally:
@@ -49,16 +49,16 @@ def silence() -> Iterator[Silence]:
 class _Muted:
     """A stream that one thread writes to in vain."""
 
-    def __init__(self, stream: Any, speaker: int, found: Silence) -> None:
+    def __init__(self, stream: Any, thread: int, found: OutputWatch) -> None:
         self._stream = stream
-        self._speaker = speaker
+        self._thread = thread
         self._found = found
 
     def write(self, text: Any) -> int:
         """Drop the text, or pass on that of another thread."""
-        if threading.get_ident() != self._speaker:
+        if threading.get_ident() != self._thread:
             return int(self._stream.write(text))
-        self._found.broken = True
+        self._found.written = True
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -68,4 +68,4 @@ class _Muted:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._stream, name)
-        return _Muted(found, self._speaker, self._found) if name in ("buffer", "raw") else found
+        return _Muted(found, self._thread, self._found) if name in ("buffer", "raw") else found
