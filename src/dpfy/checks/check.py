@@ -149,14 +149,13 @@ class Parts:
 
 def _probed(parts: Parts, fields: Fields) -> Probed:
     model, batch, loss = parts.model, made_up(fields), parts.loss(len(fields))
+    # of the user's own code, on made-up input: the text quotes no record
     try:
         if parts.optimizers:
             trainable(model, parts.optimizers)
         found = explain(model, batch, loss)
         compared = parity(model, batch, loss)
-    except (
-        Exception
-    ) as error:  # of the user's own code, on made-up input: the text quotes no record
+    except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Probed(False, f"{reason} {_OWN_EXAMPLE}" if "example_input" in reason else reason)
     return Probed(
@@ -185,9 +184,8 @@ def of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
     """Return a loss as a function of the fields: a criterion compares the model's output with the
     last one.
     """
-    if isinstance(
-        loss, nn.CTCLoss
-    ):  # the last fields are targets, input lengths and target lengths
+    # the last fields are targets, input lengths and target lengths
+    if isinstance(loss, nn.CTCLoss):
         return lambda *fields: loss(model(*fields[:-3]), *fields[-3:])
     if isinstance(loss, nn.Module):
         return lambda *fields: loss(model(*fields[:-1]), fields[-1])

@@ -119,9 +119,8 @@ def _gradients(judge: Probe, engine: Engine) -> list[list[torch.Tensor]]:
         part, given = (
             (chunk.record(place), weights[place : place + 1]) if alone else (chunk, weights)
         )
-        clipping = Clipping(
-            partial(torch.Tensor.to, given), _GRID, (0,) * len(totals)
-        )  # whatever the norms are
+        # whatever the norms are
+        clipping = Clipping(partial(torch.Tensor.to, given), _GRID, (0,) * len(totals))
         engine.bounded_sums(judge.loss_fn, part, clipping).add_to(totals)
         found.append(totals)
     return found

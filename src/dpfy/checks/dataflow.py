@@ -21,9 +21,8 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import with_row_from
 
 _SIZES = (3, 5)
-_SEEDS = range(
-    2, 12
-)  # of the records that take another one's place: small whole numbers may be equal by chance
+# of the records that take another one's place: small whole numbers may be equal by chance
+_SEEDS = range(2, 12)
 _FRESH = ("aten.empty", "aten.new_empty")  # memory that holds anything
 _MASKS = ("aten.bernoulli", "aten.native_dropout")
 _READ = "aten._local_scalar_dense.default"
@@ -85,9 +84,8 @@ class _Operations(TorchDispatchMode):
         given = {
             _storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         }
-        if (
-            str(func) == _READ and given & self._of_records
-        ):  # where tracing does not come: if y.requires_grad
+        # where tracing does not come: if y.requires_grad
+        if str(func) == _READ and given & self._of_records:
             raise Mixed("values of the input may decide what is computed")
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -215,9 +213,8 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
         for place, (one, now) in enumerate(zip(call.made, other.made, strict=True)):
             if one.shape != now.shape:
                 raise Mixed(f"values of records decide about the shape of what {call.name} returns")
-            found[number, place] = (one != now) & ~(
-                (one != one) & (now != now)
-            )  # two NaNs are alike
+            # two NaNs are alike
+            found[number, place] = (one != now) & ~((one != one) & (now != now))
     return found
 
 

@@ -38,9 +38,8 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     "builtins",
 }
 _DEPTH = 24
-_LARGEST = (
-    2**16
-)  # numbers of a tensor that are compared one by one; of a larger one, whether it was written to
+# numbers of a tensor that are compared one by one; of a larger one, whether it was written to
+_LARGEST = 2**16
 _MOST = 100_000  # values; a loss that reaches more is taken for one that changes
 _MOST_ITEMS = 1024  # of a container; of a longer one its length and its ends
 _PLAIN = (
@@ -185,9 +184,8 @@ class _Walk:
 
     def _function(self, way: str, value: types.FunctionType, depth: int) -> None:
         self._found[way] = value.__code__
-        if _is_library(
-            value.__globals__.get("__name__")
-        ):  # not what it says itself: functools.wraps copies that
+        # not what it says itself: functools.wraps copies that
+        if _is_library(value.__globals__.get("__name__")):
             return
         self._mapping(f"{way}.__dict__", dict(vars(value)), depth)
         names = _names_of(value.__code__)
@@ -248,9 +246,8 @@ class _Walk:
                 self._found[f"{way}.{name}"] = _of_tensor(tensor)
         for name, child in value._modules.items():
             if child is not None:
-                self._enter(
-                    f"{way}.{name}", child, depth - 1
-                )  # however deep a model is, all of it is looked at
+                # however deep a model is, all of it is looked at
+                self._enter(f"{way}.{name}", child, depth - 1)
         for name, item in others:
             self._enter(f"{way}.{name}", item, depth)
         if not _is_library(kind.__module__):
@@ -262,9 +259,8 @@ class _Walk:
         if isinstance(value, np.generic):
             self._found[way] = (str(value.dtype), repr(value))
             return
-        foreign = _is_library(
-            kind.__module__
-        )  # its code is not followed, so nothing says which attributes it reads
+        # its code is not followed, so nothing says which attributes it reads
+        foreign = _is_library(kind.__module__)
         attributes = set() if _is_ours(kind) else _attributes(value)
         identity = (kind.__qualname__, 0 if attributes else id(value))
         self._found[way] = Opaque() if isinstance(value, _HIDDEN) else identity
@@ -280,9 +276,8 @@ class _Walk:
             self._class(f"{way}.__class__", kind, depth)
 
     def _reference(self, way: str, value: Any, depth: int) -> None:
-        self._enter(
-            way, value(), depth
-        )  # what it refers to: torch makes those of recurrent layers anew
+        # what it refers to: torch makes those of recurrent layers anew
+        self._enter(way, value(), depth)
 
     def _builtin(self, way: str, value: Any, depth: int) -> None:
         self._found[way] = value.__qualname__
@@ -428,9 +423,8 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
     inner = [
         _names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
     ]
-    words = {
-        constant for constant in code.co_consts if isinstance(constant, str)
-    }  # getattr(settings, "part")
+    # getattr(settings, "part")
+    words = {constant for constant in code.co_consts if isinstance(constant, str)}
     return frozenset(code.co_names).union(words, *inner)
 
 

@@ -37,9 +37,8 @@ _SCALES = (1.0, 1.0 / 16)
 _SEED = 20181216
 _GRID = 2.0**-40
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
-_COARSE = (
-    2.0**-12
-)  # the precision to which records in chunks of very different sizes agree, statistics included
+# the precision to which records in chunks of very different sizes agree, statistics included
+_COARSE = 2.0**-12
 _MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
 _REMEDY = (
     "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
@@ -162,9 +161,8 @@ class Probe:
         """
         fix_seed(_SEED + seed)
         try:
-            with (
-                torch.enable_grad()
-            ):  # as in a step: a module may observe only what is differentiated
+            # as in a step: a module may observe only what is differentiated
+            with torch.enable_grad():
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
         except Exception as error:
             raise LossError(

@@ -201,9 +201,8 @@ def _without_culprits(
     if not others:
         return
     for rest in sample.chunks([torch.tensor(others)]):
-        if len(others) == len(indices) or not _done(
-            rest, compute, take
-        ):  # what raises in company alone
+        # what raises in company alone
+        if len(others) == len(indices) or not _done(rest, compute, take):
             for index in rest.indices:
                 _done(alone[index], compute, take)
 

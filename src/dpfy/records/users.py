@@ -251,9 +251,8 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
         return np.unique(unit_of, return_inverse=True)[1].astype(np.int64)
     else:
         keys = [_key(each) for each in unit_of]
-    if rows and all(
-        key is None for key in keys
-    ):  # this says of the data that it has no user at all
+    # this says of the data that it has no user at all
+    if rows and all(key is None for key in keys):
         raise InvalidArgument(f"{_EXPECTED} No row has such an id.")
     known = {
         key: number for number, key in enumerate(sorted({key for key in keys if key is not None}))

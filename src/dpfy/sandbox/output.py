@@ -1,4 +1,7 @@
-"""Nothing that code says while it has private records is heard; other threads go on speaking."""
+"""Drop the output of code that has private records; other threads keep writing.
+
+Tests: tests/sandbox/test_rng_isolation.py.
+"""
 
 import logging
 import sys
@@ -7,22 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_OURS_TO_KEEP = (
-    "torch",
-)  # loggers that speak of compilation, and not of what a loss function was given
+# loggers that speak of compilation, and not of what a loss function was given
+_OURS_TO_KEEP = "torch"
 
 
 class OutputWatch:
-    """Whether anything was said."""
+    """Whether anything was written."""
 
     written = False
 
 
 @contextmanager
 def suppress_output() -> Iterator[OutputWatch]:
-    """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it
-    wrote anything.
-    """
+    """Drop what this thread writes to stdout, stderr and logs; yield whether it wrote anything."""
     found, thread = OutputWatch(), threading.get_ident()
     streams = {
         name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")
@@ -47,7 +47,7 @@ def suppress_output() -> Iterator[OutputWatch]:
 
 
 class _Muted:
-    """A stream that one thread writes to in vain."""
+    """A stream that drops what one thread writes."""
 
     def __init__(self, stream: Any, thread: int, found: OutputWatch) -> None:
         self._stream = stream
@@ -62,7 +62,7 @@ class _Muted:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Drop them all."""
+        """Write the lines one by one."""
         for line in lines:
             self.write(line)
 

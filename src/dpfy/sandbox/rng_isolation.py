@@ -1,4 +1,4 @@
-"""Where private records are computed on: nothing but the result comes out."""
+"""The context in which private records are computed on: only the result leaves it."""
 
 import random
 import threading
@@ -38,15 +38,20 @@ _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
 
 @contextmanager
 def isolated_rng(stream: SecureStream) -> Iterator[None]:
-    """Compute on private records: in certified arithmetic, with secret randomness, and without a
-    sound.
+    """Compute on private records, in certified arithmetic, with secret randomness and no output.
 
     With a known seed the masks of all records would depend on how many came before them, and one
     record would change everybody's gradient. Fresh secret masks are independent of the sample, so
-    each record's contribution is its own. The generators outside go on where they were: how far
-    they are moved would tell how many records there were. Seeding one of them has no effect inside.
-    Whatever user code writes to stdout, stderr or a log, and every warning, is dropped: it may
-    speak of a record.
+    each record's contribution is its own. The generators outside continue from their former
+    states, since how far they moved would tell how many records there were. Seeding one of them
+    has no effect inside. Output of user code to stdout, stderr or a log, and every warning, is
+    dropped, since it may speak of a record.
+
+    Args:
+        stream: The secret stream that the generators are seeded from.
+
+    Yields:
+        Nothing; the former generators, settings and streams are restored at the end.
     """
     python, numpy = random.getstate(), np.random.get_state()
     with (
@@ -69,8 +74,9 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
 
 
 def reseed_from_stream() -> None:
-    """Give the generators fresh secret states: what code did to them while it had other records
-    ends here.
+    """Give the generators fresh secret states, so that no record inherits another one's.
+
+    Nothing happens outside of :func:`isolated_rng`.
     """
     if (stream := _stream.get()) is not None:
         _reseed(stream)
@@ -78,8 +84,12 @@ def reseed_from_stream() -> None:
 
 @dataclass
 class GeneratorUse:
-    """What a loss does to generators: whether it seeds them, draws from those of Python or numpy,
-    or draws masks.
+    """What a loss does to generators.
+
+    Args:
+        seeded: Whether it seeds one or sets its state.
+        in_python: Whether it draws from Python's or numpy's generator.
+        masks: Whether it draws masks by a function that dpfy cannot replace.
     """
 
     seeded: bool = False
@@ -88,9 +98,7 @@ class GeneratorUse:
 
 
 def bookmark() -> Callable[[], None]:
-    """Return a function that puts the generators back to where they are now, to draw the same
-    numbers once more.
-    """
+    """Return a function that restores the generators, so that the same numbers are drawn again."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
@@ -105,8 +113,9 @@ def bookmark() -> Callable[[], None]:
 
 
 def fix_seed(seed: int) -> None:
-    """Seed the generators, of torch those of devices at hand: its own function notes a stack trace
-    for each other.
+    """Seed the generators of Python, numpy, torch and available devices.
+
+    ``torch.manual_seed`` also notes a stack trace for each device that is not initialized.
     """
     seed_python(seed)
     seed_numpy(seed)
@@ -116,9 +125,7 @@ def fix_seed(seed: int) -> None:
 
 
 def _reseed(stream: SecureStream) -> None:
-    """Fill the whole states of the three generators; their seeds alone would have too few
-    values.
-    """
+    """Fill the whole states of the three generators; their seeds alone have too few values."""
     words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
     random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
     np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
@@ -134,7 +141,7 @@ def _replaced(
     functions: tuple[tuple[Any, tuple[str, ...]], ...],
     other: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Iterator[None]:
-    """Put other functions in the places of some inside the block."""
+    """Replace functions inside the block."""
     originals = [(home, name, getattr(home, name)) for home, names in functions for name in names]
     try:
         for home, name, function in originals:
@@ -146,7 +153,7 @@ def _replaced(
 
 
 def _without_seeding() -> AbstractContextManager[None]:
-    """Let this thread seed generators in vain: the numbers that follow would be known."""
+    """Make seeding in this thread ineffective: the numbers that follow would be known."""
     thread = threading.get_ident()
 
     def inert(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +165,7 @@ def _without_seeding() -> AbstractContextManager[None]:
 
 
 def numpy_state() -> tuple[Any, ...]:
-    """Return the state of numpy's generator, to be compared."""
+    """Return the state of numpy's generator in a form that can be compared."""
     name, words, *rest = np.random.get_state(legacy=True)
     return (name, np.asarray(words).tobytes(), *rest)
 

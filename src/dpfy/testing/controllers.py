@@ -26,6 +26,7 @@ _GROUPS = (
     ClippedSum(0.5, "first", ("first.weight", "first.bias"), share=0.75),
     ClippedSum(2.0, "last", share=0.25),
 )
+# of released values: noise knows no limits
 _SIZES = (
     1.0,
     1.0,
@@ -37,7 +38,7 @@ _SIZES = (
     1e12,
     -1e12,
     1e-12,
-)  # of released values: noise knows no limits
+)
 _STEPS = 3 * len(_SIZES)
 _NOISE = 1.3
 

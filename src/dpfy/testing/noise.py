@@ -117,13 +117,14 @@ def _check_independence(make_noise: MakeNoise) -> None:
     common = set(first[:1000].tolist()) & set(second[:1000].tolist())
     assert not common, "a later call repeats the noise of an earlier one"
     _check_uncorrelated(first, second, "two calls")
+    # halves: a pair of Box and Muller's may lie that far apart
     for lag in (
         1,
         2,
         3,
         _COUNT // 4,
         _COUNT // 2,
-    ):  # halves: a pair of Box and Muller's may lie that far apart
+    ):
         _check_uncorrelated(first[:-lag], first[lag:], f"coordinates {lag} apart")
 
 

@@ -239,9 +239,8 @@ def _check_hypergeometric(found: Array, n: int, marked: Array, sizes: Array, wha
         f"samples and {what} share too many or few (score {drift:.1f})"
     )
     room = float((2 + peak[usable]).sum())
-    spread = (
-        float((scores**2 - 1).sum() / math.sqrt(room)) if room > 1e-6 else 0.0
-    )  # a fair coin has but one distance
+    # a fair coin has but one distance
+    spread = float((scores**2 - 1).sum() / math.sqrt(room)) if room > 1e-6 else 0.0
     assert 2 * stats.norm.sf(abs(spread)) > _LEVEL, (
         f"what samples share with {what} spreads wrongly ({spread:.1f})"
     )

@@ -1,4 +1,9 @@
-"""Certified norms and sums: arithmetic whose rounding is bounded in docs/proofs/clipping-engines.md."""
+"""Norms and sums whose rounding error is bounded.
+
+The bounds are proved in docs/proofs/clipping-engines.md.
+
+Tests: tests/gradients/bookkeeping/test_contributions.py.
+"""
 
 from functools import lru_cache
 
@@ -10,14 +15,14 @@ _RUN = 256
 PRODUCT_ROWS = 128
 PRODUCTS_PER_SUM = 8  # that are added up before the sum is continued in float64
 _NARROW = 2**14  # entries of a product of which several are formed in one call
-_TELLING = (
-    2**12
-)  # entries of a product, all of which another order of summation hardly leaves as they are
+# entries of a product, all of which another order of summation hardly leaves as they are
+_TELLING = 2**12
 _PIECE = 2**17  # numbers that are converted to float64 and added while they stay in the cache
 FLOAT64_ROWS = 4096  # of a product in float64
 SUM_ROUNDING = (PRODUCT_ROWS + PRODUCTS_PER_SUM + 8) * 2.0**-24
-"""By how many clip bounds one record more may move each other's share of a sum:
-docs/proofs/clipping-engines.md.
+"""The most that another record may move the share of each co-batched one in a sum, in clip bounds.
+
+See docs/proofs/clipping-engines.md.
 """
 
 
@@ -44,12 +49,12 @@ def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
 
 
 def in_working_precision(values: torch.Tensor) -> torch.Tensor:
-    """float32 at least: half precision overflows and swallows small squares."""
+    """Return values in float32 at least: half precision overflows and loses small squares."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def add_in_float64(total: torch.Tensor, summed: torch.Tensor) -> None:
-    """Add to a float64 total piece by piece: torch converts all that it is given before it adds."""
+    """Add to a float64 total piece by piece, since torch converts the whole summand first."""
     if not (total.is_contiguous() and summed.is_contiguous()):
         total += summed
         return
@@ -60,12 +65,9 @@ def add_in_float64(total: torch.Tensor, summed: torch.Tensor) -> None:
 
 
 def product_sum(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the weighed sum of outer products of records: products over few, each complete before
-    it is added.
-    """
-    if (
-        len(weights) % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW
-    ):  # all products in one call
+    """Return the weighted sum of the outer products of records, few records per product."""
+    # all products in one call
+    if len(weights) % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:
         weighed = (weights.unsqueeze(1) * outputs).unflatten(0, (-1, PRODUCT_ROWS))
         return torch.bmm(weighed.mT, inputs.unflatten(0, (-1, PRODUCT_ROWS))).sum(0)
     pairs = (
@@ -91,7 +93,7 @@ def product_sum(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tens
 
 
 def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-    """Return the weighed sum of records [blocks, records, numbers]: products over few, as above."""
+    """Return the weighted sum of records [blocks, records, numbers], few records per product."""
     whole = len(weights) // PRODUCT_ROWS * PRODUCT_ROWS if len(gradients) == 1 else 0
     if whole > PRODUCT_ROWS:  # all products in one call
         records = gradients[0, :whole].unflatten(0, (-1, PRODUCT_ROWS))
@@ -111,11 +113,10 @@ def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor
 def _completes_products(
     p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int
 ) -> bool:
-    """Whether ``addmm_`` forms a product of ``PRODUCT_ROWS`` rows before it adds what was there; tried on
-    made-up numbers.
+    """Whether ``addmm_`` completes a product of ``PRODUCT_ROWS`` rows before it adds.
 
-    For narrow matrices some libraries begin with what was there, and many short sums become one
-    that is long.
+    Tried on synthetic numbers. For narrow matrices some libraries start from the previous total,
+    and many short sums become a long one.
     """
     if dtype is torch.float64:  # whose rounding is nothing beside what is charged
         return True
@@ -132,9 +133,7 @@ def _completes_products(
 
 
 def rounded_weights(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights in another precision; one too small to keep its digits there is zero, not
-    rounded up.
-    """
+    """Return the weights in another precision; those below its normal numbers become zero."""
     rounded = weights.to(dtype)
     return (
         rounded.masked_fill_(rounded < torch.finfo(dtype).tiny, 0)
@@ -144,8 +143,6 @@ def rounded_weights(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def row_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return the norm over features, in float64; squares that underflow there are charged at the
-    smallest one.
-    """
+    """Return norms over features in float64, with a charge for squares that underflow."""
     found = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
     return found + 2.0**-511 * rows.shape[2] ** 0.5

@@ -1,10 +1,9 @@
-"""What one use of a layer adds to the per-record gradients of one parameter, in the form that is
-cheapest to handle.
+"""The contribution of one use of a parameter to its per-record gradients, in several forms.
 
-Every form knows an upper bound on each record's squared norm and can add the weighed sum over the
-records to a total. Where a unit of privacy has several rows, these are folded first: from then on a
-unit is a record whose rows are like more time steps, so that the cross terms between them are in
-every norm.
+Every form knows an upper bound of each record's squared norm, and can add the weighted sum over
+the records to a total. Where a unit of privacy has several rows, these are folded first: from then
+on a unit is a record whose rows count as time steps, so that every norm includes the cross terms
+between them.
 """
 
 from abc import ABC, abstractmethod
@@ -32,11 +31,10 @@ _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below
 
 @dataclass(frozen=True)
 class NormBounds:
-    """Bounds of one contribution: what is added is never larger, arithmetic included.
+    """Upper bounds of the norms of one contribution, rounding error of its sum included.
 
     ``magnitude`` is the norm that the terms would have if none of them cancelled, where the sum is
-    formed by a product over all records at once; None where every record's own vector is what is
-    added.
+    formed by a product over all records at once; None where every record's own vector is added.
     """
 
     squared: torch.Tensor
@@ -55,9 +53,7 @@ class Contribution(ABC):
         """Add Σ weight·gradient to the float64 ``total``."""
 
     def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
-        """Return what ``add_sum`` would add if it is one tensor in the gradients' precision, and
-        None otherwise.
-        """
+        """Return the sum as one tensor in the gradients' precision, or None if it has parts."""
         return None
 
     @abstractmethod
@@ -66,15 +62,14 @@ class Contribution(ABC):
 
     @abstractmethod
     def folded(self, rows: int) -> "Contribution":
-        """Return the gradients of units that have ``rows`` consecutive records each: the sums over
-        these.
-        """
+        """Return the gradients of units of ``rows`` consecutive records: the sums over these."""
 
 
 @dataclass(frozen=True)
 class Materialized(Contribution):
-    """One gradient per record, written out: [blocks, records, numbers], and how a sum takes the
-    parameter's shape.
+    """One gradient per record, written out.
+
+    ``gradients`` are [blocks, records, numbers]; ``shaped`` gives a sum the parameter's shape.
     """
 
     gradients: torch.Tensor
@@ -87,16 +82,16 @@ class Materialized(Contribution):
         return cls(gradients.reshape(1, len(gradients), -1), lambda summed: summed.view(shape))
 
     def norms(self) -> NormBounds:
-        """Return the norms of the very vectors that are added."""
+        """Return bounds for the very vectors that are added."""
         return NormBounds(sum(squared_norm_bounds(block) for block in self.gradients))  # type: ignore[arg-type]
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add the weighed records, in one pass over them."""
+        """Add the weighted records, in one pass over them."""
         for summed in self._products(weights):
             add_in_float64(total, summed)
 
     def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
-        """Return the sum if no more products are added up than in the gradients' own precision."""
+        """Return the sum if it has few enough products for the gradients' own precision."""
         return (
             next(self._products(weights))
             if len(weights) <= PRODUCT_ROWS * PRODUCTS_PER_SUM
@@ -104,7 +99,7 @@ class Materialized(Contribution):
         )
 
     def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the sums over as many records as are added up in the gradients' own precision."""
+        """Yield sums over as many records as are added up in the gradients' own precision."""
         gradients = in_working_precision(self.gradients)
         weights = rounded_weights(weights, gradients.dtype)
         for part in zip(
@@ -119,47 +114,47 @@ class Materialized(Contribution):
         return self
 
     def folded(self, rows: int) -> "Materialized":
-        """Add the vectors of a unit up; the sum is what is measured and added."""
+        """Add up the vectors of each unit; these sums are measured and added."""
         summed = in_working_precision(self.gradients).unflatten(1, (-1, rows)).sum(2)
         return replace(self, gradients=summed)
 
     def added(self, other: "Materialized") -> "Materialized":
-        """Return the sum of two uses, in the parameter's own shape, since their layouts may
-        differ.
-        """
+        """Return the sum of two uses, in the parameter's shape since their layouts may differ."""
         return Materialized.of(self._dense() + other._dense())
 
     def _dense(self) -> torch.Tensor:
+        """Return [records, *shape of the parameter]."""
         return torch.stack([self.shaped(gradient) for gradient in self.gradients.unbind(1)])
 
 
 @dataclass(frozen=True)
 class OuterProduct(Contribution):
-    """Σ_t b_t ⊗ a_t per record, never written out: inputs a [records, time, d], output gradients b
-    [records, time, p].
+    """Σ_t b_t ⊗ a_t per record, not written out.
 
-    NormBounds come from the two Gram matrices over time, in float64: float32 loses all digits where time
-    steps cancel.
+    ``inputs`` are a [records, time, d] and ``outputs`` the output gradients b [records, time, p].
+    Norms come from the two Gram matrices over time, in float64: float32 loses all digits where
+    time steps cancel.
     """
 
     inputs: torch.Tensor
     outputs: torch.Tensor
 
     def norms(self) -> NormBounds:
-        """Return exact products for one time step, and Gram matrices for more."""
+        """Return products of norms for one time step, and norms from Gram matrices for more."""
         if self.inputs.shape[1] == 1:
             return NormBounds(squared_norm_bounds(self.inputs) * self.output_norms)
         return self.certified(self.gram(), self.magnitude())
 
     @cached_property
     def output_norms(self) -> torch.Tensor:
-        """Upper bounds of the squared norms of output gradients, which are those of a bias for one
-        time step.
+        """Upper bounds of the squared norms of the output gradients.
+
+        For one time step these are the norms of the bias's gradients.
         """
         return squared_norm_bounds(self.outputs)
 
     def gram(self) -> torch.Tensor:
-        """Return the squared norms as float64 gives them."""
+        """Return the squared norms as computed in float64."""
         a, b = self.inputs.double(), self.outputs.double()
         return (torch.bmm(a, a.mT) * torch.bmm(b, b.mT)).sum((1, 2))
 
@@ -170,18 +165,14 @@ class OuterProduct(Contribution):
     def certified(
         self, squared: torch.Tensor, magnitude: torch.Tensor, more_steps: int = 0
     ) -> NormBounds:
-        """Add what float64 may have lost in the Gram matrices, and what it may add to the record's
-        terms in a sum.
-        """
+        """Add the rounding error of the Gram matrices and that of the record's terms in a sum."""
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
         lost = (d + p + (steps + more_steps) ** 2 + 8) * 2.0**-52 * magnitude.square()
         own = (FLOAT64_ROWS + 8) * 2.0**-53 * magnitude + _NOTHING
         return NormBounds(((squared + lost).clamp(min=0).sqrt() + own).square(), magnitude)
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add products over many records; over several time steps, which may cancel, they are
-        formed in float64.
-        """
+        """Add products over many records; several time steps may cancel and take float64."""
         if self.inputs.shape[1] != 1:
             self.add_sum_in_float64(weights, total)
             return
@@ -189,15 +180,13 @@ class OuterProduct(Contribution):
             add_in_float64(total, summed)
 
     def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
-        """Return the sum if no more products are added up than in the gradients' own precision."""
+        """Return the sum if it has few enough products for the gradients' own precision."""
         if self.inputs.shape[1] != 1 or len(weights) > PRODUCT_ROWS * PRODUCTS_PER_SUM:
             return None
         return next(self._products(weights))
 
     def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the sums over as many records as are added up in the gradients' own precision; for
-        one time step.
-        """
+        """Yield sums over as many records as the gradients' precision allows, for one time step."""
         outputs, inputs = (
             in_working_precision(self.outputs[:, 0]),
             in_working_precision(self.inputs[:, 0]),
@@ -210,9 +199,7 @@ class OuterProduct(Contribution):
             yield product_sum(*part)
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add products over many records and time steps, whose rounding is far below the norm even
-        if terms cancel.
-        """
+        """Add products in float64, whose rounding is far below the norm even if terms cancel."""
         records = max(1, FLOAT64_ROWS // max(1, self.inputs.shape[1]))
         for outputs, inputs, weight in zip(
             self.outputs.split(records),
@@ -235,15 +222,13 @@ class OuterProduct(Contribution):
         )
 
     def folded(self, rows: int) -> "OuterProduct":
-        """Take the rows of a unit for time steps."""
+        """Treat the rows of a unit as time steps."""
         return replace(
             self, inputs=as_steps(self.inputs, rows), outputs=as_steps(self.outputs, rows)
         )
 
     def joined(self, other: "OuterProduct") -> "OuterProduct":
-        """Return the sum of two uses of one weight: more time steps, so that cross terms are in the
-        Gram matrices.
-        """
+        """Return the sum of two uses of one weight, as more time steps with all cross terms."""
         return OuterProduct(
             torch.cat([self.inputs, other.inputs], 1), torch.cat([self.outputs, other.outputs], 1)
         )
@@ -251,9 +236,7 @@ class OuterProduct(Contribution):
 
 @dataclass(frozen=True)
 class BiasOf(Materialized):
-    """The gradients of a bias where they are a factor of those of its weight: they are measured
-    once for both.
-    """
+    """Gradients of a bias that are a factor of its weight's, so that both are measured once."""
 
     outer: OuterProduct
 
@@ -262,14 +245,15 @@ class BiasOf(Materialized):
         return NormBounds(self.outer.output_norms)
 
     def folded(self, rows: int) -> Materialized:
-        """Add the vectors of a unit up; the sums are measured by themselves."""
+        """Add up the vectors of each unit, which are then measured by themselves."""
         return Materialized(self.gradients, self.shaped).folded(rows)
 
 
 @dataclass(frozen=True)
 class Rematerialized(OuterProduct):
-    """As :class:`OuterProduct`, but written out for a few records at a time: once for the norms,
-    and again for the sum.
+    """An outer product that is written out for a few records at a time, and twice.
+
+    The first time is for the norms, the second for the sum.
     """
 
     records_at_once: int = 1
@@ -284,10 +268,11 @@ class Rematerialized(OuterProduct):
             block.add_sum(weight, total)
 
     def summed(self, weights: torch.Tensor) -> None:
-        """Return nothing: there is a product for every few records."""
+        """Return None: there is a product for every few records."""
         return
 
     def _blocks(self) -> Iterator[Materialized]:
+        """Yield the gradients of a few records at a time."""
         for inputs, outputs in zip(
             self.inputs.split(self.records_at_once),
             self.outputs.split(self.records_at_once),

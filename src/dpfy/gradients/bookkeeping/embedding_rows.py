@@ -1,4 +1,9 @@
-"""Contributions to embedding tables: rows of the tokens that occur, also where a Linear shares them."""
+"""Contributions to embedding tables: only rows of tokens that occur are stored.
+
+A table may also be the weight of a Linear; then the cross term of both uses counts.
+
+Tests: tests/gradients/bookkeeping/test_contributions.py.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,10 +22,10 @@ from dpfy.gradients.bookkeeping.contributions import (
 
 @dataclass(frozen=True)
 class EmbeddingRows(Contribution):
-    """Gradients of an embedding: Σ_t row(token_t) += g_t per record, kept as the rows that occur.
+    """Gradients of an embedding, Σ_t row(token_t) += g_t per record, as the rows that occur.
 
-    ``tokens`` [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in a
-    record is one row.
+    ``tokens`` are [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in
+    a record is one row.
     """
 
     tokens: torch.Tensor
@@ -28,7 +33,7 @@ class EmbeddingRows(Contribution):
     vocabulary: int
 
     def norms(self) -> NormBounds:
-        """Return the norms of the rows after equal tokens of a record were added up."""
+        """Return norms of the rows after equal tokens of a record were added up."""
         rows, owners, _, _ = self.distinct
         squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
         return NormBounds(
@@ -38,9 +43,7 @@ class EmbeddingRows(Contribution):
 
     @cached_property
     def distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the summed rows, and of each its record, its token, and its number by place in
-        ``tokens``.
-        """
+        """The summed rows, with the record and the token of each, and its number for each place."""
         numbers = (
             torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary
             + self.tokens
@@ -56,22 +59,18 @@ class EmbeddingRows(Contribution):
         )
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add the rows that occur; the others stay as they are and get noise like all."""
+        """Add the rows that occur; noise is added to all rows later."""
         rows, owners, tokens, _ = self.distinct
         total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
 
     def instantiate(self) -> Materialized:
-        """Write out dense gradients; only ever needed where a table is tied to something that is
-        not a Linear.
-        """
+        """Write out dense gradients, for a table that is tied to something other than a Linear."""
         rows, owners, tokens, _ = self.distinct
         dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
         return Materialized.of(dense.index_put_((owners, tokens), rows, accumulate=True))
 
     def folded(self, rows: int) -> "EmbeddingRows":
-        """Take the tokens of a unit's rows for tokens of one record: a token that occurs in two of
-        them is one row.
-        """
+        """Treat the tokens of a unit's rows as one record's, so that equal ones are one row."""
         return replace(
             self, tokens=as_steps(self.tokens, rows), outputs=as_steps(self.outputs, rows)
         )
@@ -106,9 +105,7 @@ class EmbeddingRows(Contribution):
 
 @dataclass(frozen=True)
 class TiedEmbedding(Contribution):
-    """An embedding table that is also the weight of a Linear: two forms of gradient with their
-    cross term.
-    """
+    """An embedding table that is also a Linear's weight: two forms and their cross term."""
 
     rows: EmbeddingRows
     outer: OuterProduct
@@ -122,14 +119,14 @@ class TiedEmbedding(Contribution):
         )
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add both."""
+        """Add both forms."""
         self.rows.add_sum(weights, total)
         self.outer.add_sum_in_float64(weights, total)
 
     def instantiate(self) -> Materialized:
-        """Write both out."""
+        """Write both forms out."""
         return self.rows.instantiate().added(self.outer.instantiate())
 
     def folded(self, rows: int) -> "TiedEmbedding":
-        """Fold both."""
+        """Fold both forms."""
         return TiedEmbedding(self.rows.folded(rows), self.outer.folded(rows))

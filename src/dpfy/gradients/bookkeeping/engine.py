@@ -1,9 +1,10 @@
-"""One forward and one backward pass for a whole chunk; norms and sums from what each layer saw.
+"""One forward and one backward pass per chunk; norms and sums come from what layers are given.
 
-    forward ─▶ backward (activations only) ─▶ contributions ─▶ norms ─▶ weights ─▶ one weighed sum per parameter
+    forward ─▶ backward (activations only) ─▶ contributions ─▶ norms ─▶ weights ─▶ weighted sums
 
 Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023. The norms are
-certified, and what float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
+certified upper bounds. Records that float32 cannot bound are computed by the loop engine:
+docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
@@ -69,15 +70,12 @@ _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for
 
 
 class CapturingEngine(Engine):
-    """What engines share that take per-record gradients from the inputs and output gradients of
-    layers.
-    """
+    """Base of engines that take gradients from the inputs and output gradients of layers."""
 
     isolation = "checked on synthetic input: no record reaches another one's place in any layer"
     isolates = False
-    rounding = (
-        SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23
-    )  # and what kernels do to gradients in a block of another size
+    # and what kernels do to gradients in a block of another size
+    rounding = SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
@@ -87,9 +85,7 @@ class CapturingEngine(Engine):
         self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
-        """Learn where the records are in every layer, and how many of them fit into memory, on
-        synthetic records.
-        """
+        """Learn from synthetic records where records lie in layers, and how many fit in memory."""
         try:
             self._learn(loss_fn, examples, direct_uses=True)
         except Unsupported:
@@ -100,8 +96,10 @@ class CapturingEngine(Engine):
         )
 
     def _learn(self, loss_fn: LossFn, examples: Examples, direct_uses: bool) -> None:
-        """Divide the model; parameters outside of layers are seen one by one if ``direct_uses``, or their
-        module is a layer.
+        """Divide the model into layers, and learn where the records are in each.
+
+        With ``direct_uses``, parameters that are used outside of layers are recorded use by use.
+        Otherwise the module that owns them is one layer.
         """
         modules = dict(self.model.named_modules())
         if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
@@ -111,9 +109,8 @@ class CapturingEngine(Engine):
 
         def passed(chunk: Chunk) -> Observation:
             shown: list[torch.Tensor] = []
-            with (
-                torch.enable_grad()
-            ):  # as in a step: a module may observe only what is differentiated
+            # as in a step: a module may observe only what is differentiated
+            with torch.enable_grad():
                 seen = observe(
                     modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size))
                 )
@@ -147,9 +144,7 @@ class CapturingEngine(Engine):
     def _try_rules(
         self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation
     ) -> None:
-        """Go through the model once; a layer that is used in a way that its rule does not know is
-        vectorised instead.
-        """
+        """Go through the model once; vectorise layers used in ways that their rules do not cover."""
         try:
             self._uses = None
             self.numbers_per_record = self._count_numbers(loss_fn, chunk)
@@ -168,8 +163,9 @@ class CapturingEngine(Engine):
                 raise refused from None
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
-        """Return the clipped sum of the chunk; records that float32 cannot bound are done one by
-        one.
+        """Return the clipped sum of the chunk.
+
+        Records that float32 cannot bound are computed one by one.
         """
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
@@ -192,9 +188,7 @@ class CapturingEngine(Engine):
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
     ) -> tuple[ChunkNorms, BoundedSums | None]:
-        """Return the norms, and the sums if no norm is in doubt, without the part that is to be
-        done exactly.
-        """
+        """Return the norms, and the sums of what is not done exactly unless a norm is in doubt."""
 
     def _completed(
         self,
@@ -217,10 +211,11 @@ class CapturingEngine(Engine):
         return SumPair(sums, Summed(totals))
 
     def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
+        """Return the sum that the loop engine computes."""
         return LoopEngine(self.model, self.parameters).bounded_sums(loss_fn, chunk, clipping)
 
     def _pass(self, loss_fn: LossFn, chunk: Chunk, consumer: Consumer) -> Recorder:
-        """Go forward and back once, and let the consumer have what every layer contributes."""
+        """Go forward and back once, and hand the consumer what every layer contributes."""
         if self.layers is None:
             raise Unsupported("the engine was not prepared")
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
@@ -237,15 +232,14 @@ class CapturingEngine(Engine):
         return recorder
 
     def _zeros(self) -> list[torch.Tensor]:
+        """Return a float64 zero for each trained parameter."""
         return [
             torch.zeros_like(parameter, dtype=torch.float64)
             for parameter in self.parameters.values()
         ]
 
     def _count_numbers(self, loss_fn: LossFn, chunk: Chunk) -> int:
-        """Return how many numbers a record keeps in memory; learn how often each parameter is
-        used.
-        """
+        """Return how many numbers a record keeps in memory; learn the uses of each parameter."""
         saved: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -263,7 +257,7 @@ class CapturingEngine(Engine):
         return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
 
     def _kept(self, parts: list[Parts]) -> int:
-        """How many numbers of the contributions are kept until the weights are known."""
+        """Return how many numbers of the contributions are kept until the weights are known."""
         return sum(
             tensor.numel()
             for by_rows in parts
@@ -279,7 +273,7 @@ def _require_apart(
     look: Callable[[Chunk], Observation],
     examples: Examples,
 ) -> None:
-    """Change one record: what the layers are given in the places of others must stay as it was."""
+    """Refuse a model in which changing one record changes what layers see of another record."""
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
     for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
         try:
@@ -293,17 +287,20 @@ def _require_apart(
 
 
 class BookkeepingEngine(CapturingEngine):
-    """One pass that keeps each layer's input and output gradient, or the gradients where that is
-    cheaper.
+    """One pass that keeps each layer's input and output gradient until the weights are known.
 
-    Where every group of parameters has a bound of its own, a group is clipped and summed as soon as
-    it is complete and nothing is kept.
+    Where it is cheaper, per-record gradients are kept instead. Where every group of parameters has
+    a bound of its own, each group is clipped and summed as soon as it is complete.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
     """
 
     name = "bookkeeping"
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
-        """Refuse also what is too large to keep."""
+        """Prepare as other engines of this kind, and refuse records that are too large to keep."""
         super().prepare(loss_fn, examples)
         if self.numbers_per_record > _LARGEST_RECORD:
             raise Unsupported("a record's activations and gradients are too large to keep")
@@ -322,8 +319,13 @@ class BookkeepingEngine(CapturingEngine):
 
 
 class GhostEngine(CapturingEngine):
-    """Two passes that keep nothing but norms: the first measures, the second weighs; dropout is the
-    same in both.
+    """Two passes that keep only norms: the first measures records, the second weighs them.
+
+    Both passes draw the same dropout masks.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
     """
 
     name = "ghost"

@@ -1,4 +1,7 @@
-"""Multi-head attention, as the linear layers that it is made of."""
+"""Multi-head attention, as the linear layers that it is made of.
+
+Tests: tests/gradients/bookkeeping/test_composites.py.
+"""
 
 import math
 
@@ -25,7 +28,7 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The rule for :class:`torch.nn.MultiheadAttention`."""
+    """Compute and record :class:`torch.nn.MultiheadAttention`."""
     batch_axis = 0 if module.batch_first else 1
     if (
         query.ndim != 3
@@ -58,9 +61,8 @@ def _projections(
 ) -> list[torch.Tensor]:
     """Return query, key and value after their linear layers."""
     query, key, value = inputs
-    weight: torch.Tensor | None = (
-        module.in_proj_weight
-    )  # None where query, key and value have weights of their own
+    # None where query, key and value have weights of their own
+    weight: torch.Tensor | None = module.in_proj_weight
     bias = module.in_proj_bias
     if weight is not None and query is key and key is value:
         return list(recorded_linear(recorder, layout, query, weight, bias).chunk(3, -1))

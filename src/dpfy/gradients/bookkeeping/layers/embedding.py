@@ -1,5 +1,6 @@
-"""Embedding tables: only rows that occur are ever touched before the noise, which goes to all of
-them.
+"""Embedding tables: before the noise, only rows that occur are touched.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
 """
 
 import torch
@@ -15,7 +16,7 @@ from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 def embedding(
     module: nn.Embedding, recorder: Recorder, layout: Layout, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.Embedding`."""
+    """Compute and record :class:`torch.nn.Embedding`."""
     if module.scale_grad_by_freq:  # divides by counts over the whole batch, which mixes records
         raise Unsupported
     weight = module.weight
@@ -42,8 +43,9 @@ def embedding_bag(
     offsets: torch.Tensor | None = None,
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.EmbeddingBag` on bags of one length, as sums or means of an
-    Embedding.
+    """Compute and record :class:`torch.nn.EmbeddingBag` on bags of one length.
+
+    Bags are sums or means of an Embedding.
     """
     if tokens.ndim != 2 or offsets is not None or module.mode == "max" or module.scale_grad_by_freq:
         raise Unsupported

@@ -1,5 +1,6 @@
-"""Any other module: vectorised over the records, alone, with a copy of its parameters for each of
-them.
+"""Modules without a rule: vectorised over records, with a copy of the parameters for each.
+
+Tests: tests/gradients/bookkeeping/test_capture.py.
 """
 
 import warnings
@@ -20,9 +21,7 @@ from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of all that goes into a module and comes out of it, leaf by leaf; None where
-    there are no records.
-    """
+    """The layout of every leaf of a module's inputs and outputs; None for leaves without records."""
 
     inputs: Sequence[Layout | None]
     outputs: Sequence[Layout | None]
@@ -31,7 +30,7 @@ class Layouts:
 def fallback(
     module: nn.Module, recorder: Recorder, layouts: Layouts, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a module that has no rule of its own: on one record at a time, vectorised afterwards."""
+    """Call a module without a rule on one record at a time, vectorised by ``vmap``."""
     leaves, structure = tree_flatten((args, kwargs))
     if len(leaves) != len(layouts.inputs):
         raise Unsupported
@@ -85,12 +84,15 @@ def per_record(recorder: Recorder, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _with_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Give one record's field an axis of length one, as the module expects."""
     return field if layout.flat else field.unsqueeze(layout.axis)
 
 
 def _without_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Remove the axis of length one."""
     return field if layout.flat else field.squeeze(layout.axis)
 
 
 def _outside(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a vectorised output in the layout that the module's own output has."""
     return field.flatten(0, 1) if layout.flat else field.movedim(0, layout.axis)

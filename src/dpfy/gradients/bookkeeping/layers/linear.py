@@ -1,4 +1,7 @@
-"""Linear, for inputs of any rank."""
+"""Linear layers, for inputs of any rank.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,7 @@ from dpfy.gradients.bookkeeping.recorder import Recorder, Span, region
 def linear(
     module: nn.Linear, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.Linear`."""
+    """Compute and record :class:`torch.nn.Linear`."""
     return recorded_linear(recorder, layout, inputs, module.weight, module.bias)
 
 
@@ -25,9 +28,7 @@ def recorded_linear(
     weight_rows: Span = None,
     bias_rows: Span = None,
 ) -> torch.Tensor:
-    """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters
-    if given.
-    """
+    """Return inputs @ weightᵀ + bias, and record contributions to (rows of) the parameters."""
 
     def record(gradient: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, recorder.records)
@@ -45,7 +46,7 @@ def recorded_linear(
 
 
 class _Linear(torch.autograd.Function):
-    """Linear whose weight gradient is left to ``record``."""
+    """A linear function whose weight gradient is left to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, inputs, weight, bias, record):  # type: ignore[no-untyped-def]

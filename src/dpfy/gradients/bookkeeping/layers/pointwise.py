@@ -1,4 +1,7 @@
-"""Layers with a parameter that acts on each number."""
+"""Layers with a parameter that acts on each number.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,7 @@ from dpfy.gradients.bookkeeping.recorder import Recorder
 def prelu(
     module: nn.PReLU, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.PReLU`, with one slope or one for each channel."""
+    """Compute and record :class:`torch.nn.PReLU`, with one slope or one for each channel."""
     if layout.axis:
         raise Unsupported
     layout.items(inputs, recorder.records)

@@ -1,9 +1,9 @@
-"""LSTM, GRU and plain RNN: of any depth, in one direction or both, on padded or packed sequences.
+"""LSTM, GRU and plain RNN of any depth, in one or both directions, padded or packed.
 
-All that a record's gradient is made of is the gradient δ_t of what goes into the gates: Σ_t δ_t ⊗
-x_t for the weight of the inputs, Σ_t δ_t ⊗ h_{t-1} for that of the hidden state, Σ_t δ_t for the
-biases. One pass back through time leaves it in the place of the gates' values. torch's fused
-kernels sum the weights' gradients over the batch and hide δ.
+A record's gradient needs only the gradient δ_t of what goes into the gates: Σ_t δ_t ⊗ x_t for the
+weight of the inputs, Σ_t δ_t ⊗ h_{t-1} for that of the hidden state, Σ_t δ_t for the biases. One
+pass back through time overwrites the gates' values by δ. torch's fused kernels sum the weights'
+gradients over the batch and do not expose δ.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,10 +37,10 @@ def recurrent(
     inputs: torch.Tensor | PackedSequence,
     hx: Any = None,
 ) -> Any:
-    """The rule for :class:`torch.nn.LSTM`, :class:`torch.nn.GRU` and :class:`torch.nn.RNN`.
+    """Compute and record :class:`torch.nn.LSTM`, :class:`torch.nn.GRU`, :class:`torch.nn.RNN`.
 
-    An LSTM with ``proj_size`` is refused; torch cannot vectorise one either, so that the loop
-    engine serves it.
+    An LSTM with ``proj_size`` is refused; torch cannot vectorise one either, so the loop engine
+    serves it.
     """
     if getattr(module, "proj_size", 0):
         raise Unsupported("an LSTM with proj_size has no rule")
@@ -75,8 +75,9 @@ def recurrent(
 def _padded(
     inputs: torch.Tensor | PackedSequence, module: Any, layout: Layout
 ) -> tuple[torch.Tensor, tuple[list[int], torch.Tensor] | None]:
-    """Return [sequences, time, features]; of packed ones how many reach each step, and their order,
-    longest first.
+    """Return [sequences, time, features], and how packed sequences were packed.
+
+    The packing is the number of sequences that reach each step, and their order, longest first.
     """
     if isinstance(inputs, PackedSequence):
         if layout.axis or (
@@ -105,9 +106,7 @@ def _like(
 
 
 def _initial(hx: Any, some: slice, padded: torch.Tensor, module: Any) -> list[torch.Tensor]:
-    """Return hidden state and memory before the first step; layers without a memory get one that
-    they do not use.
-    """
+    """Return hidden state and memory before the first step; only an LSTM uses the memory."""
     if hx is None:
         return [padded.new_zeros(some.stop - some.start, len(padded), module.hidden_size)] * 2
     states = (hx, hx) if isinstance(hx, torch.Tensor) else hx
@@ -117,8 +116,9 @@ def _initial(hx: Any, some: slice, padded: torch.Tensor, module: Any) -> list[to
 def _recording(
     recorder: Recorder, layout: Layout, weights: Sequence[LayerWeights], inputs: torch.Tensor
 ) -> Callable[..., None]:
-    """Return what records the contributions, given δ, δ as the hidden state's product has it, and
-    the states before.
+    """Return a function that records contributions from δ and the states before each step.
+
+    It takes δ, δ as the product with the hidden state has it, and the previous hidden states.
     """
 
     def record(*found: torch.Tensor) -> None:
@@ -139,7 +139,7 @@ def _recording(
 
 
 class _Layer(torch.autograd.Function):
-    """One layer in all its directions, whose weights' gradients are left to ``record``."""
+    """One layer in all its directions, whose weight gradients are left to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, padded, hidden, memory, weights, kind, rows, record):  # type: ignore[no-untyped-def]
@@ -152,9 +152,8 @@ class _Layer(torch.autograd.Function):
         cell = kind(gates, rows.sorted(hidden), rows.sorted(memory), weights, rows)
         cell.forward()
         ctx.cell, ctx.rows, ctx.record = cell, rows, record
-        ctx.save_for_backward(
-            padded, *cell.buffers
-        )  # so that autograd refuses to go back twice: once uses them up
+        # so that autograd refuses to go back twice: once uses them up
+        ctx.save_for_backward(padded, *cell.buffers)
         ctx.set_materialize_grads(False)
         return torch.cat(tuple(rows.put_back(cell.outputs)), 2), *map(rows.ends, cell.states)
 

@@ -1,4 +1,7 @@
-"""The recurrences of LSTM, GRU and plain RNN cells, step by step, forward and back."""
+"""The recurrences of LSTM, GRU and plain RNN cells, step by step, forward and back.
+
+Tests: tests/gradients/bookkeeping/layers/test_recurrent.py.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -49,7 +52,7 @@ class Cell(ABC):
 
     @classmethod
     def bias(cls, weights: Sequence[LayerWeights]) -> torch.Tensor | None:
-        """Return what is added to the product with the inputs."""
+        """Return the bias that is added to the product with the inputs."""
         inputs = _stacked([own.inputs_bias for own in weights])
         hidden = _stacked([own.hidden_bias for own in weights])
         return (
@@ -71,7 +74,7 @@ class Cell(ABC):
     def backward(
         self, outputs: tuple[torch.Tensor, ...] | None, hidden: torch.Tensor, memory: torch.Tensor
     ) -> None:
-        """Go back, and turn the gradients of the last states into those of the first ones."""
+        """Go back, and turn the gradients of the last states into those of the first states."""
         for step in reversed(range(len(self.sizes))):
             some, kept = _first(hidden, self.sizes[step]), _first(memory, self.sizes[step])
             if outputs is not None:
@@ -80,27 +83,21 @@ class Cell(ABC):
 
     @abstractmethod
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
-        """From what the inputs give to a step to its gates and its hidden state."""
+        """Compute gates and hidden state of a step from the product with its inputs."""
 
     @abstractmethod
     def _backward(self, step: int, hidden: torch.Tensor, memory: torch.Tensor) -> None:
-        """From the gradients of the states after a step to δ and to those of the states before it,
-        in place.
-        """
+        """Compute δ and the gradients of the states before a step, in place."""
 
 
 def _stacked(biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the biases of all directions as something to be added to rows; they all have one, or
-    none has.
-    """
+    """Return the biases of all directions, to be added to rows; None if there are none."""
     present = [bias for bias in biases if bias is not None]
     return torch.stack(present).unsqueeze(1) if present else None
 
 
 def _first(states: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the states of the first sequences; all of them as they are, since a view takes time as
-    well.
-    """
+    """Return the states of the first sequences, without a view where that is all of them."""
     return states if states.shape[1] == size else states[:, :size]
 
 
