@@ -1,4 +1,7 @@
-"""Find the module that mixes records, and say what to put in its place."""
+"""Find the module that mixes records, and say what to use instead.
+
+Tests: tests/checks/test_probe.py.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,7 +57,7 @@ def first_unlike_alone(
     size: int,
     equal: Equal,
 ) -> str | None:
-    """Return the first module that treats an example alone unlike in a batch of ``size``, or None."""
+    """Return the first module that treats an example alone unlike in a batch, or None."""
     for name, output in together.items():
         batched = name in alone and len(output) == size and len(alone[name]) == 1
         if batched and not equal(output[:1], alone[name]):
@@ -63,7 +66,7 @@ def first_unlike_alone(
 
 
 def refusal(model: nn.Module, name: str | None, what: str) -> IsolationError:
-    """Return the error that names a module, says what it does and what to put in its place."""
+    """Return the error that names a module, what it does and what to use instead."""
     modules = dict(model.named_modules())
     if name not in modules:
         return IsolationError(

@@ -1,10 +1,11 @@
-"""What a loss function can read besides the records: the values of its variables, globals and
-attributes.
+"""The values that a loss function can read besides the records: variables, globals, attributes.
 
 The probe judges a loss as it is at that moment. A number that it closes over, a global flag or an
 attribute of its owner may make it another function at the next step, so all of these are compared
-before every step. They are followed from the code: of a large object only the attributes whose
-names occur in some function that can be reached.
+before every step. They are found from the code: of a large object only the attributes whose names
+occur in some function that can be reached.
+
+Tests: tests/run/test_engine_choice.py.
 """
 
 import array
@@ -62,9 +63,7 @@ _CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 
 
 class Opaque:
-    """Stands for what cannot be compared, such as an iterator: unequal to everything, itself
-    included.
-    """
+    """A value that cannot be compared, such as an iterator: unequal to everything, even itself."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -73,20 +72,16 @@ class Opaque:
 
 
 class Reader:
-    """Reads all that a loss function and a model depend on, besides parameters, buffers and
-    records.
-    """
+    """Reads all that a loss and a model depend on besides parameters, buffers and records."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._names: set[str] = set()
 
     def read(self, loss_fn: Any, everything: bool = False) -> Readings:
-        """Return a fingerprint of all that is found; the code that is found on the way says where
-        to look.
+        """Return a fingerprint of all that is found, guided by the code that is reached.
 
-        With ``everything``, all attributes of an object are looked at, whether or not some code
-        names them.
+        With ``everything``, all attributes of an object are read, whether or not code names them.
         """
         while True:
             known = len(self._names)
@@ -96,7 +91,7 @@ class Reader:
 
 
 def changed(before: Readings, after: Readings) -> str | None:
-    """Return the way to a value that is seen to be another one now, or None."""
+    """Return the path to a value that has changed, or None."""
     for way in {**before, **after}:
         one, other = before.get(way), after.get(way)
         if one != other and not (isinstance(one, Opaque) and isinstance(other, Opaque)):
@@ -231,9 +226,7 @@ class _Walk:
                 self._enter(way, function, depth)
 
     def _module(self, way: str, value: nn.Module, depth: int) -> None:
-        """A layer, of the model or beside it: its switches, what it keeps, its own code and its
-        hooks.
-        """
+        """Read a layer of the model or beside it: switches, attributes, code and hooks."""
         kind = type(value)
         plain, others = _divided(
             value, self._names if not self._everything and _is_followed(kind) else None
@@ -338,18 +331,14 @@ _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
 
 
 def _is_followed(kind: type) -> bool:
-    """Whether all code of a module is the user's, so that the names in it say which attributes are
-    read.
-    """
+    """Whether all code of a module is the user's, so that names tell what it reads."""
     return all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
 
 
 def _divided(
     module: nn.Module, names: set[str] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """The attributes of a module, of those with the given names if any: plain values in one, and
-    all others.
-    """
+    """Return the attributes of a module, plain values apart from all others."""
     chosen = [
         (name, item)
         for name, item in vars(module).items()
@@ -406,7 +395,7 @@ def _ends(items: list[Any]) -> list[Any]:
 
 
 def _content(cell: Any) -> Any:
-    """What a variable is bound to, or the cell itself where it is not yet."""
+    """Return what a closure variable is bound to, or the cell itself if it is unbound."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -419,7 +408,7 @@ def _is_ours(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _names_of(code: types.CodeType) -> frozenset[str]:
-    """All names that a piece of code, and the functions written inside of it, look up."""
+    """Return all names that a piece of code, and functions nested in it, look up."""
     inner = [
         _names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
     ]
@@ -430,9 +419,7 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _is_library(module: str | None) -> bool:
-    """Whether code is Python's, torch's, numpy's or ours: it does as it is told by what is given to
-    it.
-    """
+    """Whether code is Python's, torch's, numpy's or ours, which depends on its arguments only."""
     if not module:
         return True
     if module.partition(".")[0] in _LIBRARIES:

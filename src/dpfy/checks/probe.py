@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy.checks.collation import check_collation as check_collation
+from dpfy.checks.collation import check_collation
 from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.loss_state import Reader, changed
@@ -32,6 +32,8 @@ from dpfy.sandbox.output import suppress_output
 from dpfy.sandbox.rng_isolation import GeneratorUse, fix_seed, watched_generators
 from dpfy.sandbox.torch_settings import certified
 
+__all__ = ["Probe", "check_collation"]
+
 _SIZES = (2, 3, 5)
 _SCALES = (1.0, 1.0 / 16)
 _SEED = 20181216
@@ -47,7 +49,17 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Probe:
-    """The judge of one model and one loss function, on input shaped like ``example``."""
+    """The judge of one model and one loss function, on synthetic input.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
+        loss_fn: The user's loss function.
+        example: A chunk of the public shape of the records.
+        declared: Whether the values of ``example`` are valid and public, not its shape alone.
+        statistics: The statistics that the plan releases.
+        engines: The engines to choose from, in the order of preference.
+    """
 
     model: nn.Module
     parameters: dict[str, nn.Parameter]
@@ -58,8 +70,15 @@ class Probe:
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
 
     def choose(self, engine: str, isolating: bool = False) -> Engine:
-        """Return the engine to use, after every check has passed; with ``isolating``, one that
-        needs no check.
+        """Return the engine to use, after every check has passed.
+
+        With ``isolating``, the engine must be one that isolates records by construction.
+
+        Raises:
+            IsolationError: The model or the loss mixes records, keeps or prints what it sees, or
+                no engine
+                serves it.
+            LossError: The loss fails on synthetic input or returns something else than expected.
         """
         self._check_layers()
         with certified(), undisturbed(self.model) as written:
@@ -80,9 +99,7 @@ class Probe:
             return self._agreeing_engine(engine, isolating)
 
     def check_size(self, largest: int) -> None:
-        """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of
-        them.
-        """
+        """Refuse a loss that treats a chunk of the largest size unlike a few examples."""
         with certified(), undisturbed(self.model), without_dropout(self.model):
             many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
             if not self._is_random() and not self._same(
@@ -95,9 +112,7 @@ class Probe:
                 )
 
     def is_safe_for(self, chunk: Chunk) -> bool:
-        """Whether records of another shape than the declared one, such as shorter ones, do not mix
-        either.
-        """
+        """Whether records of another shape than declared, such as shorter ones, do not mix."""
         try:
             other = replace(self, example=self.example.cut_to(chunk))
             with certified(), undisturbed(self.model):
@@ -111,9 +126,7 @@ class Probe:
         return self._input(_SIZES[-1])
 
     def _equal(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
-        """Equal up to the rounding of kernels in the model's precision, or in that of what was
-        computed on the way.
-        """
+        """Whether numbers are equal up to the rounding of kernels in a precision."""
         if a.shape != b.shape:
             return False
         scale, precision = max(_largest(a), _largest(b)), precision or self._precision
@@ -126,9 +139,7 @@ class Probe:
         )
 
     def _equal_sums(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-        """Equal as vectors: where a unit of a network is at its kink, rounding may change single
-        numbers by more.
-        """
+        """Whether sums are equal as vectors: at a kink, single numbers may differ by more."""
         whole, shortest = math.hypot(*(float(e.norm()) for e in expected)), self._shortest
         return all(
             float((f - e).norm())
@@ -138,13 +149,12 @@ class Probe:
 
     @property
     def _precision(self) -> float:
+        """The coarsest precision of the parameters."""
         return max(torch.finfo(p.dtype).eps for p in self.parameters.values())
 
     @property
     def _shortest(self) -> float:
-        """The precision of the shortest floats between layers, which autocast makes shorter than
-        the parameters.
-        """
+        """The coarsest precision of outputs of layers, which autocast makes coarser."""
         found = {
             output.dtype
             for output in self._outputs(self._input(2)).values()
@@ -153,12 +163,11 @@ class Probe:
         return max(self._precision, *(torch.finfo(dtype).eps for dtype in found), 0.0)
 
     def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
+        """Return synthetic records."""
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
-        """What leaves the examples of a chunk, with the randomness of dropout held fixed: losses,
-        then statistics.
-        """
+        """Return losses and statistics of a chunk, with the randomness of dropout held fixed."""
         fix_seed(_SEED + seed)
         try:
             # as in a step: a module may observe only what is differentiated
@@ -168,14 +177,14 @@ class Probe:
             raise LossError(
                 f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: "
                 f"{error}). If valid input has to look otherwise (labels, token ids, lengths of "
-                "sequences), pass example_input= a collated batch of made-up but valid examples."
+                "sequences), pass example_input= a collated batch of synthetic but valid examples."
             ) from None
         shown = shown_of_each(returned, chunk.size)
         if not bool(shown[:, 0].isfinite().all()):
             raise LossError(
                 "The loss is not finite on synthetic input, so the model cannot be judged. If "
                 "valid input has to look otherwise (for CTC, lengths that leave room for the "
-                "targets), pass example_input= a collated batch of made-up but valid examples."
+                "targets), pass example_input= a collated batch of synthetic but valid examples."
             )
         self._check_statistics(statistics_of(returned))
         return shown
@@ -205,9 +214,7 @@ class Probe:
         )
 
     def _check_layers(self) -> None:
-        """Refuse what synthetic input need not bring to light: rows are only rescaled once they
-        have grown.
-        """
+        """Refuse layers that rescale rows which have grown; synthetic input may not show it."""
         for name, module in self.model.named_modules():
             if getattr(module, "max_norm", None) is not None:
                 raise IsolationError(
@@ -216,12 +223,14 @@ class Probe:
                 )
 
     def _check_losses(self) -> None:
+        """Compute the losses of batches of several sizes."""
         for size in _SIZES:
             self._losses(self._input(size))
 
     def _check_neighbours(self) -> None:
-        """Change one example: nothing that is said of the others may move, at any size, scale and
-        position.
+        """Refuse a model in which changing one example changes another one's loss.
+
+        This is tried at several sizes, scales and positions.
         """
         for size, scale in product(_SIZES, _SCALES):
             base, other = self._input(size, 1, scale), self._input(size, 2, scale)
@@ -236,11 +245,10 @@ class Probe:
                     raise refusal(self.model, culprit, "lets one example change another one's loss")
 
     def _check_alone(self) -> None:
-        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing
-        may be random.
+        """Refuse a loss that differs between an example alone, in a batch and in a large batch.
 
-        Kernels for another number of examples round otherwise, in half precision by as much as that
-        has.
+        The loss must not be random. Kernels for another number of examples round differently, in
+        half precision by as much as its precision.
         """
         shortest = self._shortest
         for size, scale in product(_SIZES, _SCALES):
@@ -262,7 +270,7 @@ class Probe:
             )
 
     def _check_memory(self) -> None:
-        """See something else in between: the losses must be what they were."""
+        """Refuse a loss that changes once other records were seen."""
         first = self._losses(self._input(3))
         for scale in _SCALES:
             self._losses(self._input(5, 3, scale))
@@ -270,9 +278,7 @@ class Probe:
             raise refusal(self.model, None, "keeps state between steps that changes later losses")
 
     def _check_side_doors(self) -> None:
-        """Nothing that the model or the loss can reach may keep what it saw, even where no loss
-        shows it.
-        """
+        """Refuse a model or loss that keeps what it saw, even where no loss shows it."""
         self._losses(self._input(3, 4))
         reader = Reader(self.model)
         before = reader.read(self.loss_fn, everything=True)
@@ -293,7 +299,7 @@ class Probe:
                 )
 
     def _randomness(self) -> GeneratorUse:
-        """What the loss does to generators, once everything is imported: that may seed one, too."""
+        """Return what the loss does to generators, once its imports are done: they may seed."""
         chunk = self._input(3)
         for _ in range(2):
             fix_seed(_SEED)
@@ -307,13 +313,12 @@ class Probe:
         return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
 
     def _is_random(self) -> bool:
+        """Whether the loss depends on the seed."""
         chunk = self._input(3)
         return not self._same(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
     def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
-        """The wanted engine, or the first of the preferred ones, that is safe and agrees with the
-        oracle.
-        """
+        """Return the first engine that is safe and agrees with the loop engine."""
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
         with without_dropout(self.model):
@@ -346,9 +351,7 @@ class Probe:
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
 
     def doubts(self, isolating: bool = False) -> Callable[[Engine], str]:
-        """Return what says of an engine why this loss must not be given to it; nothing if it
-        may.
-        """
+        """Return a function that says why an engine must not be given this loss, or nothing."""
         randomness = self._randomness()
         if randomness.masks and not are_covered():
             raise IsolationError(
@@ -368,13 +371,16 @@ class Probe:
 
         def doubt(engine: Engine) -> str:
             if randomness.seeded and not engine.one_by_one:
-                return "the loss seeds a generator or has its own, whose numbers depend on a record's place"
+                return (
+                    "the loss seeds a generator or has its own, whose numbers depend on a "
+                    "record's place"
+                )
             return "" if engine.isolates else of_chunks
 
         return doubt
 
     def _mixing(self) -> str:
-        """Why the loss must not be called on a whole chunk; nothing if it may."""
+        """Return why the loss must not be called on a whole chunk, or nothing."""
         if self._refuses_tracing():
             return "values of the input may decide what is computed"
         call = LossCall(self.model, self.loss_fn)
@@ -391,15 +397,11 @@ class Probe:
         return ""
 
     def _refuses_tracing(self) -> bool:
-        """Whether values of records may decide what is computed: then they are only safe one at a
-        time.
-        """
+        """Whether values of records may decide what is computed, which is safe one by one only."""
         return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> list[torch.Tensor]:
-        """What one example at a time gives, once it is clear that the parameters have anything to
-        do with it.
-        """
+        """Return the sums of the loop engine; refuse a loss that no parameter takes part in."""
         oracle, call = LoopEngine(self.model, self.parameters), LossCall(self.model, self.loss_fn)
         try:
             state = Substitutes(self.model, self.parameters)
@@ -417,11 +419,10 @@ class Probe:
             ) from None
 
     def _sums(self, engine: Engine) -> list[torch.Tensor]:
-        """The clipped sums, in the model's precision: large models should not be held many times
-        over.
+        """Return the clipped sums in the model's precision, as large models need the memory.
 
-        Losses are scaled up, each by its own factor, so that every record is clipped: a sum without
-        clipping would be the same if gradients were counted for the wrong record.
+        Losses are scaled up, each by its own factor, so that every record is clipped: a sum
+        without clipping would be the same if gradients were counted for the wrong record.
         """
         fix_seed(_SEED)
         clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(self.parameters))
@@ -449,5 +450,5 @@ class Probe:
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest finite size of a number, and 0 if there is none."""
+    """Return the largest finite absolute value, and 0 if there is none."""
     return float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

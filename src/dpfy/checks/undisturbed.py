@@ -1,4 +1,7 @@
-"""Contexts in which a model is probed and left as it was found."""
+"""Contexts in which a model is probed and left as it was found.
+
+Tests: tests/checks/test_probe.py.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +15,7 @@ from dpfy.sandbox.rng_isolation import bookmark
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Leave the model's state and torch's generators as they were; yields a function that names
-    changed state.
-    """
+    """Restore model and generators afterwards; yield a function that names changed state."""
 
     def state() -> dict[str, torch.Tensor]:
         return dict(model.named_buffers()) | {
@@ -46,9 +47,7 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, so that engines can be compared number by number: in layers, and where it
-    is a function.
-    """
+    """Switch dropout off, layers and functions, so that engines can be compared exactly."""
     kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
     active = [m for m in model.modules() if isinstance(m, kinds) and m.training]
     functions = {

@@ -6,7 +6,7 @@ Tests: tests/gradients/test_engines.py.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -21,8 +21,11 @@ from dpfy.sandbox.uncompiled import uncompiled
 LossFn = Callable[..., Any]
 
 
-Examples = Callable[[int, int], Chunk]
-"""From a number of records and a seed to as many synthetic records."""
+class Examples(Protocol):
+    """Function that makes synthetic records of the public shape."""
+
+    def __call__(self, size: int, seed: int, /) -> Chunk:
+        """Return ``size`` synthetic records, others for another seed."""
 
 
 class Unsupported(Exception):
@@ -117,7 +120,7 @@ class Engine(ABC):
     isolates: ClassVar[bool]
     one_by_one: ClassVar[bool] = False  # whether generators have fresh states for every record
     provides_gradients: ClassVar[bool] = False  # of every record, for coordinates of their own
-    # by how much one record more may move each other's contribution, in clip bounds
+    # the most that another record may move each contribution by rounding error, in clip bounds
     rounding: ClassVar[float]
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
@@ -126,7 +129,7 @@ class Engine(ABC):
         self.records_at_once: int | None = (
             None  # the largest chunk that suits the engine; None for any
         )
-        # or its records are to be computed one by one
+        # whether the records of a chunk may be computed together, or else one by one
         self.accepts: Callable[[Chunk], bool] = lambda chunk: True
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:

@@ -161,7 +161,7 @@ def _normalised(value: Any, size: int) -> Any:
             raise UnsupportedField(f"a tensor of layout {value.layout}; use .to_dense()")
         if not value.is_inference():
             return value.detach()
-        # whoever calls this may be in it; such tensors cannot be differentiated with
+        # the caller may be in inference mode, whose tensors cannot be differentiated with
         with torch.inference_mode(False):
             return value.clone()
     if isinstance(value, Mapping):

@@ -130,4 +130,4 @@ def shortened(record: Any, keep: float) -> Any:
         return type(record)(shortened(item, keep) for item in record)
     if type(record) in _MADE_UP:
         return _MADE_UP[type(record)]
-    raise UnsupportedField(f"a field of type {type(record).__name__} cannot be made up")
+    raise UnsupportedField(f"a field of type {type(record).__name__} has no synthetic counterpart")

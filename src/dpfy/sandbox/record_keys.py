@@ -21,7 +21,7 @@ TORCH_STATE = slice(3, 3 + MERSENNE_WORDS)
 _STATE = torch.Generator().manual_seed(0).get_state()
 _WORDS = _STATE.numpy().view(np.int64)[TORCH_STATE]
 # which have no effect for user code in private computation
-seed_python, seed_numpy = (random.seed, np.random.seed)
+seed_python, seed_numpy = random.seed, np.random.seed
 _SEED_BYTES = 32  # of Python's and numpy's generators: 256 bits, where their own defaults have 32
 
 

@@ -30,7 +30,7 @@ if torch.cuda.is_available():
 # of float32 products; "none" is what a backend says that knows no other way
 _FULL = ("ieee", "none")
 # of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
-_WARN, _RAISE = (1, 2)
+_WARN, _RAISE = 1, 2
 _NUMBERS_PER_THREAD = 2**17  # more than torch leaves to a single thread
 _TINY = np.float32(2.0**-140)
 
@@ -179,7 +179,7 @@ def users_code() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Remove hooks on saved tensors, which would see the activations of records and may round them."""
+    """Remove hooks on saved tensors, which would see the activations of records."""
     stack: Any = torch._C._autograd
     found = []
     while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
@@ -214,4 +214,4 @@ def _pool_flushes_denormals(threads: int) -> bool:
         torch.set_flush_denormal(flushes)
 
 
-Ambient = TorchSettings  # the former name, which dpfy.run.basis imports
+Ambient = TorchSettings  # former name, still imported by dpfy.run.basis

@@ -123,7 +123,7 @@ def _check_setting(controller: Controller, setting: StepConfig, query: Query, st
 def _released(
     parameters: dict[str, torch.nn.Parameter], setting: StepConfig, step: int, size: float
 ) -> Released:
-    """A made-up release of a given size, in proportion to the bounds."""
+    """A synthetic release of a given size, in proportion to the bounds."""
     generator, query = torch.Generator().manual_seed(step), setting.query
     pieces = ReleaseLayout(query, parameters, query.due(step), setting.coordinates)
     vector = torch.randn(sum(pieces.sizes), generator=generator, dtype=torch.float64) * size

@@ -115,7 +115,7 @@ def _ancestors(name: str) -> Iterator[str]:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is attention, which never calls the output layer whose parameters it uses."""
+    """Whether a module is attention, which never calls the output layer that it uses."""
     return isinstance(module, nn.MultiheadAttention)
 
 

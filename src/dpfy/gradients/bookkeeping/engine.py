@@ -63,8 +63,7 @@ from dpfy.sandbox.rng_isolation import bookmark
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
-# records: for so many a chunk may be twice as large, since sums and kernels are for all of them at
-# once
+# up to this number of records a chunk may be twice as large: sums and kernels serve all at once
 _FEW = 16
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
@@ -144,7 +143,7 @@ class CapturingEngine(Engine):
     def _try_rules(
         self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation
     ) -> None:
-        """Go through the model once; vectorise layers used in ways that their rules do not cover."""
+        """Go through the model once; vectorise layers used in ways their rules do not cover."""
         try:
             self._uses = None
             self.numbers_per_record = self._count_numbers(loss_fn, chunk)

@@ -21,7 +21,7 @@ from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layout of every leaf of a module's inputs and outputs; None for leaves without records."""
+    """The layout of each leaf of a module's inputs and outputs; None for those without records."""
 
     inputs: Sequence[Layout | None]
     outputs: Sequence[Layout | None]
