@@ -4,7 +4,6 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 about a record.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -17,6 +16,8 @@ from dpfy.checks.collation import check_collation
 from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.loss_state import Reader, changed
+from dpfy.checks.preconditions import check_layers, check_statistics
+from dpfy.checks.tolerance import are_equal, are_equal_sums
 from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
 from dpfy.errors import IsolationError, LossError
@@ -80,7 +81,7 @@ class Probe:
                 serves it.
             LossError: The loss fails on synthetic input or returns something else than expected.
         """
-        self._check_layers()
+        check_layers(self.model)
         with certified(), undisturbed(self.model) as written:
             with suppress_output() as output:
                 self._check_losses()
@@ -127,25 +128,11 @@ class Probe:
 
     def _equal(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
         """Whether numbers are equal up to the rounding of kernels in a precision."""
-        if a.shape != b.shape:
-            return False
-        scale, precision = max(_largest(a), _largest(b)), precision or self._precision
-        return torch.allclose(
-            a.double(),
-            b.double(),
-            rtol=max(1e-4, 16 * precision),
-            atol=max(1e-5, 8 * precision) * scale + 1e-12,
-            equal_nan=True,
-        )
+        return are_equal(a, b, precision or self._precision)
 
     def _equal_sums(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-        """Whether sums are equal as vectors: at a kink, single numbers may differ by more."""
-        whole, shortest = math.hypot(*(float(e.norm()) for e in expected)), self._shortest
-        return all(
-            float((f - e).norm())
-            <= max(1e-3, 16 * shortest) * float(e.norm()) + max(1e-5, shortest) * whole
-            for f, e in zip(found, expected, strict=True)
-        )
+        """Whether sums are equal as vectors, up to the rounding of the shortest floats."""
+        return are_equal_sums(found, expected, self._shortest)
 
     @property
     def _precision(self) -> float:
@@ -186,25 +173,8 @@ class Probe:
                 "valid input has to look otherwise (for CTC, lengths that leave room for the "
                 "targets), pass example_input= a collated batch of synthetic but valid examples."
             )
-        self._check_statistics(statistics_of(returned))
+        check_statistics(self.statistics, statistics_of(returned))
         return shown
-
-    def _check_statistics(self, stats: Mapping[str, torch.Tensor]) -> None:
-        """Refuse a loss that does not return what the plan wants to release."""
-        for statistic in self.statistics:
-            if type(statistic) is not Statistic:  # the others are not for the loss to give
-                continue
-            if statistic.name not in stats:
-                given = ", ".join(map(repr, stats)) or "none"
-                raise LossError(
-                    f"The plan releases the statistic {statistic.name!r}, and loss_fn returns "
-                    f"{given}. Return dpfy.Losses(loss, stats={{name: one row per example}})."
-                )
-            if (shape := tuple(stats[statistic.name].shape[1:])) != statistic.shape:
-                raise LossError(
-                    f"The plan declares the statistic {statistic.name!r} with the shape "
-                    f"{statistic.shape} per example; loss_fn returns {shape}."
-                )
 
     def _same(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
         """Whether losses and statistics are equal, each by its own scale."""
@@ -212,15 +182,6 @@ class Probe:
             self._equal(one, other, precision)
             for one, other in zip(a.unbind(1), b.unbind(1), strict=True)
         )
-
-    def _check_layers(self) -> None:
-        """Refuse layers that rescale rows which have grown; synthetic input may not show it."""
-        for name, module in self.model.named_modules():
-            if getattr(module, "max_norm", None) is not None:
-                raise IsolationError(
-                    f"The module {name!r} ({type(module).__name__}) has max_norm, which rewrites "
-                    "the rows that the records use. Make it with max_norm=None."
-                )
 
     def _check_losses(self) -> None:
         """Compute the losses of batches of several sizes."""
@@ -447,8 +408,3 @@ class Probe:
     def _outputs(self, chunk: Chunk) -> dict[str, torch.Tensor]:
         """Return the first output of every module on a chunk, in the order of execution."""
         return outputs_of(self.model, lambda: self._losses(chunk))
-
-
-def _largest(values: torch.Tensor) -> float:
-    """Return the largest finite absolute value, and 0 if there is none."""
-    return float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

@@ -233,7 +233,7 @@ def shape_of(value: Any) -> Any:
 
 
 class Loading:
-    """Loads and collates rows, each under its own key; those that fail or do not fit are left out."""
+    """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped."""
 
     def __init__(
         self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None
