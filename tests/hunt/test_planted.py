@@ -93,7 +93,7 @@ def numbers_that_are_none(patch):
 
 
 def microbatches_that_count_once(patch):
-    patch.setattr(Query, "influence", 1)
+    patch.setattr(Query, "sensitivity_factor", 1)
 
 
 def half_of_the_noise(patch):

@@ -414,7 +414,7 @@ def observe(case: Case, data: Data, training_key: int | None = None) -> Observat
         ) as error:  # one that is not ours may be all that tells the neighbours apart
             refusal = f"{type(error).__name__}: {error}"
     steps = tuple(
-        Step(total, _paid(plan, step, stddev), plan.query.reach(step))
+        Step(total, _paid(plan, step, stddev), plan.query.joint_sensitivity(step))
         for step, (total, stddev) in enumerate(recorder.seen, start=1)
     )
     return Observation(refusal, (*shown, printed.getvalue()), steps)
