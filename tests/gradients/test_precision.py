@@ -175,7 +175,8 @@ def test_a_compiled_loss_runs_as_the_function_that_was_compiled(where):
         "the model that the loss calls": lambda x: whole(x).square().sum(1),
     }[where]
     (found, engine), (expected, other) = released(loss), released(plain)
-    assert torch.equal(found, expected) and engine == other and not made
+    assert torch.equal(found, expected) and not made
+    assert engine == other == "bookkeeping"  # which serves this model: a refusal fails the test
     with torch.no_grad():
         loss(data)
     assert made  # outside of the run it is compiled as ever

@@ -48,12 +48,12 @@ def an_engine_that_does_not_clip(patch):
 def records_that_see_their_neighbours(patch):
     passed = CapturingEngine._pass
 
-    def mixed(self, loss_fn, chunk, sink):
+    def mixed(self, loss_fn, chunk, consumer):
         return passed(
             self,
             (lambda x, y: loss_fn(mixed_up(x, 1.0), y)) if chunk.size > PROBED else loss_fn,
             chunk,
-            sink,
+            consumer,
         )
 
     patch.setattr(CapturingEngine, "_pass", mixed)
@@ -93,7 +93,7 @@ def numbers_that_are_none(patch):
 
 
 def microbatches_that_count_once(patch):
-    patch.setattr(Query, "influence", 1)
+    patch.setattr(Query, "sensitivity_factor", 1)
 
 
 def half_of_the_noise(patch):

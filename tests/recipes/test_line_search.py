@@ -3,6 +3,7 @@ that learns.
 """
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -37,7 +38,9 @@ def answered(monkeypatch):
 def angles(monkeypatch):
     """Angles by a list: of gradients in a row, and of two at the same weights after a failure."""
     script = []
-    monkeypatch.setattr("dpfy.recipes.line_search.angle", lambda a, b: script.pop(0))
+    # the package has the function by the name of its module
+    module = import_module("dpfy.recipes.line_search")
+    monkeypatch.setattr(module, "angle", lambda a, b: script.pop(0))
     return script
 
 

@@ -11,6 +11,7 @@ import os
 import queue
 import random
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -39,26 +40,45 @@ class Row(nn.Module):
 
 
 def moved(started, loss_of, engine="auto", steps=1, between=lambda step: None, model_of=Row):
-    """By how many bounds one record more moves the noiseless sum of the last of a few steps; None
-    if it is refused.
+    """Return how far another record moves the noiseless sum of the last of a few steps, in bounds.
+
+    Returns ``RefusedAt(step)`` if a step is refused, which must be the same one with and without
+    that record.
     """
-    found = []
-    for rows in (ROWS, torch.cat([50 * ROWS[:1], ROWS])):
-        model = model_of()
-        s = started(rows, model=model, engine=engine, steps=steps)
-        loss = loss_of(model)
-        for step in range(steps):
-            between(step)
-            try:
-                last = s.release(loss)
-            except dpfy.IsolationError:
-                return None
-        found.append(last)
-    return float((found[1] - found[0]).norm())
+    one, other = (
+        last_release(
+            started(rows, model=model_of(), engine=engine, steps=steps), loss_of, steps, between
+        )
+        for rows in (ROWS, torch.cat([50 * ROWS[:1], ROWS]))
+    )
+    if isinstance(one, RefusedAt) or isinstance(other, RefusedAt):
+        assert one == other, "a record decides whether a step is refused"
+        return one
+    return float((other - one).norm())
 
 
-def bounded_or_refused(movement):
-    return movement is None or movement <= 1 + 1e-3
+def last_release(s, loss_of, steps, between):
+    """Return what the last step releases, or ``RefusedAt`` the step that is refused."""
+    loss = loss_of(s.model)
+    for step in range(steps):
+        between(step)
+        try:
+            last = s.release(loss)
+        except dpfy.IsolationError:
+            return RefusedAt(step)
+    return last
+
+
+@dataclass(frozen=True)
+class RefusedAt:
+    """The number of the first step that is refused; all before it were served."""
+
+    step: int
+
+
+def is_bounded(outcome):
+    """Whether all steps were served, and a record moves the sum by one bound at most."""
+    return not isinstance(outcome, RefusedAt) and outcome <= 1 + 1e-3
 
 
 def mixed(x, part):
@@ -70,11 +90,11 @@ class TestWhatALossReads:
 
     @staticmethod
     def switched(started, loss_of, switch):
-        """The second step mixes: isolating engines see one record and stay bounded, others are
+        """Whether the first step, which does not mix, is served, and the second, which does, is
         refused.
         """
         outcome = moved(started, loss_of, steps=2, between=lambda step: switch(step == 1))
-        return bounded_or_refused(outcome)
+        return outcome == RefusedAt(1)
 
     def test_a_number_that_it_closes_over(self, started):
         part = 0.0
@@ -139,15 +159,14 @@ class TestWhatALossReads:
             models.append(Warmed())
             return models[-1]
 
-        assert bounded_or_refused(
-            moved(
-                started,
-                lambda model: model,
-                steps=2,
-                model_of=make,
-                between=lambda step: setattr(models[-1], "part", float(step)),
-            )
+        outcome = moved(
+            started,
+            lambda model: model,
+            steps=2,
+            model_of=make,
+            between=lambda step: setattr(models[-1], "part", float(step)),
         )
+        assert outcome == RefusedAt(1)
 
     def test_a_module_beside_the_model(self, started):
         beside = nn.Linear(3, 3, bias=False)
@@ -161,7 +180,7 @@ class TestWhatALossReads:
     def test_an_iterator_can_not_be_looked_into(self, started):
         parts = itertools.cycle([0.0] * 200 + [1.0])
         outcome = moved(started, lambda model: lambda x: model(mixed(x, next(parts))), steps=12)
-        assert bounded_or_refused(outcome)
+        assert isinstance(outcome, RefusedAt) and outcome.step > 0  # served until it mixes
 
     def test_a_loss_that_always_changes_gets_an_engine_that_isolates(self, started):
         model = Row()
@@ -196,7 +215,8 @@ class TestWhatDecidesOnAWholeBatch:
 
             return loss
 
-        assert bounded_or_refused(moved(started, loss_of, engine))
+        outcome = moved(started, loss_of, engine)
+        assert is_bounded(outcome) if engine == "auto" else outcome == RefusedAt(0)
 
     @pytest.mark.parametrize("engine", FAST)
     @pytest.mark.parametrize("spike", ["mean", "max", "any"])
@@ -519,15 +539,14 @@ class TestOddWaysToRead:
             )
             return model
 
-        assert bounded_or_refused(
-            moved(
-                started,
-                lambda model: lambda x: model(x),
-                steps=2,
-                model_of=make,
-                between=lambda step: flag.update(part=float(step)),
-            )
+        outcome = moved(
+            started,
+            lambda model: lambda x: model(x),
+            steps=2,
+            model_of=make,
+            between=lambda step: flag.update(part=float(step)),
         )
+        assert outcome == RefusedAt(1)
 
     def test_seeding_that_begins_late_has_no_effect(self, started):
         """With vmap for good, nobody judges the loss again."""
@@ -570,7 +589,7 @@ class TestBackward:
 
             return loss
 
-        assert bounded_or_refused(moved(started, loss_of))
+        assert is_bounded(moved(started, loss_of))
 
     def test_a_function_of_autograd(self, started):
         class Halved(torch.autograd.Function):
@@ -582,7 +601,7 @@ class TestBackward:
             def backward(context, gradients):
                 return gradients / len(gradients)
 
-        assert bounded_or_refused(moved(started, lambda model: lambda x: Halved.apply(model(x))))
+        assert is_bounded(moved(started, lambda model: lambda x: Halved.apply(model(x))))
 
 
 class TestShapesAndSizes:

@@ -15,7 +15,7 @@ import dpfy
 from dpfy.gradients import ENGINES
 from dpfy.run.run import Run
 from dpfy.sandbox import torch_settings
-from dpfy.sandbox.torch_settings import Ambient, certified, users_code
+from dpfy.sandbox.torch_settings import TorchSettings, certified, users_code
 
 RECORDS = 300
 
@@ -99,9 +99,9 @@ def released(records, engine, around, monkeypatch, dtype=torch.float32):
         insecure_test_key=1,
     )
     with run, around:
-        before = Ambient.present()
+        before = TorchSettings.present()
         run.backward(lambda x: 1e3 * model(x).squeeze(1).square(), next(iter(run)))
-        assert Ambient.present() == before
+        assert TorchSettings.present() == before
     assert not any(p.grad.is_inference() or p.grad.requires_grad for p in model.parameters())
     return RECORDS * torch.cat([p.grad.double().flatten() for p in model.parameters()]), paid[
         -1
@@ -132,7 +132,7 @@ def test_user_code_has_its_own_autocast_and_default_dtype_and_ours_comes_back():
     with torch.autocast("cpu", torch.bfloat16), default_dtype(torch.float64):
         with certified():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-            ours = Ambient.present()
+            ours = TorchSettings.present()
             with users_code():
                 assert torch.get_default_dtype() == torch.float64
                 single = torch.ones(2, 2, dtype=torch.float32)
@@ -140,7 +140,7 @@ def test_user_code_has_its_own_autocast_and_default_dtype_and_ours_comes_back():
                 torch.set_default_dtype(torch.bfloat16)  # whatever it sets
                 torch.set_grad_enabled(False)
                 torch.set_float32_matmul_precision("medium")
-            assert Ambient.present() == ours and torch.is_grad_enabled()
+            assert TorchSettings.present() == ours and torch.is_grad_enabled()
             assert ours.matmul_precision == "highest"
             torch.set_float32_matmul_precision(
                 "highest"
@@ -178,10 +178,10 @@ def test_a_run_that_is_made_in_inference_mode_can_be_trained():
 
 def test_states_are_put_back_after_an_error():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        before = Ambient.present()
+        before = TorchSettings.present()
         with pytest.raises(ZeroDivisionError), certified():
             raise ZeroDivisionError
-        assert Ambient.present() == before and not torch.is_grad_enabled()
+        assert TorchSettings.present() == before and not torch.is_grad_enabled()
 
 
 def test_threads_of_a_pool_that_flush_denormals_are_not_used(monkeypatch):

@@ -168,7 +168,7 @@ def assert_agrees(
     """Sums, chunking, and norms that are never below what is added, against the oracle in float64.
 
     ``make`` makes the model, ``fields`` are float64 or whole numbers with records first; ``rules``
-    is how many units have a rule of their own, all of them unless given. Returns those units."""
+    is how many layers have a rule of their own, all of them unless given. Returns those layers."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model, exact = shaken(make().to(dtype)), make().double()
@@ -178,10 +178,10 @@ def assert_agrees(
     fields = tuple(f.to(dtype) if f.is_floating_point() else f for f in fields)
     engine = StrictGhost if split == 2 else Strict
     subject = Subject.prepared(model, fields, engine=engine, loss=loss, grouped=grouped)
-    units = subject.engine.units
-    assert sum(unit.rule is not None for unit in units) == (
-        len(units) if rules is None else rules
-    ), units
+    layers = subject.engine.layers
+    assert sum(layer.rule is not None for layer in layers) == (
+        len(layers) if rules is None else rules
+    ), layers
     expected = Expected(
         Subject(LoopEngine(exact, trained_of(exact)), loss(exact), grouped), in_float64(fields)
     )
@@ -212,4 +212,4 @@ def assert_agrees(
     assert bool((squares <= subject.squared[position] * (1 + 1e-12)).all()), (
         "a norm is below what is added"
     )
-    return units
+    return layers

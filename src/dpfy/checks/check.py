@@ -1,4 +1,4 @@
-"""What private training means for a model and what goes with it, before there is any record."""
+"""Check a model, its optimizers, loss and tokenizer before there is any record."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from dpfy.gradients.synthetic import synthetic
 
 _RECORDS = 4
 _OWN_EXAMPLE = (
-    "Here records are made up from types and shapes alone; dpfy.explain(model, batch, loss_fn) "
+    "Here records are synthesized from types and shapes alone; dpfy.explain(model, batch, loss_fn) "
     "judges the same on a batch of your own."
 )
 
@@ -30,11 +30,14 @@ Fields = Sequence[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Probed:
-    """Whether a model keeps made-up records apart, how that is known or why not, and what a step
-    would cost.
+    """The verdict of the probe on synthetic records.
 
-    ``parity`` says how far engines are from one record at a time, ``buffers`` what the model has
-    beside parameters: the probe has seen that no step writes to them.
+    Args:
+        passed: Whether the model keeps records apart.
+        reason: How that is known, or why it does not hold.
+        explanation: The cost of a step, if the probe passed.
+        parity: How far each engine is from one record at a time.
+        buffers: The tensors that the model has besides parameters; no step writes to them.
     """
 
     passed: bool
@@ -46,8 +49,13 @@ class Probed:
 
 @dataclass(frozen=True)
 class Checked:
-    """The components that were met, and what the probe says if it was asked and nothing has to be
-    changed before.
+    """The components that were found in a model, and the verdict of the probe.
+
+    Args:
+        findings: The components of the compatibility table that were found, and where.
+        probed: The verdict of the probe; None if it was not asked for, or something has to be
+            changed
+            first.
     """
 
     findings: tuple[Finding, ...]
@@ -55,13 +63,13 @@ class Checked:
 
     @property
     def trainable(self) -> bool:
-        """Whether nothing has to be changed."""
+        """Whether nothing has to be changed before training."""
         return all(finding.component.verdict.allows_training for finding in self.findings) and (
             self.probed is None or self.probed.passed
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the result as plain values."""
         rows = [
             {
                 "component": row.name,
@@ -81,13 +89,19 @@ class Checked:
 
 
 def check(made: Any, fields: Fields | None = None) -> Checked:
-    """Look up every part of a model, or of a tuple of a model and its optimizers, loss and
-    tokenizer; probe it.
+    """Look up every part of a model in the table of components, and probe the model.
 
-    With ``fields`` the probe runs on made-up records. The loss is a function of the fields, as for
-    :meth:`dpfy.Run.backward`; one of torch's is given the model's output and the last field.
-    Without a loss the sum of the outputs stands in for it, and a last field that the model does not
-    take is left out, as labels are.
+    With ``fields`` the probe runs on synthetic records. The loss is a function of the fields, as
+    for :meth:`dpfy.Run.backward`; a loss module of torch is given the model's output and the last
+    field. Without a loss the sum of the outputs takes its place, and a last field that the model
+    does not accept is left out, as labels are.
+
+    Args:
+        made: A model, or a tuple of a model and its optimizers, loss and tokenizer.
+        fields: The dtype and the shape of each field of a record, or None for no probe.
+
+    Returns:
+        What was found.
 
     >>> found = check(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), [("float32", (4,))])
     >>> found.trainable, found.probed.explanation.engine
@@ -104,7 +118,7 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
 
 @dataclass(frozen=True)
 class Parts:
-    """A model and what goes with it."""
+    """A model with its optimizers, losses and tokenizers."""
 
     model: nn.Module
     others: tuple[Any, ...]
@@ -133,7 +147,7 @@ class Parts:
         return tuple(part for part in self.others if isinstance(part, torch.optim.Optimizer))
 
     def loss(self, fields: int) -> LossFn:
-        """Return the loss among them as a function of so many fields, or what stands in for one."""
+        """Return the loss as a function of this number of fields, or a stand-in for one."""
         given = next(
             (part for part in self.others if callable(part) and part not in self.optimizers), None
         )
@@ -148,15 +162,14 @@ class Parts:
 
 
 def _probed(parts: Parts, fields: Fields) -> Probed:
+    """Probe the model on synthetic records."""
     model, batch, loss = parts.model, made_up(fields), parts.loss(len(fields))
     try:
         if parts.optimizers:
             trainable(model, parts.optimizers)
         found = explain(model, batch, loss)
         compared = parity(model, batch, loss)
-    except (
-        Exception
-    ) as error:  # of the user's own code, on made-up input: the text quotes no record
+    except Exception as error:  # on synthetic input: the text quotes no record
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Probed(False, f"{reason} {_OWN_EXAMPLE}" if "example_input" in reason else reason)
     return Probed(
@@ -165,7 +178,7 @@ def _probed(parts: Parts, fields: Fields) -> Probed:
 
 
 def _takes(model: nn.Module, count: int) -> bool:
-    """Whether a model can be called with so many values."""
+    """Whether a model can be called with this number of values."""
     try:
         inspect.signature(model.forward).bind(*range(count))
     except TypeError:
@@ -174,7 +187,7 @@ def _takes(model: nn.Module, count: int) -> bool:
 
 
 def made_up(fields: Fields) -> tuple[Any, ...]:
-    """Return a small collated batch of made-up records of these types and shapes."""
+    """Return a small collated batch of synthetic records of these types and shapes."""
     shaped = Chunk(
         tuple(torch.zeros(1, *shape, dtype=getattr(torch, kind)) for kind, shape in fields), 1
     )
@@ -182,12 +195,12 @@ def made_up(fields: Fields) -> tuple[Any, ...]:
 
 
 def of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
-    """Return a loss as a function of the fields: a criterion compares the model's output with the
-    last one.
+    """Return a loss as a function of the fields.
+
+    A criterion of torch compares the model's output with the last field.
     """
-    if isinstance(
-        loss, nn.CTCLoss
-    ):  # the last fields are targets, input lengths and target lengths
+    # the last fields are targets, input lengths and target lengths
+    if isinstance(loss, nn.CTCLoss):
         return lambda *fields: loss(model(*fields[:-3]), *fields[-3:])
     if isinstance(loss, nn.Module):
         return lambda *fields: loss(model(*fields[:-1]), fields[-1])

@@ -1,4 +1,7 @@
-"""How far the engines are from one record at a time, on made-up records."""
+"""The distance of each engine from one record at a time, on synthetic records.
+
+Tests: tests/checks/test_explain.py.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,7 +13,8 @@ import torch
 from torch import nn
 
 from dpfy.checks.explain import as_chunk
-from dpfy.checks.probe import Probe, _undisturbed, _without_dropout
+from dpfy.checks.probe import Probe
+from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.gradients import ENGINES, Engine, LoopEngine
 from dpfy.gradients.base import LossFn
 from dpfy.mechanisms.clipping import Clipping
@@ -22,12 +26,16 @@ _GRID = 2.0**-40
 
 @dataclass(frozen=True)
 class Parity:
-    """How one engine compares with the oracle; printed, a sentence.
+    """The comparison of one engine with the oracle; prints as a sentence.
 
-    ``error`` is the distance of a record's gradient from the oracle's over its length, the largest
-    of a few records; None if there is nothing to compare for the ``reason``. ``parameter`` is where
-    they differ most. Whether an engine ``agrees`` is decided by clipped sums, as in the probe of a
-    run.
+    Args:
+        engine: The name of the engine.
+        agrees: Whether clipped sums agree, as the probe of a run decides.
+        error: The distance of a record's gradient from the oracle's, relative to its norm; the
+            largest
+            of a few records. None if there is nothing to compare.
+        parameter: The parameter in which the gradients differ most.
+        reason: Why there is nothing to compare.
     """
 
     engine: str
@@ -45,14 +53,24 @@ class Parity:
                 if self.error
                 else f"{self.engine} agrees exactly"
             )
-        return f"{self.engine} differs by {self.error:.0e}, most of all in {self.parameter!r}, and is not used"
+        return (
+            f"{self.engine} differs by {self.error:.0e}, most of all in {self.parameter!r}, and is "
+            "not used"
+        )
 
 
 def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     """Compare every engine with the oracle, ``loop``, which differentiates one record at a time.
 
-    ``batch`` is a collated batch of *made-up* examples. Dropout is off: it would draw other numbers
-    for each engine.
+    Dropout is off: it would draw other numbers for each engine.
+
+    Args:
+        model: The module to train.
+        batch: A collated batch of *synthetic* examples.
+        loss_fn: A function from the fields of the batch to one loss per example.
+
+    Returns:
+        A comparison for every engine but the oracle.
 
     >>> model = nn.Linear(3, 2)
     >>> found = parity(model, torch.rand(4, 3), lambda x: model(x).sum(1))
@@ -61,7 +79,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
-    with certified(), _undisturbed(model), _without_dropout(model):
+    with certified(), undisturbed(model), without_dropout(model):
         if judge._is_random():
             return tuple(
                 Parity(
@@ -85,13 +103,14 @@ def _compared(
     sums: list[torch.Tensor],
     gradients: list[list[torch.Tensor]],
 ) -> Parity:
+    """Compare one engine with the oracle's gradients."""
     engine = ENGINES[name](judge.model, judge.parameters)
     if doubt := doubts(engine):
         return Parity(name, False, None, reason=f"is not used: {doubt}")
     try:
         engine.prepare(judge.loss_fn, judge._input)
         agrees, found = judge._equal_sums(judge._sums(engine), sums), _gradients(judge, engine)
-    except Exception as error:  # of torch's or the engine's, on made-up records
+    except Exception as error:  # of torch's or the engine's, on synthetic records
         said = " ".join(str(error).split()) or type(error).__name__
         return Parity(name, False, None, reason=f"cannot serve this model: {said.rstrip('.')}")
     errors = [
@@ -106,7 +125,7 @@ def _compared(
 
 
 def _gradients(judge: Probe, engine: Engine) -> list[list[torch.Tensor]]:
-    """The gradient of each of a few records: the sum in which it has weight 1 and the others 0.
+    """Return the gradient of each of a few records: the sum with weight 1 for it and 0 for others.
 
     Clipping is left out: an engine that bounds norms from above clips a little more than the
     oracle.
@@ -118,9 +137,8 @@ def _gradients(judge: Probe, engine: Engine) -> list[list[torch.Tensor]]:
         part, given = (
             (chunk.record(place), weights[place : place + 1]) if alone else (chunk, weights)
         )
-        clipping = Clipping(
-            partial(torch.Tensor.to, given), _GRID, (0,) * len(totals)
-        )  # whatever the norms are
+        # whatever the norms are
+        clipping = Clipping(partial(torch.Tensor.to, given), _GRID, (0,) * len(totals))
         engine.bounded_sums(judge.loss_fn, part, clipping).add_to(totals)
         found.append(totals)
     return found

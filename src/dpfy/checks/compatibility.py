@@ -1,8 +1,7 @@
-"""What private training means for each component of a model: layers, optimizers, losses and what is
-around them.
+"""The table of components: what private training means for layers, optimizers and losses.
 
-One row for each component, after N. Ponomareva et al., How to DP-fy ML, 2023, Table 5, and what
-torch has beside it. The table speaks of what can be told from an object alone: whether a model
+It has one row for each component, after N. Ponomareva et al., How to DP-fy ML, 2023, Table 5, and
+further components of torch. The table covers what an object alone can tell; whether a model
 isolates its examples is for the probe to find.
 """
 
@@ -24,9 +23,7 @@ Predicate = Callable[[Any], bool]
 
 
 class Verdict(StrEnum):
-    """What has to be done about a component; ``DEPENDS`` is on something that no program can
-    see.
-    """
+    """What to do about a component; ``DEPENDS`` is on something that no program can see."""
 
     FINE = "fine"
     DEPENDS = "depends"
@@ -41,8 +38,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Component:
-    """One row: whom it ``applies`` to, whether it can be trained privately, why, and what to do, if
-    anything.
+    """One row of the table.
+
+    Args:
+        name: The component.
+        verdict: Whether it can be trained privately.
+        why: The reason.
+        remedy: What to do, if anything.
+        applies: Whether an object is such a component.
+        whole: Whether it is about the model as a whole and not about each of its parts.
     """
 
     name: str
@@ -55,17 +59,17 @@ class Component:
 
 @dataclass(frozen=True)
 class Finding:
-    """A component, and the places where it was met."""
+    """A component, and the places where it was found."""
 
     component: Component
     places: tuple[str, ...]
 
 
 def examine(model: nn.Module, *others: Any) -> list[Finding]:
-    """Return every component of the table that a model and its optimizers, losses and tokenizers
-    contain.
+    """Return every component of the table that a model and the other objects contain.
 
-    >>> [(found.component.name, found.places) for found in examine(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))]
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    >>> [(found.component.name, found.places) for found in examine(model)]
     [('batch normalization', ('1',))]
     """
     found = defaultdict(list)
@@ -81,9 +85,7 @@ def examine(model: nn.Module, *others: Any) -> list[Finding]:
 
 
 def _parts(model: nn.Module, others: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Every module, what modules hold as plain attributes, and what else training needs, with their
-    names.
-    """
+    """Return modules, what they hold as plain attributes, and the other objects, by name."""
     for name, module in model.named_modules():
         yield name or "model", module
         yield from (
@@ -101,7 +103,7 @@ def _is(*kinds: type) -> Predicate:
 
 
 def _derives_from(*names: str) -> Predicate:
-    """By the names of its classes: these need not be installed, or take long to import."""
+    """Recognise classes by the names of their bases, which need not be installed or imported."""
     return lambda part: any(kind.__name__ in names for kind in type(part).__mro__)
 
 
@@ -114,12 +116,12 @@ def _comes_from(*packages: str) -> Predicate:
 
 
 def _is_called(*words: str) -> Predicate:
-    """By a part of its name, for what everybody writes anew."""
+    """Recognise classes by a part of their name, where everybody writes their own."""
     return lambda part: any(word in _name(part).replace("_", "").lower() for word in words)
 
 
 def _has_hook(name: str) -> Predicate:
-    """By the class of a hook, which is how torch used to reparametrise layers."""
+    """Recognise modules by the class of a hook, by which torch used to reparametrise layers."""
     return lambda part: (
         isinstance(part, nn.Module)
         and any(type(hook).__name__ == name for hook in part._forward_pre_hooks.values())
@@ -285,7 +287,7 @@ COMPONENTS = (
         "It rewrites its buffers whenever it is called, so that records change what later ones "
         "meet.",
         "Call .eval() on the layer for the releases. Between steps, .train() and a call on a "
-        "made-up row renew the norm, which costs no privacy.",
+        "synthetic row renew the norm, which costs no privacy.",
         _SPECTRAL,
     ),
     # Layers
@@ -380,7 +382,7 @@ COMPONENTS = (
         "lazy layer",
         CHANGE,
         "Its parameters have no shape yet.",
-        "Run one made-up batch through the model first: model(example).",
+        "Run one synthetic batch through the model first: model(example).",
         _own_parameters(nn.parameter.is_lazy),
     ),
     Component(

@@ -1,10 +1,12 @@
-"""Whether any number that is computed on the way from a chunk to its losses depends on two records.
+"""Check whether a number that is computed between a chunk and its losses depends on two records.
 
-Losses alone do not show it: a batch whose mean loss is too high may be skipped by a comparison that
-synthetic records never trigger. So every operation of torch is looked at, in passes with two
-numbers of records and with one record changed. A value that records have a part in and that there
-is not one of for each record, or that moves with two of them, is mixed; if anything is computed
-from it, the loss is not safe to call on a whole chunk.
+Losses alone do not show it: a batch whose mean loss is too high may be skipped by a comparison
+that synthetic records never trigger. So every operation of torch is observed, in passes with two
+numbers of records and with one record changed. A value is mixed if it depends on records and is
+not one per record, or if it moves with two of them; if anything is computed from a mixed value,
+the loss is not safe to call on a whole chunk.
+
+Tests: tests/run/test_engine_choice.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,25 +23,23 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import with_row_from
 
 _SIZES = (3, 5)
-_SEEDS = range(
-    2, 12
-)  # of the records that take another one's place: small whole numbers may be equal by chance
+# of the records that take another one's place: small whole numbers may be equal by chance
+_SEEDS = range(2, 12)
 _FRESH = ("aten.empty", "aten.new_empty")  # memory that holds anything
 _MASKS = ("aten.bernoulli", "aten.native_dropout")
 _READ = "aten._local_scalar_dense.default"
 
 
 class Mixed(Exception):
-    """Says which operation mixes records."""
+    """An operation mixes records; the text says which."""
 
 
 def check_dataflow(
     losses: Callable[[Chunk], torch.Tensor], examples: Callable[[int, int], Chunk]
 ) -> None:
-    """Raise :class:`Mixed` if an operation on the way to the losses uses what two records have a
-    part in.
+    """Raise :class:`Mixed` if an operation on the way to the losses uses a mix of two records.
 
-    So it does if code of the user's is given gradients, which are those of all records, or if a
+    It is also raised if user code is given gradients, which are those of all records, or if a
     value of the records reaches Python. ``examples`` makes synthetic records from their number and
     a seed.
     """
@@ -60,9 +60,7 @@ def check_dataflow(
 
 @dataclass
 class _Operation:
-    """One call: the storages of the tensors that it was given, and what it gave if records have a
-    part in it.
-    """
+    """One call: the storages of its inputs, and its results if they depend on records."""
 
     name: str
     given: set[int]
@@ -71,7 +69,7 @@ class _Operation:
 
 
 class _Operations(TorchDispatchMode):
-    """Notes every operation, and the values of those that records have a part in."""
+    """Notes every operation, and the results of those that depend on records."""
 
     def __init__(self, chunk: Chunk) -> None:
         super().__init__()
@@ -85,9 +83,8 @@ class _Operations(TorchDispatchMode):
         given = {
             _storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         }
-        if (
-            str(func) == _READ and given & self._of_records
-        ):  # where tracing does not come: if y.requires_grad
+        # where tracing does not come: if y.requires_grad
+        if str(func) == _READ and given & self._of_records:
             raise Mixed("values of the input may decide what is computed")
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -103,8 +100,9 @@ class _Operations(TorchDispatchMode):
 
 
 class Draws(TorchDispatchMode):
-    """Notices draws of masks, and those from a generator that is not torch's own: it goes on with
-    every number.
+    """Notes draws of masks, and draws from a generator that is not torch's own.
+
+    Such a generator advances with every number, so that its numbers depend on a record's place.
     """
 
     own = masks = False
@@ -117,6 +115,7 @@ class Draws(TorchDispatchMode):
 
 def _observed(losses: Callable[[Chunk], torch.Tensor], chunk: Chunk) -> _Operations:
     # Copies: a leaf may be a view of memory that other things share.
+    """Run once and return all operations."""
     own = chunk.map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, chunk.size
     )
@@ -128,9 +127,7 @@ def _observed(losses: Callable[[Chunk], torch.Tensor], chunk: Chunk) -> _Operati
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Refuse hooks on tensors inside the block: they are given the gradients of all records at
-    once.
-    """
+    """Refuse hooks on tensors inside the block: they are given the gradients of all records."""
     original = torch.Tensor.register_hook
 
     def refuse(*_: Any) -> Any:
@@ -145,9 +142,7 @@ def _without_hooks() -> Iterator[None]:
 
 @contextmanager
 def _readable_targets() -> Iterator[None]:
-    """Let ``one_hot`` read no value: torch looks at the least and the largest label to complain
-    about them.
-    """
+    """Keep ``one_hot`` from reading values: torch reads the extreme labels to validate them."""
     original = F.one_hot
 
     def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -163,7 +158,7 @@ def _readable_targets() -> Iterator[None]:
 
 
 def _check_backward(losses: torch.Tensor) -> None:
-    """Refuse a backward pass with code of the user's in it."""
+    """Refuse a backward pass that contains user code."""
     waiting: list[Any] = [losses.grad_fn]
     seen: set[Any] = set()
     while waiting:
@@ -178,9 +173,7 @@ def _check_backward(losses: torch.Tensor) -> None:
 
 
 def _with_another(base: Chunk, examples: Callable[[int, int], Chunk], position: int) -> Chunk:
-    """Return the records with one of them replaced by another that differs in every field, if there
-    is one.
-    """
+    """Return the records with one replaced by another that differs in every field, if possible."""
     others = [examples(base.size, seed).record(position) for seed in _SEEDS]
     own = base.record(position).leaves()
 
@@ -195,7 +188,7 @@ def _with_another(base: Chunk, examples: Callable[[int, int], Chunk], position: 
 
 
 def _without_rows(few: _Operations, many: _Operations) -> set[tuple[int, int]]:
-    """Return the values of records that there is not one of for each of them."""
+    """Return the values that depend on records and are not one per record."""
     if [call.name for call in few.calls] != [call.name for call in many.calls]:
         raise Mixed("the number of records decides what is computed")
     return {
@@ -207,7 +200,7 @@ def _without_rows(few: _Operations, many: _Operations) -> set[tuple[int, int]]:
 
 
 def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], torch.Tensor]:
-    """Return where each value of records is another one now."""
+    """Return where each value that depends on records has changed."""
     if [call.name for call in before.calls] != [call.name for call in after.calls]:
         raise Mixed("values of records decide what is computed")
     found = {}
@@ -215,16 +208,13 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
         for place, (one, now) in enumerate(zip(call.made, other.made, strict=True)):
             if one.shape != now.shape:
                 raise Mixed(f"values of records decide about the shape of what {call.name} returns")
-            found[number, place] = (one != now) & ~(
-                (one != one) & (now != now)
-            )  # two NaNs are alike
+            # two NaNs are alike
+            found[number, place] = (one != now) & ~((one != one) & (now != now))
     return found
 
 
 def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
-    """Refuse whatever is computed from a mixed value; one that nothing is computed from does no
-    harm.
-    """
+    """Refuse operations on a mixed value; one that nothing is computed from does no harm."""
     storages: set[int] = set()
     for number, call in enumerate(seen.calls):
         if storages & call.given:
@@ -235,4 +225,5 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory."""
     return tensor.untyped_storage()._cdata

@@ -1,6 +1,4 @@
-"""What private steps cost, layer by layer, and what to do about it. It looks at made-up input
-only.
-"""
+"""The cost of private steps, layer by layer, and how to reduce it, from synthetic input only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +16,12 @@ from dpfy.gradients.base import LossFn, Unsupported
 from dpfy.gradients.bookkeeping.capture import CapturedLayer, observe
 from dpfy.gradients.bookkeeping.contributions import (
     Contribution,
-    EmbeddingRows,
     Materialized,
     OuterProduct,
     Rematerialized,
-    TiedEmbedding,
 )
 from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured, outer_costs
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts
 from dpfy.gradients.chunk import Chunk, UnsupportedField
 from dpfy.sandbox.uncompiled import uncompiled
@@ -35,7 +32,16 @@ _HEADINGS = ("layer", "kind", "input", "way", "extra work", "numbers kept")
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer adds to a private step, for each record."""
+    """The cost that one layer adds to a private step, for each record.
+
+    Args:
+        layer: The name of the layer.
+        kind: Its class.
+        inputs: The shape of its first input.
+        way: How its gradients are computed: ``ghost``, ``keep`` or ``blocks``, for example.
+        extra_multiplications: The multiplications per record beyond ordinary training.
+        numbers_kept: The numbers per record that are kept until the weights are known.
+    """
 
     layer: str
     kind: str
@@ -47,8 +53,13 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The engine that would be chosen, the records it takes at once, its layers, and advice;
-    printed, a table.
+    """The engine that would be chosen and its costs; prints as a table.
+
+    Args:
+        engine: The name of the engine.
+        records_at_once: The number of records that it computes at once; None for any.
+        layers: The cost of each layer.
+        advice: What makes steps slow, and what to do about it.
     """
 
     engine: str
@@ -98,20 +109,32 @@ class Explanation:
 
 
 def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Explanation:
-    """Say how the per-record gradients of a model would be computed, at what cost, and what makes
-    it slow.
+    """Explain how a model's per-record gradients would be computed, at what cost, and what is slow.
 
-    ``batch`` is a collated batch of *made-up* examples, as ``example_input`` of
-    :func:`dpfy.privatize`: what is shown depends on it, so it must not be private. ``loss_fn``
-    takes its fields and returns one loss per example, as in training; without it the sum of the
-    model's outputs stands in for the loss. Work is counted in multiplications per record beyond
-    those of ordinary training, memory in numbers per record that wait for the weights.
+    Work is counted in multiplications per record beyond those of ordinary training, memory in
+    numbers per record that are kept until the weights are known.
 
-    >>> found = explain(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), torch.rand(4, 784))
+    Args:
+        model: The module to train.
+        batch: A collated batch of *synthetic* examples, as ``example_input`` of
+            :func:`dpfy.privatize`. What is shown depends on it, so it must not be private.
+        loss_fn: A function from the fields of the batch to one loss per example, as in training;
+            by
+            default the sum of the model's outputs.
+
+    Returns:
+        The engine, its costs and advice.
+
+    Raises:
+        InvalidArgument: The model has nothing to train, or the batch cannot be divided by records.
+
+    >>> model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+    >>> found = explain(model, torch.rand(4, 784))
     >>> found.engine, [layer.way for layer in found.layers]
     ('bookkeeping', ['ghost', 'ghost'])
 
-    Reference: Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023.
+    Reference: Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost,
+    2023.
     """
     require_python_modules(model)
     chunk = as_chunk(batch)
@@ -131,7 +154,7 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
 
 
 def as_chunk(batch: Any) -> Chunk:
-    """Return a collated batch of made-up examples as a chunk."""
+    """Return a collated batch of synthetic examples as a chunk."""
     fields = batch if isinstance(batch, list | tuple) else (batch,)
     if not fields or not isinstance(fields[0], torch.Tensor) or not fields[0].ndim:
         raise InvalidArgument(
@@ -146,7 +169,7 @@ def as_chunk(batch: Any) -> Chunk:
 
 
 def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """Return what stands in for a loss: the sum of a record's outputs."""
+    """Return a stand-in for a loss: the sum of a record's outputs."""
 
     def loss(*fields: Any) -> torch.Tensor:
         outputs = model(*fields)
@@ -158,7 +181,7 @@ def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
 
 
 class _Noting(Consumer):
-    """Notes the ways and costs of contributions and lets go of them."""
+    """Notes the forms and costs of contributions and drops them."""
 
     def __init__(self, form: Callable[[OuterProduct], Contribution], records: int) -> None:
         self.found: dict[int, list[tuple[str, float, int]]] = {}
@@ -175,7 +198,7 @@ class _Noting(Consumer):
 
 @singledispatch
 def _cost(part: Contribution) -> tuple[str, float]:
-    """Return the way and the extra multiplications per record of a contribution, by its form."""
+    """Return the form and the extra multiplications per record of a contribution."""
     raise TypeError(f"no cost is known for {type(part).__name__}")
 
 
@@ -202,7 +225,7 @@ def _(part: TiedEmbedding) -> tuple[str, float]:
 
 
 def _numbers(part: Contribution) -> int:
-    """How many numbers a contribution keeps, for all records."""
+    """Return how many numbers a contribution keeps, for all records."""
     if isinstance(part, TiedEmbedding):
         return _numbers(part.rows) + _numbers(part.outer)
     return sum(tensor.numel() for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
@@ -248,7 +271,7 @@ def _layers(
 
 
 def _way(layer: CapturedLayer, found: Sequence[tuple[str, float, int]]) -> str:
-    """The way of the largest of its parameters."""
+    """Return the form that the largest of a layer's parameters has."""
     if layer.rule is None:
         return "vectorised"
     return found[0][0] if found else "shared"
@@ -257,6 +280,7 @@ def _way(layer: CapturedLayer, found: Sequence[tuple[str, float, int]]) -> str:
 def _row(
     name: str, kind: str, inputs: tuple[int, ...], way: str, found: Sequence[tuple[str, float, int]]
 ) -> LayerCost:
+    """Return the costs of one layer."""
     return LayerCost(
         name,
         kind,
@@ -268,6 +292,7 @@ def _row(
 
 
 def _advice(engine: BookkeepingEngine | GhostEngine) -> list[str]:
+    """Return what makes steps slow, and what to do about it."""
     advice = [
         f"{layer.name!r} ({type(layer.module).__name__}) has no rule of its own and is vectorised. "
         "Built from layers of torch.nn it would be faster; the other layers are not affected."
@@ -285,7 +310,7 @@ def _advice(engine: BookkeepingEngine | GhostEngine) -> list[str]:
 def _why_not(
     model: nn.Module, trained: dict[str, nn.Parameter], loss_fn: LossFn, chunk: Chunk
 ) -> str:
-    """Why the fast engines are not used."""
+    """Return why the fast engines are not used."""
     engine: Engine = BookkeepingEngine(model, trained)
     if doubt := Probe(model, trained, loss_fn, chunk, declared=True).doubts()(engine):
         return (
@@ -296,10 +321,14 @@ def _why_not(
     try:
         engine.prepare(loss_fn, lambda size, seed: _repeated(chunk, size))
     except Unsupported as error:
-        return f"The fast engine cannot serve this model: {error or 'a layer is used in a way that no rule knows'}."
-    except Exception as error:  # torch's own refusal, on the made-up input
+        reason = error or "a layer is used in a way that no rule knows"
+        return f"The fast engine cannot serve this model: {reason}."
+    except Exception as error:  # torch's own refusal, on the synthetic input
         return f"The fast engine cannot serve this model ({type(error).__name__}: {error})."
-    return "The fast engine does not give the gradients that one example at a time gives. Please report this model."
+    return (
+        "The fast engine does not give the gradients that one example at a time gives. Please "
+        "report this model."
+    )
 
 
 def _repeated(chunk: Chunk, size: int) -> Chunk:

@@ -1,4 +1,4 @@
-"""Swap layers that mix examples for layers that do not."""
+"""Replace layers that mix examples by layers that do not."""
 
 import math
 import sys
@@ -21,25 +21,40 @@ _MOMENTUM = 0.1  # torch's own
 def fix(
     model: nn.Module, batchnorm: str = "group", *, public: Any = None, pretrained: bool = False
 ) -> nn.Module:
-    """Put layers that treat every example alone in the place of BatchNorm, in place, and return the
-    model.
+    """Replace BatchNorm layers, in place, by layers that treat every example alone.
 
-    Call it before you make the optimizer: the new layers have new parameters. Scale and shift carry
-    over. What was changed is said on standard output. ``batchnorm`` is what to put there:
+    Call it before you make the optimizer: the new layers have new parameters. Scale and shift
+    carry over. The changes are printed to standard output. The values of ``batchnorm``:
 
     * ``"group"``: GroupNorm, which needs no statistics of other examples;
-    * ``"private"``: :class:`dpfy.models.PrivateBatchNorm`, whose statistics are released beside the gradient: give the
-      plan ``statistics=dpfy.batchnorm_statistics(model)``;
-    * ``"public"``: :class:`dpfy.models.FrozenBatchNorm`, whose statistics are those of public rows, for good.
+    * ``"private"``: :class:`dpfy.models.PrivateBatchNorm`, whose statistics are released with the
+      gradient: give the plan ``statistics=dpfy.batchnorm_statistics(model)``;
+    * ``"public"``: :class:`dpfy.models.FrozenBatchNorm`, whose statistics are those of public rows
+      and never change.
 
-    ``public`` are such rows: the input of the model, a tuple of its arguments, or a loader, of
-    whose batches the first field is the input; all of them go through the model at once.
-    ``pretrained=True`` is your word that the running statistics in the model come from public data:
-    they are kept. Otherwise mean 0 and variance 1 is where private statistics start.
+    Args:
+        model: The module whose layers are replaced.
+        batchnorm: What replaces BatchNorm: ``"group"``, ``"private"`` or ``"public"``.
+        public: Public rows for the statistics: the input of the model, a tuple of its arguments,
+            or a
+        loader of whose batches the first field is the input. All of them go through the model at
+            once.
+        pretrained: Whether the running statistics of the model come from public data: your word
+            for
+            it. They are kept then; otherwise private statistics start from mean 0 and variance 1.
+
+    Returns:
+        The same model.
+
+    Raises:
+        InvalidArgument: The statistics that ``batchnorm`` needs are not given, or a layer cannot
+            be
+            replaced.
 
     >>> _ = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     dpfy.fix: '1': BatchNorm2d(8) became GroupNorm(4, 8)
-    >>> _ = fix(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8)), "public", public=torch.randn(64, 3))
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+    >>> _ = fix(model, "public", public=torch.randn(64, 3))
     dpfy.fix: '1': BatchNorm1d(8) became FrozenBatchNorm(8)
     """
     _validate.choice("batchnorm", batchnorm, ("group", "private", "public"))
@@ -78,17 +93,31 @@ def batchnorm_statistics(
 ) -> list[Statistic]:
     """Declare what the private BatchNorm layers of a model release, for ``dpsgd(…, statistics=…)``.
 
-    ``bound`` is for each channel: the mean of s and of s² − 1 over a record's positions, s in
-    standard deviations, is a vector of 2·channels numbers, clipped to bound·√channels. Without
-    positions its length is about √3 a channel. All layers together take ``share`` of the noise
-    budget, in proportion to their channels, so that each channel has the same noise. ``every``
-    releases them at every so many steps.
+    A layer's statistic is a vector of 2·channels numbers: the means of s and of s² − 1 over a
+    record's positions, with s in standard deviations. It is clipped to bound·√channels; without
+    positions its norm is about √3·√channels. All layers share the noise budget in proportion to
+    their channels, so that each channel has the same noise.
 
     A layer learns the name of its statistic here, if :func:`fix` did not make it: call it again
     where the model is built again, as for a resume.
 
-    >>> model = nn.Sequential(nn.Linear(3, 16), PrivateBatchNorm(16), nn.Linear(16, 48), PrivateBatchNorm(48))
-    >>> [(each.name, each.bound, each.shape, each.share) for each in batchnorm_statistics(model, share=0.08)]
+    Args:
+        model: A module with :class:`dpfy.models.PrivateBatchNorm` layers.
+        bound: The clip bound per √channel, positive.
+        share: The share of the noise budget of all layers together, in (0, 1).
+        every: The number of steps between releases.
+
+    Returns:
+        A statistic for each layer.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or the model has no such layer.
+
+    >>> model = nn.Sequential(
+    ...     nn.Linear(3, 16), PrivateBatchNorm(16), nn.Linear(16, 48), PrivateBatchNorm(48)
+    ... )
+    >>> found = batchnorm_statistics(model, share=0.08)
+    >>> [(each.name, each.bound, each.shape, each.share) for each in found]
     [('batchnorm 1', 8.0, (2, 16), 0.02), ('batchnorm 3', 13.85..., (2, 48), 0.06)]
     """
     _validate.positive("bound", bound)
@@ -179,7 +208,7 @@ def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _arguments(public: Any) -> tuple[Any, ...]:
-    """The arguments of the model that public rows are given as."""
+    """Return public rows as the arguments of the model."""
     if isinstance(public, torch.Tensor):
         return (public,)
     if isinstance(public, tuple):

@@ -1,10 +1,11 @@
-"""What a loss function can read besides the records: the values of its variables, globals and
-attributes.
+"""The values that a loss function can read besides the records: variables, globals, attributes.
 
 The probe judges a loss as it is at that moment. A number that it closes over, a global flag or an
 attribute of its owner may make it another function at the next step, so all of these are compared
-before every step. They are followed from the code: of a large object only the attributes whose
-names occur in some function that can be reached.
+before every step. They are found from the code: of a large object only the attributes whose names
+occur in some function that can be reached.
+
+Tests: tests/run/test_engine_choice.py.
 """
 
 import array
@@ -38,9 +39,8 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     "builtins",
 }
 _DEPTH = 24
-_LARGEST = (
-    2**16
-)  # numbers of a tensor that are compared one by one; of a larger one, whether it was written to
+# numbers of a tensor that are compared one by one; of a larger one, whether it was written to
+_LARGEST = 2**16
 _MOST = 100_000  # values; a loss that reaches more is taken for one that changes
 _MOST_ITEMS = 1024  # of a container; of a longer one its length and its ends
 _PLAIN = (
@@ -63,9 +63,7 @@ _CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 
 
 class Opaque:
-    """Stands for what cannot be compared, such as an iterator: unequal to everything, itself
-    included.
-    """
+    """A value that cannot be compared, such as an iterator: unequal to everything, even itself."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -74,20 +72,16 @@ class Opaque:
 
 
 class Reader:
-    """Reads all that a loss function and a model depend on, besides parameters, buffers and
-    records.
-    """
+    """Reads all that a loss and a model depend on besides parameters, buffers and records."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._names: set[str] = set()
 
     def read(self, loss_fn: Any, everything: bool = False) -> Readings:
-        """Return a fingerprint of all that is found; the code that is found on the way says where
-        to look.
+        """Return a fingerprint of all that is found, guided by the code that is reached.
 
-        With ``everything``, all attributes of an object are looked at, whether or not some code
-        names them.
+        With ``everything``, all attributes of an object are read, whether or not code names them.
         """
         while True:
             known = len(self._names)
@@ -97,7 +91,7 @@ class Reader:
 
 
 def changed(before: Readings, after: Readings) -> str | None:
-    """Return the way to a value that is seen to be another one now, or None."""
+    """Return the path to a value that has changed, or None."""
     for way in {**before, **after}:
         one, other = before.get(way), after.get(way)
         if one != other and not (isinstance(one, Opaque) and isinstance(other, Opaque)):
@@ -185,9 +179,8 @@ class _Walk:
 
     def _function(self, way: str, value: types.FunctionType, depth: int) -> None:
         self._found[way] = value.__code__
-        if _is_library(
-            value.__globals__.get("__name__")
-        ):  # not what it says itself: functools.wraps copies that
+        # not what it says itself: functools.wraps copies that
+        if _is_library(value.__globals__.get("__name__")):
             return
         self._mapping(f"{way}.__dict__", dict(vars(value)), depth)
         names = _names_of(value.__code__)
@@ -233,9 +226,7 @@ class _Walk:
                 self._enter(way, function, depth)
 
     def _module(self, way: str, value: nn.Module, depth: int) -> None:
-        """A layer, of the model or beside it: its switches, what it keeps, its own code and its
-        hooks.
-        """
+        """Read a layer of the model or beside it: switches, attributes, code and hooks."""
         kind = type(value)
         plain, others = _divided(
             value, self._names if not self._everything and _is_followed(kind) else None
@@ -248,9 +239,8 @@ class _Walk:
                 self._found[f"{way}.{name}"] = _of_tensor(tensor)
         for name, child in value._modules.items():
             if child is not None:
-                self._enter(
-                    f"{way}.{name}", child, depth - 1
-                )  # however deep a model is, all of it is looked at
+                # however deep a model is, all of it is looked at
+                self._enter(f"{way}.{name}", child, depth - 1)
         for name, item in others:
             self._enter(f"{way}.{name}", item, depth)
         if not _is_library(kind.__module__):
@@ -262,9 +252,8 @@ class _Walk:
         if isinstance(value, np.generic):
             self._found[way] = (str(value.dtype), repr(value))
             return
-        foreign = _is_library(
-            kind.__module__
-        )  # its code is not followed, so nothing says which attributes it reads
+        # its code is not followed, so nothing says which attributes it reads
+        foreign = _is_library(kind.__module__)
         attributes = set() if _is_ours(kind) else _attributes(value)
         identity = (kind.__qualname__, 0 if attributes else id(value))
         self._found[way] = Opaque() if isinstance(value, _HIDDEN) else identity
@@ -280,9 +269,8 @@ class _Walk:
             self._class(f"{way}.__class__", kind, depth)
 
     def _reference(self, way: str, value: Any, depth: int) -> None:
-        self._enter(
-            way, value(), depth
-        )  # what it refers to: torch makes those of recurrent layers anew
+        # what it refers to: torch makes those of recurrent layers anew
+        self._enter(way, value(), depth)
 
     def _builtin(self, way: str, value: Any, depth: int) -> None:
         self._found[way] = value.__qualname__
@@ -343,18 +331,14 @@ _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
 
 
 def _is_followed(kind: type) -> bool:
-    """Whether all code of a module is the user's, so that the names in it say which attributes are
-    read.
-    """
+    """Whether all code of a module is the user's, so that names tell what it reads."""
     return all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
 
 
 def _divided(
     module: nn.Module, names: set[str] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """The attributes of a module, of those with the given names if any: plain values in one, and
-    all others.
-    """
+    """Return the attributes of a module, plain values apart from all others."""
     chosen = [
         (name, item)
         for name, item in vars(module).items()
@@ -411,7 +395,7 @@ def _ends(items: list[Any]) -> list[Any]:
 
 
 def _content(cell: Any) -> Any:
-    """What a variable is bound to, or the cell itself where it is not yet."""
+    """Return what a closure variable is bound to, or the cell itself if it is unbound."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -424,21 +408,18 @@ def _is_ours(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _names_of(code: types.CodeType) -> frozenset[str]:
-    """All names that a piece of code, and the functions written inside of it, look up."""
+    """Return all names that a piece of code, and functions nested in it, look up."""
     inner = [
         _names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
     ]
-    words = {
-        constant for constant in code.co_consts if isinstance(constant, str)
-    }  # getattr(settings, "part")
+    # getattr(settings, "part")
+    words = {constant for constant in code.co_consts if isinstance(constant, str)}
     return frozenset(code.co_names).union(words, *inner)
 
 
 @lru_cache(maxsize=4096)
 def _is_library(module: str | None) -> bool:
-    """Whether code is Python's, torch's, numpy's or ours: it does as it is told by what is given to
-    it.
-    """
+    """Whether code is Python's, torch's, numpy's or ours, which depends on its arguments only."""
     if not module:
         return True
     if module.partition(".")[0] in _LIBRARIES:

@@ -1,4 +1,4 @@
-"""Whether ``data[i]`` depends on record i alone: what can be seen of that by loading a few records.
+"""Check whether ``data[i]`` depends on record i alone, as far as loading a few records shows.
 
 A data set that mixes two images in ``__getitem__``, draws from a generator of its own or keeps a
 running state lets one record change what others contribute, and no noise is scaled for that.
@@ -68,10 +68,10 @@ _READS = (
 
 
 def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
-    """Refuse a data set of which ``data[i]`` is seen to depend on more than record i.
+    """Refuse a data set in which ``data[i]`` visibly depends on more than record i.
 
     A few records are loaded with the generators in a known state: twice, in another order with
-    others in between, and in a fresh process. What they read of other records is watched.
+    others in between, and in a fresh process. Reads of other records are observed.
 
     For the owner of the data: whether it raises may depend on a single record, and nothing is
     recorded. A run makes the same check before its first release, in a form that one record cannot
@@ -82,8 +82,9 @@ def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = No
         collate_fn: The collate function of the run, or None for torch's default.
 
     Raises:
-        DataError: If data[i] changes from one call to the next or reads other records; it says what
-        to do.
+        DataError: data[i] changes from one call to the next or reads other records. The text says
+            what
+            to do.
 
     *Assumes*: this is a check of code on a few records and no proof. A data set that was
     standardised by its own mean before, or that reads other records by numpy or from files, is not
@@ -104,8 +105,7 @@ def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = No
 
 
 def refuse_mixing(records: Records) -> None:
-    """Refuse a data set if at least three, and at least half, of up to 16 records that load show
-    that it mixes.
+    """Refuse a data set if at least three, and half, of up to 16 records that load show mixing.
 
     Where there are loading workers, one of them looks: a record may end the process that loads it.
     """
@@ -120,8 +120,7 @@ def refuse_mixing(records: Records) -> None:
 
 
 def _followed(looking: "_Looking", problems: dict[int, str | None]) -> dict[int, str | None]:
-    """Drop changes that follow from no state: two copies of this process, which has all of it,
-    differ in them too.
+    """Drop changes that follow from no state: two copies of this process differ in them, too.
 
     Randomness that the operating system gave for this very call is as secret as ours.
     """
@@ -147,7 +146,7 @@ def _refusal(data: Any, problem: str) -> DataError:
 
 
 def _in_a_worker(look: Callable[[bytes, RowIndices], Any], rows: RowIndices) -> dict[int, Any]:
-    """What is found about rows in a fresh process; those that end it are left out."""
+    """Return what is found about rows in a fresh process, without those that end it."""
     workers = Workers(
         1, look, lambda parts: {row: found for part in parts for row, found in part.items()}, None
     )
@@ -207,9 +206,7 @@ class _Looking:
 
 
 class _Reads(TorchFunctionMode):
-    """Notes which rows of a data set, of those inside of it and of its tensors are read; all as
-    long as it is.
-    """
+    """Notes which rows are read of a data set, of those inside it and of tensors of its length."""
 
     def __init__(self, data: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models that hold no Python modules with weights, and what to pass in their place."""
+"""Models that hold no Python modules with weights, and what to pass instead."""
 
 import torch
 from torch import nn
@@ -28,5 +28,5 @@ def require_python_modules(model: nn.Module) -> None:
         ):
             raise InvalidArgument(
                 f"{called} is lazy and not initialised yet: its first call decides its shapes. Run "
-                "one made-up batch through the model before this: model(example)."
+                "one synthetic batch through the model before this: model(example)."
             )

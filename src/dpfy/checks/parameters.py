@@ -1,5 +1,6 @@
-"""Find the parameters that optimizers train, and refuse those that private training cannot
-serve.
+"""Find the parameters that optimizers train, and refuse those that cannot be trained privately.
+
+Tests: tests/run/test_run.py.
 """
 
 import torch
@@ -39,7 +40,7 @@ def trainable(
         if torch.nn.parameter.is_lazy(parameter) or parameter.is_complex():
             kind = "complex" if not torch.nn.parameter.is_lazy(parameter) else "not initialised yet"
             raise InvalidArgument(
-                f"The parameter {name!r} is {kind}. Use real parameters, and run a made-up batch "
+                f"The parameter {name!r} is {kind}. Use real parameters, and run a synthetic batch "
                 "through a lazy model first."
             )
     if any(p.grad is not None and p.grad.any() for p in chosen.values()):

@@ -4,51 +4,63 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 about a record.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from dpfy.checks.collation import check_collation
+from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.loss_state import Reader, changed
+from dpfy.checks.preconditions import check_layers, check_statistics
+from dpfy.checks.tolerance import are_equal, are_equal_sums
+from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
 from dpfy.errors import IsolationError, LossError
 from dpfy.gradients import ENGINES, Engine, LoopEngine, Summed
 from dpfy.gradients.base import LossCall, LossFn, Substitutes
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example, shown_of_each, statistics_of
-from dpfy.gradients.synthetic import extremes, shortened, synthetic, with_row_from
+from dpfy.gradients.synthetic import extremes, synthetic, with_row_from
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.mechanisms.query import Statistic
 from dpfy.sandbox.dropout import are_covered, covered_masks
-from dpfy.sandbox.rng_isolation import Randomness, bookmark, fix_seed, watched_generators
-from dpfy.sandbox.silence import silence
+from dpfy.sandbox.output import suppress_output
+from dpfy.sandbox.rng_isolation import GeneratorUse, fix_seed, watched_generators
 from dpfy.sandbox.torch_settings import certified
+
+__all__ = ["Probe", "check_collation"]
 
 _SIZES = (2, 3, 5)
 _SCALES = (1.0, 1.0 / 16)
 _SEED = 20181216
 _GRID = 2.0**-40
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
-_COARSE = (
-    2.0**-12
-)  # the precision to which records in chunks of very different sizes agree, statistics included
+# the precision to which records in chunks of very different sizes agree, statistics included
+_COARSE = 2.0**-12
 _MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
 _REMEDY = (
     "What is to be known of the records is released as a statistic: dpfy.Losses(loss, stats={...})."
 )
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The judge of one model and one loss function, on input shaped like ``example``."""
+    """The judge of one model and one loss function, on synthetic input.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
+        loss_fn: The user's loss function.
+        example: A chunk of the public shape of the records.
+        declared: Whether the values of ``example`` are valid and public, not its shape alone.
+        statistics: The statistics that the plan releases.
+        engines: The engines to choose from, in the order of preference.
+    """
 
     model: nn.Module
     parameters: dict[str, nn.Parameter]
@@ -59,47 +71,52 @@ class Probe:
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
 
     def choose(self, engine: str, isolating: bool = False) -> Engine:
-        """Return the engine to use, after every check has passed; with ``isolating``, one that
-        needs no check.
+        """Return the engine to use, after every check has passed.
+
+        With ``isolating``, the engine must be one that isolates records by construction.
+
+        Raises:
+            IsolationError: The model or the loss mixes records, keeps or prints what it sees, or
+                no engine
+                serves it.
+            LossError: The loss fails on synthetic input or returns something else than expected.
         """
-        self._check_layers()
-        with certified(), _undisturbed(self.model) as written:
-            with silence() as heard:
+        check_layers(self.model)
+        with certified(), undisturbed(self.model) as written:
+            with suppress_output() as output:
                 self._check_losses()
                 self._check_neighbours()
                 self._check_memory()
-            if heard.broken:
+            if output.written:
                 raise IsolationError(
                     "loss_fn or the model writes to stdout, stderr or a log, where it would speak "
                     f"of private records. Leave that out. {_REMEDY}"
                 )
             if (name := written()) is not None:
-                raise self._refusal(
-                    name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
+                raise refusal(
+                    self.model, name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
                 )
             self._check_side_doors()
             return self._agreeing_engine(engine, isolating)
 
     def check_size(self, largest: int) -> None:
-        """Refuse a loss that treats as many examples as a chunk may have otherwise than a few of
-        them.
-        """
-        with certified(), _undisturbed(self.model), _without_dropout(self.model):
+        """Refuse a loss that treats a chunk of the largest size unlike a few examples."""
+        with certified(), undisturbed(self.model), without_dropout(self.model):
             many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
             if not self._is_random() and not self._same(
                 self._losses(many)[:3], self._losses(many.part(0, 3)), coarse
             ):
-                raise self._refusal(
-                    None, "gives an example another loss in a large batch than in a small one"
+                raise refusal(
+                    self.model,
+                    None,
+                    "gives an example another loss in a large batch than in a small one",
                 )
 
     def is_safe_for(self, chunk: Chunk) -> bool:
-        """Whether records of another shape than the declared one, such as shorter ones, do not mix
-        either.
-        """
+        """Whether records of another shape than declared, such as shorter ones, do not mix."""
         try:
             other = replace(self, example=self.example.cut_to(chunk))
-            with certified(), _undisturbed(self.model):
+            with certified(), undisturbed(self.model):
                 other._check_neighbours()
                 return not other._mixing()
         except Exception:  # it cannot be judged: one at a time
@@ -110,40 +127,21 @@ class Probe:
         return self._input(_SIZES[-1])
 
     def _equal(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
-        """Equal up to the rounding of kernels in the model's precision, or in that of what was
-        computed on the way.
-        """
-        if a.shape != b.shape:
-            return False
-        scale, precision = max(_largest(a), _largest(b)), precision or self._precision
-        return torch.allclose(
-            a.double(),
-            b.double(),
-            rtol=max(1e-4, 16 * precision),
-            atol=max(1e-5, 8 * precision) * scale + 1e-12,
-            equal_nan=True,
-        )
+        """Whether numbers are equal up to the rounding of kernels in a precision."""
+        return are_equal(a, b, precision or self._precision)
 
     def _equal_sums(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-        """Equal as vectors: where a unit of a network is at its kink, rounding may change single
-        numbers by more.
-        """
-        whole, shortest = math.hypot(*(float(e.norm()) for e in expected)), self._shortest
-        return all(
-            float((f - e).norm())
-            <= max(1e-3, 16 * shortest) * float(e.norm()) + max(1e-5, shortest) * whole
-            for f, e in zip(found, expected, strict=True)
-        )
+        """Whether sums are equal as vectors, up to the rounding of the shortest floats."""
+        return are_equal_sums(found, expected, self._shortest)
 
     @property
     def _precision(self) -> float:
+        """The coarsest precision of the parameters."""
         return max(torch.finfo(p.dtype).eps for p in self.parameters.values())
 
     @property
     def _shortest(self) -> float:
-        """The precision of the shortest floats between layers, which autocast makes shorter than
-        the parameters.
-        """
+        """The coarsest precision of outputs of layers, which autocast makes coarser."""
         found = {
             output.dtype
             for output in self._outputs(self._input(2)).values()
@@ -152,50 +150,31 @@ class Probe:
         return max(self._precision, *(torch.finfo(dtype).eps for dtype in found), 0.0)
 
     def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
+        """Return synthetic records."""
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
-        """What leaves the examples of a chunk, with the randomness of dropout held fixed: losses,
-        then statistics.
-        """
+        """Return losses and statistics of a chunk, with the randomness of dropout held fixed."""
         fix_seed(_SEED + seed)
         try:
-            with (
-                torch.enable_grad()
-            ):  # as in a step: a module may observe only what is differentiated
+            # as in a step: a module may observe only what is differentiated
+            with torch.enable_grad():
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
         except Exception as error:
             raise LossError(
                 f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: "
                 f"{error}). If valid input has to look otherwise (labels, token ids, lengths of "
-                "sequences), pass example_input= a collated batch of made-up but valid examples."
+                "sequences), pass example_input= a collated batch of synthetic but valid examples."
             ) from None
         shown = shown_of_each(returned, chunk.size)
         if not bool(shown[:, 0].isfinite().all()):
             raise LossError(
                 "The loss is not finite on synthetic input, so the model cannot be judged. If "
                 "valid input has to look otherwise (for CTC, lengths that leave room for the "
-                "targets), pass example_input= a collated batch of made-up but valid examples."
+                "targets), pass example_input= a collated batch of synthetic but valid examples."
             )
-        self._check_statistics(statistics_of(returned))
+        check_statistics(self.statistics, statistics_of(returned))
         return shown
-
-    def _check_statistics(self, stats: Mapping[str, torch.Tensor]) -> None:
-        """Refuse a loss that does not return what the plan wants to release."""
-        for statistic in self.statistics:
-            if type(statistic) is not Statistic:  # the others are not for the loss to give
-                continue
-            if statistic.name not in stats:
-                given = ", ".join(map(repr, stats)) or "none"
-                raise LossError(
-                    f"The plan releases the statistic {statistic.name!r}, and loss_fn returns "
-                    f"{given}. Return dpfy.Losses(loss, stats={{name: one row per example}})."
-                )
-            if (shape := tuple(stats[statistic.name].shape[1:])) != statistic.shape:
-                raise LossError(
-                    f"The plan declares the statistic {statistic.name!r} with the shape "
-                    f"{statistic.shape} per example; loss_fn returns {shape}."
-                )
 
     def _same(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
         """Whether losses and statistics are equal, each by its own scale."""
@@ -204,24 +183,15 @@ class Probe:
             for one, other in zip(a.unbind(1), b.unbind(1), strict=True)
         )
 
-    def _check_layers(self) -> None:
-        """Refuse what synthetic input need not bring to light: rows are only rescaled once they
-        have grown.
-        """
-        for name, module in self.model.named_modules():
-            if getattr(module, "max_norm", None) is not None:
-                raise IsolationError(
-                    f"The module {name!r} ({type(module).__name__}) has max_norm, which rewrites "
-                    "the rows that the records use. Make it with max_norm=None."
-                )
-
     def _check_losses(self) -> None:
+        """Compute the losses of batches of several sizes."""
         for size in _SIZES:
             self._losses(self._input(size))
 
     def _check_neighbours(self) -> None:
-        """Change one example: nothing that is said of the others may move, at any size, scale and
-        position.
+        """Refuse a model in which changing one example changes another one's loss.
+
+        This is tried at several sizes, scales and positions.
         """
         for size, scale in product(_SIZES, _SCALES):
             base, other = self._input(size, 1, scale), self._input(size, 2, scale)
@@ -230,41 +200,46 @@ class Probe:
                 changed = with_row_from(base, other, position)
                 rest = [row for row in range(size) if row != position]
                 if not self._same(losses[rest], self._losses(changed)[rest]):
-                    culprit = self._culprit(base, changed, rest)
-                    raise self._refusal(culprit, "lets one example change another one's loss")
+                    culprit = first_moved(
+                        self._outputs(base), self._outputs(changed), rest, self._equal
+                    )
+                    raise refusal(self.model, culprit, "lets one example change another one's loss")
 
     def _check_alone(self) -> None:
-        """See an example alone, in a batch and in a large one: the same must be said of it. Nothing
-        may be random.
+        """Refuse a loss that differs between an example alone, in a batch and in a large batch.
 
-        Kernels for another number of examples round otherwise, in half precision by as much as that
-        has.
+        The loss must not be random. Kernels for another number of examples round differently, in
+        half precision by as much as its precision.
         """
         shortest = self._shortest
         for size, scale in product(_SIZES, _SCALES):
             base = self._input(size, 1, scale)
             alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
             if not self._same(self._losses(base), alone, shortest):
-                culprit = self._culprit_alone(base)
-                raise self._refusal(culprit, "gives an example another loss alone than in a batch")
+                culprit = first_unlike_alone(
+                    self._outputs(base), self._outputs(base.record(0)), base.size, self._equal
+                )
+                raise refusal(
+                    self.model, culprit, "gives an example another loss alone than in a batch"
+                )
         many = self._input(_MANY, 1)
         if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), shortest):
-            raise self._refusal(
-                None, "gives an example another loss in a large batch than in a small one"
+            raise refusal(
+                self.model,
+                None,
+                "gives an example another loss in a large batch than in a small one",
             )
 
     def _check_memory(self) -> None:
-        """See something else in between: the losses must be what they were."""
+        """Refuse a loss that changes once other records were seen."""
         first = self._losses(self._input(3))
         for scale in _SCALES:
             self._losses(self._input(5, 3, scale))
         if not self._same(first, self._losses(self._input(3))):
-            raise self._refusal(None, "keeps state between steps that changes later losses")
+            raise refusal(self.model, None, "keeps state between steps that changes later losses")
 
     def _check_side_doors(self) -> None:
-        """Nothing that the model or the loss can reach may keep what it saw, even where no loss
-        shows it.
-        """
+        """Refuse a model or loss that keeps what it saw, even where no loss shows it."""
         self._losses(self._input(3, 4))
         reader = Reader(self.model)
         before = reader.read(self.loss_fn, everything=True)
@@ -284,8 +259,8 @@ class Probe:
                     f"would leave without noise. Keep nothing between calls. {_REMEDY}"
                 )
 
-    def _randomness(self) -> Randomness:
-        """What the loss does to generators, once everything is imported: that may seed one, too."""
+    def _randomness(self) -> GeneratorUse:
+        """Return what the loss does to generators, once its imports are done: they may seed."""
         chunk = self._input(3)
         for _ in range(2):
             fix_seed(_SEED)
@@ -299,16 +274,15 @@ class Probe:
         return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
 
     def _is_random(self) -> bool:
+        """Whether the loss depends on the seed."""
         chunk = self._input(3)
         return not self._same(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
     def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
-        """The wanted engine, or the first of the preferred ones, that is safe and agrees with the
-        oracle.
-        """
+        """Return the first engine that is safe and agrees with the loop engine."""
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
-        with _without_dropout(self.model):
+        with without_dropout(self.model):
             random = self._is_random()
             if not random:
                 self._check_alone()
@@ -338,9 +312,7 @@ class Probe:
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
 
     def doubts(self, isolating: bool = False) -> Callable[[Engine], str]:
-        """Return what says of an engine why this loss must not be given to it; nothing if it
-        may.
-        """
+        """Return a function that says why an engine must not be given this loss, or nothing."""
         randomness = self._randomness()
         if randomness.masks and not are_covered():
             raise IsolationError(
@@ -360,13 +332,16 @@ class Probe:
 
         def doubt(engine: Engine) -> str:
             if randomness.seeded and not engine.one_by_one:
-                return "the loss seeds a generator or has its own, whose numbers depend on a record's place"
+                return (
+                    "the loss seeds a generator or has its own, whose numbers depend on a "
+                    "record's place"
+                )
             return "" if engine.isolates else of_chunks
 
         return doubt
 
     def _mixing(self) -> str:
-        """Why the loss must not be called on a whole chunk; nothing if it may."""
+        """Return why the loss must not be called on a whole chunk, or nothing."""
         if self._refuses_tracing():
             return "values of the input may decide what is computed"
         call = LossCall(self.model, self.loss_fn)
@@ -383,15 +358,11 @@ class Probe:
         return ""
 
     def _refuses_tracing(self) -> bool:
-        """Whether values of records may decide what is computed: then they are only safe one at a
-        time.
-        """
+        """Whether values of records may decide what is computed, which is safe one by one only."""
         return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> list[torch.Tensor]:
-        """What one example at a time gives, once it is clear that the parameters have anything to
-        do with it.
-        """
+        """Return the sums of the loop engine; refuse a loss that no parameter takes part in."""
         oracle, call = LoopEngine(self.model, self.parameters), LossCall(self.model, self.loss_fn)
         try:
             state = Substitutes(self.model, self.parameters)
@@ -409,11 +380,10 @@ class Probe:
             ) from None
 
     def _sums(self, engine: Engine) -> list[torch.Tensor]:
-        """The clipped sums, in the model's precision: large models should not be held many times
-        over.
+        """Return the clipped sums in the model's precision, as large models need the memory.
 
-        Losses are scaled up, each by its own factor, so that every record is clipped: a sum without
-        clipping would be the same if gradients were counted for the wrong record.
+        Losses are scaled up, each by its own factor, so that every record is clipped: a sum
+        without clipping would be the same if gradients were counted for the wrong record.
         """
         fix_seed(_SEED)
         clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(self.parameters))
@@ -435,151 +405,6 @@ class Probe:
             total.to(p.dtype) for total, p in zip(totals, self.parameters.values(), strict=True)
         ]
 
-    def _culprit(self, base: Chunk, changed: Chunk, rest: list[int]) -> str | None:
-        """The first module, in the order of execution, whose output moves for untouched
-        examples.
-        """
-        before, after = self._outputs(base), self._outputs(changed)
-        for name, output in before.items():
-            if (
-                name in after
-                and len(output) > max(rest)
-                and not self._equal(output[rest], after[name][rest])
-            ):
-                return name
-        return None
-
-    def _culprit_alone(self, base: Chunk) -> str | None:
-        together, alone = self._outputs(base), self._outputs(base.record(0))
-        for name, output in together.items():
-            batched = name in alone and len(output) == base.size and len(alone[name]) == 1
-            if batched and not self._equal(output[:1], alone[name]):
-                return name
-        return None
-
     def _outputs(self, chunk: Chunk) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-
-        def remember(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-                first = output[0] if isinstance(output, tuple) and output else output
-                if isinstance(first, torch.Tensor) and first.ndim and name not in found:
-                    found[name] = first.detach().clone()
-
-            return hook
-
-        handles = [
-            module.register_forward_hook(remember(name))
-            for name, module in self.model.named_modules()
-        ]
-        try:
-            self._losses(chunk)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return found
-
-    def _refusal(self, name: str | None, what: str) -> IsolationError:
-        modules = dict(self.model.named_modules())
-        if name not in modules:
-            return IsolationError(
-                f"The model or loss_fn {what}. Every example must be treated alone: let loss_fn "
-                "return per-example losses and keep nothing between calls."
-            )
-        module = modules[name]
-        remedy = "Replace it by a layer that treats every example alone, or put it in eval mode before training."
-        if isinstance(module, _BATCH_NORMS):
-            remedy = (
-                "Call dpfy.fix(model) before you make the optimizer: it puts GroupNorm in its "
-                "place, or with batchnorm='private' a BatchNorm that follows released statistics."
-            )
-        elif getattr(module, "track_running_stats", False):
-            remedy = "Give it track_running_stats=False (dpfy.fix(model) does)."
-        return IsolationError(
-            f"The module {name or 'model'!r} ({type(module).__name__}) {what}. {remedy}"
-        )
-
-
-def _largest(values: torch.Tensor) -> float:
-    """The largest finite size of a number, and 0 if there is none."""
-    return float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0
-
-
-def check_collation(collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
-    """Refuse a collate function that pads a record to the length of its neighbours; judged on
-    made-up records.
-
-    It is only ever given one record, so padding to the longest would do no harm, and no good
-    either: better say so.
-    """
-    for long, short in ((1.0, 0.5), (2.0, 1.0)):
-        try:
-            records = [shortened(record, long), shortened(record, short)]
-            together = Chunk.of(collate_fn(records), 2)
-            alone = Chunk.of(collate_fn(records[1:]), 1)
-        except Exception:
-            continue  # it takes one length only, or not these made-up records: nothing is padded
-        if together.signature != alone.signature:
-            raise IsolationError(
-                "collate_fn pads an example to the longest of its neighbours, so that one record "
-                "changes the input of others. Pad to a public fixed length, or to declared buckets."
-            )
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Leave the model's state and torch's generators as they were; yields a function that names
-    changed state.
-    """
-
-    def state() -> dict[str, torch.Tensor]:
-        return dict(model.named_buffers()) | {
-            name: p.detach() for name, p in model.named_parameters()
-        }
-
-    before = {name: tensor.clone() for name, tensor in state().items()}
-
-    def changed() -> str | None:
-        now = state()
-        for name, tensor in before.items():
-            if name not in now or not torch.equal(now[name].nan_to_num(), tensor.nan_to_num()):
-                return name
-        return next((name for name in now if name not in before), None)
-
-    back = bookmark()
-    try:
-        yield changed
-    finally:
-        back()
-        for name, tensor in state().items():
-            if (
-                name in before
-                and tensor.shape == before[name].shape
-                and not torch.equal(tensor, before[name])
-            ):
-                tensor.copy_(before[name])
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, so that engines can be compared number by number: in layers, and where it
-    is a function.
-    """
-    kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
-    active = [m for m in model.modules() if isinstance(m, kinds) and m.training]
-    functions = {
-        name: getattr(F, name)
-        for name in vars(F)
-        if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
-    }
-    try:
-        for module in active:
-            module.training = False
-        for name in functions:
-            setattr(F, name, lambda input, *_, **__: input)
-        yield
-    finally:
-        for module in active:
-            module.training = True
-        for name, function in functions.items():
-            setattr(F, name, function)
+        """Return the first output of every module on a chunk, in the order of execution."""
+        return outputs_of(self.model, lambda: self._losses(chunk))

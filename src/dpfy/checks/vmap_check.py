@@ -1,5 +1,6 @@
-"""Whether a loss can be vectorised over the records: then no value of a record decides what is
-computed.
+"""Check whether a loss can be vectorised over records, so that no value decides a computation.
+
+Tests: tests/run/test_engine_choice.py.
 """
 
 import warnings
@@ -19,8 +20,8 @@ from dpfy.gradients.losses import per_example
 def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
     """Return why the loss of a record cannot be traced; None if it can.
 
-    A loss function that is given a whole chunk could branch on a value that all records share in
-    making, and no synthetic input need ever take the other branch. Tracing stops at every value
+    A loss function that is given a whole chunk could branch on a value that depends on all
+    records, and no synthetic input need ever take the other branch. Tracing stops at every value
     that would reach Python.
     """
     try:
@@ -42,12 +43,11 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
 
 @contextmanager
 def traceable_recurrence(model: nn.Module) -> Iterator[None]:
-    """Put something that has the right shapes in the place of recurrent layers, which torch cannot
-    vectorise.
+    """Replace recurrent layers, which torch cannot vectorise, by functions of the same shapes.
 
-    They treat every record alone: that they can be traced is not what is asked. Packed sequences
-    stay out: packing needs the records' lengths as numbers, so that a loss that packs is done one
-    record at a time unless an engine is asked for by name.
+    Recurrent layers treat every record alone, so whether they can be traced does not matter.
+    Packed sequences are not replaced: packing needs the records' lengths as numbers, so that a
+    loss that packs is done one record at a time unless an engine is asked for by name.
     """
     recurrent = [
         m for m in model.modules() if isinstance(m, nn.RNNBase) and "forward" not in vars(m)

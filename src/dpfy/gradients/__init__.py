@@ -1,7 +1,9 @@
-"""Engines: how per-record gradients are computed, weighed and summed.
+"""Engines, which compute, weigh and sum per-record gradients.
 
-All are judged against :class:`~dpfy.gradients.loop.LoopEngine`, which differentiates one record at
+All are tested against :class:`~dpfy.gradients.loop.LoopEngine`, which differentiates one record at
 a time.
+
+Tests: tests/gradients/test_engines.py.
 """
 
 from dpfy.gradients.base import BoundedSums, Engine, Examples, Summed, Unsupported
@@ -12,19 +14,17 @@ from dpfy.gradients.vmap import VmapEngine
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine for engine in (BookkeepingEngine, GhostEngine, VmapEngine, LoopEngine)
 }
-"""Every engine by its name; ``engine="auto"`` tries them in this order, and the oracle works for
-every model.
-"""
+"""All engines by name, in the order in which ``engine="auto"`` tries them; ``loop`` serves all."""
 
 EXACT_NORMS: dict[str, type[Engine]] = {
     engine.name: engine for engine in (ExactBookkeepingEngine, VmapEngine, LoopEngine)
 }
-"""Those that weigh by the norm of the very vector that they add, for importance sampling."""
+"""Engines whose norms are those of the very vectors that they add, for importance sampling."""
 
 PER_RECORD_GRADIENTS: dict[str, type[Engine]] = {
     name: engine for name, engine in ENGINES.items() if engine.provides_gradients
 }
-"""Those that write out every gradient, for coordinates of their own."""
+"""Engines that write out every record's gradient, for queries on its coordinates."""
 
 __all__ = [
     "ENGINES",

@@ -1,9 +1,12 @@
-"""What every engine is given and what it gives back."""
+"""The interface of engines: what each is given, and what it returns.
+
+Tests: tests/gradients/test_engines.py.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -18,8 +21,11 @@ from dpfy.sandbox.uncompiled import uncompiled
 LossFn = Callable[..., Any]
 
 
-Examples = Callable[[int, int], Chunk]
-"""From a number of records and a seed to as many synthetic records."""
+class Examples(Protocol):
+    """Function that makes synthetic records of the public shape."""
+
+    def __call__(self, size: int, seed: int, /) -> Chunk:
+        """Return ``size`` synthetic records, others for another seed."""
 
 
 class Unsupported(Exception):
@@ -28,10 +34,11 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class RecordStats:
-    """What a pass has shown of some records besides their gradients. Sensitive.
+    """Quantities of some records that a pass yields besides their gradients. Sensitive.
 
-    ``norms`` are the squared norms [records, groups] by which they were clipped, ``stats`` what
-    ``loss_fn`` returned beside the losses.
+    Args:
+        norms: The squared norms [records, groups] by which the records were clipped.
+        stats: The statistics that ``loss_fn`` returned with the losses, a row per record.
     """
 
     norms: torch.Tensor
@@ -39,8 +46,9 @@ class RecordStats:
 
 
 def set_to_zero(total: torch.Tensor) -> None:
-    """Overwrite it with zeros, on this thread: torch would divide the work, and wait for a core
-    that may draw noise.
+    """Overwrite a tensor with zeros, on the calling thread only.
+
+    torch would divide the work among threads, and wait for a core that may be drawing noise.
     """
     if total.is_cpu:
         total.numpy().fill(0.0)
@@ -49,19 +57,19 @@ def set_to_zero(total: torch.Tensor) -> None:
 
 
 class BoundedSums(ABC):
-    """The clipped sum of one chunk. Sensitive."""
+    """The clipped sum of the gradients of one chunk. Sensitive."""
 
     seen: tuple[RecordStats, ...]  # every record once
 
     @abstractmethod
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
-        """Add it to the float64 ``totals``, one for each trained parameter."""
+        """Add the sum to the float64 ``totals``, one for each trained parameter."""
 
     def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return it, a tensor for each trained parameter: as it was formed, or in its total, which
-        is overwritten.
+        """Return the sum, a tensor for each trained parameter, overwriting ``totals`` where needed.
 
-        The tensors become the caller's, who overwrites them.
+        A tensor is either the sum as it was formed or its total. The caller owns the tensors and
+        may overwrite them.
         """
         for total in totals:
             set_to_zero(total)
@@ -70,7 +78,12 @@ class BoundedSums(ABC):
 
 
 class Summed(BoundedSums):
-    """A sum that is formed already, a tensor per trained parameter."""
+    """A sum that is already formed, a tensor per trained parameter. Sensitive.
+
+    Args:
+        gradients: The sums, in the order of the trained parameters.
+        seen: Norms and statistics of the records in the sum, every record once.
+    """
 
     def __init__(self, gradients: list[torch.Tensor], *seen: RecordStats) -> None:
         self.gradients = gradients
@@ -90,24 +103,25 @@ class Summed(BoundedSums):
 
 
 class Engine(ABC):
-    """Sums weighed per-record gradients of one chunk.
+    """A way to compute per-record gradients of one chunk, weigh them and sum them.
 
-    An engine looks at one chunk and keeps nothing of it: whatever the computation does to
-    parameters and buffers, the user's model is as it was.
+    An engine looks at one chunk and keeps nothing of it. Parameters and buffers of the user's
+    model are left as they were, whatever the computation does to them.
+
+    Args:
+        model: The user's module. Engines compute with copies of its parameters and buffers.
+        parameters: The trained parameters by name, in the order of the sums.
     """
 
     name: ClassVar[str]
-    isolation: ClassVar[
-        str
-    ]  # how it is known that one record cannot influence another one's gradient
-    isolates: ClassVar[
-        bool
-    ]  # whether that holds by construction, whatever the model and the loss do
+    # how it is known that one record cannot influence another one's gradient
+    isolation: ClassVar[str]
+    # whether that holds by construction, whatever the model and the loss do
+    isolates: ClassVar[bool]
     one_by_one: ClassVar[bool] = False  # whether generators have fresh states for every record
     provides_gradients: ClassVar[bool] = False  # of every record, for coordinates of their own
-    rounding: ClassVar[
-        float
-    ]  # by how much one record more may move each other's contribution, in clip bounds
+    # the most that another record may move each contribution by rounding error, in clip bounds
+    rounding: ClassVar[float]
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         self.model = model
@@ -115,27 +129,24 @@ class Engine(ABC):
         self.records_at_once: int | None = (
             None  # the largest chunk that suits the engine; None for any
         )
-        self.accepts: Callable[[Chunk], bool] = lambda chunk: (
-            True
-        )  # or its records are to be computed one by one
+        # whether the records of a chunk may be computed together, or else one by one
+        self.accepts: Callable[[Chunk], bool] = lambda chunk: True
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
-        """Learn what the engine has to know of the model, on synthetic records; raise
-        ``Unsupported`` otherwise.
+        """Learn the structure of the model from synthetic records.
+
+        Raises:
+            Unsupported: The engine cannot serve this model or this loss.
         """
         return
 
     @abstractmethod
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
-        """Return Σ weight·gradient over the chunk; nothing that a record does can fail after
-        that.
-        """
+        """Return Σ weight·gradient over the chunk; no record can make a later step fail."""
 
 
 class LossCall(nn.Module):
-    """Gives the user's model a parent, so that ``functional_call`` can substitute parameters inside
-    ``loss_fn``.
-    """
+    """A parent of the user's model, so that ``functional_call`` reaches it inside ``loss_fn``."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()
@@ -145,9 +156,7 @@ class LossCall(nn.Module):
         self._call = lambda *arguments: loss_fn(*arguments)
 
     def forward(self, *arguments: Any) -> Any:
-        """Call the user's loss, which uses the model it closed over; add what its modules observed
-        of the records.
-        """
+        """Call the user's loss on the model it closed over, and add what the modules observed."""
         observers: list[Any] = [
             module.observed
             for module in self.model.modules()
@@ -165,7 +174,7 @@ class LossCall(nn.Module):
 
 
 class Substitutes:
-    """Copies of all parameters and buffers, so that whatever a layer writes to is thrown away."""
+    """Copies of all parameters and buffers, so that whatever a layer writes is thrown away."""
 
     def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter]) -> None:
         state = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -176,7 +185,7 @@ class Substitutes:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was written to the copies since they were made; torch counts."""
+        """Whether nothing was written to the copies; torch counts the writes of each tensor."""
         return all(
             tensor._version == 0 for tensor in (*self.trained.values(), *self.others.values())
         )
@@ -185,14 +194,14 @@ class Substitutes:
 def loss_of_one(
     call: LossCall, trained: dict[str, torch.Tensor], others: dict[str, torch.Tensor], record: Chunk
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of a chunk that holds a single unit, as a scalar, and its statistics."""
+    """Return the loss of a chunk that holds one unit, as a scalar, and its statistics."""
     state = {f"model.{name}": value for name, value in (trained | others).items()}
     losses, stats = per_unit(functional_call(call, state, record.arguments), record)
     return losses.sum(), stats
 
 
 def per_unit(returned: object, chunk: Chunk) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of each unit of a chunk, and its statistics: means over the unit's rows."""
+    """Return loss and statistics of each unit of a chunk: means over the unit's rows."""
     losses, stats = per_example(returned, chunk.size * chunk.rows), statistics_of(returned)
     if chunk.rows == 1:
         return losses, stats

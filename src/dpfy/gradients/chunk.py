@@ -1,5 +1,6 @@
-"""One physical chunk of collated records, in the few structures that can be taken apart record by
-record.
+"""A chunk of collated records, in the structures that can be taken apart record by record.
+
+Tests: tests/records/test_example.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +29,13 @@ class Chunk:
     """Collated records, as the positional arguments of ``loss_fn``. Sensitive: never printed.
 
     Every leaf is a tensor with one row per record or a :class:`Column`; dicts, lists and tuples
-    hold leaves. Where the unit of privacy has several ``rows``, as many of each and one unit after
-    the other, ``size`` counts the units.
+    hold leaves. Where a unit of privacy has several rows, all units have the same number of them
+    and the rows of a unit are consecutive.
+
+    Args:
+        arguments: The positional arguments of ``loss_fn``.
+        size: The number of units of privacy: records, or users.
+        rows: The number of rows per unit, 1 unless the unit is a user.
     """
 
     arguments: tuple[Any, ...]
@@ -38,8 +44,9 @@ class Chunk:
 
     @classmethod
     def of(cls, collated: Any, size: int) -> "Chunk":
-        """Wrap what a collate function returned: a tuple or list is positional, anything else is
-        one argument.
+        """Wrap the result of a collate function.
+
+        A tuple or list holds positional arguments; anything else is a single argument.
         """
         positional = isinstance(collated, list | tuple) and not isinstance(collated, PackedSequence)
         fields = collated if positional and not _is_column(collated, size) else (collated,)
@@ -47,7 +54,7 @@ class Chunk:
 
     @classmethod
     def joined(cls, chunks: Sequence["Chunk"]) -> "Chunk":
-        """Put chunks of one signature together."""
+        """Concatenate chunks of one signature."""
         columns = [
             list(leaves) for leaves in zip(*(chunk.leaves() for chunk in chunks), strict=True)
         ]
@@ -60,7 +67,7 @@ class Chunk:
         return chunks[0].map(lambda _: next(joined), sum(chunk.size for chunk in chunks))
 
     def record(self, position: int) -> "Chunk":
-        """Return the chunk that holds one of the records alone."""
+        """Return the chunk that holds a single one of the records."""
         return self.part(position, position + 1)
 
     def part(self, start: int, end: int) -> "Chunk":
@@ -89,7 +96,7 @@ class Chunk:
         return replace(found, rows=rows)
 
     def flatten(self) -> tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], "Chunk"]]:
-        """Return the tensors, and the function that puts others of one record in their places."""
+        """Return the tensors, and a function that rebuilds a chunk of one record from others."""
         tensors = self.leaves()
         if not all(isinstance(leaf, torch.Tensor) for leaf in tensors):
             raise UnsupportedField("only tensors can be vectorised")
@@ -114,25 +121,21 @@ class Chunk:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """The structure, shapes and types of one record, and how many rows it has; chunks that
-        share it can be joined.
+        """The number of rows per unit, and the structure, shapes and types of one record.
 
-        Two mappings with their keys in another order differ: their leaves are joined by place.
+        Chunks with equal signatures can be joined. Mappings with the same keys in another order
+        differ, since their leaves are joined by position.
         """
         return (self.rows, *map(_signature, self.arguments))
 
     def fits(self, declared: "Chunk") -> bool:
-        """Whether records are as was declared: in structure, types and numbers of axes, and no axis
-        is longer.
-        """
+        """Whether structure, types and numbers of axes are as declared, and no axis is longer."""
         return len(self.arguments) == len(declared.arguments) and all(
             map(_fits, self.arguments, declared.arguments)
         )
 
     def cut_to(self, other: "Chunk") -> "Chunk":
-        """Return these records with every field cut to the size that it has in ``other``, which
-        fits them.
-        """
+        """Return these records with every field cut to the size that it has in ``other``."""
         return replace(self, arguments=tuple(map(_cut, self.arguments, other.arguments)))
 
     def __repr__(self) -> str:
@@ -140,7 +143,7 @@ class Chunk:
 
 
 def _normalised(value: Any, size: int) -> Any:
-    """Return a field in the structures above, or refuse it by its type."""
+    """Return a field in the structures that a chunk may hold, or refuse its type."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, PackedSequence):
@@ -158,9 +161,8 @@ def _normalised(value: Any, size: int) -> Any:
             raise UnsupportedField(f"a tensor of layout {value.layout}; use .to_dense()")
         if not value.is_inference():
             return value.detach()
-        with torch.inference_mode(
-            False
-        ):  # whoever calls this may be in it; such tensors cannot be differentiated with
+        # the caller may be in inference mode, whose tensors cannot be differentiated with
+        with torch.inference_mode(False):
             return value.clone()
     if isinstance(value, Mapping):
         return _like(value, {key: _normalised(item, size) for key, item in value.items()})
@@ -179,6 +181,7 @@ def _normalised(value: Any, size: int) -> Any:
 
 
 def _signature(value: Any) -> Any:
+    """Return the structure, shapes and types of one record's field."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape[1:]), value.dtype, value.device
     if isinstance(value, Column):
@@ -189,9 +192,7 @@ def _signature(value: Any) -> Any:
 
 
 def _fits(value: Any, declared: Any) -> bool:
-    """Whether a field is as was declared; a list fits a tuple, since torch's collation makes one of
-    the other.
-    """
+    """Whether a field is as declared; a list fits a tuple, as torch's collation converts them."""
     if isinstance(value, torch.Tensor):
         return (
             isinstance(declared, torch.Tensor)
@@ -228,6 +229,7 @@ def _cut(value: Any, other: Any) -> Any:
 
 
 def _is_column(value: Any, size: int) -> bool:
+    """Whether a field is a list of one plain value per record."""
     return (
         isinstance(value, list | tuple)
         and len(value) == size
@@ -236,7 +238,7 @@ def _is_column(value: Any, size: int) -> bool:
 
 
 def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """The values in a mapping of the same type where that can be made from a dict."""
+    """Return the values in a mapping of the same type, if that can be made from a dict."""
     try:
         return type(mapping)(values)  # type: ignore[call-arg]
     except TypeError:

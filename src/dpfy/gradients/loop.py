@@ -1,4 +1,7 @@
-"""The oracle: one record at a time, plain autograd."""
+"""The oracle: differentiate one record at a time with plain autograd.
+
+Tests: tests/gradients/test_engines.py.
+"""
 
 from typing import Any
 
@@ -15,20 +18,24 @@ from dpfy.gradients.base import (
 )
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, squared_norms, weighed_sum
-from dpfy.sandbox.rng_isolation import renew_randomness
+from dpfy.sandbox.rng_isolation import reseed_from_stream
 
 
 class LoopEngine(Engine):
-    """Differentiates each record's loss alone; slow, and right for every model."""
+    """Differentiate each record's loss alone: slow, and right for every model.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
+    """
 
     name = "loop"
     isolation = "by construction: every record is differentiated alone"
     isolates = True
     one_by_one = True
     provides_gradients = True
-    rounding = (
-        1.5 * 2.0**-23
-    )  # a third of it float64 sums; the rest is needed only if equal input has other bits
+    # a third of it float64 sums; the rest is needed only if equal input has other bits
+    rounding = 1.5 * 2.0**-23
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
         """Return the clipped sum of the chunk."""
@@ -37,7 +44,7 @@ class LoopEngine(Engine):
         seen = []
         for position in range(chunk.size):
             # a loss that seeds them for one record would make the masks of the next ones known
-            renew_randomness()
+            reseed_from_stream()
             found, stats = self.gradients_at(call, state, chunk, position)
             gradients = clipping.transformed(
                 [
@@ -62,9 +69,7 @@ class LoopEngine(Engine):
         chunk: Chunk,
         position: int,
     ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
-        """Return the gradient of one record of a chunk and its statistics; the rest of the chunk
-        plays no part.
-        """
+        """Return gradient and statistics of one record of a chunk, from that record alone."""
         return self.gradients(call, state, chunk.record(position).map(_fresh, 1))
 
     def gradients(
@@ -73,8 +78,9 @@ class LoopEngine(Engine):
         state: Substitutes,
         record: Chunk,
     ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, torch.Tensor]]:
-        """Return the gradient of one record's loss, None where a parameter plays no part, and its
-        statistics.
+        """Return the gradient of one record's loss and its statistics.
+
+        The gradient of a parameter that takes no part in the loss is None.
         """
         leaves = {name: tensor.requires_grad_() for name, tensor in state.trained.items()}
         with torch.enable_grad():
@@ -83,11 +89,11 @@ class LoopEngine(Engine):
 
 
 def _fresh(leaf: Any) -> Any:
-    """A copy in memory of its own: kernels may round by where a tensor begins, and rows of a chunk
-    begin anywhere.
+    """Return a copy of a leaf in memory of its own.
 
-    Torch allocates at multiples of 64 bytes, and the strides of the copy do not depend on the chunk
-    either.
+    Kernels may round by the address at which a tensor begins, and rows of a chunk begin anywhere.
+    torch allocates at multiples of 64 bytes, and the strides of the copy do not depend on the
+    chunk either.
     """
     return (
         leaf.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,7 @@
-"""What a loss function may return."""
+"""The values that a loss function may return, and how they are validated.
+
+Tests: tests/run/test_run.py.
+"""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +17,12 @@ from dpfy.errors import LossError
 class Losses:
     """Per-example losses, and per-example statistics for the plan's side sums.
 
-    Statistics leave only as released sums: what no leaf of the plan's query asks for is dropped.
+    Statistics leave a run only as released sums: those that the plan's query does not ask for are
+    dropped.
+
+    Args:
+        loss: One loss per example, shape (examples,).
+        stats: Statistics by name, each a dense tensor of real numbers with one row per example.
     """
 
     loss: torch.Tensor
@@ -22,9 +30,7 @@ class Losses:
 
 
 def per_example(returned: object, size: int) -> torch.Tensor:
-    """Return the loss vector of ``size`` examples, or explain what ``loss_fn`` should have
-    returned.
-    """
+    """Return the loss vector of ``size`` examples, or explain what ``loss_fn`` should return."""
     losses = returned.loss if isinstance(returned, Losses) else returned
     if not isinstance(losses, torch.Tensor):
         raise LossError(
@@ -56,9 +62,7 @@ def statistics_of(returned: object) -> dict[str, torch.Tensor]:
 
 
 def shown_of_each(returned: object, size: int) -> torch.Tensor:
-    """Return all that a loss function says of each of ``size`` examples, a row for each: its loss,
-    then statistics.
-    """
+    """Return the loss and the statistics of each of ``size`` examples as one row."""
     losses = per_example(returned, size).detach().double().unsqueeze(1)
     return torch.cat(
         [losses, *(rows.reshape(size, -1) for rows in statistics_of(returned).values())], 1
@@ -66,10 +70,10 @@ def shown_of_each(returned: object, size: int) -> torch.Tensor:
 
 
 def identity(loss_fn: Any) -> Hashable:
-    """Return what tells loss functions apart: their code, and whose method it is.
+    """Return a key that tells loss functions apart: their code, and the object whose method it is.
 
-    A lambda inside of a loop is another object in every turn, with the same code. What it reads may
-    be another thing each time: that is what :mod:`dpfy.checks.loss_state` compares.
+    A lambda inside of a loop is a new object in every turn, with the same code. The values that it
+    reads may change between turns; :mod:`dpfy.checks.loss_state` compares those.
 
     >>> losses = [lambda x: x * factor for factor in (1.0, 2.0)]
     >>> identity(losses[0]) == identity(losses[1]), identity(partial(max)) == identity(partial(min))
@@ -87,9 +91,7 @@ def identity(loss_fn: Any) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class _Identical:
-    """Equal to what holds the very same object, which it keeps alive so that its place is not taken
-    by another.
-    """
+    """Equal to holders of the very same object, which it keeps alive so that its id stays taken."""
 
     value: object
 

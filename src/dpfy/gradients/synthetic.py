@@ -1,5 +1,6 @@
-"""Made-up input of the public shape, so that a model is judged without looking at a record's
-values.
+"""Synthetic records of the public shape, so that models are judged without private values.
+
+Tests: tests/checks/test_probe.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,12 @@ _LARGE = 2.0**14  # far beyond any threshold on inputs, and finite in half preci
 
 
 def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: bool) -> Chunk:
-    """Return ``size`` made-up records shaped like ``example``.
+    """Return ``size`` synthetic records shaped like ``example``.
 
-    Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole numbers
-    (labels, tokens) are 0 or 1. An example that the user ``declared`` is public and valid: then its
-    own rows are used, and numbers that are the same in all of them are varied a little. A field of
-    zeros declares a shape only: equal records would let every model pass.
+    Numbers are uniform in [0, ``scale``), which suits inputs and probabilities alike; whole
+    numbers (labels, tokens) are 0 or 1. An example that the user ``declared`` is public and valid:
+    then its own rows are used, and numbers that are equal in all of them are varied a little. A
+    field of zeros declares a shape only: with equal records every model would pass.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(example.size, (size,), generator=generator)
@@ -52,9 +53,7 @@ def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: b
 
 
 def can_vary(leaf: Any) -> bool:
-    """Whether synthetic records differ in a field that was declared: equal ones would let every
-    model pass.
-    """
+    """Whether synthetic records differ in a declared field; with equal ones every model passes."""
     if not isinstance(leaf, torch.Tensor):
         return any(value != leaf[0] for value in leaf)
     return (
@@ -79,11 +78,10 @@ def with_row_from(chunk: Chunk, other: Chunk, position: int) -> Chunk:
 
 
 def extremes(chunk: Chunk) -> Iterator[Chunk]:
-    """Yield the same records with other numbers: none, fewer, very large ones and what is not a
-    number.
+    """Yield the same records with extreme numbers: zeros, fewer, very large ones, and NaN.
 
-    Numbers between 0 and 1 need not bring to light a threshold, a largest value of the batch or a
-    length.
+    Numbers between 0 and 1 need not trigger a threshold, or show a dependence on the largest value
+    of the batch or on a length.
     """
 
     def fewer(leaf: torch.Tensor) -> torch.Tensor:
@@ -103,9 +101,8 @@ def extremes(chunk: Chunk) -> Iterator[Chunk]:
         for position, leaf in enumerate(chunk.leaves())
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     ]
-    for wanted, kind in product(
-        numbers, kinds
-    ):  # one field at a time: others may have to be probabilities
+    # one field at a time: others may have to be probabilities
+    for wanted, kind in product(numbers, kinds):
         places = count()
         yield chunk.map(
             lambda leaf, kind=kind, wanted=wanted, places=places: (  # type: ignore[misc]
@@ -116,9 +113,7 @@ def extremes(chunk: Chunk) -> Iterator[Chunk]:
 
 
 def shortened(record: Any, keep: float) -> Any:
-    """Return a made-up raw record of the same structure whose sequences have ``keep`` of the
-    length.
-    """
+    """Return a synthetic raw record of this structure, with sequences of ``keep`` the length."""
     if hasattr(record, "shape") and hasattr(record, "dtype"):
         made = torch.zeros_like(record) if isinstance(record, torch.Tensor) else record * 0
         return made[: max(1, round(len(made) * keep))] if made.ndim else made
@@ -127,13 +122,12 @@ def shortened(record: Any, keep: float) -> Any:
     if isinstance(record, tuple) and hasattr(record, "_fields"):
         return type(record)(*(shortened(item, keep) for item in record))
     if isinstance(record, str):
-        return " ".join(
-            ["a"] * max(1, round(8 * keep))
-        )  # words, since text is padded by words or by letters
+        # words, since text is padded by words or by letters
+        return " ".join(["a"] * max(1, round(8 * keep)))
     if isinstance(record, list) and record and type(record[0]) in _MADE_UP:
         return [_MADE_UP[type(record[0])]] * max(1, round(len(record) * keep))
     if isinstance(record, list | tuple):
         return type(record)(shortened(item, keep) for item in record)
     if type(record) in _MADE_UP:
         return _MADE_UP[type(record)]
-    raise UnsupportedField(f"a field of type {type(record).__name__} cannot be made up")
+    raise UnsupportedField(f"a field of type {type(record).__name__} has no synthetic counterpart")

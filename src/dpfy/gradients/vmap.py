@@ -1,4 +1,7 @@
-"""All records of a chunk at once, by vectorising the gradient of one."""
+"""Compute the gradients of all records of a chunk at once, by vectorising the gradient of one.
+
+Tests: tests/gradients/test_engines.py.
+"""
 
 import warnings
 
@@ -22,8 +25,13 @@ _NUMBERS_AT_ONCE = 2**26  # of the gradients of a chunk: 256 MB in float32
 
 
 class VmapEngine(Engine):
-    """``torch.func.vmap`` over the gradient of one record; materialises one gradient per record of
-    the chunk.
+    """Apply ``torch.func.vmap`` to the gradient of one record.
+
+    The gradients of all records of a chunk are in memory at once.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
     """
 
     name = "vmap"
@@ -32,9 +40,8 @@ class VmapEngine(Engine):
     )
     isolates = True
     provides_gradients = True
-    rounding = (
-        1.5 * 2.0**-23
-    )  # torch may choose another kernel for a chunk of another size; float64 sums
+    # torch may choose another kernel for a chunk of another size; float64 sums
+    rounding = 1.5 * 2.0**-23
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)

@@ -1,8 +1,8 @@
-"""Augmentation multiplicity: the loss of a record is the mean over several random variations of it.
+"""Augmentation multiplicity: the loss of a record is a mean over random variations of it.
 
-The gradient of that mean is what is clipped, once per record, so that K variations cost K times the
-work and nothing in privacy, and leave less of the augmentation's own noise in what is clipped (De
-et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale").
+The gradient of that mean is clipped once per record. So K variations cost K times the work and
+nothing in privacy, and reduce the augmentation's own noise in the clipped gradient (De et al.
+2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale").
 """
 
 from collections.abc import Callable
@@ -20,11 +20,20 @@ Augment = Callable[[torch.Tensor], torch.Tensor]
 
 
 def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
-    """Shift each image at random by up to ``padding`` pixels, its border reflected, and mirror it
-    with probability ½.
+    """Shift each image at random, with a reflected border, and mirror it with probability ½.
 
-    Every image of shape (…, height, width) along the first axis draws for itself, from torch's
-    generator, which a run replaces by a secret one. It can be traced by ``torch.func.vmap``.
+    Every image draws for itself, from torch's generator, which a run replaces by a secret one. The
+    function can be traced by ``torch.func.vmap``.
+
+    Args:
+        images: Images of shape (images, …, height, width).
+        padding: The largest shift in pixels.
+
+    Returns:
+        Images of the same shape.
+
+    Raises:
+        InvalidArgument: ``padding`` is not a whole number of at least 0.
 
     >>> crop_and_flip(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 3, 32, 32])
@@ -41,14 +50,22 @@ def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
 
 
 def mean_over_copies(loss_fn: LossFn) -> LossFn:
-    """Return the loss of records whose first field holds several copies, (records, copies, …): the
-    mean over them.
+    """Return a loss that is the mean over the copies in a record's first field.
 
-    ``loss_fn`` takes the fields of ordinary examples and returns one loss for each; it is called
-    once, with all copies of all records. The other fields of a record are the same for its copies.
+    The first field has the shape (records, copies, …). ``loss_fn`` is called once, with all copies
+    of all records. The other fields of a record are the same for its copies.
 
     *Formal guarantee*: the loss of a record is a function of that record, if ``loss_fn`` treats
     examples alone; its gradient is the mean of the gradients of its copies.
+
+    Args:
+        loss_fn: A function from the fields of ordinary examples to one loss for each.
+
+    Returns:
+        The loss function of records with copies.
+
+    Raises:
+        InvalidArgument: When called: ``loss_fn`` does not return one loss per example.
 
     >>> loss = mean_over_copies(lambda x, y: (x - y).square())
     >>> loss(torch.tensor([[1.0, 3.0], [5.0, 5.0]]), torch.tensor([0.0, 5.0]))
@@ -71,13 +88,23 @@ def mean_over_copies(loss_fn: LossFn) -> LossFn:
 
 
 def augmented(loss_fn: LossFn, augment: Augment, multiplicity: int) -> LossFn:
-    """Return the loss of a record as the mean over ``multiplicity`` random variations of its first
-    field.
+    """Return a loss that is the mean over random variations of a record's first field.
 
-    ``augment`` takes the first field of examples and varies each by itself, as
-    :func:`crop_and_flip` does. Because the loss draws random numbers, only the engines that are
-    given one record at a time, ``vmap`` and ``loop``, can serve it; :class:`AugmentedData` draws
-    with the data instead and leaves the choice.
+    Because the loss draws random numbers, only engines that are given one record at a time,
+    ``vmap`` and ``loop``, can serve it; :class:`AugmentedData` draws with the data instead and
+    suits every engine.
+
+    Args:
+        loss_fn: A function from the fields of ordinary examples to one loss for each.
+        augment: A function that varies the first field of each example by itself, as
+            :func:`crop_and_flip` does.
+        multiplicity: The number of variations of each record.
+
+    Returns:
+        The loss function of ordinary records.
+
+    Raises:
+        InvalidArgument: ``multiplicity`` is not a positive whole number.
 
     >>> loss = augmented(lambda x, y: x.sum((1, 2, 3)) * y, crop_and_flip, multiplicity=4)
     >>> loss(torch.ones(3, 1, 8, 8), torch.tensor([0.0, 1.0, 2.0]))
@@ -94,15 +121,20 @@ def augmented(loss_fn: LossFn, augment: Augment, multiplicity: int) -> LossFn:
 
 
 class AugmentedData(Dataset[tuple[Any, ...]]):
-    """A data set whose records have ``multiplicity`` random variations in the place of their first
-    field.
+    """A data set whose records hold random variations instead of their first field.
 
-    The variations of a record are drawn when it is loaded, every time anew. With
+    The variations of a record are drawn anew every time it is loaded. With
     :func:`mean_over_copies` around the loss, every engine can be used. The unit of privacy stays
     the record: its variations are clipped together.
 
+    Args:
+        data: A map-style data set whose records are tuples.
+        augment: A function that varies the first field of each example by itself.
+        multiplicity: The number of variations of each record.
+
     >>> from torch.utils.data import TensorDataset
-    >>> data = AugmentedData(TensorDataset(torch.rand(5, 3, 32, 32), torch.arange(5)), crop_and_flip, multiplicity=4)
+    >>> data = TensorDataset(torch.rand(5, 3, 32, 32), torch.arange(5))
+    >>> data = AugmentedData(data, crop_and_flip, multiplicity=4)
     >>> len(data), data[1][0].shape, data[1][1]
     (5, torch.Size([4, 3, 32, 32]), tensor(1))
     """
@@ -113,7 +145,7 @@ class AugmentedData(Dataset[tuple[Any, ...]]):
 
     @property
     def example_input(self) -> tuple[torch.Tensor, ...] | None:
-        """What the data inside declare, with variations; None if they declare nothing."""
+        """The declaration of the data inside, with variations; None if they declare nothing."""
         data = self.data
         while type(data) is Subset:
             data = data.dataset

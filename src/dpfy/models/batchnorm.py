@@ -1,9 +1,8 @@
-"""Batch normalisation by statistics from outside of the batch: constants for the gradient, so no
-record sees another.
+"""Batch normalisation by statistics from outside of the batch, so that records stay apart.
 
 torch's BatchNorm normalises a record by the mean and variance of its neighbours. Here they are
 fixed while a batch is computed, and the same in training and in inference; they come from public
-rows, or from what earlier steps released.
+rows, or from what earlier steps released. For the gradient they are constants.
 """
 
 from collections.abc import Mapping
@@ -21,13 +20,17 @@ _FAR = 4.0
 
 
 class FrozenBatchNorm(nn.Module):
-    """Subtract a fixed mean from each channel, divide by a fixed standard deviation, then scale and
-    shift.
+    """Normalise each channel by a fixed mean and standard deviation, then scale and shift.
 
-    Takes inputs of shape (records, channels, …), in place of BatchNorm1d, 2d and 3d. ``state_dict``
-    has the names that torch's BatchNorm has, so that weights go from one to the other and a trained
-    model is served without this class. :func:`fit_statistics` sets mean and variance to those of
-    public rows.
+    It takes inputs of shape (records, channels, …) and replaces BatchNorm1d, 2d and 3d.
+    ``state_dict`` has the names that torch's BatchNorm has, so that weights go from one to the
+    other and a trained model is served without this class. :func:`fit_statistics` sets mean and
+    variance to those of public rows.
+
+    Args:
+        num_features: The number of channels.
+        eps: The number that is added to the variance.
+        affine: Whether there are a trained scale and shift for each channel.
 
     >>> layer = FrozenBatchNorm(2)
     >>> sorted(layer.state_dict())
@@ -64,27 +67,31 @@ class FrozenBatchNorm(nn.Module):
         return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
 
     def extra_repr(self) -> str:
-        """The arguments, for ``print(model)``."""
+        """Return the arguments, for ``print(model)``."""
         return (
             f"{self.num_features}, eps={self.eps}, affine={isinstance(self.scale, ScaleAndShift)}"
         )
 
 
 class PrivateBatchNorm(FrozenBatchNorm):
-    """Batch normalisation whose running statistics are released sums: this step's go into the next
-    step's mean.
+    """Batch normalisation whose running statistics are released sums of earlier steps.
 
     *Formal guarantee*: outputs depend on the record itself and on released values. What
-    :meth:`observed` hands over is one row per record, a function of that record and released
-    values, which the run clips to the statistic's bound and releases with noise beside the
-    gradient; :meth:`absorb` is given nothing else.
+    :meth:`observed` returns is one row per record, a function of that record and released values,
+    which the run clips to the statistic's bound and releases with noise beside the gradient;
+    :meth:`absorb` is given nothing else.
 
     *Assumes*: the plan declares the statistics, ``dpsgd(…,
-    statistics=dpfy.batchnorm_statistics(model))``. Without, the layer stays at the statistics that
+    statistics=dpfy.batchnorm_statistics(model))``. Otherwise the layer keeps the statistics that
     it has.
 
-    ``momentum`` is the weight of one release: less of it averages more of the noise away. Where one
-    layer is called several times in a pass, the last call counts.
+    Where one layer is called several times in a pass, the last call counts.
+
+    Args:
+        num_features: The number of channels.
+        eps: The number that is added to the variance.
+        affine: Whether there are a trained scale and shift for each channel.
+        momentum: The weight of one release; smaller values average more of the noise away.
 
     >>> layer = PrivateBatchNorm(3)
     >>> layer.statistic = "moments"
@@ -106,29 +113,25 @@ class PrivateBatchNorm(FrozenBatchNorm):
         self._seen: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return inputs of the same shape, normalised; a pass that is differentiated is also
-        observed.
-        """
+        """Return normalised inputs of the same shape; a differentiated pass is also observed."""
         distances = self.standardized(x)
         if self.statistic is not None and torch.is_grad_enabled():
             self._seen = _moments(distances.detach())
         return self.scale(distances)
 
     def observed(self) -> dict[str, torch.Tensor]:
-        """Return what the last pass showed of each record, by the statistic's name, and forget it.
-        Sensitive.
-        """
+        """Return the statistic of each record in the last pass, and forget it. Sensitive."""
         seen, self._seen = self._seen, None
         return {} if seen is None or self.statistic is None else {self.statistic: seen}
 
     @torch.no_grad()
     def absorb(self, statistics: Mapping[str, torch.Tensor]) -> None:
-        """Move mean and variance towards released moments; other statistics are not looked at.
+        """Move mean and variance towards released moments; other statistics are ignored.
 
         With E[s] and E[s²] of the distances s = (x − mean) / √(var + ε), the records have the mean
-        mean + √(var + ε)·E[s] and the variance (var + ε)·(E[s²] − E[s]²): of these the running
-        averages are taken, as torch does. Noise cannot lead out of what moments can be, so the
-        variance never falls below 0.
+        mean + √(var + ε)·E[s] and the variance (var + ε)·(E[s²] − E[s]²); running averages of
+        these are kept, as in torch. Moments are projected to what moments can be, so that noise
+        never makes the variance negative.
         """
         self._seen = None  # of a pass that was computed once more, as activation checkpointing does
         if self.statistic is None or self.statistic not in statistics:
@@ -140,11 +143,11 @@ class PrivateBatchNorm(FrozenBatchNorm):
         self.running_var += self.momentum * (spread * ratio - self.running_var)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles get: nothing of a pass that nobody asked about yet."""
+        """Return the state for copies and pickles, without observations of a pass."""
         return {**vars(self), "_seen": None}
 
     def extra_repr(self) -> str:
-        """The arguments, for ``print(model)``."""
+        """Return the arguments, for ``print(model)``."""
         return f"{super().extra_repr()}, momentum={self.momentum}"
 
 
@@ -166,13 +169,16 @@ class ScaleAndShift(nn.Module):
 
 @torch.no_grad()
 def fit_statistics(model: nn.Module, *inputs: Any) -> None:
-    """Set the statistics of every frozen or private BatchNorm to those of *public* inputs:
-    ``model(*inputs)``.
+    """Set the statistics of every frozen or private BatchNorm to those of *public* inputs.
 
-    One forward pass: each layer takes the mean and variance of what reaches it, then normalises by
-    them, so that the next one sees what torch's BatchNorm would give these rows in training. It
-    costs no privacy and may be repeated as the weights change. No record of the private data may be
-    among the inputs.
+    In one forward pass, ``model(*inputs)``, each layer takes the mean and variance of its input,
+    then normalises by them, so that the next one sees what torch's BatchNorm would give these rows
+    in training. It costs no privacy and may be repeated as the weights change. No record of the
+    private data may be among the inputs.
+
+    Args:
+        model: A module with such layers.
+        inputs: The public inputs of the model.
 
     >>> layer = FrozenBatchNorm(1)
     >>> fit_statistics(layer, torch.tensor([[1.0], [3.0]]))
@@ -198,12 +204,11 @@ def _fit(layer: FrozenBatchNorm, inputs: tuple[Any, ...]) -> None:
 
 
 def _moments(distances: torch.Tensor) -> torch.Tensor:
-    """Return the means of s and s² − 1 over the positions of each record and channel: [records, 2,
-    channels].
+    """Return the means of s and s² − 1 over positions, [records, 2, channels].
 
     The two numbers of a channel are shortened together to a length of at most ``_FAR``: a channel
-    that is far off would otherwise use up the whole bound of its record, and the others would learn
-    nothing until it has come near.
+    that is far off would otherwise use up the whole bound of its record, and the others would
+    learn nothing until it has come near.
     """
     s = distances.float().reshape(*distances.shape[:2], -1)
     pairs = torch.stack([s.mean(2), s.square().mean(2) - 1], dim=1)

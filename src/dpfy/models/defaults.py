@@ -1,4 +1,7 @@
-"""Which network and which public settings suit a data set at ε ≈ 3."""
+"""Networks and public settings that suit the reference data sets at ε ≈ 3.
+
+Tests: tests/models/test_networks.py.
+"""
 
 from pathlib import Path
 
@@ -25,11 +28,20 @@ _RECOMMENDED: dict[str, dict[str, float]] = {
 
 
 def default_model(source: DataSource, data_dir: str | Path | None = None) -> nn.Module:
-    """Return an untrained network that suits the data set; ``data_dir`` is where GloVe is looked
-    for.
+    """Return an untrained network that suits the data set.
 
-    Reviews are embedded by frozen GloVe vectors, or by frozen random ones, which are worse, where
-    there is no GloVe.
+    Reviews are embedded by frozen GloVe vectors, or, where there are none, by frozen random
+    vectors, which are worse.
+
+    Args:
+        source: The data set.
+        data_dir: The directory that is searched for GloVe vectors.
+
+    Returns:
+        The network.
+
+    Raises:
+        InvalidArgument: There is no network for this data set.
 
     >>> from dpfy.data import load
     >>> sum(p.numel() for p in default_model(load("digits")).parameters())
@@ -55,8 +67,16 @@ def default_model(source: DataSource, data_dir: str | Path | None = None) -> nn.
 
 
 def recommended(name: str) -> dict[str, float]:
-    """Return public hyper-parameters for a data set at ε ≈ 3: epochs, batch_size, clip, lr and
-    momentum of SGD.
+    """Return public hyper-parameters for a data set at ε ≈ 3.
+
+    Args:
+        name: The name of the data set.
+
+    Returns:
+        ``epochs``, ``batch_size``, ``clip``, and ``lr`` and ``momentum`` of SGD.
+
+    Raises:
+        InvalidArgument: No settings are known for this data set.
 
     >>> sorted(recommended("mnist"))
     ['batch_size', 'clip', 'epochs', 'lr', 'momentum']

@@ -15,11 +15,21 @@ from dpfy.run.run import Run
 class Backtracking:
     """How steps are shortened, and what happens when none is short enough.
 
-    Step sizes begin at ``first`` and are multiplied by ``shrink``, ``most`` of them in all. One
-    will do if the loss falls by ``decrease``·η·‖g̃‖². After a failure, an angle above ``wide``
-    times their mean raises the budget of gradients by ``growth`` and lowers both bounds by
-    ``tightening``, once for each step; one below ``narrow`` times the mean raises that of searches.
-    ``smoothing`` is the weight of the past in the mean.
+    A step size η suffices if the loss falls by ``decrease``·η·‖g̃‖². After a failed search, an
+    angle above ``wide`` times the mean angle raises the budget of gradients by ``growth`` and
+    lowers both bounds by ``tightening``, once for each step; an angle below ``narrow`` times the
+    mean raises the budget of searches.
+
+    Args:
+        first: The largest step size, positive.
+        shrink: The factor between step sizes, in (0, 1).
+        most: The number of step sizes, at least 1.
+        decrease: The part c of the expected decrease that is asked for, in [0, 1).
+        smoothing: The weight of the past in the mean angle, in (0, 1).
+        wide: The factor of the mean angle above which gradients are too noisy, above 1.
+        narrow: The factor of the mean angle below which searches are too noisy, in (0, 1).
+        growth: The relative growth of a budget, positive.
+        tightening: The relative decrease of both bounds, in [0, 1).
     """
 
     first: float = 1.0
@@ -56,31 +66,43 @@ def line_search(
     share: float = 0.5,
     backtracking: Backtracking | None = None,
 ) -> Iterator[Taken]:
-    """Descend along noisy gradients as far as a noisy comparison of losses finds that it pays.
+    """Descend along noisy gradients, with step sizes from a noisy search for a lower loss.
 
     A gradient g̃ is released, at first with the planned noise. A fresh sample of expected size B
     then answers which is the first step size η with Σ [clip(loss(w)) − clip(loss(w − ηg̃))] −
     c·η·B·‖g̃‖² above 0, losses clipped to [0, ``loss_bound``], by the sparse vector technique: its
     cost is that of one answer and is recorded before the search, however long that is. At first it
-    is ``share`` of a gradient's on all records. If there is none, a second gradient is released at
-    the same weights, and its angle to the first says which of the two was too noisy: see
-    :class:`Backtracking`.
+    is ``share`` of a gradient's on all records. If no step size suffices, a second gradient is
+    released at the same weights, and its angle to the first says which of the two was too noisy:
+    see :class:`Backtracking`.
 
-    Yields after every gradient, until the plan ends or its filter has no room for another; a
-    gradient whose search cannot be paid for is followed by the last step size.
+    Args:
+        run: A run whose plan has a filter and :class:`RecipeControlled` noise.
+        loss_fn: A function from the fields of a batch to one loss per example.
+        loss_bound: The bound that losses are clipped to, positive.
+        share: The cost of the first search, relative to that of a gradient; positive.
+        backtracking: How steps are shortened, or None for the defaults.
+
+    Yields:
+        The outcome of every gradient, until the plan ends or its filter has no room for another. A
+            gradient whose search cannot be paid for is followed by the last step size.
+
+    Raises:
+        InvalidArgument: The plan has no filter, or an argument is out of range.
 
     *Formal guarantee*: that of the plan's filter, whose events are Gaussian sums and searches on
-    samples of the plan, each recorded before it happens. The decrease that is asked for is computed
-    from the released gradient; that of the records themselves has no bound.
+    samples of the plan, each recorded before it happens. The decrease that is asked for is
+    computed from the released gradient; that of the records themselves has no bound.
 
     *Assumes* losses of at least zero.
 
     >>> import dpfy, torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.zeros(50))
-    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=[dpfy.recipes.RecipeControlled()])
+    >>> controllers = [dpfy.recipes.RecipeControlled()]
+    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=controllers)
     >>> plan = plan.calibrate(epsilon=5.0, delta=1e-5)
-    >>> opt = torch.optim.SGD(model.parameters(), lr=1.0)  # says which parameters are trained; it never steps
+    >>> opt = torch.optim.SGD(model.parameters(), lr=1.0)  # names the parameters; it never steps
     >>> with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory()) as run:
     ...     taken = list(line_search(run, lambda x, y: (model(x).squeeze(1) - y).square()))
     >>> 1 <= len(taken) <= 8
@@ -113,7 +135,7 @@ def line_search(
 
 
 class _State:
-    """What a search remembers of what was released."""
+    """Released values that a search remembers."""
 
     def __init__(self, run: Run, settings: Backtracking, bound: float, epsilon: float) -> None:
         self.run, self.settings = run, settings
@@ -125,7 +147,7 @@ class _State:
         self.tightened = False  # since the last step
 
     def follow(self, gradient: Vector) -> None:
-        """Take the angle between two gradients in a row into the mean."""
+        """Add the angle between consecutive gradients to the mean."""
         if self.previous is not None:
             found, kept = angle(self.previous, gradient), self.settings.smoothing
             self.mean_angle = (
@@ -134,9 +156,7 @@ class _State:
         self.previous = gradient
 
     def step(self, loss_fn: LossFn, gradient: Vector) -> float:
-        """Search along the gradient, go there, and return how far that was: 0 if no step will
-        do.
-        """
+        """Search along the gradient, step there, and return the step size; 0 if none suffices."""
         run, sizes, start = self.run, self.settings.sizes, weights(self.run)
         search = FirstBelow(run, self.bound * self.bounds, self.epsilon)
         if run.ledger.admits(search.event):
@@ -153,9 +173,7 @@ class _State:
         return step_size
 
     def blame(self, found: float) -> None:
-        """Raise the budget of what an angle between two gradients at the same weights says was too
-        noisy.
-        """
+        """Raise the budget of what was too noisy, by the angle of two gradients at one place."""
         settings, mean = self.settings, self.mean_angle
         if mean is None:
             return

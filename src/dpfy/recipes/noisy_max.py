@@ -1,6 +1,4 @@
-"""Step sizes by noisy maximum, and gradients that are averaged until they are good enough
-(DP-AGD).
-"""
+"""Step sizes by noisy maximum, with gradients averaged until they are good enough (DP-AGD)."""
 
 import math
 from collections.abc import Iterator
@@ -28,18 +26,33 @@ def noisy_max(
     widening: float = 0.1,
     window: int = 10,
 ) -> Iterator[Taken]:
-    """Descend on all records along noisy gradients, by step sizes that a noisy comparison of losses
-    chooses.
+    """Descend on all records along noisy gradients, with privately chosen step sizes.
 
-    Each gradient g̃, released with the cost ρ of a planned step, is a direction u = g̃/‖g̃‖. Of the
-    step sizes α = 0 and ``candidates`` more, evenly up to ``largest``, one is chosen whose Σ
+    Each gradient g̃, released with the cost ρ of a planned step, is a direction u = g̃/‖g̃‖. Of
+    the step sizes α = 0 and ``candidates`` more, evenly up to ``largest``, one is chosen whose Σ
     clip(loss(w − αu), [0, ``loss_bound``]) is least, by the exponential mechanism at a cost of
-    ``share``·ρ. If that is 0, g̃ is too noisy: ρ grows by the factor 1 + ``growth``, and what it
-    grew by is spent on another draw at the same weights, averaged with g̃ by precision. After every
-    ``window`` steps the largest step size becomes 1 + ``widening`` times the largest of them.
+    ``share``·ρ. If that is 0, g̃ is too noisy: ρ grows by the factor 1 + ``growth``, and the
+    increase is spent on another draw at the same weights, averaged with g̃ by precision. After
+    every ``window`` steps the largest step size becomes 1 + ``widening`` times the largest of
+    them.
 
-    Yields after each gradient, until the plan ends or its filter has no room for another; a
-    gradient whose choice cannot be paid for is followed by the last step size.
+    Args:
+        run: A run on all records whose plan has a filter and :class:`RecipeControlled` noise.
+        loss_fn: A function from the fields of a batch to one loss per example.
+        loss_bound: The bound that losses are clipped to, positive.
+        share: The cost of a choice, relative to that of a gradient; positive.
+        candidates: The number of positive step sizes to choose from.
+        largest: The largest step size at first, positive.
+        growth: The relative growth of ρ after a step size of 0, positive.
+        widening: The relative growth of the largest step size, at least 0.
+        window: The number of steps between changes of the largest step size.
+
+    Yields:
+        The outcome of each gradient, until the plan ends or its filter has no room for another. A
+            gradient whose choice cannot be paid for is followed by the last step size.
+
+    Raises:
+        InvalidArgument: The plan has no filter or samples records, or an argument is out of range.
 
     *Formal guarantee*: that of the plan's filter, whose events are Gaussian sums and exponential
     choices on all records, each recorded before it happens. Averaging and directions are
@@ -52,16 +65,17 @@ def noisy_max(
     >>> import dpfy
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.zeros(50))
-    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=[dpfy.recipes.RecipeControlled()])
+    >>> controllers = [dpfy.recipes.RecipeControlled()]
+    >>> plan = dpfy.dpsgd(records=50, batch_size=50, steps=8, controllers=controllers)
     >>> plan = plan.calibrate(epsilon=5.0, delta=1e-5)
-    >>> opt = torch.optim.SGD(model.parameters(), lr=1.0)  # says which parameters are trained; it never steps
+    >>> opt = torch.optim.SGD(model.parameters(), lr=1.0)  # names the parameters; it never steps
     >>> with dpfy.privatize(model, opt, data, plan, dpfy.Ledger.in_memory()) as run:
     ...     taken = list(noisy_max(run, lambda x, y: (model(x).squeeze(1) - y).square()))
     >>> 1 <= len(taken) <= 8
     True
 
-    Reference: J. Lee & D. Kifer, Concentrated Differentially Private Gradient Descent with Adaptive
-    per-Iteration Privacy Budget, 2018, Algorithm 1.
+    Reference: J. Lee & D. Kifer, Concentrated Differentially Private Gradient Descent with
+    Adaptive per-Iteration Privacy Budget, 2018, Algorithm 1.
     """
     require_filter(run, "noisy_max")
     if run.plan.rate != 1:
@@ -112,6 +126,7 @@ class _Average:
     mean: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add(self, gradient: dict[str, torch.Tensor], rho: float) -> None:
+        """Add a draw of cost ``rho``."""
         self.mean = {
             name: (self.rho * self.mean[name] + rho * value) / (self.rho + rho)
             if self.mean
@@ -122,6 +137,7 @@ class _Average:
 
     @property
     def direction(self) -> dict[str, torch.Tensor]:
+        """The mean gradient over its norm."""
         length = norm(self.mean)
         return {name: value / length if length else value for name, value in self.mean.items()}
 
@@ -138,13 +154,16 @@ class _Sizes:
 
     @property
     def all(self) -> list[float]:
+        """The step sizes to choose from."""
         return [self.largest * place / self.count for place in range(self.count + 1)]
 
     @property
     def last(self) -> float:
+        """The last positive step size, 0 before the first."""
         return self.taken[-1] if self.taken else 0.0
 
     def took(self, step_size: float) -> None:
+        """Note a step, and adapt the largest step size after every window."""
         self.taken.append(step_size)
         if len(self.taken) % self.window == 0:
             self.largest = self.widened * max(self.taken[-self.window :])

@@ -1,4 +1,7 @@
-"""What recipes share: gradients as vectors, and steps along them."""
+"""Functions that recipes share: gradients as vectors, and steps along them.
+
+Tests: tests/recipes/test_line_search.py.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,8 +19,11 @@ Vector = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Taken:
-    """What a recipe did with one released gradient: how far it went, 0 if it stayed; all of it is
-    public.
+    """The public outcome of one released gradient in a recipe.
+
+    Args:
+        released: The released gradient and statistics.
+        step_size: The length of the step along it; 0 if the weights stayed.
     """
 
     released: Released
@@ -36,7 +42,7 @@ def along(start: Vector, direction: Vector, step_size: float) -> dict[str, torch
 
 @torch.no_grad()
 def go(run: Run, target: Vector) -> None:
-    """Put the parameters there."""
+    """Set the parameters to ``target``."""
     for name, parameter in run.context.trained().items():
         parameter.copy_(target[name])
 
@@ -52,16 +58,16 @@ def norm(vector: Vector) -> float:
 
 
 def angle(a: Vector, b: Vector) -> float:
-    """Return the angle between two vectors, a right one if either is zero."""
+    """Return the angle between two vectors in radians, π/2 if either is zero."""
     lengths = norm(a) * norm(b)
     return math.acos(min(1.0, max(-1.0, dot(a, b) / lengths))) if lengths else math.pi / 2
 
 
 def require_filter(run: Run, recipe: str) -> None:
-    """Refuse a plan that cannot account what is chosen from outputs."""
+    """Refuse a plan that cannot account for choices made from outputs."""
     if run.plan.filter is None:
         raise InvalidArgument(
             f"{recipe} chooses its noise and its last step from outputs, which a filter alone "
-            "accounts. Give the plan controllers=[dpfy.recipes.RecipeControlled()], then calibrate it or "
-            "put it under a filter."
+            "accounts. Give the plan controllers=[dpfy.recipes.RecipeControlled()], then calibrate "
+            "it or put it under a filter."
         )

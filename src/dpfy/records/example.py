@@ -26,8 +26,12 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Declared:
-    """A declared example: its chunk, who declared it, and a raw record that it was collated from if
-    there is one.
+    """An example that declares the public shape of the records.
+
+    Args:
+        chunk: The example as a chunk.
+        how: Where it was declared.
+        record: A raw record that the example was collated from, if there is one.
     """
 
     chunk: Chunk
@@ -36,7 +40,7 @@ class Declared:
 
     @property
     def valid(self) -> bool:
-        """Whether its values are those of valid records; stacked tensors declare shapes only."""
+        """Whether the values are those of valid records; stacked tensors declare shapes only."""
         return self.how != STACKED
 
     @property
@@ -59,16 +63,22 @@ def declared_example(
     """Return what is declared about the records of a data set, without reading one.
 
     Args:
-        data: A data set. An attribute ``example_input`` of it declares the same as the argument,
-        also inside ``Subset``
-            and ``ConcatDataset``. A ``TensorDataset`` needs none: its records have one shape by
-            construction.
-        collate_fn: The collate function of the run, or None for torch's default. example_input: A
-        collated batch of synthetic examples. Its shapes are the largest that records may have.
+        data: A data set. Its attribute ``example_input`` declares the same as the argument, also
+            inside
+        ``Subset`` and ``ConcatDataset``. A ``TensorDataset`` needs none: its records have one
+            shape
+            by construction.
+        collate_fn: The collate function of the run, or None for torch's default.
+        example_input: A collated batch of synthetic examples. Its shapes are the largest that
+            records
+            may have.
+
+    Returns:
+        The example, and where it was declared.
 
     Raises:
-        DataError: If nothing declares the shape of a record, or stacked tensors do not fit what was
-        declared.
+        DataError: Nothing declares the shape of a record, or stacked tensors do not fit the
+            declaration.
 
     *Formal guarantee*: the result depends on no record and not on the number of records.
 
@@ -96,9 +106,7 @@ def declared_example(
 
 
 def as_chunk(example_input: Any) -> Chunk:
-    """Return a declared example as a chunk; its first tensor, or first list of texts, says how many
-    rows it has.
-    """
+    """Return a declared example as a chunk; its first tensor or list of texts tells its rows."""
     try:
         chunk = Chunk.of(example_input, _rows(example_input))
     except UnsupportedField as error:
@@ -115,7 +123,7 @@ def as_chunk(example_input: Any) -> Chunk:
 
 
 def _rows(collated: Any) -> int:
-    """How many rows a collated batch has, by its first tensor or else its first column."""
+    """Return the number of rows of a collated batch, by its first tensor or first column."""
     tensors, columns = [], []
     fields: list[Any] = [collated]
     while fields:
@@ -140,7 +148,7 @@ def _rows(collated: Any) -> int:
 def _of_data(
     data: Any, collate_fn: Callable[[list[Any]], Any] | None, asked: bool
 ) -> Declared | None:
-    """What a data set declares about its records, or None; not ``asked``, it may fail to."""
+    """Return what a data set declares about its records, or None; ``asked``, it must not fail."""
     given = getattr(data, "example_input", None)
     if given is not None:
         return Declared(as_chunk(given), BY_DATA)
@@ -161,7 +169,7 @@ def _of_data(
 def _of_tensors(
     data: TensorDataset, collate_fn: Callable[[list[Any]], Any] | None, asked: bool
 ) -> Declared | None:
-    """An example of the shape that stacked tensors have, of zeros."""
+    """Return an example of zeros, of the shape that stacked tensors have."""
     record = tuple(
         torch.zeros(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
         for tensor in data.tensors

@@ -1,4 +1,7 @@
-"""For the owner of the data: which records would contribute nothing, and why. Private facts."""
+"""Findings for the owner of the data: records that would contribute nothing, and why.
+
+These are private facts.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +18,12 @@ from dpfy.records.records import Records, shape_of
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one record."""
+    """A problem of one record. Sensitive.
+
+    Args:
+        index: The index of the record in the data set.
+        problem: What is wrong with it.
+    """
 
     index: int
     problem: str
@@ -26,11 +34,20 @@ def inspect_records(
 ) -> Iterator[Finding]:
     """Yield the records that a run would silently leave out or that look unlike the others.
 
-    The findings are facts about single records: show them to the owner of the data only. Records
-    are compared with ``example_input``, or with what the data set declares; where nothing is
-    declared, with each other.
+    The findings are facts about single records: show them to the owner of the data only.
 
-    >>> [finding.index for finding in inspect_records([torch.ones(2), torch.tensor([1.0, float("nan")])])]
+    Args:
+        data: A map-style data set.
+        collate_fn: The collate function of the run, or None for torch's default.
+        example_input: A collated batch of synthetic examples that records are compared with; by
+            default
+            what the data set declares, and where nothing is declared, the other records.
+
+    Yields:
+        The findings, in the order of the records.
+
+    >>> data = [torch.ones(2), torch.tensor([1.0, float("nan")])]
+    >>> [finding.index for finding in inspect_records(data)]
     [1]
     """
     records, declared = (

@@ -1,4 +1,4 @@
-"""Which policy, if any, has the law of a ``DataLoader``."""
+"""The sampling policy, if any, whose distribution a ``DataLoader`` has."""
 
 from typing import Any
 
@@ -28,8 +28,7 @@ _REFUSED: dict[type, str] = {
 
 
 def policy_of_loader(loader: Any) -> Policy:
-    """Return the policy whose law the batches of ``loader`` have, so that a run can draw them
-    itself.
+    """Return the policy that describes the batches of a loader, so that a run can draw them.
 
     *Formal guarantee*: a loader is accepted only if its samplers are torch's own and its batches
     are shuffled epochs or epochs in a fixed order, of all records. The loader is never iterated:
@@ -37,6 +36,15 @@ def policy_of_loader(loader: Any) -> Policy:
 
     *Assumes* that the number of records is public, since the policy states it. Neither policy
     rewards sampling; Poisson samples of the same size cost far less.
+
+    Args:
+        loader: A ``DataLoader``.
+
+    Returns:
+        The policy.
+
+    Raises:
+        DataError: The loader has another sampler, or its batches are not of all records.
 
     >>> import torch
     >>> data = torch.utils.data.TensorDataset(torch.zeros(10, 2))
@@ -79,9 +87,7 @@ def policy_of_loader(loader: Any) -> Policy:
 def taken_from(
     loader: DataLoader[Any], planned: Policy, collate_fn: Any, num_workers: int
 ) -> tuple[Any, Any, int]:
-    """Return the data set, the collate function and the number of workers of a loader whose law is
-    the planned one.
-    """
+    """Return data set, collate function and number of workers of a loader of the planned policy."""
     policy = policy_of_loader(loader)
     if policy != planned:
         raise DataError(
@@ -94,7 +100,7 @@ def taken_from(
 
 
 def _policy_of_sampler(sampler: Any) -> type[Shuffled] | type[Cyclic]:
-    """The policy of a sampler; subclasses may do anything, so they are not what their base is."""
+    """Return the policy of a sampler of torch's own; subclasses may do anything."""
     if type(sampler) is SequentialSampler:
         return Cyclic
     if type(sampler) is RandomSampler:
@@ -112,7 +118,7 @@ def _policy_of_sampler(sampler: Any) -> type[Shuffled] | type[Cyclic]:
 
 
 def _sampled(sampler: Any) -> tuple[int, int]:
-    """How many indices an epoch has, and of how many."""
+    """Return how many indices an epoch has, and from how many records."""
     return len(sampler), len(sampler.data_source)
 
 

@@ -1,7 +1,9 @@
-"""From a data set to chunks, so that no record can stop, reshape or announce itself in a run.
+"""Load chunks of a data set, so that no record can stop, reshape or announce itself in a run.
 
-A record that cannot be loaded or collated, or is not as was declared, contributes nothing: no text,
-no count, no traceback.
+A record that cannot be loaded or collated, or does not fit the declaration, contributes nothing:
+no text, no count, no traceback.
+
+Tests: tests/records/test_workers.py.
 """
 
 import copy
@@ -18,7 +20,7 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES, set_generators
-from dpfy.sandbox.rng_isolation import bookmark, renew_randomness
+from dpfy.sandbox.rng_isolation import bookmark, reseed_from_stream
 from dpfy.sandbox.torch_settings import users_code
 
 _WITNESSES = 32  # records that are looked at where processes compare their data sets
@@ -31,9 +33,7 @@ for.
 
 @dataclass(frozen=True)
 class LoadedChunk:
-    """A chunk and where its records stand in the data set, for a second try one by one.
-    Sensitive.
-    """
+    """A chunk and the indices of its records, for a second try one by one. Sensitive."""
 
     chunk: Chunk
     indices: tuple[int, ...]
@@ -43,12 +43,18 @@ class LoadedChunk:
 
 
 class Records:
-    """The private records behind a loader that treats every record alone.
+    """The private records of a data set, each loaded alone.
 
-    ``collate_fn`` is only ever given one record, and records of one shape are put together
-    afterwards: whatever it does, it cannot mix them. While a record is loaded and collated, the
-    generators have states that follow from a secret key and from the record's index. ``example`` is
-    what was declared about the records; what does not fit it is left out.
+    ``collate_fn`` is given one record at a time, and records of one shape are joined afterwards:
+    whatever it does, it cannot mix them. While a record is loaded and collated, the generators
+    have states that follow from a secret key and from the record's index.
+
+    Args:
+        data: A map-style data set.
+        collate_fn: The user's collate function, or None for torch's default.
+        num_workers: The number of processes that load records; 0 loads them in this process.
+        example: The declared example; records that do not fit it are left out.
+        stream: The secret stream that keys are drawn from; by default a fresh one.
     """
 
     rows_per_unit = 1  # the most that one unit of privacy has in a step
@@ -78,17 +84,18 @@ class Records:
 
     @property
     def owners(self) -> str:
-        """What processes have to agree on besides the rows: here nothing."""
+        """What processes have to agree on besides the rows: nothing for records."""
         return ""
 
     def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
-        """Return what a step sees of the drawn units, each of which drew a column of ``seeds``:
-        here the records.
+        """Return what a step sees of the drawn units: for records, these records.
+
+        Each unit has a column of random words in ``seeds``.
         """
         return self.fresh()
 
     def fresh(self) -> Self:
-        """Return the same records under a fresh secret key: augmentation draws other numbers."""
+        """Return the same records under a fresh secret key, so that augmentation draws anew."""
         return self.keyed(self._fresh_key())
 
     def keyed(self, key: bytes) -> Self:
@@ -101,18 +108,14 @@ class Records:
         return self._stream.words(KEY_BYTES // 8).tobytes()
 
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
-        """Yield the records at the indices of each part, as one chunk or, where shapes differ, as
-        several.
-        """
+        """Yield the records of each part as one chunk or, where shapes differ, as several."""
         physical = [part for part in parts if len(part)]
         for part, groups in zip(physical, self._groups(physical), strict=True):
             for chunk, positions in groups:
                 yield LoadedChunk(chunk, tuple(part[positions].tolist()))
 
     def alone(self, index: int) -> Chunk | None:
-        """Return one record as a chunk of its own, or None if it cannot be loaded or collated or
-        does not fit.
-        """
+        """Return one record as a chunk, or None if it cannot be loaded or does not fit."""
         groups = self._loaded([index])
         return groups[0][0] if groups else None
 
@@ -138,7 +141,7 @@ class Records:
                 yield groups
 
     def close(self) -> None:
-        """End the loading processes; they are started again if they are needed."""
+        """End the loading processes; they are started again when needed."""
         if self._workers is not None:
             self._workers.close()
 
@@ -162,9 +165,7 @@ def visit(
     compute: Callable[[Chunk], Any],
     take: Callable[[Any], None],
 ) -> None:
-    """Compute chunks of records and take the results; where one raises, without the records that
-    raise alone.
-    """
+    """Compute chunks of records and take the results, without records that raise alone."""
     visit_loaded(sample, parts, lambda loaded: compute(loaded.chunk), take)
 
 
@@ -187,9 +188,7 @@ def _without_culprits(
     compute: Callable[[LoadedChunk], Any],
     take: Callable[[Any], None],
 ) -> None:
-    """Compute the chunk that there would have been without the records that raise: to the same
-    bits.
-    """
+    """Compute the chunk without the records that raise, with the bits it has without them."""
     alone = {
         index: LoadedChunk(record, (index,))
         for index in indices
@@ -201,9 +200,8 @@ def _without_culprits(
     if not others:
         return
     for rest in sample.chunks([torch.tensor(others)]):
-        if len(others) == len(indices) or not _done(
-            rest, compute, take
-        ):  # what raises in company alone
+        # what raises in company alone
+        if len(others) == len(indices) or not _done(rest, compute, take):
             for index in rest.indices:
                 _done(alone[index], compute, take)
 
@@ -211,10 +209,8 @@ def _without_culprits(
 def _done(
     loaded: LoadedChunk, compute: Callable[[LoadedChunk], Any], take: Callable[[Any], None]
 ) -> bool:
-    """Whether a chunk could be computed and was taken; what loading did to the generators ends
-    here.
-    """
-    renew_randomness()
+    """Whether a chunk was computed and taken; generators are reseeded after its loading."""
+    reseed_from_stream()
     try:
         found = compute(loaded)
     except KeyboardInterrupt:
@@ -237,9 +233,7 @@ def shape_of(value: Any) -> Any:
 
 
 class Loading:
-    """Loads and collates rows, each under a key of its own; what fails or does not fit, even alone,
-    is left out.
-    """
+    """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped."""
 
     def __init__(
         self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None
@@ -248,7 +242,7 @@ class Loading:
         self._runs_code = not is_stacked(data) or collate_fn is not None
 
     def groups(self, key: bytes, rows: RowIndices) -> Groups:
-        """Return chunks with the places of their records among ``rows``."""
+        """Return chunks with the positions of their records in ``rows``."""
         with users_code():
             return self._groups(key, rows)
 
@@ -268,7 +262,7 @@ class Loading:
         return [group for places in shapes.values() for group in self._stacked(records, places)]
 
     def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
-        """Return the groups in a form that passes between processes; what has none is left out."""
+        """Return the groups in a form that passes between processes; others are left out."""
         found = [(_guarded(packed, chunk), places) for chunk, places in self.groups(key, rows)]
         # The records of a group have their types in common: where it has no such form, none of them
         # has one alone.
@@ -284,16 +278,14 @@ class Loading:
         return self._collated(self.collate_fn, [self._record(key, row)])
 
     def _with_shape(self, key: bytes, row: int) -> tuple[Any, Any]:
-        """A record and its hashable shape, whatever its attributes do when they are looked at."""
+        """Return a record and its hashable shape, whatever its attributes do when read."""
         record = self._record(key, row)
         shape = shape_of(record)
         hash(shape)
         return record, shape
 
     def _stacked(self, records: Mapping[int, Any], places: list[int]) -> Groups:
-        """Collate records of one shape: the default stacks, and stacking treats every record
-        alone.
-        """
+        """Collate records of one shape by stacking, which treats every record alone."""
         together = _guarded(self._collated, default_collate, [records[place] for place in places])
         if together is not None:
             return [(together, places)]
@@ -304,15 +296,13 @@ class Loading:
         )
 
     def _collated(self, collate_fn: Callable[[list[Any]], Any], records: list[Any]) -> Chunk | None:
-        """Records of one shape as a chunk, if they fit what was declared."""
+        """Return records of one shape as a chunk, if they fit the declaration."""
         chunk = Chunk.of(collate_fn(records), len(records))
         return chunk if self.example is None or chunk.fits(self.example) else None
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what user code returns for a record, or None if it raises anything but an
-    interruption.
-    """
+    """Return the result of user code for a record, or None if it raises; interruptions pass."""
     try:
         return function(*args)
     except KeyboardInterrupt:
@@ -322,7 +312,7 @@ def _guarded(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _joined(groups: Iterable[tuple[Chunk, list[int]]]) -> Groups:
-    """Join chunks of one signature, in the order of their places."""
+    """Join chunks of one signature, in the order of their positions."""
     alike: dict[Any, Groups] = {}
     for chunk, places in groups:
         alike.setdefault(chunk.signature, []).append((chunk, places))
@@ -336,20 +326,20 @@ def _joined(groups: Iterable[tuple[Chunk, list[int]]]) -> Groups:
 
 
 def _joined_packed(found: list[list[tuple[bytes, list[int]]]]) -> list[tuple[bytes, list[int]]]:
-    """Do the same to groups on their way between processes."""
+    """Join packed groups on their way between processes."""
     groups = ((pickle.loads(chunk), places) for each in found for chunk, places in each)
     return [(packed(chunk), places) for chunk, places in _joined(groups)]
 
 
 def is_stacked(data: Any) -> bool:
-    """Whether records are rows of stacked tensors, so that no code of the user's loads them."""
+    """Whether records are rows of stacked tensors, so that no user code loads them."""
     while type(data) is Subset:
         data = data.dataset
     return type(data) is TensorDataset
 
 
 def check_map_style(data: Any) -> None:
-    """Refuse what has no records at indices."""
+    """Refuse a data set that has no records at indices."""
     if isinstance(data, DataLoader):
         raise DataError(
             "Expected a data set, got a DataLoader. Pass loader.dataset: the run draws its own "

@@ -1,10 +1,10 @@
-"""Users as the unit of privacy: who owns which rows, and which of them take part in a step.
+"""Users as the unit of privacy: which rows each owns, and which take part in a step.
 
-A step draws users. Each user that was drawn draws at most ``rows_per_user`` of its own rows, by
-random numbers of its own, and its loss is the mean over them. *Formal guarantee*: what a user adds
-to a step depends on its own rows and on its own random numbers only, however many rows it has and
-whoever else is there; adding or removing a user with all its rows therefore moves the clipped sum
-by at most one bound. Proof in docs/proofs/user-level.md.
+A step draws users. Each drawn user draws at most ``rows_per_user`` of its own rows, by random
+numbers of its own, and its loss is the mean over them. *Formal guarantee*: what a user adds to a
+step depends on its own rows and its own random numbers only, however many rows it has and
+regardless of the other users; adding or removing a user with all its rows therefore moves the
+clipped sum by at most one bound. Proof in docs/proofs/user-level.md.
 """
 
 import hashlib
@@ -45,7 +45,26 @@ def records_by_unit(
     example: Chunk | None = None,
     stream: SecureStream | None = None,
 ) -> Records:
-    """Return the private records in the units that a plan protects."""
+    """Return the private records in the units that a plan protects.
+
+    Args:
+        data: A map-style data set.
+        collate_fn: The user's collate function, or None for torch's default.
+        num_workers: The number of processes that load records.
+        unit: The plan's unit of privacy.
+        unit_of: The user id of each row, as a sequence or a function of a row's index; None for
+            record
+            level.
+        rows_per_user: The most rows of one user in a step; None for record level.
+        example: The declared example; rows that do not fit it are left out.
+        stream: The secret stream that keys are drawn from; by default a fresh one.
+
+    Returns:
+        The records, by user if the plan protects users.
+
+    Raises:
+        InvalidArgument: The ids and the plan's unit do not go together.
+    """
     if unit is Unit.USER:
         if unit_of is None:
             raise InvalidArgument(
@@ -74,7 +93,8 @@ def records_by_unit(
 class Users:
     """The rows of each user, in the order of the data set. Sensitive.
 
-    Users are numbered in the order of their ids: one user more leaves the others in the same order.
+    Users are numbered in the order of their ids: adding a user leaves the others in the same
+    order.
     """
 
     rows: Whole
@@ -82,8 +102,7 @@ class Users:
 
     @classmethod
     def of(cls, unit_of: Any, rows: int) -> "Users":
-        """Return the users of ``rows`` rows; a row that has no id is nobody's and takes part in
-        nothing.
+        """Return the users of ``rows`` rows; a row without an id takes part in nothing.
 
         >>> users = Users.of(["b", "a", "b", None], rows=4)
         >>> [users.rows_of(user).tolist() for user in range(len(users))]
@@ -107,10 +126,10 @@ class Users:
 
 
 class UserRecords(Records):
-    """The private rows behind a loader, by user: its indices are those of users.
+    """The private rows of a data set by user: its indices are those of users.
 
-    A row that cannot be loaded or is not as was declared is left out of its user's rows, and so is
-    one of another shape than most of this user's.
+    A row that cannot be loaded or does not fit the declaration is left out of its user's rows, and
+    so is one of another shape than most of this user's.
     """
 
     seed_words = _SEED_WORDS
@@ -135,14 +154,12 @@ class UserRecords(Records):
 
     @property
     def owners(self) -> str:
-        """A hash of who owns which rows, and of how many take part."""
+        """A hash of who owns which rows, and of the number of rows that take part."""
         facts = (self._users.rows.tobytes(), self._users.starts.tobytes(), self.rows_per_unit)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
-        """Return the same users; those that were drawn have chosen their rows, by the column of
-        words each drew.
-        """
+        """Return the same users, the drawn ones with rows chosen by their column of words."""
         drawn = self.fresh()
         drawn._seeds = dict(
             zip(indices.tolist(), map(bytes, seeds.t().contiguous().numpy()), strict=True)
@@ -150,9 +167,7 @@ class UserRecords(Records):
         return drawn
 
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
-        """Yield the users at the indices of each part, those with equally many rows of one shape in
-        one chunk.
-        """
+        """Yield the users of each part, those with equally many rows of one shape in a chunk."""
         users = [part.tolist() for part in parts if len(part)]
         rows = [[self._chosen(user) for user in some] for some in users]
         loaded = self._groups([torch.from_numpy(np.concatenate(each)) for each in rows])
@@ -161,20 +176,16 @@ class UserRecords(Records):
                 yield LoadedChunk(chunk, tuple(some[place] for place in places))
 
     def alone(self, index: int) -> Chunk | None:
-        """Return one user as a chunk of its own, or None if none of its rows can be loaded and
-        collated.
-        """
+        """Return one user as a chunk, or None if none of its rows can be loaded and collated."""
         rows = self._chosen(index)
         return next((chunk for chunk, _ in by_unit(self._loaded(rows.tolist()), [len(rows)])), None)
 
     def witnesses(self, count: int) -> list[int]:
-        """Return one row of each of a few users: whoever has many rows must not decide about
-        all.
-        """
+        """Return one row of each of a few users, so that no user with many rows decides alone."""
         return [int(self._users.rows_of(user)[0]) for user in self.spread(count)]
 
     def _chosen(self, user: int) -> Whole:
-        """The rows with which a user takes part in the step; outside of one, its first."""
+        """Return the rows with which a user takes part in the step; outside of one, its first."""
         rows = self._users.rows_of(user)
         if len(rows) <= self.rows_per_unit or self._seeds is None:
             return rows[: self.rows_per_unit]
@@ -204,12 +215,12 @@ def drawn_rows(count: int, wanted: int, seed: bytes) -> list[int]:
 
 
 def by_unit(groups: Groups, lengths: Sequence[int]) -> Iterator[tuple[Chunk, list[int]]]:
-    """Yield chunks of units and which these are, from rows that follow each other unit by unit.
+    """Yield chunks of units and their numbers, from rows that are ordered unit by unit.
 
-    ``groups`` are the rows that could be loaded, by their shapes, and ``lengths`` how many each
-    unit asked for. A unit takes part with the shape that most of its rows have; where two are as
-    common, with that of its earlier row. Which one that is must not depend on the order of
-    ``groups``, since other units have a part in it.
+    ``groups`` are the rows that could be loaded, by their shapes, and ``lengths`` the number of
+    rows that each unit asked for. A unit takes part with the most common shape of its rows, and in
+    a tie with that of its earliest row. The choice must not depend on the order of ``groups``,
+    which other units influence.
     """
     owners = np.repeat(np.arange(len(lengths)), lengths)
     found = [owners[positions] for _, positions in groups]
@@ -232,7 +243,7 @@ def by_unit(groups: Groups, lengths: Sequence[int]) -> Iterator[tuple[Chunk, lis
 
 
 def _numbers(unit_of: Any, rows: int) -> Whole:
-    """Return the number of each row's user in the order of the ids, and -1 where a row has none."""
+    """Return the number of each row's user in the order of the ids, and -1 without an id."""
     if isinstance(unit_of, torch.Tensor):
         unit_of = unit_of.detach().cpu().numpy()
     if isinstance(unit_of, np.ndarray) and (unit_of.ndim != 1 or unit_of.dtype.kind not in "iuSUO"):
@@ -251,9 +262,8 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
         return np.unique(unit_of, return_inverse=True)[1].astype(np.int64)
     else:
         keys = [_key(each) for each in unit_of]
-    if rows and all(
-        key is None for key in keys
-    ):  # this says of the data that it has no user at all
+    # this says of the data that it has no user at all
+    if rows and all(key is None for key in keys):
         raise InvalidArgument(f"{_EXPECTED} No row has such an id.")
     known = {
         key: number for number, key in enumerate(sorted({key for key in keys if key is not None}))
@@ -262,7 +272,7 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
 
 
 def _asked(unit_of: Callable[[int], Any], row: int) -> Any:
-    """The key of a row's user, or None if the function fails on it: one row must not stop a run."""
+    """Return the key of a row's user, or None if the function fails: no row may stop a run."""
     try:
         return _key(unit_of(row))
     except KeyboardInterrupt:
@@ -272,9 +282,7 @@ def _asked(unit_of: Callable[[int], Any], row: int) -> Any:
 
 
 def _key(user: Any) -> tuple[int, Any] | None:
-    """What ids are compared by: whole numbers, then texts, then bytes; None for anything else, such
-    as a missing id.
-    """
+    """Return the sort key of an id: whole numbers, then texts, then bytes; None for others."""
     if isinstance(user, int | np.integer) and not isinstance(user, bool):
         return 0, int(user)
     if isinstance(user, str):

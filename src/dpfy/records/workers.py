@@ -1,9 +1,7 @@
-"""Processes that load records, so that a record which ends its process is left out and nobody is
-told.
+"""Processes that load records; a record that ends its process is silently left out.
 
-torch's own loading workers raise in the main process, wherever that is, when one of them dies, and
-say so on stderr. These are asked again, one record at a time, for what a dead one had been asked
-for.
+When one of torch's own loading workers dies, it raises in the main process, wherever that is, and
+prints to stderr. Here, rows that a dead worker was asked for are asked for again, one at a time.
 """
 
 import faulthandler
@@ -35,11 +33,11 @@ RowIndices = Sequence[int | None]
 class Workers(Generic[Found]):
     """A few processes that load rows by ``load(key, rows)``.
 
-    *Formal guarantee*: what is found for some rows is what the rows give that do not end a process
+    *Formal guarantee*: the result for some rows is that of the rows that do not end a process
     alone. Nothing that a worker writes to stdout or stderr is shown.
 
-    ``joined`` puts together what several calls found in the same rows, each with the others left
-    out: for rows that end a process only in company, as too large ones do.
+    ``joined`` combines the results of several calls for the same rows, each with the others left
+    out: for rows that end a process only together, as too large ones do.
     """
 
     def __init__(
@@ -66,9 +64,7 @@ class Workers(Generic[Found]):
         _stop(self._team)
 
     def found(self, key: bytes, parts: Sequence[RowIndices]) -> Iterator[Found]:
-        """Yield what is found in each part, in order; while one is used, the next ones are being
-        loaded.
-        """
+        """Yield the result of each part, in order; the next parts are loaded meanwhile."""
         team = self._team
         _stop([worker for worker in team if worker.busy])  # with what nobody waits for any more
         for worker, part in zip(team, parts, strict=False):
@@ -89,7 +85,7 @@ class Workers(Generic[Found]):
             _stop([worker for worker in team if worker.busy])
 
     def _without_culprits(self, worker: "_Worker", key: bytes, rows: RowIndices) -> Found:
-        """What there would have been without the rows that end the process of a worker."""
+        """Return the result without the rows that end the process of a worker."""
 
         def asked(wanted: RowIndices) -> bytes | None:
             worker.ask(key, wanted)
@@ -108,7 +104,7 @@ class Workers(Generic[Found]):
 
 
 class _Worker:
-    """One process, started when it is first asked and again after it has died."""
+    """One process, started on the first request and again after it has died."""
 
     def __init__(self, load: Callable[[bytes, RowIndices], Any], info: Any) -> None:
         self.load, self.info = load, info
@@ -118,7 +114,7 @@ class _Worker:
         self.line: Connection | None = None
 
     def ask(self, key: bytes, rows: RowIndices) -> None:
-        """Have rows loaded."""
+        """Request rows."""
         if self.line is None:
             self.start()
         assert self.line is not None
@@ -138,7 +134,7 @@ class _Worker:
         return found
 
     def start(self) -> None:
-        """Start the process; whatever it says goes nowhere."""
+        """Start the process, with its output discarded."""
         context, self.owner = get_context(), os.getpid()
         self.line, theirs = context.Pipe()
         self.process = context.Process(
@@ -160,9 +156,7 @@ class _Worker:
 
 
 def _hush() -> None:
-    """Let whatever this process says go nowhere, also what the interpreter and libraries say when
-    it crashes.
-    """
+    """Discard all output of this process, also that of a crash of the interpreter."""
     faulthandler.disable()
     warnings.simplefilter("ignore")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -172,9 +166,7 @@ def _hush() -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as they are in memory; torch's own way through shared memory needs both
-    processes alive.
-    """
+    """Writes tensors as they are in memory; shared memory would need both processes alive."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):

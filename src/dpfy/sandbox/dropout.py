@@ -1,10 +1,10 @@
 """Dropout masks from a generator that the proof covers.
 
-On some processors torch draws masks on the CPU by a library whose generator has 31 bits of state,
-seeded anew by one number for every mask. The masks of a chunk are then one of two billion, and not
-independent. There dropout layers draw from the Mersenne twister instead, whose whole state is
-secret; masks that are drawn inside of other operations, as in attention and between recurrent
-layers, cannot be, and a model that has them is refused.
+On some processors torch draws masks on the CPU by a library whose generator has 31 bits of state
+and is seeded by one number for every mask. The masks of a chunk are then one of two billion, and
+not independent. There, dropout layers draw from the Mersenne twister instead, whose whole state is
+secret. Masks that are drawn inside of other operations, as in attention and between recurrent
+layers, cannot be replaced, and a model that has them is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,9 @@ _MANY = 4096  # numbers: more than the twister has before it turns
 
 @lru_cache(maxsize=1)
 def are_covered() -> bool:
-    """Whether torch draws masks from the twister: it has turned then, and is one number further
-    otherwise.
+    """Whether torch draws masks from the Mersenne twister.
+
+    Drawing many numbers then renews the twister's whole state.
     """
     with torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state().view(torch.int64)[TORCH_STATE].clone()
@@ -32,7 +33,7 @@ def are_covered() -> bool:
 
 @contextmanager
 def covered_masks() -> Iterator[None]:
-    """Let the functions of dropout draw from the twister inside the block, where torch does not."""
+    """Let dropout functions draw from the twister inside the block, where torch does not."""
     if are_covered():
         yield
         return
@@ -47,14 +48,14 @@ def covered_masks() -> Iterator[None]:
 
 
 _CHANNELS = {"dropout": None, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2}
-"""How many axes a mask has, of those functions that can be written by one; the others are refused
-like attention.
-"""
+"""The number of axes of a mask, for functions that one mask describes; others are refused."""
 
 
 def _dropout(
     original: Callable[..., torch.Tensor], axes: int | None
 ) -> Callable[..., torch.Tensor]:
+    """Return dropout with masks of so few axes, drawn from the twister."""
+
     def dropout(
         input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> torch.Tensor:

@@ -1,8 +1,10 @@
-"""Keys of single records: what the generators are set to while the user's code loads one.
+"""Keys of single records: the generator states while the user's code loads a record.
 
-A record's states are functions of the step's secret key and of the record's index. Which other
-records there are, what their loading code draws, and whether it seeds a generator, changes nothing
-for it.
+A record's states are functions of the step's secret key and of the record's index. They do not
+depend on which other records there are, what their loading code draws, or whether it seeds a
+generator.
+
+Tests: tests/records/test_workers.py.
 """
 
 import hashlib
@@ -13,17 +15,13 @@ import torch
 
 KEY_BYTES = 32
 MERSENNE_WORDS = 624
-TORCH_STATE = slice(
-    3, 3 + MERSENNE_WORDS
-)  # where torch's saved state of 64-bit words holds the generator's own
-_STATE = (
-    torch.Generator().manual_seed(0).get_state()
-)  # of torch's generator before its first number
+# where torch's saved state of 64-bit words holds the generator's own
+TORCH_STATE = slice(3, 3 + MERSENNE_WORDS)
+# of torch's generator before its first number
+_STATE = torch.Generator().manual_seed(0).get_state()
 _WORDS = _STATE.numpy().view(np.int64)[TORCH_STATE]
-seed_python, seed_numpy = (
-    random.seed,
-    np.random.seed,
-)  # which have no effect for user code in private computation
+# which have no effect for user code in private computation
+seed_python, seed_numpy = random.seed, np.random.seed
 _SEED_BYTES = 32  # of Python's and numpy's generators: 256 bits, where their own defaults have 32
 
 

@@ -1,4 +1,4 @@
-"""Where private records are computed on: nothing but the result comes out."""
+"""The context in which private records are computed on: only the result leaves it."""
 
 import random
 import threading
@@ -14,8 +14,8 @@ import torch
 
 from dpfy.noise import SecureStream
 from dpfy.sandbox.dropout import covered_masks
+from dpfy.sandbox.output import suppress_output
 from dpfy.sandbox.record_keys import MERSENNE_WORDS, TORCH_STATE, seed_numpy, seed_python
-from dpfy.sandbox.silence import silence
 from dpfy.sandbox.torch_settings import certified
 
 _SEEDING: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -38,20 +38,25 @@ _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
 
 @contextmanager
 def isolated_rng(stream: SecureStream) -> Iterator[None]:
-    """Compute on private records: in certified arithmetic, with secret randomness, and without a
-    sound.
+    """Compute on private records, in certified arithmetic, with secret randomness and no output.
 
     With a known seed the masks of all records would depend on how many came before them, and one
     record would change everybody's gradient. Fresh secret masks are independent of the sample, so
-    each record's contribution is its own. The generators outside go on where they were: how far
-    they are moved would tell how many records there were. Seeding one of them has no effect inside.
-    Whatever user code writes to stdout, stderr or a log, and every warning, is dropped: it may
-    speak of a record.
+    each record's contribution is its own. The generators outside continue from their former
+    states, since how far they moved would tell how many records there were. Seeding one of them
+    has no effect inside. Output of user code to stdout, stderr or a log, and every warning, is
+    dropped, since it may speak of a record.
+
+    Args:
+        stream: The secret stream that the generators are seeded from.
+
+    Yields:
+        Nothing; the former generators, settings and streams are restored at the end.
     """
     python, numpy = random.getstate(), np.random.get_state()
     with (
         certified(),
-        silence(),
+        suppress_output(),
         covered_masks(),
         _without_seeding(),
         warnings.catch_warnings(),
@@ -68,18 +73,23 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def renew_randomness() -> None:
-    """Give the generators fresh secret states: what code did to them while it had other records
-    ends here.
+def reseed_from_stream() -> None:
+    """Give the generators fresh secret states, so that no record inherits another one's.
+
+    Nothing happens outside of :func:`isolated_rng`.
     """
     if (stream := _stream.get()) is not None:
         _reseed(stream)
 
 
 @dataclass
-class Randomness:
-    """What a loss does to generators: whether it seeds them, draws from those of Python or numpy,
-    or draws masks.
+class GeneratorUse:
+    """What a loss does to generators.
+
+    Args:
+        seeded: Whether it seeds one or sets its state.
+        in_python: Whether it draws from Python's or numpy's generator.
+        masks: Whether it draws masks by a function that dpfy cannot replace.
     """
 
     seeded: bool = False
@@ -88,9 +98,7 @@ class Randomness:
 
 
 def bookmark() -> Callable[[], None]:
-    """Return a function that puts the generators back to where they are now, to draw the same
-    numbers once more.
-    """
+    """Return a function that restores the generators, so that the same numbers are drawn again."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
@@ -105,8 +113,9 @@ def bookmark() -> Callable[[], None]:
 
 
 def fix_seed(seed: int) -> None:
-    """Seed the generators, of torch those of devices at hand: its own function notes a stack trace
-    for each other.
+    """Seed the generators of Python, numpy, torch and available devices.
+
+    ``torch.manual_seed`` also notes a stack trace for each device that is not initialized.
     """
     seed_python(seed)
     seed_numpy(seed)
@@ -116,9 +125,7 @@ def fix_seed(seed: int) -> None:
 
 
 def _reseed(stream: SecureStream) -> None:
-    """Fill the whole states of the three generators; their seeds alone would have too few
-    values.
-    """
+    """Fill the whole states of the three generators; their seeds alone have too few values."""
     words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
     random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
     np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
@@ -134,7 +141,7 @@ def _replaced(
     functions: tuple[tuple[Any, tuple[str, ...]], ...],
     other: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Iterator[None]:
-    """Put other functions in the places of some inside the block."""
+    """Replace functions inside the block."""
     originals = [(home, name, getattr(home, name)) for home, names in functions for name in names]
     try:
         for home, name, function in originals:
@@ -146,27 +153,27 @@ def _replaced(
 
 
 def _without_seeding() -> AbstractContextManager[None]:
-    """Let this thread seed generators in vain: the numbers that follow would be known."""
-    speaker = threading.get_ident()
+    """Make seeding in this thread ineffective: the numbers that follow would be known."""
+    thread = threading.get_ident()
 
     def inert(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: (
-            None if threading.get_ident() == speaker else function(*args, **kwargs)
+            None if threading.get_ident() == thread else function(*args, **kwargs)
         )
 
     return _replaced(_SEEDING, inert)
 
 
 def numpy_state() -> tuple[Any, ...]:
-    """Return the state of numpy's generator, to be compared."""
+    """Return the state of numpy's generator in a form that can be compared."""
     name, words, *rest = np.random.get_state(legacy=True)
     return (name, np.asarray(words).tobytes(), *rest)
 
 
 @contextmanager
-def watched_generators() -> Iterator["Randomness"]:
+def watched_generators() -> Iterator["GeneratorUse"]:
     """Watch what code does to the generators of torch, numpy and Python inside the block."""
-    found = Randomness()
+    found = GeneratorUse()
     python, numpy, seed = random.getstate(), numpy_state(), torch.initial_seed()
 
     def noticing(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,9 @@
-"""The state of torch that decides how numbers are computed: ours around private computation, the
-user's inside of it.
+"""The torch settings that decide how numbers are computed.
 
 The bounds on rounding in the proofs are those of IEEE arithmetic. Autocast, TF32 or flushed
-denormals around a step would void them without a word, so a step runs in a state of its own,
-whatever the program around it has set. What the user wrote, the loss function and the data set,
-still sees autocast and the default dtype as the user set them.
+denormals around a step would silently void them, so a step runs under settings of its own,
+whatever the program around it has set. The user's code, the loss function and the data set, still
+sees autocast and the default dtype as the user set them.
 """
 
 import threading
@@ -28,14 +27,10 @@ _MULTIPLIERS: tuple[Any, ...] = (
 )
 if torch.cuda.is_available():
     _MULTIPLIERS += (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
-_FULL = (
-    "ieee",
-    "none",
-)  # of float32 products; "none" is what a backend says that knows no other way
-_WARN, _RAISE = (
-    1,
-    2,
-)  # of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
+# of float32 products; "none" is what a backend says that knows no other way
+_FULL = ("ieee", "none")
+# of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
+_WARN, _RAISE = 1, 2
 _NUMBERS_PER_THREAD = 2**17  # more than torch leaves to a single thread
 _TINY = np.float32(2.0**-140)
 
@@ -43,9 +38,10 @@ _one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Ambient:
-    """Torch's settings that a computation depends on; most of them belong to the process, some to
-    the thread.
+class TorchSettings:
+    """The torch settings that a computation depends on.
+
+    Most of them belong to the process, some to the thread.
     """
 
     autocast: tuple[tuple[bool, torch.dtype], ...]
@@ -59,7 +55,7 @@ class Ambient:
     detects_anomalies: bool
 
     @classmethod
-    def present(cls) -> "Ambient":
+    def present(cls) -> "TorchSettings":
         """Return the settings as they are now."""
         return cls(
             tuple(
@@ -78,18 +74,15 @@ class Ambient:
 
     @property
     def matmul_precision(self) -> str:
-        """How float32 products are computed: ``highest``, or the ways that backends were told to
-        take instead.
-        """
+        """How float32 products are computed: ``highest``, or the modes that backends are set to."""
         others = sorted({found for found in self.precisions if found not in _FULL})
         return ", ".join(others) or "highest"
 
-    def certified(self) -> "Ambient":
-        """Return the settings that the proofs assume: IEEE float32, nothing rounded behind our
-        back.
+    def certified(self) -> "TorchSettings":
+        """Return the settings that the proofs assume: IEEE float32 without hidden rounding.
 
-        Deterministic kernels make a block of the same records the same to the last bit; a program
-        that wants an error where there is none keeps that.
+        Deterministic kernels give a block of the same records the same bits; a program that wants
+        an error where there is no such kernel keeps that.
         """
         return replace(
             self,
@@ -104,15 +97,13 @@ class Ambient:
             detects_anomalies=False,
         )
 
-    def for_users_code(self, users: "Ambient") -> "Ambient":
-        """Return the same with what a loss function may rely on: the user's autocast and default
-        dtype.
-        """
+    def for_users_code(self, users: "TorchSettings") -> "TorchSettings":
+        """Return these settings with the user's autocast and default dtype."""
         return replace(self, autocast=users.autocast, default_dtype=users.default_dtype)
 
     def impose(self) -> None:
-        """Set everything that is otherwise now."""
-        now = Ambient.present()
+        """Set everything that differs now."""
+        now = TorchSettings.present()
         for device, (enabled, dtype), cast in zip(
             _DEVICES, self.autocast, now.autocast, strict=True
         ):
@@ -140,21 +131,24 @@ class Ambient:
             torch.set_anomaly_enabled(self.detects_anomalies, torch.is_anomaly_check_nan_enabled())
 
 
-_around: ContextVar[tuple[Ambient, Ambient] | None] = ContextVar("around", default=None)
+_around: ContextVar[tuple[TorchSettings, TorchSettings] | None] = ContextVar("around", default=None)
 
 
 @contextmanager
 def certified() -> Iterator[None]:
-    """Compute in the state that the proofs assume, with gradients, and leave torch as it was found.
+    """Compute under the settings that the proofs assume, with gradients; restore torch afterwards.
 
-    One thread of a process at a time: generators and most of torch's settings belong to all of
-    them.
+    One thread of a process may be inside at a time: generators and most of torch's settings belong
+    to all of them.
+
+    Yields:
+        Nothing.
     """
     with _one_at_a_time:
         if _around.get() is not None:
             yield
             return
-        users = Ambient.present()
+        users = TorchSettings.present()
         ours = users.certified()
         token = _around.set((users, ours))
         try:
@@ -168,9 +162,7 @@ def certified() -> Iterator[None]:
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """Give code of the user's its autocast and default dtype back; whatever it sets ends with
-    it.
-    """
+    """Give user code its autocast and default dtype back; settings that it changes end with it."""
     found = _around.get()
     if found is None:
         yield
@@ -187,9 +179,7 @@ def users_code() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Set hooks on saved tensors aside, which would be given the activations of records and may
-    round them.
-    """
+    """Remove hooks on saved tensors, which would see the activations of records."""
     stack: Any = torch._C._autograd
     found = []
     while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
@@ -203,16 +193,15 @@ def _without_hooks() -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread takes the smallest numbers for zero; torch can be told to, and does not
-    say.
-    """
+    """Whether this thread flushes denormals to zero; torch has no function that tells."""
     return not float(torch.from_numpy(np.full(1, _TINY)) * 1)
 
 
 @lru_cache(maxsize=8)
 def _pool_flushes_denormals(threads: int) -> bool:
-    """Whether torch's other threads do: they were born so if this one flushed at the time, and
-    cannot be told.
+    """Whether torch's other threads flush denormals.
+
+    They inherit that when they start, and it cannot be changed afterwards.
     """
     if threads == 1:
         return False
@@ -223,3 +212,6 @@ def _pool_flushes_denormals(threads: int) -> bool:
         return int((numbers * 1).count_nonzero()) < len(numbers)
     finally:
         torch.set_flush_denormal(flushes)
+
+
+Ambient = TorchSettings  # former name, still imported by dpfy.run.basis

@@ -1,8 +1,9 @@
-"""Public conformance suites: what every controller, engine, sampler, noise and accounting rule has
-to satisfy.
+"""Public conformance suites for controllers, engines, samplers, noise and accounting rules.
 
-Each suite raises ``AssertionError`` with what it found. Run them over your own values; dpfy's tests
-run them over every registered one.
+Each suite raises ``AssertionError`` with what it found. Run them over your own values; dpfy's
+tests run them over every registered one.
+
+Tests: tests/gradients/test_engines.py.
 """
 
 from importlib import import_module
@@ -22,6 +23,7 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
+    """Import a suite when it is first used, since some need torch."""
     if name in _HOME_OF:
         return getattr(import_module(_HOME_OF[name]), name)
     raise AttributeError(f"module 'dpfy.testing' has no attribute {name!r}")

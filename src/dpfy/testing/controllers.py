@@ -1,5 +1,6 @@
-"""Conformance of controllers: explicit state, usable settings whatever was released, and the events
-of the plan.
+"""Conformance of controllers: explicit state, usable settings, and the events of the plan.
+
+Tests: tests/mechanisms/test_controllers.py.
 """
 
 import copy
@@ -26,6 +27,7 @@ _GROUPS = (
     ClippedSum(0.5, "first", ("first.weight", "first.bias"), share=0.75),
     ClippedSum(2.0, "last", share=0.25),
 )
+# of released values: noise knows no limits
 _SIZES = (
     1.0,
     1.0,
@@ -37,19 +39,21 @@ _SIZES = (
     1e12,
     -1e12,
     1e-12,
-)  # of released values: noise knows no limits
+)
 _STEPS = 3 * len(_SIZES)
 _NOISE = 1.3
 
 
 def check_controller(controller: Controller) -> None:
-    """Raise ``AssertionError`` unless a controller keeps what plans, ledgers and checkpoints rely
-    on.
+    """Raise ``AssertionError`` unless a controller keeps what plans, ledgers and checkpoints need.
 
-    It is a fact with a JSON round trip; it extends a query once; its state is explicit, is not
-    changed in place and survives a checkpoint; and after releases of any size its settings have
-    bounds, noise and scales above zero, and the sums of the plan: the same events, or the same up
-    to a noise that is marked as adaptive.
+    It must have a JSON round trip and extend a query once. Its state must be explicit, must not be
+    changed in place and must survive a checkpoint. After releases of any size its settings must
+    have bounds, noise and scales above zero, and the sums of the plan: the same events, or the
+    same up to a noise that is marked as adaptive.
+
+    Args:
+        controller: The controller to check.
 
     >>> from dpfy.mechanisms.controllers import QuantileClipping
     >>> check_controller(QuantileClipping())
@@ -73,6 +77,7 @@ def check_controller(controller: Controller) -> None:
 
 
 def _check_run(controller: Controller, query: Query) -> None:
+    """Take a few steps with releases of any size, through a checkpoint."""
     parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in _SHAPES.items()}
     state = controller.start(query, parameters)
     for step, size in enumerate(_SIZES * (_STEPS // len(_SIZES)), start=1):
@@ -95,6 +100,7 @@ def _check_run(controller: Controller, query: Query) -> None:
 
 
 def _check_setting(controller: Controller, setting: StepConfig, query: Query, step: int) -> None:
+    """Check the settings of one step."""
     for leaf in setting.query.leaves:
         assert 0 < leaf.bound < float("inf"), f"the bound of {leaf.name!r} became {leaf.bound}"
     assert 0 < setting.noise < float("inf"), (
@@ -122,7 +128,7 @@ def _check_setting(controller: Controller, setting: StepConfig, query: Query, st
 def _released(
     parameters: dict[str, torch.nn.Parameter], setting: StepConfig, step: int, size: float
 ) -> Released:
-    """A made-up release of a given size, in proportion to the bounds."""
+    """Return a synthetic release of a given size, in proportion to the bounds."""
     generator, query = torch.Generator().manual_seed(step), setting.query
     pieces = ReleaseLayout(query, parameters, query.due(step), setting.coordinates)
     vector = torch.randn(sum(pieces.sizes), generator=generator, dtype=torch.float64) * size
@@ -143,12 +149,14 @@ def _released(
 
 
 def _through_a_checkpoint(state: State) -> State:
+    """Return a state as a checkpoint restores it."""
     with tempfile.TemporaryDirectory() as folder:
         write_state(Path(folder) / "state", state)
         return read_state(Path(folder) / "state")
 
 
 def _equal(one: Any, other: Any) -> bool:
+    """Whether two states hold equal values."""
     return all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         for a, b in zip(_values(one), _values(other), strict=True)
@@ -156,7 +164,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _values(state: Any) -> Iterator[Any]:
-    """Every value in a state, in order."""
+    """Return every value in a state, in order."""
     if isinstance(state, dict):
         for name, value in state.items():
             yield name

@@ -1,5 +1,6 @@
-"""Conformance of clipping engines: equal to one record at a time, bounded by every record, deaf to
-bad ones.
+"""Conformance of engines: equal to one record at a time, bounded, unmoved by bad records.
+
+Tests: tests/gradients/test_engines.py.
 """
 
 import math
@@ -20,16 +21,20 @@ _POISONS = (float("nan"), float("inf"), -float("inf"), 1e38, 1e-45)
 
 @dataclass(frozen=True)
 class EngineCase:
-    """A model with a loss, and the input of one example (floating point fields first)."""
+    """A model with a loss, and a function that makes its input.
+
+    Args:
+        name: The name of the case.
+        model: Makes the model.
+        example: Makes the fields of a number of examples, floating-point fields first.
+    """
 
     name: str
     model: Callable[[], nn.Module]
     example: Callable[[int], tuple[torch.Tensor, ...]]
 
     def loss(self, model: nn.Module) -> Callable[..., torch.Tensor]:
-        """Return the per-example loss: half the mean square of the output's distance from a fixed
-        pattern.
-        """
+        """Return the loss: half the mean squared distance of the output from a fixed pattern."""
 
         def loss_fn(*fields: torch.Tensor) -> torch.Tensor:
             output = model(*fields).flatten(1)
@@ -64,6 +69,8 @@ class _Bias(nn.Module):
 
 
 class _Recurrent(nn.Module):
+    """A recurrent layer and a linear one."""
+
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
@@ -73,7 +80,7 @@ class _Recurrent(nn.Module):
 
 
 class _TimeFirst(nn.Module):
-    """Records on the second axis of what a layer is given."""
+    """A model whose layers have the records on the second axis."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +91,8 @@ class _TimeFirst(nn.Module):
 
 
 class _Attention(nn.Module):
+    """Attention of records to themselves."""
+
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -93,6 +102,8 @@ class _Attention(nn.Module):
 
 
 class _Tokens(nn.Module):
+    """An embedding of tokens."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 2)
@@ -102,6 +113,7 @@ class _Tokens(nn.Module):
 
 
 def _floats(*shape: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Return a function that makes random numbers of a shape."""
     return lambda size: (torch.randn(size, *shape),)
 
 
@@ -145,10 +157,20 @@ def check_engine(
     seed: int = 0,
     grouped: bool = False,
 ) -> None:
-    """Check one engine on one model: the oracle's sums, any chunking, one record's bound, and
-    poisoned records.
+    """Check one engine on one model against the oracle.
 
-    With ``grouped`` every parameter is a group with a bound of its own.
+    Its sums must equal those of one record at a time for any chunking, no record may move a sum by
+    more than its bound, and records that are not finite must leave the others alone.
+
+    Args:
+        engine: The class of the engine.
+        case: The model, its loss and its input.
+        dtype: The precision of the model.
+        seed: The seed of weights and input.
+        grouped: Whether every parameter is a group with a bound of its own.
+
+    Raises:
+        AssertionError: The engine violates one of these.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -187,11 +209,14 @@ def check_engine(
 
 @dataclass(frozen=True)
 class _Subject:
+    """An engine with a loss."""
+
     engine: Engine
     loss_fn: Callable[..., Any]
     grouped: bool
 
     def sums(self, fields: tuple[torch.Tensor, ...], bound: float) -> torch.Tensor:
+        """Return the clipped sums of a chunk."""
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.engine.parameters.values()]
         groups = tuple(range(len(totals))) if self.grouped else (0,) * len(totals)
         count = max(groups) + 1
@@ -205,7 +230,7 @@ class _Subject:
 def _check_bound(
     subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, name: str
 ) -> None:
-    """However large its input, a record moves the sum by at most the bound."""
+    """Check that a record moves the sum by at most the bound, however large its input is."""
     rest = subject.sums(tuple(f[1:] for f in fields), bound)
     for scale in (1.0, 1e3, 1e6):
         first = (torch.cat([fields[0][:1] * scale, fields[0][1:]]), *fields[1:])
@@ -218,9 +243,7 @@ def _check_bound(
 def _check_poisons(
     subject: _Subject, fields: tuple[torch.Tensor, ...], bound: float, tolerance: float, name: str
 ) -> None:
-    """NaN, infinite, huge and subnormal records contribute at most the bound and leave the others
-    alone.
-    """
+    """Check NaN, infinite, huge and subnormal records: bounded, and without effect on others."""
     rest = subject.sums(tuple(f[1:] for f in fields), bound)
     for poison in _POISONS:
         first = (torch.cat([torch.full_like(fields[0][:1], poison), fields[0][1:]]), *fields[1:])
@@ -233,6 +256,7 @@ def _check_poisons(
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, message: str) -> None:
+    """Whether sums are equal up to a tolerance."""
     distance = float((found - expected).norm())
     scale = float(expected.norm()) or 1.0
     assert distance <= tolerance * scale, (

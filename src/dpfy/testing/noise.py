@@ -1,5 +1,8 @@
-"""Conformance of noise: Gaussian of the right scale, on the lattice, independent, never from a
-common generator.
+"""Conformance of noise: Gaussian of the right scale, on the lattice, and independent.
+
+Noise must never come from a generator that other code shares.
+
+Tests: tests/noise/test_conformance.py.
 """
 
 import itertools
@@ -21,12 +24,14 @@ MakeNoise = Callable[[SecureStream], NoiseStrategy]
 
 
 def check_noise(make_noise: MakeNoise) -> None:
-    """Raise ``AssertionError`` unless ``make_noise(stream)`` is sound independent Gaussian noise on
-    a lattice.
+    """Raise ``AssertionError`` unless ``make_noise`` makes independent Gaussian lattice noise.
 
     The streams have fixed test keys, so the outcome is the same on every run; over the choice of
     keys a correct noise fails with probability below 1e-6, and a scale that is wrong by 3 % is
     always noticed.
+
+    Args:
+        make_noise: A function from a secret stream to a noise.
 
     >>> from dpfy.noise import LatticeGaussian
     >>> check_noise(LatticeGaussian)
@@ -117,18 +122,19 @@ def _check_independence(make_noise: MakeNoise) -> None:
     common = set(first[:1000].tolist()) & set(second[:1000].tolist())
     assert not common, "a later call repeats the noise of an earlier one"
     _check_uncorrelated(first, second, "two calls")
+    # halves: a pair of Box and Muller's may lie that far apart
     for lag in (
         1,
         2,
         3,
         _COUNT // 4,
         _COUNT // 2,
-    ):  # halves: a pair of Box and Muller's may lie that far apart
+    ):
         _check_uncorrelated(first[:-lag], first[lag:], f"coordinates {lag} apart")
 
 
 def _check_release(make_noise: MakeNoise) -> None:
-    """Sums in pieces get the noise of their vector."""
+    """Check that sums in pieces get the noise of their concatenation."""
     shapes, factors = [(7,), (), (0, 3), (300, 7), (40,)], [1.0, 0.3, 2.0, -1e-3, 1e30]
     for stddev in (0.0, 1.7):
         grid = lattice_step(stddev or 1.0)
@@ -161,7 +167,7 @@ def _check_release(make_noise: MakeNoise) -> None:
 
 
 def _check_uncorrelated(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
-    """Compare the values and their squares, which catches a shared radius as well."""
+    """Compare values and their squares, which also catches a shared radius."""
     for x, y in ((a, b), (a.square() - 1, b.square() - 1)):
         score = float((x @ y) / math.sqrt(len(x)) / x.std() / y.std())
         assert 2 * stats.norm.sf(abs(score)) > _LEVEL, (

@@ -1,4 +1,7 @@
-"""What every accounting rule has to satisfy, whatever its method computes."""
+"""Laws that every accounting rule has to satisfy, whatever its method computes.
+
+Tests: tests/accounting/test_rules.py.
+"""
 
 import json
 import math
@@ -22,15 +25,22 @@ def check_rule(
     query: Callable[[float, float], RecordedQuery] = SumQuery,
     scales: bool = True,
 ) -> None:
-    """Assert the laws of composition and noise for one rule, on steps sampled by ``policy`` that
-    answer a ``query``.
-
-    ``query`` makes one of a bound and a noise; ``scales`` says that its cost depends on their ratio
-    alone.
+    """Assert the laws of composition and noise for one rule, on steps sampled by ``policy``.
 
     n equal events cost what one event repeated n times does; more noise never costs more, and more
-    steps never cost less; nothing asked costs nothing; no noise costs ∞; the cost survives JSON;
+    steps never cost less; no queries cost nothing; no noise costs ∞; the cost survives JSON;
     brackets are ordered; Gaussian sums on one sample cost what their collapsed noise does.
+
+    Args:
+        method: The accounting method.
+        policy: The sampling policy of the steps.
+        relation: The neighbouring relation.
+        delta: The δ at which costs are compared.
+        query: Makes a query from a bound and a noise.
+        scales: Whether the cost of the query depends on the ratio of noise and bound alone.
+
+    Raises:
+        AssertionError: The rule violates a law.
 
     >>> from dpfy.ledger.events import Poisson
     >>> check_rule("rdp", Poisson(0.1), "add_or_remove_one")

@@ -1,4 +1,7 @@
-"""Conformance of samplers: what is drawn has the law of the policy that the sampler names."""
+"""Conformance of samplers: samples have the distribution of the policy that the sampler names.
+
+Tests: tests/mechanisms/sampling/test_policies.py.
+"""
 
 import math
 from collections.abc import Callable
@@ -29,12 +32,15 @@ MakeSampler = Callable[[SecureStream], Sampler]
 
 
 def check_sampler(make_sampler: MakeSampler) -> None:
-    """Raise ``AssertionError`` unless ``make_sampler(stream)`` draws what its own policy says.
+    """Raise ``AssertionError`` unless a sampler draws what its own policy says.
 
     The streams have fixed test keys, so the outcome is the same on every run; over the choice of
     keys a correct sampler fails with probability below 1e-6. Rates between 0.02 and 0.9 that are
     wrong by 5 % are always noticed. Policies that declare the number of records are best judged
     with a few hundred.
+
+    Args:
+        make_sampler: A function from a secret stream to a sampler.
 
     >>> from dpfy.mechanisms.sampling import PoissonSampler
     >>> check_sampler(lambda stream: PoissonSampler(0.05, stream))
@@ -68,7 +74,7 @@ def _check_indices(drawn: npt.NDArray[np.int64], n: int) -> None:
 
 
 def _check_declared(sampler: Sampler, records: int) -> None:
-    """Another number of records than the declared one is refused, and not told."""
+    """Check that another number of records than declared is refused, and not told."""
     actual = 10 * records + 1
     try:
         sampler.draw(actual)
@@ -89,7 +95,7 @@ def _check_generator(sampler: Sampler, n: int) -> None:
 
 
 def _history(sampler: Sampler, n: int) -> Array:
-    """Return which record took part in which step, for so many events."""
+    """Return which record took part in which step, for this number of events."""
     taken = np.zeros((_EVENTS * sampler.steps_per_event, n))
     for row in taken:
         drawn = sampler.draw(n)
@@ -126,7 +132,7 @@ def _check_fixed_size(taken: Array, policy: FixedSize) -> None:
 
 
 def _check_truncated(taken: Array, policy: TruncatedPoisson) -> None:
-    """The sizes are those of truncated Poisson samples; given them, all sets are equally likely."""
+    """Check sizes of truncated Poisson samples; given these, all sets are equally likely."""
     sizes = taken.sum(axis=1).astype(int)
     assert sizes.max() <= policy.capacity, f"a sample has more than {policy.capacity} records"
     chance = stats.binom.pmf(np.arange(policy.capacity + 1), policy.records, policy.rate)
@@ -136,9 +142,7 @@ def _check_truncated(taken: Array, policy: TruncatedPoisson) -> None:
 
 
 def _check_shuffled(taken: Array, policy: Shuffled) -> None:
-    """Over many epochs, the first batch, the last and one in between are each a fresh sample of a
-    fixed size.
-    """
+    """Check that first, middle and last batches of many epochs are fresh samples of fixed size."""
     epochs = _check_epochs(taken, policy)
     ends = np.minimum(np.arange(1, policy.steps_per_event + 1) * policy.batch_size, policy.records)
     assert bool((epochs.sum(axis=2) == np.diff(ends, prepend=0)).all()), (
@@ -183,9 +187,7 @@ def _check_balls_in_bins(taken: Array, policy: BallsInBins) -> None:
 
 
 def _check_epochs(taken: Array, policy: Shuffled | Cyclic | BallsInBins) -> Array:
-    """Return the history by epoch, batch and record, after checking that each record is once in
-    each epoch.
-    """
+    """Return the history by epoch, batch and record; each record must be once in each epoch."""
     epochs = taken.reshape(-1, policy.steps_per_event, policy.records)
     assert bool((epochs.sum(axis=1) == 1).all()), (
         "not every record takes part exactly once in every epoch"
@@ -194,7 +196,7 @@ def _check_epochs(taken: Array, policy: Shuffled | Cyclic | BallsInBins) -> Arra
 
 
 def _check_uniform_subsets(taken: Array) -> None:
-    """Given their sizes, the samples are independent and all sets of that size are equally likely.
+    """Check that samples are independent and, given their sizes, uniform.
 
     The number of records that a sample shares with a fixed set, or with another sample, is then
     hypergeometric.
@@ -226,9 +228,7 @@ def _check_uniform_subsets(taken: Array) -> None:
 
 
 def _check_hypergeometric(found: Array, n: int, marked: Array, sizes: Array, what: str) -> None:
-    """Compare mean and spread of the numbers of records that samples share with ``marked`` ones, on
-    both sides.
-    """
+    """Compare mean and spread of the number of marked records in samples, on both sides."""
     mean, variance, peak = stats.hypergeom.stats(
         n, marked.astype(int), sizes.astype(int), moments="mvk"
     )
@@ -239,16 +239,15 @@ def _check_hypergeometric(found: Array, n: int, marked: Array, sizes: Array, wha
         f"samples and {what} share too many or few (score {drift:.1f})"
     )
     room = float((2 + peak[usable]).sum())
-    spread = (
-        float((scores**2 - 1).sum() / math.sqrt(room)) if room > 1e-6 else 0.0
-    )  # a fair coin has but one distance
+    # a fair coin has but one distance
+    spread = float((scores**2 - 1).sum() / math.sqrt(room)) if room > 1e-6 else 0.0
     assert 2 * stats.norm.sf(abs(spread)) > _LEVEL, (
         f"what samples share with {what} spreads wrongly ({spread:.1f})"
     )
 
 
 def _check_frequencies(counts: npt.NDArray[np.int64], chance: Array, what: str) -> None:
-    """Compare counts with their chances, rare cells put together."""
+    """Compare counts with their chances, rare cells merged."""
     total, cells, pooled = counts.sum(), [], np.zeros(2)
     for count, expected in sorted(
         zip(counts.tolist(), (total * chance).tolist(), strict=True), key=lambda x: -x[1]

@@ -9,12 +9,9 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine, VmapEngine
-from dpfy.gradients.bookkeeping.contributions import (
-    EmbeddingRows,
-    Materialized,
-    OuterProduct,
-    combined,
-)
+from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows
+from dpfy.gradients.bookkeeping.recorder import combined
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to

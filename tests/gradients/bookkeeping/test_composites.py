@@ -431,7 +431,7 @@ class TimeFirstSlopes(nn.Module):
 )
 def test_uses_that_a_rule_does_not_know_are_vectorised_and_leave_the_others_alone(make, x, rules):
     layers = assert_agrees(make, (x,), rules=1)
-    assert [unit.rule is not None for unit in layers] == rules
+    assert [layer.rule is not None for layer in layers] == rules
 
 
 def test_bags_in_one_long_list_are_refused():

@@ -12,16 +12,11 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine
-from dpfy.gradients.bookkeeping import contributions
-from dpfy.gradients.bookkeeping.contributions import (
-    SUM_ROUNDING,
-    EmbeddingRows,
-    Materialized,
-    OuterProduct,
-    Rematerialized,
-    TiedEmbedding,
-    combined,
-)
+from dpfy.gradients.bookkeeping import arithmetic
+from dpfy.gradients.bookkeeping.arithmetic import SUM_ROUNDING
+from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct, Rematerialized
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
+from dpfy.gradients.bookkeeping.recorder import combined
 from dpfy.gradients.bookkeeping.strategies import RAMP_ROUNDING
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
@@ -485,7 +480,7 @@ def test_a_product_is_complete_before_it_is_added_to_others(monkeypatch, shape, 
         b, a = (torch.randn(500, 1, size, generator=generator) for size in shape)
         weights = torch.rand(500, dtype=torch.float64, generator=generator)
         found = added(OuterProduct(a, b), weights, shape)
-        monkeypatch.setattr(contributions, "_completes_products", lambda *_: False)
+        monkeypatch.setattr(arithmetic, "_completes_products", lambda *_: False)
         assert torch.equal(found, added(OuterProduct(a, b), weights, shape))
     finally:
         torch.set_num_threads(before)

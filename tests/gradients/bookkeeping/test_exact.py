@@ -12,13 +12,8 @@ from torch import nn
 
 from dpfy.gradients import EXACT_NORMS, ExactBookkeepingEngine, LoopEngine, VmapEngine
 from dpfy.gradients.bookkeeping import exact
-from dpfy.gradients.bookkeeping.contributions import (
-    EmbeddingRows,
-    Materialized,
-    OuterProduct,
-    Rematerialized,
-    TiedEmbedding,
-)
+from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct, Rematerialized
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.exact import add_chosen, squared_lengths
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import Clipping, clip_to

@@ -143,5 +143,5 @@ def test_unknown_uses_make_the_module_around_them_a_unit():
     layers = assert_agrees(
         lambda: nn.Sequential(nn.Linear(3, 3), Unknown()), (floats(1, 4, 3),), rules=1
     )
-    assert [unit.name for unit in layers] == ["0", "1"]
+    assert [layer.name for layer in layers] == ["0", "1"]
     assert isinstance(layers[1].layouts, Layouts)

@@ -1,5 +1,6 @@
-"""Engines that take per-record gradients from what layers saw: no gradient is written that need not
-be.
+"""Engines that derive per-record gradients from the inputs and output gradients of layers.
+
+A gradient is written out for each record only where that is cheaper than its factors.
 """
 
 from dpfy.gradients.bookkeeping.engine import BookkeepingEngine, GhostEngine

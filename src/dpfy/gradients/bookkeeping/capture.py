@@ -1,4 +1,4 @@
-"""From a model to layers of capture, and one pass through them."""
+"""Divide a model into layers, and record what each is given in one pass."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from dpfy.gradients.base import Unsupported
 from dpfy.gradients.bookkeeping.functional_params import DirectUses
 from dpfy.gradients.bookkeeping.layers import Rule, rule_for
-from dpfy.gradients.bookkeeping.layers.fallback import Layouts, opaque
+from dpfy.gradients.bookkeeping.layers.fallback import Layouts, fallback
 from dpfy.gradients.bookkeeping.layout import Layout, learnt
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
@@ -38,7 +38,7 @@ class CapturedLayer:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is an embedding of the same tokens for all records."""
+        """Whether it is an embedding of the same tokens for all records, such as positions."""
         return (
             self.rule is not None
             and self.rule.kind is nn.Embedding
@@ -47,20 +47,21 @@ class CapturedLayer:
         )
 
     def forward(
-        self, tape: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any
+        self, recorder: Recorder, own: Callable[..., Any] | None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Compute what the module computes, and record; ``own`` is the forward pass that its user
-        gave it, if any.
+        """Compute what the module computes, and record its contributions.
+
+        ``own`` is a forward pass that the user put on this very module, if any.
         """
         assert self.layouts is not None
         if self.rule is None:
             with _forward_of(self.module, own):
-                return opaque(self.module, tape, self.layouts, *args, **kwargs)
+                return fallback(self.module, recorder, self.layouts, *args, **kwargs)
         layout = self.layouts.inputs[0]
         if layout is None:
             raise RuleRefused(self.name, "a layer is given no records")
         try:
-            return self.rule.forward(self.module, tape, layout, *args, **kwargs)
+            return self.rule.forward(self.module, recorder, layout, *args, **kwargs)
         except Unsupported as error:
             raise RuleRefused(self.name, str(error)) from None
 
@@ -69,14 +70,13 @@ def layers_of(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     called: set[str] | None = None,
-    bare: bool = False,
+    direct_uses: bool = False,
 ) -> list[CapturedLayer]:
-    """Divide a model into the smallest modules that own trained parameters and are called
-    themselves.
+    """Divide a model into the smallest called modules that own trained parameters.
 
-    ``called`` are the modules that a pass went through; a module that holds parameters and is never
-    called, such as a list of them, belongs to the module around it. With ``bare``, modules around
-    other layers are none themselves: their own parameters are used outside of any layer.
+    ``called`` are the modules that a pass went through; a module that holds parameters and is
+    never called, such as a list of them, belongs to the module around it. With ``direct_uses``,
+    modules around other layers are no layers: their own parameters are used outside of any layer.
     """
     trained = {id(parameter) for parameter in parameters.values()}
     modules = dict(model.named_modules())
@@ -94,7 +94,7 @@ def layers_of(
         while called is not None and holder not in called and holder:
             holder = holder.rpartition(".")[0]
         chosen.add(holder)
-    if bare:
+    if direct_uses:
         around = {a for name in chosen for a in _ancestors(name)} | {""}
         chosen = {
             name for name in chosen if name not in around or rule_for(modules[name]) is not None
@@ -108,33 +108,34 @@ def layers_of(
 
 
 def _ancestors(name: str) -> Iterator[str]:
+    """Yield the names of the modules around a module, from the inside."""
     while name:
         name = name.rpartition(".")[0]
         yield name
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Attention uses the parameters of its output layer without calling it."""
+    """Whether a module is attention, which never calls the output layer that it uses."""
     return isinstance(module, nn.MultiheadAttention)
 
 
 @contextmanager
-def capturing(layers: Sequence[CapturedLayer], tape: Recorder, uses: DirectUses) -> Iterator[None]:
-    """Let the layers record on the tape inside the block; nothing stays on the model."""
+def capturing(
+    layers: Sequence[CapturedLayer], recorder: Recorder, uses: DirectUses
+) -> Iterator[None]:
+    """Let layers hand contributions to the recorder inside the block; the model stays as it was."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        torch.backends.mha.set_fastpath_enabled(
-            False
-        )  # it skips the modules inside of a TransformerEncoderLayer
+        # it skips the modules inside of a TransformerEncoderLayer
+        torch.backends.mha.set_fastpath_enabled(False)
         for layer in layers:
-            own = vars(layer.module).get(
-                "forward"
-            )  # the user may have put another one in its place
+            # the user may have put another one in its place
+            own = vars(layer.module).get("forward")
             forward = (
                 uses.table(layer.module)
                 if layer.is_shared
-                else uses.around(partial(layer.forward, tape, own))
+                else uses.around(partial(layer.forward, recorder, own))
             )
             stack.enter_context(_forward_of(layer.module, forward))
         yield
@@ -164,9 +165,7 @@ class Observation:
 
 
 def observe(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> Observation:
-    """Run once and note what every module is given and gives back, and which of them are called at
-    all.
-    """
+    """Run once, and note what every called module is given and returns."""
     seen = Observation({}, {})
 
     def note(name: str) -> Callable[..., None]:
@@ -193,9 +192,7 @@ def watch(
     parameters: Mapping[str, nn.Parameter],
     run: Callable[[], object],
 ) -> Observation:
-    """Run once and note the functions that parameters are given to outside of all layers, one name
-    for each call.
-    """
+    """Run once, and note each function that is given a parameter outside of all layers."""
     uses = DirectUses(parameters.values())
     with ExitStack() as stack:
         for layer in layers:
@@ -212,6 +209,7 @@ def watch(
 
 
 def _detached(tree: Any) -> list[Any]:
+    """Return copies of all tensors of a structure, and None for other leaves."""
     leaves = [
         _totals(leaf) if isinstance(leaf, PackedSequence) else leaf
         for leaf in tree_leaves(tree, is_leaf=lambda node: isinstance(node, PackedSequence))
@@ -220,8 +218,9 @@ def _detached(tree: Any) -> list[Any]:
 
 
 def _totals(packed: PackedSequence) -> torch.Tensor:
-    """Return a row for every sequence, in the order from before the packing; packed data does not
-    show their number.
+    """Return a row for every packed sequence, in the order before packing.
+
+    Packed data itself does not show how many sequences there are.
     """
     return pad_packed_sequence(packed, batch_first=True)[0].sum(1)
 
@@ -229,9 +228,7 @@ def _totals(packed: PackedSequence) -> torch.Tensor:
 def with_layouts(
     layer: CapturedLayer, small: Observation, large: Observation, records: tuple[int, int]
 ) -> CapturedLayer:
-    """Learn where the records are in what a layer is given, from passes with two numbers of
-    records.
-    """
+    """Learn where records are in a layer's inputs, from passes with two numbers of records."""
 
     def learn(few: list[list[Any]], many: list[list[Any]]) -> list[Layout | None]:
         calls = [
@@ -259,8 +256,9 @@ def with_layouts(
 def mixes_rows(
     layer: CapturedLayer, before: Observation, after: Observation, changed: int, records: int
 ) -> bool:
-    """Whether a change of one record shows in another record's place of what the layer is given, or
-    in a shared one.
+    """Whether changing one record changes a layer's input at another record's place.
+
+    A place that all records share must not change either.
     """
     rest = [row for row in range(records) if row != changed]
     for one, other in zip(before.inputs[layer.name], after.inputs[layer.name], strict=True):
@@ -273,7 +271,7 @@ def mixes_rows(
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal, up to the rounding of kernels where these are numbers."""
+    """Whether tensors are equal, up to the rounding of kernels where they hold floats."""
     if a.shape != b.shape or not a.is_floating_point():
         return torch.equal(a, b)
     scale = float(a.abs().max()) if a.numel() else 0.0

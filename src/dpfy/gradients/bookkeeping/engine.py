@@ -1,9 +1,10 @@
-"""One forward and one backward pass for a whole chunk; norms and sums from what each layer saw.
+"""One forward and one backward pass per chunk; norms and sums come from what layers are given.
 
-    forward ─▶ backward (activations only) ─▶ contributions ─▶ norms ─▶ weights ─▶ one weighed sum per parameter
+    forward ─▶ backward (activations only) ─▶ contributions ─▶ norms ─▶ weights ─▶ weighted sums
 
 Z. Bu et al., Differentially Private Optimization on Large Model at Small Cost, 2023. The norms are
-certified, and what float32 cannot bound is done exactly: docs/proofs/clipping-engines.md.
+certified upper bounds. Records that float32 cannot bound are computed by the loop engine:
+docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
@@ -27,6 +28,7 @@ from dpfy.gradients.base import (
     Unsupported,
     per_unit,
 )
+from dpfy.gradients.bookkeeping.arithmetic import SUM_ROUNDING
 from dpfy.gradients.bookkeeping.capture import (
     CapturedLayer,
     Observation,
@@ -38,16 +40,15 @@ from dpfy.gradients.bookkeeping.capture import (
     watch,
     with_layouts,
 )
-from dpfy.gradients.bookkeeping.contributions import SUM_ROUNDING
 from dpfy.gradients.bookkeeping.functional_params import RecordedUses
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, Recorder
 from dpfy.gradients.bookkeeping.strategies import (
     RAMP_ROUNDING,
+    ChunkNorms,
     ClipPass,
     NormPass,
-    Norms,
     PerGroupClip,
     StoreThenClip,
     SumPair,
@@ -62,22 +63,18 @@ from dpfy.sandbox.rng_isolation import bookmark
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
-# records: for so many a chunk may be twice as large, since sums and kernels are for all of them at
-# once
+# up to this number of records a chunk may be twice as large: sums and kernels serve all at once
 _FEW = 16
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
 
 class CapturingEngine(Engine):
-    """What engines share that take per-record gradients from the inputs and output gradients of
-    layers.
-    """
+    """Base of engines that take gradients from the inputs and output gradients of layers."""
 
     isolation = "checked on synthetic input: no record reaches another one's place in any layer"
     isolates = False
-    rounding = (
-        SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23
-    )  # and what kernels do to gradients in a block of another size
+    # and what kernels do to gradients in a block of another size
+    rounding = SUM_ROUNDING + RAMP_ROUNDING + 2.0**-23
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
@@ -87,21 +84,21 @@ class CapturingEngine(Engine):
         self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
-        """Learn where the records are in every layer, and how many of them fit into memory, on
-        synthetic records.
-        """
+        """Learn from synthetic records where records lie in layers, and how many fit in memory."""
         try:
-            self._learn(loss_fn, examples, bare=True)
+            self._learn(loss_fn, examples, direct_uses=True)
         except Unsupported:
-            self._learn(loss_fn, examples, bare=False)
+            self._learn(loss_fn, examples, direct_uses=False)
         room = _NUMBERS_AT_ONCE // self.numbers_per_record
         self.records_at_once = max(
             1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record)
         )
 
-    def _learn(self, loss_fn: LossFn, examples: Examples, bare: bool) -> None:
-        """Divide the model; parameters outside of layers are seen one by one if ``bare``, or their
-        module is a layer.
+    def _learn(self, loss_fn: LossFn, examples: Examples, direct_uses: bool) -> None:
+        """Divide the model into layers, and learn where the records are in each.
+
+        With ``direct_uses``, parameters that are used outside of layers are recorded use by use.
+        Otherwise the module that owns them is one layer.
         """
         modules = dict(self.model.named_modules())
         if any(module._backward_hooks or module._backward_pre_hooks for module in modules.values()):
@@ -111,9 +108,8 @@ class CapturingEngine(Engine):
 
         def passed(chunk: Chunk) -> Observation:
             shown: list[torch.Tensor] = []
-            with (
-                torch.enable_grad()
-            ):  # as in a step: a module may observe only what is differentiated
+            # as in a step: a module may observe only what is differentiated
+            with torch.enable_grad():
                 seen = observe(
                     modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size))
                 )
@@ -127,12 +123,12 @@ class CapturingEngine(Engine):
         few, many = (passed(examples(size, 1)) for size in _SIZES)
         layers = [
             with_layouts(layer, few, many, _SIZES)
-            for layer in layers_of(self.model, self.parameters, set(few.inputs), bare)
+            for layer in layers_of(self.model, self.parameters, set(few.inputs), direct_uses)
         ]
         if any(not layer.name and layer.rule is None for layer in layers):
             raise Unsupported("the model as a whole would be vectorised")
         uses, later = (
-            watched(examples(size, 1)) if bare else Observation({}, {}) for size in _SIZES
+            watched(examples(size, 1)) if direct_uses else Observation({}, {}) for size in _SIZES
         )
         places = [
             with_layouts(CapturedLayer(name, self.model, None), uses, later, _SIZES)
@@ -147,9 +143,7 @@ class CapturingEngine(Engine):
     def _try_rules(
         self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation
     ) -> None:
-        """Go through the model once; a layer that is used in a way that its rule does not know is
-        vectorised instead.
-        """
+        """Go through the model once; vectorise layers used in ways their rules do not cover."""
         try:
             self._uses = None
             self.numbers_per_record = self._count_numbers(loss_fn, chunk)
@@ -168,8 +162,9 @@ class CapturingEngine(Engine):
                 raise refused from None
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
-        """Return the clipped sum of the chunk; records that float32 cannot bound are done one by
-        one.
+        """Return the clipped sum of the chunk.
+
+        Records that float32 cannot bound are computed one by one.
         """
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
@@ -191,13 +186,16 @@ class CapturingEngine(Engine):
     @abstractmethod
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
-    ) -> tuple[Norms, BoundedSums | None]:
-        """Return the norms, and the sums if no norm is in doubt, without the part that is to be
-        done exactly.
-        """
+    ) -> tuple[ChunkNorms, BoundedSums | None]:
+        """Return the norms, and the sums of what is not done exactly unless a norm is in doubt."""
 
     def _completed(
-        self, sums: BoundedSums, norms: Norms, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
+        self,
+        sums: BoundedSums,
+        norms: ChunkNorms,
+        loss_fn: LossFn,
+        chunk: Chunk,
+        clipping: Clipping,
     ) -> BoundedSums:
         """Add to the sums the part of each record that is done exactly."""
         totals, seen = self._zeros(), sums.seen[0].norms
@@ -212,35 +210,35 @@ class CapturingEngine(Engine):
         return SumPair(sums, Summed(totals))
 
     def _exact(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> Summed:
+        """Return the sum that the loop engine computes."""
         return LoopEngine(self.model, self.parameters).bounded_sums(loss_fn, chunk, clipping)
 
-    def _pass(self, loss_fn: LossFn, chunk: Chunk, sink: Consumer) -> Recorder:
-        """Go forward and back once, and let the sink have what every layer contributes."""
+    def _pass(self, loss_fn: LossFn, chunk: Chunk, consumer: Consumer) -> Recorder:
+        """Go forward and back once, and hand the consumer what every layer contributes."""
         if self.layers is None:
             raise Unsupported("the engine was not prepared")
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
-        tape = Recorder(trained, chunk.size * chunk.rows, sink, self._uses, chunk.rows)
-        uses = RecordedUses(tape, trained.values(), self._uses_outside)
-        with capturing(self.layers, tape, uses), torch.enable_grad():
+        recorder = Recorder(trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows)
+        uses = RecordedUses(recorder, trained.values(), self._uses_outside)
+        with capturing(self.layers, recorder, uses), torch.enable_grad():
             with uses if self._uses_outside else nullcontext():
                 returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
-            losses, tape.stats = per_unit(returned, chunk)
-            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
-        tape.finish()
-        return tape
+            losses, recorder.stats = per_unit(returned, chunk)
+            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
+        recorder.finish()
+        return recorder
 
     def _zeros(self) -> list[torch.Tensor]:
+        """Return a float64 zero for each trained parameter."""
         return [
             torch.zeros_like(parameter, dtype=torch.float64)
             for parameter in self.parameters.values()
         ]
 
     def _count_numbers(self, loss_fn: LossFn, chunk: Chunk) -> int:
-        """Return how many numbers a record keeps in memory; learn how often each parameter is
-        used.
-        """
+        """Return how many numbers a record keeps in memory; learn the uses of each parameter."""
         saved: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,15 +248,15 @@ class CapturingEngine(Engine):
             )
             return tensor
 
-        sink = StoreThenClip(len(self.parameters), chunk.size)
+        consumer = StoreThenClip(len(self.parameters), chunk.size)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            self._uses = self._pass(loss_fn, chunk, sink).uses
+            self._uses = self._pass(loss_fn, chunk, consumer).uses
         for parameter in self.parameters.values():
             saved.pop(parameter.untyped_storage().data_ptr(), None)
-        return max(1, (sum(saved.values()) + self._kept(sink.parts)) // chunk.size)
+        return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
 
     def _kept(self, parts: list[Parts]) -> int:
-        """How many numbers of the contributions are kept until the weights are known."""
+        """Return how many numbers of the contributions are kept until the weights are known."""
         return sum(
             tensor.numel()
             for by_rows in parts
@@ -274,7 +272,7 @@ def _require_apart(
     look: Callable[[Chunk], Observation],
     examples: Examples,
 ) -> None:
-    """Change one record: what the layers are given in the places of others must stay as it was."""
+    """Refuse a model in which changing one record changes what layers see of another record."""
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
     for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
         try:
@@ -288,24 +286,27 @@ def _require_apart(
 
 
 class BookkeepingEngine(CapturingEngine):
-    """One pass that keeps each layer's input and output gradient, or the gradients where that is
-    cheaper.
+    """One pass that keeps each layer's input and output gradient until the weights are known.
 
-    Where every group of parameters has a bound of its own, a group is clipped and summed as soon as
-    it is complete and nothing is kept.
+    Where it is cheaper, per-record gradients are kept instead. Where every group of parameters has
+    a bound of its own, each group is clipped and summed as soon as it is complete.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
     """
 
     name = "bookkeeping"
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
-        """Refuse also what is too large to keep."""
+        """Prepare as other engines of this kind, and refuse records that are too large to keep."""
         super().prepare(loss_fn, examples)
         if self.numbers_per_record > _LARGEST_RECORD:
             raise Unsupported("a record's activations and gradients are too large to keep")
 
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
-    ) -> tuple[Norms, BoundedSums | None]:
+    ) -> tuple[ChunkNorms, BoundedSums | None]:
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
@@ -317,15 +318,20 @@ class BookkeepingEngine(CapturingEngine):
 
 
 class GhostEngine(CapturingEngine):
-    """Two passes that keep nothing but norms: the first measures, the second weighs; dropout is the
-    same in both.
+    """Two passes that keep only norms: the first measures records, the second weighs them.
+
+    Both passes draw the same dropout masks.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
     """
 
     name = "ghost"
 
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
-    ) -> tuple[Norms, BoundedSums | None]:
+    ) -> tuple[ChunkNorms, BoundedSums | None]:
         measuring = NormPass(len(self.parameters), chunk.size)
         rewind = bookmark()
         stats = self._pass(loss_fn, chunk, measuring).stats

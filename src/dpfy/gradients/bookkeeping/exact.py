@@ -1,8 +1,7 @@
-"""Book-keeping where a norm decides more than a scale: it is that of the very vector, and sums are
-in float64.
+"""Book-keeping with exact norms: those of the very vectors that are added, in float64.
 
-Bounds from above would do for clipping. Importance sampling tosses coins by norms, and their last
-bits must follow from those of the gradients alone: docs/proofs/dpis.md.
+Upper bounds would do for clipping. Importance sampling tosses coins by norms, and rounding error
+must follow from the bits of the gradients alone: docs/proofs/dpis.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +11,9 @@ from typing import TypeGuard
 import torch
 
 from dpfy.gradients.base import BoundedSums, LossFn, RecordStats, Unsupported
-from dpfy.gradients.bookkeeping.contributions import (
-    Contribution,
-    EmbeddingRows,
-    Materialized,
-    OuterProduct,
-    TiedEmbedding,
-)
+from dpfy.gradients.bookkeeping.contributions import Contribution, Materialized, OuterProduct
 from dpfy.gradients.bookkeeping.costs import BLOCK_NUMBERS, cheapest_kept
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.engine import BookkeepingEngine
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
 from dpfy.gradients.chunk import Chunk
@@ -31,21 +25,22 @@ _CHUNKS = 8  # in a step, about: there are more numbers in it than those at hand
 
 
 class ExactBookkeepingEngine(BookkeepingEngine):
-    """Keeps vectors, or two factors of each; what float64 cannot measure without them is written
-    out twice.
+    """Book-keeping whose norms are those of the added vectors, for importance sampling.
 
-    A record whose gradient is not finite has such a norm, and what has no weight is in no sum. So
-    nothing is ever done over, and every record is weighed once.
+    Vectors, or two factors of each, are kept; sums over several time steps are written out twice.
+    A record whose gradient is not finite has a norm that is not, and records of weight zero are in
+    no sum. So no chunk is computed again, and every record is weighed once.
+
+    Args:
+        model: The user's module.
+        parameters: The trained parameters by name.
     """
 
-    rounding = (
-        VmapEngine.rounding
-    )  # as there: norms and sums in float64, of gradients from kernels that look at sizes
+    # as there: norms and sums in float64, of gradients from kernels that look at sizes
+    rounding = VmapEngine.rounding
 
     def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
-        """Return the weighed sum of the chunk; only records that have a weight are added up, when
-        the sum is.
-        """
+        """Return the weighted sum of the chunk; only records of nonzero weight are added up."""
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
         kept = Written(len(self.parameters), chunk.size)
@@ -65,21 +60,19 @@ class Written(Consumer):
         self.parts: list[Parts] = [[] for _ in range(parameters)]
 
     def take(self, position: int, parts: Parts) -> None:
-        """Measure and keep."""
+        """Measure the contributions and keep them."""
         self.parts[position] = parts
         for _, part in parts:
             self.squared[position] += squared_lengths(part)
 
     def form(self, outer: OuterProduct) -> Contribution:
-        """Weigh memory against time."""
+        """Return the form that trades memory for time best."""
         return cheapest_kept(outer)
 
 
 @dataclass(frozen=True)
 class Chosen(BoundedSums):
-    """Contributions and their weights; those of weight zero, whatever they hold, are left out of
-    the sum.
-    """
+    """Contributions and weights; records of weight zero are left out, whatever they hold."""
 
     parts: list[Parts]
     weights: Sequence[torch.Tensor]
@@ -96,9 +89,9 @@ class Chosen(BoundedSums):
 def squared_lengths(part: Contribution) -> torch.Tensor:
     """Return the squared norms of the vectors of all records, in float64.
 
-    A product of two vectors is as long as the product of their lengths. Sums of several are written
-    out, as terms that cancel would carry the last bits of Gram matrices into the leading ones of a
-    norm.
+    The norm of a product of two vectors is the product of their norms. Sums of several products
+    are written out: with Gram matrices, terms that cancel would carry rounding error into the
+    leading digits of a norm.
     """
     if isinstance(part, Materialized):
         return _squares(part.gradients).sum(0)
@@ -112,16 +105,14 @@ def squared_lengths(part: Contribution) -> torch.Tensor:
 
 
 def _squares(rows: torch.Tensor) -> torch.Tensor:
-    """Return the squared norms [blocks, rows]; of float32 in one walk, where torch makes a wide
-    copy first.
-    """
+    """Return squared norms [blocks, rows]; float32 takes one walk, where torch converts first."""
     if (numbers := _singles(rows)) is None:
         return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64).square()
     return torch.from_numpy(_kernels_for(rows).measure(numbers))
 
 
 def _chosen_sums(rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return Σ weight·row [blocks, numbers] over the chosen rows in float64, as above."""
+    """Return Σ weight·row [blocks, numbers] over the chosen rows, in float64."""
     if (numbers := _singles(rows)) is None:
         return weights[chosen] @ rows.index_select(1, chosen).double()
     return torch.from_numpy(
@@ -130,6 +121,7 @@ def _chosen_sums(rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
 
 
 def _kernels_for(rows: torch.Tensor) -> Kernels:
+    """Return the kernels for rows of this size."""
     return kernels_for(_CHUNKS * rows.numel(), shared=True)
 
 
@@ -143,9 +135,7 @@ def _singles(rows: torch.Tensor) -> Singles | None:
 
 
 def _lengths(vectors: torch.Tensor) -> torch.Tensor:
-    """Return norms in float64, also where it cannot hold squares: the factor of a tiny vector may
-    be a large one.
-    """
+    """Return norms in float64, scaled where squares would overflow or underflow."""
     rows = vectors.flatten(1)
     if rows.dtype != torch.float64:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -155,7 +145,7 @@ def _lengths(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -> None:
-    """Add Σ weight·vector over the records whose weight is not zero to the float64 ``total``."""
+    """Add Σ weight·vector over the records of nonzero weight to the float64 ``total``."""
     chosen = weights.nonzero().flatten()
     if not len(chosen):
         return
@@ -175,13 +165,12 @@ def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -
 
 
 def _is_one_product(part: Contribution) -> TypeGuard[OuterProduct]:
+    """Whether a contribution is a product of two vectors per record."""
     return isinstance(part, OuterProduct) and part.inputs.shape[1] == 1
 
 
 def _written(part: Contribution) -> Iterator[tuple[slice, Materialized]]:
-    """Write the vectors of a few records at a time out; again in the same shapes, they have the
-    same bits.
-    """
+    """Yield the vectors of a few records at a time; equal shapes give equal bits each time."""
     assert isinstance(part, OuterProduct | TiedEmbedding)
     outer, height = (
         (part.outer, part.rows.vocabulary)

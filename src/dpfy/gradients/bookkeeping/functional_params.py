@@ -1,9 +1,8 @@
-"""Parameters that are used outside of any layer: position embeddings, class tokens, scales, tied
-heads.
+"""Parameters that are used outside of any layer: position embeddings, scales, tied heads.
 
-A mode of torch sees every function that is given one. Where the function treats records alone, it
-is given one copy of the parameter for each record, or its product is recorded as a layer's would
-be.
+A torch function mode sees every function that is given such a parameter. Where the function treats
+records alone, it is given one copy of the parameter for each record; a product is recorded as a
+linear layer's would be.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -85,9 +84,7 @@ _WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}
 
 
 class DirectUses(TorchFunctionMode):
-    """Sees the functions that trained parameters, or parts of them, are given to while no layer is
-    at work.
-    """
+    """Sees the functions that are given trained parameters, or parts of them, outside of layers."""
 
     def __init__(self, trained: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -113,7 +110,7 @@ class DirectUses(TorchFunctionMode):
         return result  # a shape or a type
 
     def around(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a layer's forward pass, whose own uses of its parameters are not looked at."""
+        """Return a layer's forward pass, inside of which uses of parameters are not observed."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             before, self.inside = self.inside, True
@@ -125,9 +122,7 @@ class DirectUses(TorchFunctionMode):
         return forward
 
     def table(self, module: Any) -> Callable[..., Any]:
-        """Return the forward pass of an embedding of something that no record takes part in, such
-        as positions.
-        """
+        """Return the forward pass of an embedding of data-independent tokens, such as positions."""
         return self.around(
             lambda tokens: self.derived(
                 module.weight, lambda table: F.embedding(tokens, table, module.padding_idx)
@@ -137,9 +132,7 @@ class DirectUses(TorchFunctionMode):
     def derived(
         self, tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Return a function of a parameter that no record takes part in, and remember where it came
-        from.
-        """
+        """Return a data-independent function of a parameter, and remember where it came from."""
         _, parameter, before = self._origin[id(tensor)]
         result = function(tensor)
         result = result.view_as(result) if result is tensor else result
@@ -147,9 +140,7 @@ class DirectUses(TorchFunctionMode):
         return result
 
     def used(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Note what else the function is given and what it gives, to learn where the records
-        are.
-        """
+        """Note the other inputs and the result of a function, to learn where the records are."""
         result = func(*args, **kwargs)
         others = [
             leaf
@@ -161,13 +152,13 @@ class DirectUses(TorchFunctionMode):
 
 
 class RecordedUses(DirectUses):
-    """Records those uses on a tape."""
+    """Hands the contributions of those uses to a recorder."""
 
     def __init__(
-        self, tape: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]
+        self, recorder: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]
     ) -> None:
         super().__init__(trained)
-        self._tape = tape
+        self._recorder = recorder
         self._layouts = iter(layouts)
 
     def used(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -196,17 +187,15 @@ class RecordedUses(DirectUses):
         return func(*copied, **kwargs)
 
     def _copies(self, tensor: torch.Tensor, ndim: int, layout: Layout) -> torch.Tensor:
-        """Return one copy for each record, on the axis of the records, without memory of
-        their own.
-        """
+        """Return one copy per record, along the axis of the records, without memory of its own."""
         _, parameter, function = self._origin[id(tensor)]
         shape = [1] * (ndim - tensor.ndim) + list(tensor.shape)  # as broadcasting has it
         if shape.pop(layout.axis) != 1:
             raise Unsupported(
                 "a parameter has a value of its own for each place of a record in the chunk"
             )
-        copies = vmap(function)(per_record(self._tape, parameter))
-        return copies.reshape(self._tape.records, *shape).movedim(0, layout.axis)
+        copies = vmap(function)(per_record(self._recorder, parameter))
+        return copies.reshape(self._recorder.records, *shape).movedim(0, layout.axis)
 
     def _product(
         self,
@@ -217,15 +206,15 @@ class RecordedUses(DirectUses):
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute inputs @ weight, or with its transpose, as a linear layer."""
-        tape = self._tape
-        if id(inputs) in self._origin or not tape.trains(weight) or weight.ndim != 2:
+        recorder = self._recorder
+        if id(inputs) in self._origin or not recorder.trains(weight) or weight.ndim != 2:
             raise Unsupported("a product with a part of a parameter")
         if func is F.linear:
-            return recorded_linear(tape, layout, inputs, weight, bias)
+            return recorded_linear(recorder, layout, inputs, weight, bias)
 
         def record(gradient: torch.Tensor) -> None:
-            rows = layout.sequences(inputs.detach(), tape.records)
-            tape.outer(weight, OuterProduct(layout.sequences(gradient, tape.records), rows))
+            rows = layout.sequences(inputs.detach(), recorder.records)
+            recorder.outer(weight, OuterProduct(layout.sequences(gradient, recorder.records), rows))
 
-        layout.items(inputs, tape.records)
-        return _Linear.apply(tape.anchor, inputs, weight.t(), None, record)
+        layout.items(inputs, recorder.records)
+        return _Linear.apply(recorder.anchor, inputs, weight.t(), None, record)

@@ -1,4 +1,7 @@
-"""Where the records are in what a layer is given."""
+"""The position of the records in the tensors that a layer is given.
+
+Tests: tests/gradients/bookkeeping/test_capture.py.
+"""
 
 from dataclasses import dataclass
 
@@ -9,20 +12,17 @@ from dpfy.gradients.base import Unsupported
 
 @dataclass(frozen=True)
 class Layout:
-    """The axis of the records; ``flat`` where each record fills a run of equally many consecutive
-    places of axis 0.
+    """The axis of the records; ``flat`` if each record is a run of equal length along axis 0.
 
-    Learnt on synthetic input from batches of several sizes, never guessed from one: a batch as long
-    as its sequences would look the same both ways.
+    Layouts are learnt from synthetic batches of several sizes, never guessed from one: with as
+    many records as time steps, both axes would look alike.
     """
 
     axis: int = 0
     flat: bool = False
 
     def items(self, tensor: torch.Tensor, records: int) -> torch.Tensor:
-        """Return the tensor with records, or several items of each record in a row, along
-        axis 0.
-        """
+        """Return the tensor with records, or consecutive items of each record, along axis 0."""
         if self.axis >= tensor.ndim:
             raise Unsupported
         moved = tensor.movedim(self.axis, 0)
@@ -42,9 +42,7 @@ class Layout:
 
 
 def learnt(small: torch.Tensor, large: torch.Tensor, records: tuple[int, int]) -> Layout | None:
-    """Return the layout of a tensor that was seen with two numbers of records; None where it has
-    none of them.
-    """
+    """Return the layout of a tensor seen with two numbers of records; None if it has none."""
     if small.ndim != large.ndim:
         raise Unsupported
     axes = [

@@ -1,56 +1,59 @@
-"""Where the layers of one forward and backward pass leave their contributions."""
+"""The recorder, to which the layers of one forward and backward pass hand contributions.
+
+Tests: tests/gradients/bookkeeping/test_capture.py.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TypeGuard
 
 import torch
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, combined
+from dpfy.gradients.bookkeeping.contributions import Contribution, Materialized, OuterProduct
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 
 Span = tuple[int, int] | None
-"""Some rows of a parameter, from one to before another; None for all of it."""
+"""Rows of a parameter, from a first to before a last one; None for all of it."""
 
 Parts = list[tuple[Span, Contribution]]
 """All contributions to one parameter; no two share rows."""
 
 
 class Consumer(ABC):
-    """What becomes of the contributions of a parameter, as soon as all its uses have been
-    recorded.
-    """
+    """Receiver of all contributions to a parameter, as soon as all its uses are recorded."""
 
     @abstractmethod
     def take(self, position: int, parts: Parts) -> None:
-        """Take all contributions to the parameter at a position."""
+        """Receive all contributions to the parameter at a position."""
 
     @abstractmethod
     def form(self, outer: OuterProduct) -> Contribution:
-        """Return an outer product in the form that is cheapest for what becomes of it."""
+        """Return an outer product in the form that is cheapest for this consumer."""
 
 
 class Recorder:
     """The contributions of one chunk to every trained parameter.
 
-    Layers compute with parameters that are off the graph, so that autograd forms the gradients of
-    activations only; ``anchor`` keeps the layers' outputs on it. ``uses`` is how often each
-    parameter is used in a pass. Layers see ``records`` one by one; what they contribute is folded
-    to units of ``fold`` consecutive ones.
+    Layers compute with parameters that are off the graph, so that autograd forms gradients of
+    activations only; ``anchor`` keeps the layers' outputs on the graph. ``uses`` counts how often
+    each parameter is used in a pass. Layers see ``records`` one by one; their contributions are
+    folded into units of ``fold`` consecutive records.
     """
 
     def __init__(
         self,
         trained: Mapping[str, torch.Tensor],
         records: int,
-        sink: Consumer,
+        consumer: Consumer,
         uses: Sequence[int] | None = None,
         fold: int = 1,
     ) -> None:
         self.records = records
         self._fold = fold
         self.anchor = torch.zeros((), requires_grad=True)
-        self._sink = sink
+        self._consumer = consumer
         self._expected = uses
         self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
         self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
@@ -58,7 +61,7 @@ class Recorder:
         self.stats: Mapping[str, torch.Tensor] = {}
 
     def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-        """Whether a tensor stands for a parameter that is trained."""
+        """Whether a tensor stands for a trained parameter."""
         return parameter is not None and id(parameter) in self._positions
 
     def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
@@ -68,12 +71,15 @@ class Recorder:
         )
 
     def outer(self, parameter: torch.Tensor, outer: OuterProduct, rows: Span = None) -> None:
-        """Add an outer product in the form that is cheapest for a unit."""
+        """Add an outer product in the form that is cheapest for the consumer."""
         self._add(
-            parameter, self._sink.form(outer if self._fold == 1 else outer.folded(self._fold)), rows
+            parameter,
+            self._consumer.form(outer if self._fold == 1 else outer.folded(self._fold)),
+            rows,
         )
 
     def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:
+        """Add a folded contribution, and hand all of them over once the parameter is complete."""
         position = self._positions[id(parameter)]
         if any((rows is None) != (before is None) for before, _ in self._found[position]):
             raise Unsupported(
@@ -88,19 +94,32 @@ class Recorder:
                 raise Unsupported("a parameter is used more often than on synthetic input")
 
     def finish(self) -> None:
-        """Hand over what is left: parameters that were used less often than expected, or not at
-        all.
-        """
+        """Hand over the parameters that were used less often than expected, or not at all."""
         for position, found in enumerate(self._found):
             if found or not self.uses[position]:
                 self._complete(position)
 
     def _complete(self, position: int) -> None:
+        """Hand the contributions to one parameter over, combined row range by row range."""
         by_rows: dict[Span, list[Contribution]] = {}
         for rows, contribution in self._found[position]:
             by_rows.setdefault(rows, []).append(contribution)
         self._found[position] = []
-        self._sink.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
+        self._consumer.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
+
+
+def combined(parts: Sequence[Contribution]) -> Contribution:
+    """Return the sum of all uses of one parameter, cross terms included."""
+    if len(parts) == 1:
+        return parts[0]
+    outers = [part for part in parts if isinstance(part, OuterProduct)]
+    rows = [part for part in parts if isinstance(part, EmbeddingRows)]
+    if len(outers) + len(rows) < len(parts):
+        return reduce(Materialized.added, [part.instantiate() for part in parts])
+    if not rows:
+        return reduce(OuterProduct.joined, outers)
+    table = reduce(EmbeddingRows.joined, rows)
+    return TiedEmbedding(table, reduce(OuterProduct.joined, outers)) if outers else table
 
 
 def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
@@ -109,7 +128,7 @@ def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
 
 
 class CaptureGrad(torch.autograd.Function):
-    """Gives ``value`` a place on the graph and shows its gradient to ``record``."""
+    """Identity that puts ``value`` on the graph and shows its gradient to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, value, record):  # type: ignore[no-untyped-def]

@@ -1,4 +1,7 @@
-"""What is done with contributions: kept until all norms are known, measured, or summed at once."""
+"""Strategies for contributions: keep them until all norms are known, measure them, or sum them.
+
+Tests: tests/gradients/bookkeeping/test_capture.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,22 +14,20 @@ from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 
-_OCTAVES = (
-    14.0,
-    20.0,
-)  # by which terms cancel, from where a record is done exactly in part to where it is as a whole
+# by which terms cancel, from where a record is done exactly in part to where it is as a whole
+_OCTAVES = (14.0, 20.0)
 RAMP_ROUNDING = 2.0**-23
-"""By how many clip bounds that part may move what a companion adds:
-docs/proofs/clipping-engines.md.
+"""The most that the exact part of a record may move what a co-batched record adds, in clip bounds.
+
+See docs/proofs/clipping-engines.md.
 """
 
 
-class Norms:
-    """Bounds of the squared norms, and how much of each record has to be done exactly, as float32
-    cannot bound it well.
+class ChunkNorms:
+    """Bounds of the squared norms of a chunk, and the part of each record to be done exactly.
 
-    That is a ramp and not a step, so that the last bits of a record never decide between the two
-    ways of doing it.
+    float32 cannot bound every record well. The part grows continuously from 0 to 1, so that
+    rounding error never decides between the two ways of computing a record.
     """
 
     def __init__(self, parameters: int, records: int) -> None:
@@ -35,11 +36,11 @@ class Norms:
 
     @property
     def doubtful(self) -> torch.Tensor:
-        """Which records are done exactly as a whole."""
+        """The records that are done exactly as a whole."""
         return self.exact == 1
 
     def measure(self, position: int, parts: Parts) -> None:
-        """Add up the parts of one parameter."""
+        """Add the norms of all contributions to one parameter."""
         total = self.squared[position]
         for _, contribution in parts:
             norms = contribution.norms()
@@ -52,28 +53,28 @@ class Norms:
         self.exact.masked_fill_(~total.isfinite(), 1.0)
 
     def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[torch.Tensor]:
-        """Return the weights of what is not done exactly, given the squared norms of all groups."""
+        """Return the weights of the parts that are not done exactly, given all squared norms."""
         return [weights * (1 - self.exact) for weights in clipping.weights(norms)]
 
 
 class StoreThenClip(Consumer):
-    """Keeps every contribution until the weights are known: the book-keeping of one pass."""
+    """Keeps every contribution until the weights are known: book-keeping in one pass."""
 
     def __init__(self, parameters: int, records: int) -> None:
-        self.norms = Norms(parameters, records)
+        self.norms = ChunkNorms(parameters, records)
         self.parts: list[Parts] = [[] for _ in range(parameters)]
 
     def take(self, position: int, parts: Parts) -> None:
-        """Measure and keep."""
+        """Measure the contributions and keep them."""
         self.norms.measure(position, parts)
         self.parts[position] = parts
 
     def form(self, outer: OuterProduct) -> Contribution:
-        """Weigh memory against time."""
+        """Return the form that trades memory for time best."""
         return cheapest_kept(outer)
 
     def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
-        """Return the sums of what was kept."""
+        """Return the weighted sums of the kept contributions."""
         norms = clipping.norms(self.norms.squared)
         return PendingSum(
             self.parts, self.norms.weights(clipping, norms), (RecordStats(norms, stats),)
@@ -81,17 +82,17 @@ class StoreThenClip(Consumer):
 
 
 class NormPass(Consumer):
-    """Measures and lets go: the first of two passes."""
+    """Measures contributions and drops them: the first of two passes."""
 
     def __init__(self, parameters: int, records: int) -> None:
-        self.norms = Norms(parameters, records)
+        self.norms = ChunkNorms(parameters, records)
 
     def take(self, position: int, parts: Parts) -> None:
-        """Measure."""
+        """Measure the contributions."""
         self.norms.measure(position, parts)
 
     def form(self, outer: OuterProduct) -> Contribution:
-        """Only the norm has to be cheap."""
+        """Return the form whose norm is cheapest."""
         return cheapest_measured(outer)
 
 
@@ -103,17 +104,16 @@ class ClipPass(Consumer):
         self.weights = weights
 
     def take(self, position: int, parts: Parts) -> None:
-        """Add."""
+        """Add the weighted contributions to the total."""
         add_parts(parts, self.weights[position], self.totals[position])
 
     def form(self, outer: OuterProduct) -> Contribution:
-        """What is added must be what was measured, last bits included."""
+        """Return the form that was measured, so that the added vector has the measured bits."""
         return cheapest_measured(outer)
 
 
 class PerGroupClip(Consumer):
-    """Clips every group as soon as it is complete, and sums what would take memory (review, section
-    4.2.1).
+    """Clips every group as soon as it is complete, and sums what would take memory.
 
     Gradients that are not written out are summed later, straight into the total: they take no
     memory of their own.
@@ -123,7 +123,7 @@ class PerGroupClip(Consumer):
         self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int
     ) -> None:
         assert isinstance(clipping.weigh, ClipEach)
-        self.norms = Norms(len(parameters), records)
+        self.norms = ChunkNorms(len(parameters), records)
         self._parameters = parameters
         self._weigh_each = clipping.weigh
         self._clipping = clipping
@@ -133,7 +133,7 @@ class PerGroupClip(Consumer):
         self._sums: dict[int, torch.Tensor] = {}
 
     def take(self, position: int, parts: Parts) -> None:
-        """Measure; weigh the group if this was the last of its parameters."""
+        """Measure the contributions; weigh the group if this was the last of its parameters."""
         self.norms.measure(position, parts)
         clipping = self._clipping
         group = clipping.groups[position]
@@ -146,12 +146,12 @@ class PerGroupClip(Consumer):
         ).sum(0)
         weights = self._weigh_each.only(group)(squared.unsqueeze(1)).squeeze(1)
         for member, waiting in self._waiting.pop(group).items():
-            if not bool(
-                self.norms.exact.any()
-            ):  # otherwise the chunk is done again, with all groups at once
+            # otherwise the chunk is done again, with all groups at once
+            if not bool(self.norms.exact.any()):
                 self._weigh(member, waiting, clipping.in_units(member, weights))
 
     def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
+        """Keep the weights of one parameter, and sum its contributions if they are written out."""
         self._weights[position] = weights
         if any(type(part) is not OuterProduct for _, part in parts):
             self._sums[position] = torch.zeros_like(self._parameters[position], dtype=torch.float64)
@@ -159,17 +159,17 @@ class PerGroupClip(Consumer):
         self._parts[position] = parts
 
     def form(self, outer: OuterProduct) -> Contribution:
-        """A group is kept until it is complete."""
+        """Return the form for contributions that are kept until their group is complete."""
         return cheapest_kept(outer)
 
     def sums(self, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
-        """Return what was summed, and what is still to be."""
+        """Return the sums that are formed, and those still to be formed."""
         seen = RecordStats(self._clipping.norms(self.norms.squared), stats)
         return PendingSum(self._parts, self._weights, (seen,), self._sums)
 
 
 def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
-    """Add the weighed sum of one parameter, and let go of what it was made from."""
+    """Add the weighted sum of one parameter to its total, and drop the contributions."""
     while parts:
         rows, contribution = parts.pop()
         contribution.add_sum(weights, region(total, rows))
@@ -177,8 +177,9 @@ def add_parts(parts: Parts, weights: torch.Tensor, total: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class PendingSum(BoundedSums):
-    """Contributions and their weights, summed when there is a place for the sum; ``sums`` are
-    formed already.
+    """Contributions and weights that are summed once there is a place for the sum.
+
+    ``sums`` are formed already.
     """
 
     parts: list[Parts]
@@ -187,19 +188,18 @@ class PendingSum(BoundedSums):
     sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
-        """Add one weighed sum per parameter."""
+        """Add one weighted sum per parameter."""
         for position, total in enumerate(totals):
             add_parts(self.parts[position], self.weights[position], total)
             if position in self.sums:
                 total += self.sums[position]
 
     def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return one weighed sum per parameter; a product that is all of it is not copied to the
-        total.
-        """
+        """Return one weighted sum per parameter; a sum that is a single product is not copied."""
         return [self._formed(position, total) for position, total in enumerate(totals)]
 
     def _formed(self, position: int, total: torch.Tensor) -> torch.Tensor:
+        """Return the sum of one parameter, in its total unless it is a single product."""
         parts, weights = self.parts[position], self.weights[position]
         if position in self.sums:
             total = self.sums[position]
@@ -225,10 +225,10 @@ class SumPair(BoundedSums):
 
     @property
     def seen(self) -> tuple[RecordStats, ...]:  # type: ignore[override]
-        """What was seen of both."""
+        """Norms and statistics of the records of both parts."""
         return self.one.seen + self.other.seen
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
-        """Add both."""
+        """Add both sums."""
         self.one.add_to(totals)
         self.other.add_to(totals)

@@ -207,9 +207,9 @@ class Told(Strict):
     layout = Layout(0)
 
     def prepare(self, loss_fn, examples):
-        self.sum_scales = [
-            CapturedLayer(unit.name, unit.module, unit.rule, Layouts([self.layout], []))
-            for unit in layers_of(self.model, self.parameters)
+        self.layers = [
+            CapturedLayer(layer.name, layer.module, layer.rule, Layouts([self.layout], []))
+            for layer in layers_of(self.model, self.parameters)
         ]
 
 

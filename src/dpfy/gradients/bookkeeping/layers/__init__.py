@@ -1,5 +1,6 @@
-"""One rule per kind of layer: its forward pass, and how its input and output gradient make
-per-record gradients.
+"""One rule per kind of layer: its forward pass, and how it yields per-record gradients.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
 """
 
 from collections.abc import Callable
@@ -21,8 +22,9 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How modules with the forward pass of ``kind`` are computed: ``forward(module, tape, layout,
-    *inputs)``.
+    """How modules with the forward pass of ``kind`` are computed.
+
+    ``forward(module, recorder, layout, *inputs)`` computes the outputs and records contributions.
     """
 
     kind: type[nn.Module]
@@ -66,12 +68,13 @@ RULES = (
     ),
     *(Rule(kind, recurrent, RECURRENT_PARAMETERS) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
 )
-"""The layers that have one; any other module is vectorised alone."""
+"""The layers that have a rule; any other module is vectorised by itself."""
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """Return the rule for a module, if it computes just what its kind computes, from the parameters
-    of its kind.
+    """Return the rule for a module that computes just what its kind computes, or None.
+
+    The module must have no other parameters than its kind, and no parametrization.
     """
     if nn.utils.parametrize.is_parametrized(module):
         return None

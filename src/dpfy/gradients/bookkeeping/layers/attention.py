@@ -1,4 +1,7 @@
-"""Multi-head attention, as the linear layers that it is made of."""
+"""Multi-head attention, as the linear layers that it is made of.
+
+Tests: tests/gradients/bookkeeping/test_composites.py.
+"""
 
 import math
 
@@ -14,7 +17,7 @@ from dpfy.gradients.bookkeeping.recorder import Recorder
 
 def attention(
     module: nn.MultiheadAttention,
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -25,7 +28,7 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The rule for :class:`torch.nn.MultiheadAttention`."""
+    """Compute and record :class:`torch.nn.MultiheadAttention`."""
     batch_axis = 0 if module.batch_first else 1
     if (
         query.ndim != 3
@@ -36,7 +39,7 @@ def attention(
         raise Unsupported
     q, k, v = (
         _heads(projected, module)
-        for projected in _projections(module, tape, layout, query, key, value)
+        for projected in _projections(module, recorder, layout, query, key, value)
     )
     mask = _additive(attn_mask, key_padding_mask, q)
     dropout = module.dropout if module.training else 0.0
@@ -49,30 +52,29 @@ def attention(
     joined = mixed.transpose(1, 2).flatten(2)
     outputs = joined if module.batch_first else joined.transpose(0, 1)
     return recorded_linear(
-        tape, layout, outputs, module.out_proj.weight, module.out_proj.bias
+        recorder, layout, outputs, module.out_proj.weight, module.out_proj.bias
     ), shown
 
 
 def _projections(
-    module: nn.MultiheadAttention, tape: Recorder, layout: Layout, *inputs: torch.Tensor
+    module: nn.MultiheadAttention, recorder: Recorder, layout: Layout, *inputs: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return query, key and value after their linear layers."""
     query, key, value = inputs
-    weight: torch.Tensor | None = (
-        module.in_proj_weight
-    )  # None where query, key and value have weights of their own
+    # None where query, key and value have weights of their own
+    weight: torch.Tensor | None = module.in_proj_weight
     bias = module.in_proj_bias
     if weight is not None and query is key and key is value:
-        return list(recorded_linear(tape, layout, query, weight, bias).chunk(3, -1))
+        return list(recorded_linear(recorder, layout, query, weight, bias).chunk(3, -1))
     spans = [(n * module.embed_dim, (n + 1) * module.embed_dim) for n in range(3)]
     if weight is not None:
         return [
-            recorded_linear(tape, layout, x, weight, bias, span, span)
+            recorded_linear(recorder, layout, x, weight, bias, span, span)
             for x, span in zip(inputs, spans, strict=True)
         ]
     weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     return [
-        recorded_linear(tape, layout, x, own, bias, None, span)
+        recorded_linear(recorder, layout, x, own, bias, None, span)
         for x, own, span in zip(inputs, weights, spans, strict=True)
     ]
 

@@ -1,8 +1,10 @@
 """Convolutions of one, two and three dimensions, plain and transposed.
 
-The gradient of one record is written out: as a product over positions for each tap of the kernel.
-With the padded image laid out in rows, the window of a tap is the same memory from another offset,
-so nothing is unfolded or copied.
+The gradient of one record is written out, as a product over positions for each tap of the kernel.
+The padded image is laid out in rows; the window of a tap is then the same memory from another
+offset, so nothing is unfolded or copied.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
 """
 
 import math
@@ -26,7 +28,7 @@ _GROUPED_RECORDS = 16
 
 @dataclass(frozen=True)
 class Geometry:
-    """The numbers of a convolution."""
+    """The shape parameters of a convolution."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -37,13 +39,15 @@ class Geometry:
     output_padding: tuple[int, ...] = ()
 
     def arguments(self, groups: int) -> tuple[Any, ...]:
-        """Return what torch's general convolution takes after its tensors."""
+        """Return the arguments of torch's general convolution after its tensors."""
         spread = self.output_padding or (0,) * len(self.kernel)
         return self.stride, self.padding, self.dilation, self.transposed, spread, groups
 
 
-def convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
-    """The rule for :class:`torch.nn.Conv2d` and its kin."""
+def convolution(
+    module: Any, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute and record :class:`torch.nn.Conv2d` and its relatives."""
     padding = module.padding
     sides = list(module._reversed_padding_repeated_twice)
     symmetric = all(left == right for left, right in zip(sides[::2], sides[1::2], strict=True))
@@ -53,17 +57,17 @@ def convolution(module: Any, tape: Recorder, layout: Layout, inputs: torch.Tenso
     elif isinstance(padding, str):
         padding = tuple(reversed(sides[::2]))
     geometry = Geometry(module.kernel_size, module.stride, padding, module.dilation, module.groups)
-    return _recorded(tape, layout, inputs, module, geometry)
+    return _recorded(recorder, layout, inputs, module, geometry)
 
 
 def transposed_convolution(
     module: Any,
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     inputs: torch.Tensor,
     output_size: list[int] | None = None,
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.ConvTranspose2d` and its kin."""
+    """Compute and record :class:`torch.nn.ConvTranspose2d` and its relatives."""
     spread = module._output_padding(
         inputs,
         output_size,
@@ -82,26 +86,29 @@ def transposed_convolution(
         transposed=True,
         output_padding=tuple(spread),
     )
-    return _recorded(tape, layout, inputs, module, geometry)
+    return _recorded(recorder, layout, inputs, module, geometry)
 
 
 def _recorded(
-    tape: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry
+    recorder: Recorder, layout: Layout, inputs: torch.Tensor, module: Any, geometry: Geometry
 ) -> torch.Tensor:
+    """Compute a convolution and record the contributions to weight and bias."""
     weight, bias = module.weight, module.bias
-    layout.items(inputs, tape.records)
+    layout.items(inputs, recorder.records)
 
     def record(gradient: torch.Tensor) -> None:
-        if tape.trains(weight):
-            tape.add(
+        if recorder.trains(weight):
+            recorder.add(
                 weight,
-                weight_gradients(inputs.detach(), gradient, weight.shape, geometry, tape.records),
+                weight_gradients(
+                    inputs.detach(), gradient, weight.shape, geometry, recorder.records
+                ),
             )
-        if tape.trains(bias):
+        if recorder.trains(bias):
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
-            tape.add(bias, Materialized.of(items.unflatten(0, (tape.records, -1)).sum(1)))
+            recorder.add(bias, Materialized.of(items.unflatten(0, (recorder.records, -1)).sum(1)))
 
-    return _Convolution.apply(tape.anchor, inputs, weight, bias, geometry, record)
+    return _Convolution.apply(recorder.anchor, inputs, weight, bias, geometry, record)
 
 
 def weight_gradients(
@@ -130,8 +137,9 @@ def weight_gradients(
 
 
 def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """Return Σ_t small[t] ⊗ image[t·stride + tap·dilation − padding] as [taps, items,
-    channels²/groups].
+    """Return Σ_t small[t] ⊗ image[t·stride + tap·dilation − padding] for each tap.
+
+    The result is [taps, items, channels²/groups].
     """
     items, groups = len(image), geometry.groups
     taps = _taps(geometry)
@@ -156,7 +164,7 @@ def _taps(geometry: Geometry) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 def _phase_and_shift(
     tap: tuple[int, ...], geometry: Geometry
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where a tap falls between strides, and by how many strides it is away."""
+    """Return where a tap falls between strides, and how many strides it is away."""
     places = [k * d for k, d in zip(tap, geometry.dilation, strict=True)]
     return (
         tuple(p % s for p, s in zip(places, geometry.stride, strict=True)),
@@ -165,8 +173,9 @@ def _phase_and_shift(
 
 
 class _RowImages:
-    """Padded images in rows of one length, so that a shifted window starts at another offset and
-    ends in zeros.
+    """Padded images in rows of one length, so that a shifted window is the same memory.
+
+    A window starts at an offset and ends in zeros.
     """
 
     def __init__(self, image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> None:
@@ -176,9 +185,8 @@ class _RowImages:
             for k, d, s in zip(geometry.kernel, geometry.dilation, geometry.stride, strict=True)
         ]
         self.sides = [out + r for out, r in zip(outs, reach, strict=True)]
-        self.sides[0] += (
-            len(outs) > 1
-        )  # windows that are shifted along a row run over into one row more
+        # windows that are shifted along a row run over into one row more
+        self.sides[0] += len(outs) > 1
         pads: list[int] = []
         for axis in reversed(range(len(outs))):
             left = geometry.padding[axis]
@@ -193,6 +201,7 @@ class _RowImages:
         self.small = self._grouped(F.pad(small, wider) if wider else small)
 
     def _grouped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return [items·groups, channels per group, positions]."""
         return tensor.reshape(len(tensor) * self._groups, tensor.shape[1] // self._groups, -1)
 
     def window(self, phase: tuple[int, ...], shift: tuple[int, ...]) -> torch.Tensor:
@@ -212,9 +221,8 @@ def _by_grouped_convolution(
     """Return [items, *shape]: items become groups of one convolution, a few at a time."""
     written = []
     for x, g in zip(inputs.split(_GROUPED_RECORDS), gradient.split(_GROUPED_RECORDS), strict=True):
-        weight = x.new_empty(1).expand(
-            len(x) * shape[0], *shape[1:]
-        )  # its shape is looked at, not its numbers
+        # its shape is looked at, not its numbers
+        weight = x.new_empty(1).expand(len(x) * shape[0], *shape[1:])
         found = torch.ops.aten.convolution_backward(
             g.reshape(1, -1, *g.shape[2:]),
             x.reshape(1, -1, *x.shape[2:]),
@@ -228,13 +236,12 @@ def _by_grouped_convolution(
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype, or float32 for shorter ones."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def _autocast(tensor: Any) -> Any:
-    """Return the tensor as autocast would have it, which does not know torch's general
-    convolution.
-    """
+    """Return the tensor as autocast would convert it; autocast ignores the general convolution."""
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))

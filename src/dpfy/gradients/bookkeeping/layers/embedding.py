@@ -1,5 +1,6 @@
-"""Embedding tables: only rows that occur are ever touched before the noise, which goes to all of
-them.
+"""Embedding tables: before the noise, only rows that occur are touched.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
 """
 
 import torch
@@ -7,15 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import EmbeddingRows
+from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 
 def embedding(
-    module: nn.Embedding, tape: Recorder, layout: Layout, tokens: torch.Tensor
+    module: nn.Embedding, recorder: Recorder, layout: Layout, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.Embedding`."""
+    """Compute and record :class:`torch.nn.Embedding`."""
     if module.scale_grad_by_freq:  # divides by counts over the whole batch, which mixes records
         raise Unsupported
     weight = module.weight
@@ -23,25 +24,28 @@ def embedding(
     outputs = F.embedding(tokens, weight)
 
     def record(gradient: torch.Tensor) -> None:
-        places = layout.records(tokens, tape.records).reshape(tape.records, -1)
-        found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
+        places = layout.records(tokens, recorder.records).reshape(recorder.records, -1)
+        found = layout.records(gradient, recorder.records).reshape(
+            *places.shape, gradient.shape[-1]
+        )
         if module.padding_idx is not None:
             found = found.masked_fill((places == module.padding_idx).unsqueeze(2), 0)
-        tape.add(weight, EmbeddingRows(places, found, len(weight)))
+        recorder.add(weight, EmbeddingRows(places, found, len(weight)))
 
-    return CaptureGrad.apply(tape.anchor, outputs, record)
+    return CaptureGrad.apply(recorder.anchor, outputs, record)
 
 
 def embedding_bag(
     module: nn.EmbeddingBag,
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     tokens: torch.Tensor,
     offsets: torch.Tensor | None = None,
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.EmbeddingBag` on bags of one length, as sums or means of an
-    Embedding.
+    """Compute and record :class:`torch.nn.EmbeddingBag` on bags of one length.
+
+    Bags are sums or means of an Embedding.
     """
     if tokens.ndim != 2 or offsets is not None or module.mode == "max" or module.scale_grad_by_freq:
         raise Unsupported
@@ -62,9 +66,11 @@ def embedding_bag(
         factors = factors / counted.clamp(min=1)
 
     def record(gradient: torch.Tensor) -> None:
-        places = layout.records(tokens, tape.records).reshape(tape.records, -1)
-        found = layout.records(gradient, tape.records).reshape(*places.shape, gradient.shape[-1])
-        tape.add(weight, EmbeddingRows(places, found, len(weight)))
+        places = layout.records(tokens, recorder.records).reshape(recorder.records, -1)
+        found = layout.records(gradient, recorder.records).reshape(
+            *places.shape, gradient.shape[-1]
+        )
+        recorder.add(weight, EmbeddingRows(places, found, len(weight)))
 
-    looked_up = CaptureGrad.apply(tape.anchor, F.embedding(tokens, weight), record)
+    looked_up = CaptureGrad.apply(recorder.anchor, F.embedding(tokens, weight), record)
     return torch.bmm(factors.unsqueeze(1), looked_up).squeeze(1)

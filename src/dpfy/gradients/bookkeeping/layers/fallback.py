@@ -1,5 +1,6 @@
-"""Any other module: vectorised over the records, alone, with a copy of its parameters for each of
-them.
+"""Modules without a rule: vectorised over records, with a copy of the parameters for each.
+
+Tests: tests/gradients/bookkeeping/test_capture.py.
 """
 
 import warnings
@@ -20,25 +21,25 @@ from dpfy.gradients.bookkeeping.recorder import CaptureGrad, Recorder
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of all that goes into a module and comes out of it, leaf by leaf; None where
-    there are no records.
-    """
+    """The layout of each leaf of a module's inputs and outputs; None for those without records."""
 
     inputs: Sequence[Layout | None]
     outputs: Sequence[Layout | None]
 
 
-def opaque(module: nn.Module, tape: Recorder, layouts: Layouts, *args: Any, **kwargs: Any) -> Any:
-    """Call a module that has no rule of its own: on one record at a time, vectorised afterwards."""
+def fallback(
+    module: nn.Module, recorder: Recorder, layouts: Layouts, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a module without a rule on one record at a time, vectorised by ``vmap``."""
     leaves, structure = tree_flatten((args, kwargs))
     if len(leaves) != len(layouts.inputs):
         raise Unsupported
     batched = [
-        leaf if layout is None else layout.records(leaf, tape.records)
+        leaf if layout is None else layout.records(leaf, recorder.records)
         for leaf, layout in zip(leaves, layouts.inputs, strict=True)
     ]
     own = dict(module.named_parameters())
-    copies = {name: per_record(tape, p) for name, p in own.items() if tape.trains(p)}
+    copies = {name: per_record(recorder, p) for name, p in own.items() if recorder.trains(p)}
     shapes: list[Any] = []
 
     def one(parameters: dict[str, torch.Tensor], *fields: torch.Tensor) -> list[torch.Tensor]:
@@ -74,21 +75,24 @@ def opaque(module: nn.Module, tape: Recorder, layouts: Layouts, *args: Any, **kw
     return tree_unflatten(outputs, shapes[-1])
 
 
-def per_record(tape: Recorder, parameter: torch.Tensor) -> torch.Tensor:
+def per_record(recorder: Recorder, parameter: torch.Tensor) -> torch.Tensor:
     """Return one copy of the parameter for each record, without memory of their own."""
-    copies = parameter.expand(tape.records, *parameter.shape)
+    copies = parameter.expand(recorder.records, *parameter.shape)
     return CaptureGrad.apply(
-        tape.anchor, copies, lambda gradient: tape.add(parameter, Materialized.of(gradient))
+        recorder.anchor, copies, lambda gradient: recorder.add(parameter, Materialized.of(gradient))
     )
 
 
 def _with_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Give one record's field an axis of length one, as the module expects."""
     return field if layout.flat else field.unsqueeze(layout.axis)
 
 
 def _without_batch(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Remove the axis of length one."""
     return field if layout.flat else field.squeeze(layout.axis)
 
 
 def _outside(field: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a vectorised output in the layout that the module's own output has."""
     return field.flatten(0, 1) if layout.flat else field.movedim(0, layout.axis)

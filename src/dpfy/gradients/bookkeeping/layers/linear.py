@@ -1,4 +1,7 @@
-"""Linear, for inputs of any rank."""
+"""Linear layers, for inputs of any rank.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +12,15 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder, Span, region
 
 
-def linear(module: nn.Linear, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
-    """The rule for :class:`torch.nn.Linear`."""
-    return recorded_linear(tape, layout, inputs, module.weight, module.bias)
+def linear(
+    module: nn.Linear, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute and record :class:`torch.nn.Linear`."""
+    return recorded_linear(recorder, layout, inputs, module.weight, module.bias)
 
 
 def recorded_linear(
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     inputs: torch.Tensor,
     weight: torch.Tensor,
@@ -23,27 +28,25 @@ def recorded_linear(
     weight_rows: Span = None,
     bias_rows: Span = None,
 ) -> torch.Tensor:
-    """Return inputs @ weightᵀ + bias and record its contributions, to some rows of the parameters
-    if given.
-    """
+    """Return inputs @ weightᵀ + bias, and record contributions to (rows of) the parameters."""
 
     def record(gradient: torch.Tensor) -> None:
-        outputs = layout.sequences(gradient, tape.records)
+        outputs = layout.sequences(gradient, recorder.records)
         shift = Materialized.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
-        if tape.trains(weight):
-            outer = OuterProduct(layout.sequences(inputs.detach(), tape.records), outputs)
-            tape.outer(weight, outer, weight_rows)
+        if recorder.trains(weight):
+            outer = OuterProduct(layout.sequences(inputs.detach(), recorder.records), outputs)
+            recorder.outer(weight, outer, weight_rows)
             shift = BiasOf(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
-        if tape.trains(bias):
-            tape.add(bias, shift, bias_rows)
+        if recorder.trains(bias):
+            recorder.add(bias, shift, bias_rows)
 
-    layout.items(inputs, tape.records)
+    layout.items(inputs, recorder.records)
     shift = None if bias is None else region(bias, bias_rows)
-    return _Linear.apply(tape.anchor, inputs, region(weight, weight_rows), shift, record)
+    return _Linear.apply(recorder.anchor, inputs, region(weight, weight_rows), shift, record)
 
 
 class _Linear(torch.autograd.Function):
-    """Linear whose weight gradient is left to ``record``."""
+    """A linear function whose weight gradient is left to ``record``."""
 
     @staticmethod
     def forward(ctx, anchor, inputs, weight, bias, record):  # type: ignore[no-untyped-def]

@@ -1,4 +1,7 @@
-"""Layers that normalise each record alone, with a scale and a shift."""
+"""Layers that normalise each record alone, with a scale and a shift.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
+"""
 
 import math
 from typing import Any
@@ -14,81 +17,87 @@ from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
 def layer_norm(
-    module: nn.LayerNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor
+    module: nn.LayerNorm, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.LayerNorm`."""
+    """Compute and record :class:`torch.nn.LayerNorm`."""
     normal = F.layer_norm(inputs, module.normalized_shape, None, None, module.eps)
-    return _scaled_and_shifted(tape, layout, normal, module.weight, module.bias)
+    return _scaled_and_shifted(recorder, layout, normal, module.weight, module.bias)
 
 
 def rms_norm(
-    module: nn.RMSNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor
+    module: nn.RMSNorm, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.RMSNorm`."""
+    """Compute and record :class:`torch.nn.RMSNorm`."""
     normal = F.rms_norm(inputs, module.normalized_shape, None, module.eps)
-    return _scaled_and_shifted(tape, layout, normal, module.weight, None)
+    return _scaled_and_shifted(recorder, layout, normal, module.weight, None)
 
 
 def group_norm(
-    module: nn.GroupNorm, tape: Recorder, layout: Layout, inputs: torch.Tensor
+    module: nn.GroupNorm, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.GroupNorm`."""
-    return _group_norm(tape, layout, inputs, module.num_groups, module)
+    """Compute and record :class:`torch.nn.GroupNorm`."""
+    return _group_norm(recorder, layout, inputs, module.num_groups, module)
 
 
 def instance_norm(
-    module: Any, tape: Recorder, layout: Layout, inputs: torch.Tensor
+    module: Any, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """The rule for :class:`torch.nn.InstanceNorm2d` and its kin: as many groups as channels."""
+    """Compute and record :class:`torch.nn.InstanceNorm2d` and its relatives.
+
+    Instance norm is group norm with as many groups as channels.
+    """
     if module.track_running_stats or inputs.ndim != module._get_no_batch_dim() + 1:
         raise Unsupported
-    return _group_norm(tape, layout, inputs, module.num_features, module)
+    return _group_norm(recorder, layout, inputs, module.num_features, module)
 
 
 def _group_norm(
-    tape: Recorder, layout: Layout, inputs: torch.Tensor, groups: int, module: Any
+    recorder: Recorder, layout: Layout, inputs: torch.Tensor, groups: int, module: Any
 ) -> torch.Tensor:
+    """Compute and record a group norm, by torch's kernel where it has scale and shift."""
     weight, bias = module.weight, module.bias
     if weight is None or bias is None or inputs.ndim < 3:
         normal = F.group_norm(inputs, groups, None, None, module.eps)
-        return _scaled_and_shifted(tape, layout, normal.movedim(1, -1), weight, bias).movedim(-1, 1)
-    layout.items(inputs, tape.records)
+        return _scaled_and_shifted(recorder, layout, normal.movedim(1, -1), weight, bias).movedim(
+            -1, 1
+        )
+    layout.items(inputs, recorder.records)
 
     def record(scale: torch.Tensor, shift: torch.Tensor) -> None:
         for parameter, found in ((weight, scale), (bias, shift)):
-            if tape.trains(parameter):
-                tape.add(parameter, Materialized.of(found.unflatten(0, (tape.records, -1)).sum(1)))
+            if recorder.trains(parameter):
+                recorder.add(
+                    parameter, Materialized.of(found.unflatten(0, (recorder.records, -1)).sum(1))
+                )
 
-    return _GroupNorm.apply(tape.anchor, inputs, weight, bias, groups, module.eps, record)
+    return _GroupNorm.apply(recorder.anchor, inputs, weight, bias, groups, module.eps, record)
 
 
 def _scaled_and_shifted(
-    tape: Recorder,
+    recorder: Recorder,
     layout: Layout,
     normal: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return normal·weight + bias, whose gradients are sums over all axes that the parameters
-    lack.
-    """
+    """Return normal·weight + bias; gradients are summed over axes that the parameters lack."""
     if weight is None and bias is None:
         return normal
-    layout.items(normal, tape.records)
+    layout.items(normal, recorder.records)
 
     def record(gradient: torch.Tensor) -> None:
         for parameter, found in (
             (weight, lambda: gradient * normal.detach()),
             (bias, lambda: gradient),
         ):
-            if tape.trains(parameter):
-                rows = layout.records(found(), tape.records)
-                tape.add(
+            if recorder.trains(parameter):
+                rows = layout.records(found(), recorder.records)
+                recorder.add(
                     parameter,
-                    Materialized.of(rows.reshape(tape.records, -1, *parameter.shape).sum(1)),
+                    Materialized.of(rows.reshape(recorder.records, -1, *parameter.shape).sum(1)),
                 )
 
-    return _ScaleAndShift.apply(tape.anchor, normal, weight, bias, record)
+    return _ScaleAndShift.apply(recorder.anchor, normal, weight, bias, record)
 
 
 class _ScaleAndShift(torch.autograd.Function):
@@ -115,8 +124,9 @@ class _ScaleAndShift(torch.autograd.Function):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """GroupNorm in which the channels of all records are channels of one: torch then sums over one
-    record each.
+    """GroupNorm whose backward pass treats channels of all records as those of one.
+
+    torch then sums the gradients of scale and shift over one record each.
     """
 
     @staticmethod
@@ -135,9 +145,8 @@ class _GroupNorm(torch.autograd.Function):
         inputs, weight, mean, rstd = ctx.saved_tensors
         items, channels, positions, groups = ctx.sizes
         as_one = (1, items * channels, positions)
-        gradient = (
-            gradient.contiguous()
-        )  # torch reads one that is repeated without memory beyond its end
+        # torch reads one that is repeated without memory beyond its end
+        gradient = gradient.contiguous()
         found, scale, shift = torch.ops.aten.native_group_norm_backward(
             gradient.view(as_one),
             inputs.view(as_one),

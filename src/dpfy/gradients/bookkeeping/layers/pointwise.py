@@ -1,4 +1,7 @@
-"""Layers with a parameter that acts on each number."""
+"""Layers with a parameter that acts on each number.
+
+Tests: tests/gradients/bookkeeping/layers/test_layers.py.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -10,20 +13,24 @@ from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
 
-def prelu(module: nn.PReLU, tape: Recorder, layout: Layout, inputs: torch.Tensor) -> torch.Tensor:
-    """The rule for :class:`torch.nn.PReLU`, with one slope or one for each channel."""
+def prelu(
+    module: nn.PReLU, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute and record :class:`torch.nn.PReLU`, with one slope or one for each channel."""
     if layout.axis:
         raise Unsupported
-    layout.items(inputs, tape.records)
+    layout.items(inputs, recorder.records)
     weight = module.weight
 
     def record(gradient: torch.Tensor) -> None:
         found = gradient * inputs.detach().clamp(max=0)
         if weight.numel() > 1:
             found = found.flatten(2).sum(2) if found.ndim > 2 else found
-        tape.add(weight, Materialized.of(found.reshape(tape.records, -1, weight.numel()).sum(1)))
+        recorder.add(
+            weight, Materialized.of(found.reshape(recorder.records, -1, weight.numel()).sum(1))
+        )
 
-    return _PReLU.apply(tape.anchor, inputs, weight, record)
+    return _PReLU.apply(recorder.anchor, inputs, weight, record)
 
 
 class _PReLU(torch.autograd.Function):

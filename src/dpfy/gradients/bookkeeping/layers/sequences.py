@@ -1,4 +1,7 @@
-"""Sequences as a loop over time reads them."""
+"""Sequences in the order in which a loop over time reads them.
+
+Tests: tests/gradients/bookkeeping/layers/test_recurrent.py.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,11 +10,10 @@ import torch
 
 
 class TimeSteps(ABC):
-    """Padded sequences, [directions, sequences, time, features], as a loop over time reads them:
-    [directions, rows, …].
+    """Padded sequences [directions, sequences, time, features] as rows [directions, rows, …].
 
-    In each direction these are all the first steps that are read there, then all second ones. The
-    second direction reads each sequence from its end, so that one loop goes in both.
+    In each direction the rows are all first steps read there, then all second ones. The second
+    direction reads each sequence from its end, so that one loop serves both.
     """
 
     sizes: list[int]  # how many sequences reach each step
@@ -30,11 +32,11 @@ class TimeSteps(ABC):
 
     @abstractmethod
     def sorted(self, states: torch.Tensor) -> torch.Tensor:
-        """Return a copy of one state for each sequence in the order in which these are read."""
+        """Return a copy of one state per sequence, in the order in which sequences are read."""
 
     @abstractmethod
     def unsorted(self, states: torch.Tensor) -> torch.Tensor:
-        """Return them in their own order."""
+        """Return states in the original order of the sequences."""
 
     @abstractmethod
     def ends(self, rows: torch.Tensor) -> torch.Tensor:
@@ -50,7 +52,7 @@ class Even(TimeSteps):
 
     @property
     def sizes(self) -> list[int]:  # type: ignore[override]
-        """All of them, at every step."""
+        """The number of sequences at every step: all of them."""
         return [self.records] * self.steps
 
     def taken(self, padded: torch.Tensor) -> torch.Tensor:
@@ -63,15 +65,15 @@ class Even(TimeSteps):
         return torch.stack([direction.transpose(0, 1) for direction in _turned(by_time)])
 
     def sorted(self, states: torch.Tensor) -> torch.Tensor:
-        """They are."""
+        """Return a copy, since the sequences are read in their own order."""
         return states.clone()
 
     def unsorted(self, states: torch.Tensor) -> torch.Tensor:
-        """They are."""
+        """Return the states as they are."""
         return states
 
     def ends(self, rows: torch.Tensor) -> torch.Tensor:
-        """All end at the last step."""
+        """Return the rows of the last step, where all sequences end."""
         return rows[:, -self.records :].clone()
 
 
@@ -83,12 +85,11 @@ def _turned(by_time: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Packed(TimeSteps):
-    """Sequences of many lengths, longest first: those that reach a step are the first of those that
-    reached another.
+    """Sequences of many lengths, longest first, so that those reaching a step are a prefix.
 
-    ``places`` are those of the rows in the padded sequences, and ``numbers`` the rows by their
-    places, for each direction; ``last`` are the rows that sequences end with, ``absent`` the places
-    without a row.
+    ``places`` are the positions of the rows in the padded sequences, and ``numbers`` the rows by
+    position, for each direction; ``last`` are the rows that sequences end with, ``absent`` the
+    positions without a row.
     """
 
     sizes: list[int]
@@ -100,7 +101,7 @@ class Packed(TimeSteps):
 
     @classmethod
     def of(cls, sizes: list[int], order: torch.Tensor, directions: int) -> "Packed":
-        """Read as many sequences at each step as ``sizes`` says."""
+        """Return the packing in which ``sizes[t]`` sequences reach step t."""
         steps, device = len(sizes), order.device
         reached, step = (
             torch.tensor(sizes, device=device),
@@ -127,7 +128,7 @@ class Packed(TimeSteps):
         )
 
     def taken(self, padded: torch.Tensor) -> torch.Tensor:
-        """Pick them."""
+        """Select the rows of padded sequences."""
         return torch.stack(
             [
                 direction.flatten(0, 1).index_select(0, places)
@@ -136,7 +137,7 @@ class Packed(TimeSteps):
         )
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick them, and clear the places that have none."""
+        """Return padded sequences, with zeros where there is no row."""
         padded = torch.stack(
             [
                 direction.index_select(0, numbers)
@@ -148,13 +149,13 @@ class Packed(TimeSteps):
         return padded.unflatten(1, (len(self.order), -1))
 
     def sorted(self, states: torch.Tensor) -> torch.Tensor:
-        """Longest first."""
+        """Return the states, longest sequence first."""
         return states.index_select(1, self.order)
 
     def unsorted(self, states: torch.Tensor) -> torch.Tensor:
-        """Put every state where it was."""
+        """Return every state in the position that it had."""
         return torch.empty_like(states).index_copy_(1, self.order, states)
 
     def ends(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick them."""
+        """Select the row that each sequence ends with."""
         return rows.index_select(1, self.last)

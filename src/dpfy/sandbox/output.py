@@ -1,4 +1,7 @@
-"""Nothing that code says while it has private records is heard; other threads go on speaking."""
+"""Drop the output of code that has private records; other threads keep writing.
+
+Tests: tests/sandbox/test_rng_isolation.py.
+"""
 
 import logging
 import sys
@@ -7,37 +10,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_OURS_TO_KEEP = (
-    "torch",
-)  # loggers that speak of compilation, and not of what a loss function was given
+# loggers that speak of compilation, and not of what a loss function was given
+_OURS_TO_KEEP = "torch"
 
 
-class Silence:
-    """Whether anything was said."""
+class OutputWatch:
+    """Whether anything was written."""
 
-    broken = False
+    written = False
 
 
 @contextmanager
-def silence() -> Iterator[Silence]:
-    """Drop what this thread writes to stdout, stderr and logs inside the block; yields whether it
-    wrote anything.
-    """
-    found, speaker = Silence(), threading.get_ident()
+def suppress_output() -> Iterator[OutputWatch]:
+    """Drop what this thread writes to stdout, stderr and logs; yield whether it wrote anything."""
+    found, thread = OutputWatch(), threading.get_ident()
     streams = {
         name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")
     }
     call_handlers = logging.Logger.callHandlers
 
     def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if threading.get_ident() != speaker:
+        if threading.get_ident() != thread:
             call_handlers(logger, record)
         elif not record.name.startswith(_OURS_TO_KEEP):
-            found.broken = True
+            found.written = True
 
     try:
         for name, stream in streams.items():
-            setattr(sys, name, _Muted(stream, speaker, found))
+            setattr(sys, name, _Muted(stream, thread, found))
         logging.Logger.callHandlers = handle  # type: ignore[method-assign, assignment]
         yield found
     finally:
@@ -47,25 +47,25 @@ def silence() -> Iterator[Silence]:
 
 
 class _Muted:
-    """A stream that one thread writes to in vain."""
+    """A stream that drops what one thread writes."""
 
-    def __init__(self, stream: Any, speaker: int, found: Silence) -> None:
+    def __init__(self, stream: Any, thread: int, found: OutputWatch) -> None:
         self._stream = stream
-        self._speaker = speaker
+        self._thread = thread
         self._found = found
 
     def write(self, text: Any) -> int:
         """Drop the text, or pass on that of another thread."""
-        if threading.get_ident() != self._speaker:
+        if threading.get_ident() != self._thread:
             return int(self._stream.write(text))
-        self._found.broken = True
+        self._found.written = True
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Drop them all."""
+        """Write the lines one by one."""
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._stream, name)
-        return _Muted(found, self._speaker, self._found) if name in ("buffer", "raw") else found
+        return _Muted(found, self._thread, self._found) if name in ("buffer", "raw") else found

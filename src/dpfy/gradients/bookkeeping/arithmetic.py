@@ -1,0 +1,148 @@
+"""Norms and sums whose rounding error is bounded.
+
+The bounds are proved in docs/proofs/clipping-engines.md.
+
+Tests: tests/gradients/bookkeeping/test_contributions.py.
+"""
+
+from functools import lru_cache
+
+import torch
+
+# numbers whose squares are added in the gradient's own precision; the runs are added in float64
+_RUN = 256
+# records of a product, or of a sum of written-out gradients, in the gradients' own precision
+PRODUCT_ROWS = 128
+PRODUCTS_PER_SUM = 8  # that are added up before the sum is continued in float64
+_NARROW = 2**14  # entries of a product of which several are formed in one call
+# entries of a product, all of which another order of summation hardly leaves as they are
+_TELLING = 2**12
+_PIECE = 2**17  # numbers that are converted to float64 and added while they stay in the cache
+FLOAT64_ROWS = 4096  # of a product in float64
+SUM_ROUNDING = (PRODUCT_ROWS + PRODUCTS_PER_SUM + 8) * 2.0**-24
+"""The most that another record may move the share of each co-batched one in a sum, in clip bounds.
+
+See docs/proofs/clipping-engines.md.
+"""
+
+
+def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
+    """Return an upper bound of each row's squared norm, in float64, never below the truth.
+
+    Runs of 256 squares are added in the numbers' own precision, which is far quicker than
+    converting each of them: at most 258 roundings u, for which 384 are charged; squares that
+    underflow count as the smallest normal number.
+    """
+    flat = in_working_precision(rows.flatten(1))
+    info = torch.finfo(flat.dtype)
+    whole = flat.shape[1] // _RUN * _RUN
+    total = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if whole:
+        total += (
+            torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _RUN)), dim=2)
+            .double()
+            .square()
+            .sum(1)
+        )
+    charged = (_RUN + 128) * info.eps / 2 + flat.shape[1] / _RUN * 2.0**-52
+    return total * (1 + charged) + flat.shape[1] * info.tiny
+
+
+def in_working_precision(values: torch.Tensor) -> torch.Tensor:
+    """Return values in float32 at least: half precision overflows and loses small squares."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def add_in_float64(total: torch.Tensor, summed: torch.Tensor) -> None:
+    """Add to a float64 total piece by piece, since torch converts the whole summand first."""
+    if not (total.is_contiguous() and summed.is_contiguous()):
+        total += summed
+        return
+    for part, piece in zip(
+        total.view(-1).split(_PIECE), summed.view(-1).split(_PIECE), strict=True
+    ):
+        part += piece
+
+
+def product_sum(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of the outer products of records, few records per product."""
+    # all products in one call
+    if len(weights) % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:
+        weighed = (weights.unsqueeze(1) * outputs).unflatten(0, (-1, PRODUCT_ROWS))
+        return torch.bmm(weighed.mT, inputs.unflatten(0, (-1, PRODUCT_ROWS))).sum(0)
+    pairs = (
+        (w.unsqueeze(1) * b, x)
+        for w, b, x in zip(
+            weights.split(PRODUCT_ROWS),
+            outputs.split(PRODUCT_ROWS),
+            inputs.split(PRODUCT_ROWS),
+            strict=True,
+        )
+    )
+    b, x = next(pairs)
+    product = b.t() @ x
+    at_once = _completes_products(
+        *product.shape, product.dtype, product.device, torch.get_num_threads()
+    )
+    for b, x in pairs:
+        if at_once and len(b) == PRODUCT_ROWS:
+            product.addmm_(b.t(), x)
+        else:
+            product += b.t() @ x
+    return product
+
+
+def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of records [blocks, records, numbers], few records per product."""
+    whole = len(weights) // PRODUCT_ROWS * PRODUCT_ROWS if len(gradients) == 1 else 0
+    if whole > PRODUCT_ROWS:  # all products in one call
+        records = gradients[0, :whole].unflatten(0, (-1, PRODUCT_ROWS))
+        total = torch.bmm(weights[:whole].view(-1, 1, PRODUCT_ROWS), records).sum(0)
+        weights, gradients = weights[whole:], gradients[:, whole:]
+    else:
+        total = torch.matmul(weights[:PRODUCT_ROWS], gradients[:, :PRODUCT_ROWS])
+        weights, gradients = weights[PRODUCT_ROWS:], gradients[:, PRODUCT_ROWS:]
+    for start in range(0, len(weights), PRODUCT_ROWS):
+        total += torch.matmul(
+            weights[start : start + PRODUCT_ROWS], gradients[:, start : start + PRODUCT_ROWS]
+        )
+    return total
+
+
+@lru_cache(maxsize=1024)
+def _completes_products(
+    p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int
+) -> bool:
+    """Whether ``addmm_`` completes a product of ``PRODUCT_ROWS`` rows before it adds.
+
+    Tried on synthetic numbers. For narrow matrices some libraries start from the previous total,
+    and many short sums become a long one.
+    """
+    if dtype is torch.float64:  # whose rounding is nothing beside what is charged
+        return True
+    if p * d < _TELLING:
+        return False
+    b, x, before = (
+        torch.arange(rows * columns, dtype=torch.float64, device=device)
+        .sin_()
+        .to(dtype)
+        .view(rows, -1)
+        for rows, columns in ((PRODUCT_ROWS, p), (PRODUCT_ROWS, d), (p, d))
+    )
+    return torch.equal(before + b.t() @ x, before.addmm_(b.t(), x))
+
+
+def rounded_weights(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weights in another precision; those below its normal numbers become zero."""
+    rounded = weights.to(dtype)
+    return (
+        rounded.masked_fill_(rounded < torch.finfo(dtype).tiny, 0)
+        if dtype != weights.dtype
+        else rounded
+    )
+
+
+def row_norms(rows: torch.Tensor) -> torch.Tensor:
+    """Return norms over features in float64, with a charge for squares that underflow."""
+    found = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
+    return found + 2.0**-511 * rows.shape[2] ** 0.5

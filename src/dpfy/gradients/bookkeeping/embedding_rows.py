@@ -1,0 +1,132 @@
+"""Contributions to embedding tables: only rows of tokens that occur are stored.
+
+A table may also be the weight of a Linear; then the cross term of both uses counts.
+
+Tests: tests/gradients/bookkeeping/test_contributions.py.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from dpfy.gradients.bookkeeping.arithmetic import in_working_precision, squared_norm_bounds
+from dpfy.gradients.bookkeeping.contributions import (
+    Contribution,
+    Materialized,
+    NormBounds,
+    OuterProduct,
+    as_steps,
+)
+
+
+@dataclass(frozen=True)
+class EmbeddingRows(Contribution):
+    """Gradients of an embedding, Σ_t row(token_t) += g_t per record, as the rows that occur.
+
+    ``tokens`` are [records, time] and ``outputs`` [records, time, d]; a token that occurs twice in
+    a record is one row.
+    """
+
+    tokens: torch.Tensor
+    outputs: torch.Tensor
+    vocabulary: int
+
+    def norms(self) -> NormBounds:
+        """Return norms of the rows after equal tokens of a record were added up."""
+        rows, owners, _, _ = self.distinct
+        squared = torch.zeros(len(self.tokens), dtype=torch.float64, device=rows.device)
+        return NormBounds(
+            squared.index_add_(0, owners, squared_norm_bounds(rows))
+            * (1 + self.tokens.shape[1] * 2.0**-52)
+        )
+
+    @cached_property
+    def distinct(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The summed rows, with the record and the token of each, and its number for each place."""
+        numbers = (
+            torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary
+            + self.tokens
+        )
+        keys, places = torch.unique(numbers.flatten(), return_inverse=True)
+        outputs = in_working_precision(self.outputs).flatten(0, 1)
+        rows = outputs.new_zeros(len(keys), outputs.shape[1]).index_add_(0, places, outputs)
+        return (
+            rows,
+            torch.div(keys, self.vocabulary, rounding_mode="floor"),
+            keys % self.vocabulary,
+            places,
+        )
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add the rows that occur; noise is added to all rows later."""
+        rows, owners, tokens, _ = self.distinct
+        total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
+
+    def instantiate(self) -> Materialized:
+        """Write out dense gradients, for a table that is tied to something other than a Linear."""
+        rows, owners, tokens, _ = self.distinct
+        dense = rows.new_zeros(len(self.tokens), self.vocabulary, rows.shape[1])
+        return Materialized.of(dense.index_put_((owners, tokens), rows, accumulate=True))
+
+    def folded(self, rows: int) -> "EmbeddingRows":
+        """Treat the tokens of a unit's rows as one record's, so that equal ones are one row."""
+        return replace(
+            self, tokens=as_steps(self.tokens, rows), outputs=as_steps(self.outputs, rows)
+        )
+
+    def joined(self, other: "EmbeddingRows") -> "EmbeddingRows":
+        """Return the sum of two uses of one table."""
+        return EmbeddingRows(
+            torch.cat([self.tokens, other.tokens], 1),
+            torch.cat([self.outputs, other.outputs], 1),
+            self.vocabulary,
+        )
+
+    def inner(self, other: OuterProduct) -> torch.Tensor:
+        """Return ⟨rows, outer⟩ per record: Σ_t Σ_s b_s[token_t]·(r_t·a_s), without a table.
+
+        r_t is the very row that is added, rounding included, at the first place of its token and
+        zero at the others.
+        """
+        rows, _, _, places = self.distinct
+        numbers = torch.arange(len(places), device=places.device)
+        first = torch.full_like(numbers[: len(rows)], len(places)).scatter_reduce_(
+            0, places, numbers, "amin"
+        )
+        placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(
+            0, first, rows.double()
+        )
+        products = torch.bmm(placed.unflatten(0, self.tokens.shape), other.inputs.double().mT)
+        tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
+        entries = other.outputs.double().mT.gather(1, tokens)
+        return (products * entries).sum((1, 2))
+
+
+@dataclass(frozen=True)
+class TiedEmbedding(Contribution):
+    """An embedding table that is also a Linear's weight: two forms and their cross term."""
+
+    rows: EmbeddingRows
+    outer: OuterProduct
+
+    def norms(self) -> NormBounds:
+        """Return ‖r‖² + ‖o‖² + 2⟨r, o⟩."""
+        rows = self.rows.norms().squared
+        squared = rows + self.outer.gram() + 2 * self.rows.inner(self.outer)
+        return self.outer.certified(
+            squared, rows.sqrt() + self.outer.magnitude(), self.rows.tokens.shape[1]
+        )
+
+    def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add both forms."""
+        self.rows.add_sum(weights, total)
+        self.outer.add_sum_in_float64(weights, total)
+
+    def instantiate(self) -> Materialized:
+        """Write both forms out."""
+        return self.rows.instantiate().added(self.outer.instantiate())
+
+    def folded(self, rows: int) -> "TiedEmbedding":
+        """Fold both forms."""
+        return TiedEmbedding(self.rows.folded(rows), self.outer.folded(rows))
