@@ -97,7 +97,7 @@ def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
         (["--model", "no_such_module:x"], "no_such_module"),
         (["--engine", "warp"], "warp"),
         (["--batch-size", "99999"], "99999"),
-        (["--schedule", "zigzag"], "zigzag"),
+        (["--lr-schedule", "zigzag"], "zigzag"),
         (["--clipping", "quantil"], "quantil"),
         (["--noise-schedule", "exponential:often"], "exponential:RATE"),
     ],

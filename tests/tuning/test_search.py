@@ -15,7 +15,13 @@ import dpfy
 import dpfy.tuning.folder
 import dpfy.tuning.search as searching
 from dpfy.accounting import EnvelopeGuard
-from dpfy.errors import InvalidArgument, LedgerMismatch, LedgerWriteFailed, TrainingInterrupted
+from dpfy.errors import (
+    InvalidArgument,
+    LedgerMismatch,
+    LedgerWriteFailed,
+    MissingExtra,
+    TrainingInterrupted,
+)
 from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import NonPrivate
 from dpfy.ledger.selection import Selected
@@ -365,7 +371,7 @@ def test_delta_by_the_number_of_records_is_settled_once(tmp_path, quick, capfd):
 
 def test_bayesian_proposals_need_their_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InvalidArgument, match=r"dpfy\[tune\]"):
+    with pytest.raises(MissingExtra, match=r"dpfy\[tune\]"):
         tune(config(tmp_path, accounting="compose", proposals="bayesian"), model=line, **DATA)
     assert not list(tmp_path.iterdir())
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpfy._extras import require
 from dpfy.errors import InvalidArgument
 from dpfy.planning.contours import BatchCurve, Contour
 
@@ -105,6 +106,7 @@ def _cycle(count: int) -> list[str]:
 def _written(path: str | Path, draw: Any) -> Path:
     """Draw into a new figure; matplotlib is loaded here, for those who ask for a file."""
     target = check_ending(path)
+    require("matplotlib", "report")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -6,7 +6,7 @@ __getattr__, __all__ = exports(
     __name__,
     {
         "callbacks": ("Callback",),
-        "config": ("TrainConfig", "template"),
+        "config": ("ImportanceConfig", "TrainConfig", "template"),
         "trainer": ("Trainer", "TrainingResult"),
     },
 )

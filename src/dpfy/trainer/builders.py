@@ -80,7 +80,7 @@ def completed(config: TrainConfig) -> TrainConfig:
         config.sampling == "importance"
     ):  # for each record in a sample, about three more are computed on
         defaults["batch_size"] = max(1, defaults["batch_size"] // 4)
-    if config.tail is not None:
+    if config.average_tail is not None:
         defaults["ema"] = 0.0
     return replace(
         config, **{name: value for name, value in defaults.items() if getattr(config, name) is None}
@@ -188,8 +188,8 @@ def make_average(config: TrainConfig, model: nn.Module, steps: int) -> AveragedM
     """Return what averages the weights, with weights that fade or over the last steps; None if
     nothing does.
     """
-    if config.tail is not None:
-        return TailAverage(model, steps, config.tail)
+    if config.average_tail is not None:
+        return TailAverage(model, steps, config.average_tail)
     return (
         AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
     )
@@ -207,7 +207,7 @@ def make_scheduler(
 
     def factor(step: int) -> float:
         warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        return warm * shapes[config.schedule](min(1.0, step / steps))
+        return warm * shapes[config.lr_schedule](min(1.0, step / steps))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 

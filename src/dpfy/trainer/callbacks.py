@@ -3,12 +3,11 @@ nothing else.
 """
 
 import csv
-import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from dpfy.errors import InvalidArgument
+from dpfy._extras import require
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,7 @@ class TensorBoardLog(Callback):
     @staticmethod
     def check() -> None:
         """Raise unless TensorBoard is installed, before a run begins."""
-        if importlib.util.find_spec("tensorboard") is None:
-            raise InvalidArgument(
-                "TensorBoard is not installed. Install the extra dpfy[tensorboard], or leave "
-                "tensorboard off."
-            )
+        require("tensorboard", "tensorboard")
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -44,8 +44,8 @@ from dpfy.trainer.builders import (
     without_batchnorm,
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
-from dpfy.trainer.config import TrainConfig
-from dpfy.trainer.options import importance_options, named_algorithm, named_clipping, plan_options
+from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
 from dpfy.types import Budget, Interval, Unit
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
@@ -292,9 +292,7 @@ class Trainer:
             clip=config.clip or 1.0,
             noise_schedule=config.noise_schedule,
             relation=config.relation,
-            **importance_options(
-                config.ratio, config.ratio_schedule, config.slack, config.floor, config.norm_sum
-            ),
+            **config.importance.options(),
         )
 
     def _statistics(self) -> list[Statistic]:
@@ -479,11 +477,7 @@ class Trainer:
             isolation=run.isolation,
             model=f"{type(self.model).__name__} with "
             f"{sum(p.numel() for p in self.model.parameters()):,} parameters",
-            hyperparameters={
-                name: value
-                for name, value in self.config.to_mapping().items()
-                if name != "data_dir"
-            },
+            hyperparameters=self.config.hyperparameters(),
             public_data=public,
             metric="accuracy on public data",
             history=history,
@@ -519,7 +513,9 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
         values.setdefault(
             "contributing", False
         )  # a run of an older version has released nothing of the kind
-        config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
+        config = TrainConfig.from_mapping(
+            {**current_names(values), "out": str(path.parent), "name": path.name}
+        )
         return Trainer(config, callbacks=callbacks).resume()
 
 

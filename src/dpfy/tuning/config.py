@@ -7,7 +7,7 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
-from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.config import TrainConfig, current_names
 from dpfy.tuning.space import Space
 
 ACCOUNTING = ("select", "compose", "public")
@@ -120,7 +120,7 @@ class TuneConfig:
         return cls(
             **{
                 **value,
-                "base": TrainConfig.from_mapping(value["base"]),
+                "base": TrainConfig.from_mapping(current_names(value["base"])),
                 "space": Space.from_json(value["space"]),
             }
         )

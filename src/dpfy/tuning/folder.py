@@ -351,9 +351,7 @@ def _facts(
         isolation=(best and best.isolation) or "not known: the trial failed",
         model=f"{type(draft.model).__name__} with "
         f"{sum(p.numel() for p in draft.model.parameters()):,} parameters",
-        hyperparameters={
-            key: value for key, value in chosen.to_mapping().items() if key != "data_dir"
-        },
+        hyperparameters=chosen.hyperparameters(),
         hyperparameter_selection=_selection(config, final_run, delta),
         public_data="none" if draft.data.test is None else f"the held-out test records, {score}",
     )

@@ -3,6 +3,7 @@
 import math
 from typing import Any, Protocol
 
+from dpfy._extras import require
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
 from dpfy.tuning.space import Choice, Scalar, Space, Uniform
@@ -112,12 +113,8 @@ def check_storage(storage: str, name: str) -> None:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna  # type: ignore[import-not-found, unused-ignore]
-    except ModuleNotFoundError:
-        raise InvalidArgument(
-            "Bayesian proposals need Optuna. Install the extra dpfy[tune], or use "
-            "proposals='random'."
-        ) from None
+    require("optuna", "tune")
+    import optuna  # type: ignore[import-not-found, unused-ignore]
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

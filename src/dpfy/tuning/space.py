@@ -3,26 +3,29 @@ trial.
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
+from dpfy.trainer.config import OLD_NAMES
 
 # The events of a run are the same whatever these are. Others change what a trial costs, and all
 # trials cost the same.
 SEARCHABLE = (
+    "average_tail",
     "clip",
     "ema",
     "learning_rate",
+    "lr_schedule",
     "momentum",
     "optimizer",
-    "schedule",
     "seed",
-    "tail",
     "warmup_steps",
 )
 _EXAMPLES = "learning_rate=log:0.05:5, momentum=0:0.95 or clip=0.5,1,2"
@@ -102,7 +105,13 @@ class Space:
         if not self.settings:
             raise InvalidArgument(f"Expected at least one setting to search, such as {_EXAMPLES}.")
         for name in self.settings:
-            if name not in SEARCHABLE:
+            if name in OLD_NAMES:
+                warn_renamed(f"the setting {name}", OLD_NAMES[name], stacklevel=4)
+                if OLD_NAMES[name] in self.settings:
+                    raise InvalidArgument(
+                        f"Expected {OLD_NAMES[name]} or its old name {name}, not both."
+                    )
+            if OLD_NAMES.get(name, name) not in SEARCHABLE:
                 raise InvalidArgument(
                     f"Expected {name!r} to be one of {', '.join(SEARCHABLE)}: what else there is "
                     "either is no setting or would make one trial cost more than another. Fix it "
@@ -143,13 +152,18 @@ class Space:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the space that :meth:`to_json` wrote."""
-        return cls(
-            {
-                name: Choice(tuple(each["values"])) if "values" in each else Uniform(**each)
-                for name, each in value.items()
-            }
-        )
+        """Return the space that :meth:`to_json` wrote.
+
+        Names of version 0.1 stay as they are: the ledger of the search declared them.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return cls(
+                {
+                    name: Choice(tuple(each["values"])) if "values" in each else Uniform(**each)
+                    for name, each in value.items()
+                }
+            )
 
 
 def _distribution(text: str, values: str) -> Uniform | Choice:
