@@ -1,6 +1,8 @@
 """Import packages that come with an extra of dpfy, or say which extra to install.
 
 The library itself needs none of them, so each is imported where it is used.
+
+Tests: tests/test_extras.py.
 """
 
 from importlib import import_module

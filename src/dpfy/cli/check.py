@@ -75,7 +75,7 @@ def check(
     ] = 256,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain each part of a model that matters for private training; exit with 1 if one must change.
+    """Explain what private training means for a model; exit with 1 if it must be changed.
 
     With --example the model is probed on synthetic records: whether it keeps them apart, with which
     engine, how close that engine is to one record at a time, and the memory and time of a step,

@@ -1,7 +1,4 @@
-"""All commands of ``dpfy``, in the order in which the help lists them.
-
-Tests: tests/cli/test_commands.py.
-"""
+"""All commands of ``dpfy``, in the order in which the help lists them."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any

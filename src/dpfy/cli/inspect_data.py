@@ -39,7 +39,8 @@ def inspect_data(
 
     The command first loads a few records to test whether data[i] depends on record i alone: a data
     set that mixes records, draws from a generator of its own or keeps state is an error. It cannot
-    notice that the data were standardised by their own mean, or encoded by the values in their rows.
+    notice that the data were standardised by their own mean, or encoded by the values in their
+    rows.
 
     The output has facts about single records: it is not differentially private, and no ledger
     records it.

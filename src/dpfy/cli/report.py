@@ -22,8 +22,8 @@ def report(
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Failure probability δ of the guarantee, in (0, 1). Default: that of the budget or "
-            "filter.",
+            help="Failure probability δ of the guarantee, in (0, 1). Default: that of the budget "
+            "or filter.",
             show_default=False,
         ),
     ] = None,

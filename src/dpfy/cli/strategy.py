@@ -112,7 +112,7 @@ def strategy(
         missing = [f"--{each.replace('_', '-')}" for each in names if needed[each] is None]
         if missing:
             raise InvalidArgument(
-                f"Expected {' and '.join(missing)} for {name}, which describe the private run. Add, "
+                f"Expected {' and '.join(missing)} for {name}, to describe the private run. Add, "
                 f"for example, {' '.join(f'{each} {_EXAMPLES[each]}' for each in missing)}."
             )
         budget = {"epsilon": epsilon, "delta": default_delta(records) if delta is None else delta}

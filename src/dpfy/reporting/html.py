@@ -79,7 +79,8 @@ def _figures(report: "Report") -> str:
     try:
         drawn = _drawn(report)
     except MissingExtra as missing:
-        return f'<section class="figures"><p>There are no figures. {_escape(str(missing))}</p></section>'
+        note = f"There are no figures. {missing}"
+        return f'<section class="figures"><p>{_escape(note)}</p></section>'
     figures = "".join(
         f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
         for svg, caption in drawn

@@ -60,8 +60,8 @@ class ImportanceConfig:
 
     ratio: float | None = option(
         None,
-        "Norm of every contribution to an importance sample, in clip bounds; best near the mean of "
-        "min(norm, clip)/clip.",
+        "Norm of every contribution to an importance sample, in clip bounds; best near the mean "
+        "of min(norm, clip)/clip.",
         example=0.5,
         otherwise="0.5",
         needs='sampling = "importance"',
@@ -75,24 +75,25 @@ class ImportanceConfig:
     )
     slack: float | None = option(
         None,
-        "Factor by which the norm of a record may grow within an epoch before importance sampling "
-        "clips the record for it.",
+        "Factor by which the norm of a record may grow within an epoch before importance "
+        "sampling clips the record for it.",
         example=3.0,
         otherwise="3",
         needs='sampling = "importance"',
     )
     floor: float | None = option(
         None,
-        "Least norm of a record in importance sampling, in clip bounds; smaller norms count as this "
-        "one.",
+        "Least norm of a record in importance sampling, in clip bounds; smaller norms count as "
+        "this one.",
         example=0.0625,
         otherwise="1/16",
         needs='sampling = "importance"',
     )
     norm_sum: str = option(
         "scheduled",
-        "Source of the ratios of importance sampling: scheduled, or released (they follow noisy sums "
-        "of norms, under a filter), with numbers as released:NOISE:CAUTIOUS:CLIP_FACTOR:SIZE_NOISE.",
+        "Source of the ratios of importance sampling: scheduled, or released (they follow noisy "
+        "sums of norms, under a filter), with numbers as "
+        "released:NOISE:CAUTIOUS:CLIP_FACTOR:SIZE_NOISE.",
         needs='sampling = "importance"',
     )
 
@@ -292,8 +293,8 @@ class TrainConfig:
     )
     sampling: str = option(
         "poisson",
-        "Sampling of the records of a step: poisson, full, fixed_size, truncated_poisson, shuffled, "
-        "cyclic, balls_in_bins, or importance (by the norms of gradients, DPIS).",
+        "Sampling of the records of a step: poisson, full, fixed_size, truncated_poisson, "
+        "shuffled, cyclic, balls_in_bins, or importance (by the norms of gradients, DPIS).",
     )
     capacity: int | None = option(
         None,
@@ -301,7 +302,7 @@ class TrainConfig:
         example=300,
         needs='sampling = "truncated_poisson"',
     )
-    importance: ImportanceConfig = option(
+    importance: ImportanceConfig = option(  # noqa: RUF009 (it is frozen)
         ImportanceConfig(),
         "Table of the settings of importance sampling.",
         otherwise="the defaults of ImportanceConfig",
@@ -587,8 +588,8 @@ def template() -> str:
         The text that ``dpfy init`` writes.
     """
     lines = [
-        "# Settings of `dpfy train`. Every line shows a default, or an example where there is none;",
-        "# remove the leading # to change one.",
+        "# Settings of `dpfy train`. Every line shows the default, or an example where there is",
+        "# none; remove the leading # to change it.",
         "",
     ]
     table = ""

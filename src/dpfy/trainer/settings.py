@@ -1,4 +1,7 @@
-"""Describe each setting once: for the template, for ``--help`` and for the reference page."""
+"""Describe each setting once: for the template, for ``--help`` and for the reference page.
+
+Tests: tests/trainer/test_config.py.
+"""
 
 import inspect
 import math
