@@ -60,8 +60,9 @@ def completed(config: TrainConfig) -> TrainConfig:
     elif config.records is None:
         return config  # such data cannot be loaded, and load_data says so
     else:
-        auto = isinstance(config.delta, str)
-        delta = min(0.5, config.records**-1.1) if auto else config.delta
+        delta = config.delta
+        if isinstance(delta, str):  # "auto"
+            delta = min(0.5, config.records**-1.1)
         defaults = vars(
             first_run(
                 config.records,

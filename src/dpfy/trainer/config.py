@@ -396,9 +396,9 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.importance, ImportanceConfig):
-            given = ImportanceConfig().changed(_as_mapping(self.importance))
-            object.__setattr__(self, "importance", given)
+        table: Any = self.importance
+        if not isinstance(table, ImportanceConfig):
+            object.__setattr__(self, "importance", ImportanceConfig().changed(_as_mapping(table)))
         for item in fields(self):
             check_type(item.name, getattr(self, item.name), item.type)
         _validate.epsilon(self.epsilon)
