@@ -43,7 +43,7 @@ def test_public_name_is_in_the_reference(name: str) -> None:
     assert f":: dpfy.{name}\n" in reference
 
 
-@pytest.mark.parametrize("setting", all_settings(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", list(all_settings()), ids=lambda setting: setting.name)
 def test_setting_is_in_the_reference(setting: Setting) -> None:
     # A new setting without a row, or a row that says what is no longer true.
     reference = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")

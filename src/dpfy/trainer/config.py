@@ -182,7 +182,8 @@ def _with_old_names(cls: type[T]) -> type[T]:
 
     cls.__init__ = init  # type: ignore[assignment]
     for old in OLD_NAMES:
-        setattr(cls, old, property(functools.partial(_read_old, old)))
+        doc = f"Old name of ``{OLD_NAMES[old]}``."
+        setattr(cls, old, property(functools.partial(_read_old, old), doc=doc))
     return cls
 
 
