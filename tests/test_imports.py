@@ -57,7 +57,7 @@ def test_a_plan_is_calibrated_without_torch() -> None:
 
 
 def test_the_command_line_starts_without_torch() -> None:
-    assert not {"torch", "matplotlib", "sklearn"} & loaded_modules("import dpfy.cli.app")
+    assert not {"torch", "matplotlib", "sklearn"} & loaded_modules("import dpfy.cli.commands")
 
 
 @pytest.mark.parametrize(

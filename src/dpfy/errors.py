@@ -13,6 +13,10 @@ class InvalidArgument(DpfyError, ValueError):
     """A declared value is outside its domain; nothing private was computed."""
 
 
+class MissingExtra(DpfyError, ImportError):
+    """A package is not installed; the message names the extra of dpfy that installs it."""
+
+
 class UnsupportedEvent(DpfyError):
     """No sound accounting rule is known for this event under this relation and method."""
 

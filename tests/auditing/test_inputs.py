@@ -283,7 +283,7 @@ def test_a_plan_under_a_filter_is_audited_with_canaries_alone(monkeypatch):
         epsilon=3.0,
         delta=1e-3,
         sampling="importance",
-        norm_sum="released",
+        importance={"norm_sum": "released"},
     )
     trainer = dpfy.Trainer(config, model=setup()[0], train=Private())
     monkeypatch.setattr("dpfy.auditing.audit.Trainer", lambda settings: trainer)

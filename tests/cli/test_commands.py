@@ -1,6 +1,7 @@
 """The commands, as a user runs them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,8 +10,10 @@ import pytest
 from dpfy import __version__
 from dpfy.accounting import account
 from dpfy.cli.app import main
+from dpfy.cli.commands import command, walk
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
+from dpfy.trainer.config import all_settings
 
 EPSILON = [
     "epsilon",
@@ -278,6 +281,48 @@ def test_nothing_that_reads_facts_loads_torch(code):
 
 
 def test_the_module_is_the_command():
-    command = [sys.executable, "-m", "dpfy", *replaced(EPSILON, "--rate", "2")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    words = [sys.executable, "-m", "dpfy", *replaced(EPSILON, "--rate", "2")]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == "Error: Expected rate=2.0 in [0, 1].\n"
+
+
+OPTIONS = [
+    pytest.param(each, parameter, id=" ".join((*path, parameter.opts[0])))
+    for path, each in walk(command())
+    for parameter in each.params
+]
+
+
+@pytest.mark.parametrize(("owner", "parameter"), OPTIONS)
+def test_the_help_of_an_option_is_a_sentence_with_its_default(owner, parameter):
+    help = parameter.help
+    assert re.match(r"[A-Z].*[.]$", help), help
+    assert "made-up" not in help and "in the place of" not in help
+    if parameter.default is not None and not isinstance(parameter.default, bool):
+        assert help.endswith(f"Default: {parameter.default}.") and not parameter.show_default
+
+
+def test_the_help_of_a_setting_names_its_default():
+    train = command().commands["train"]
+    helps = {each.name: each.help for each in train.params if not each.hidden}
+    for setting in all_settings():
+        assert helps.pop(setting.flag) == setting.description
+        assert setting.description.endswith(f" Default: {setting.default_text}.")
+    assert set(helps) == {"config", "config_file", "resume", "help"} & set(helps)
+
+
+@pytest.mark.parametrize(
+    ("path", "each"), [pytest.param(*found, id=" ".join(found[0])) for found in walk(command())]
+)
+def test_the_help_of_a_command_begins_with_one_sentence(path, each):
+    first = each.help.split("\n\n")[0]
+    assert re.match(r"[A-Z].*[.]$", first) and "\n" not in first, first
+
+
+def test_the_help_shows_everything_that_was_written(run, monkeypatch):
+    """Fails if square brackets are taken for markup, or a default is printed twice."""
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = " ".join(run("check", "--help")[1].split())
+    assert "'float32[3,32,32],int64[]'" in shown
+    assert shown.count("Default: 256.") == 1 and "default: 256" not in shown
+    assert "in [0, 1)." in " ".join(run("train", "--help")[1].split())

@@ -111,6 +111,9 @@ def test_the_page(run, tmp_path):
         (BUDGET, "left open"),
         (["strategy", "luck"], "one of clip-search"),
         (["strategy", "compute", "--public", "digits"], "--records and --batch-size"),
+        (["strategy", "accuracy", "--public", "digits"], "for example, --records 60000."),
+        (["strategy"], "clip-search, grid"),
+        (["resources"], "package.module:name"),
         (
             [
                 "advise",
@@ -130,6 +133,45 @@ def test_the_page(run, tmp_path):
 def test_what_is_asked_wrongly_is_one_sentence(run, arguments, words):
     code, _, err = run("plan", *arguments)
     assert code == 2 and words in err and err.startswith("Error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "add"),
+    [
+        (["--epsilon", "3"], "--delta 1e-5 --rate 0.1 --steps 600"),
+        (["--epsilon", "3", "--rate", "0.1", "--steps", "600"], "--delta 1e-5"),
+        (["--batch-size", "10", *BUDGET, "--steps", "5"], "--records 60000"),
+        (["--rates", "0.1:1", "--delta", "1e-5", "--epochs", "1"], "--epsilon 3"),
+        (["--rates", "0.1:1", "--epsilon", "3", "--epochs", "1"], "--delta 1e-5"),
+        (["--rates", "0.1:1", *BUDGET], "--epochs 60"),
+        (["--batch-sizes", "10:100", *BUDGET, "--steps", "20"], "--records 60000"),
+        (["--batch-sizes", "10:100", *BUDGET, "--records", "1000"], "--steps 600"),
+        (["--plot", "a.png", *BUDGET], "--rates 0.001:1"),
+        (["--epsilon", "1", *BUDGET, "--rate", "0.1"], "--rates 0.001:1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_missing_can_be_copied_from_the_error(run, arguments, add):
+    code, _, err = run("plan", *arguments)
+    assert code == 2 and f"dd, for example, {add}" in err
+    if "--epsilon, got" not in err:  # several budgets need a range and the rest of a curve
+        code, _, after = run("plan", *arguments, *add.split())
+        assert code == 0 or after != err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (["--rate", "0.1", "--records", "10", "--batch-size", "1"], "--rate or --batch-size"),
+        (["--steps", "10", "--epochs", "1"], "--steps or --epochs"),
+        ([*BUDGET, "--noise-multiplier", "1", "--rate", "0.1", "--epochs", "1"], "--epochs out"),
+        (["--rates", "0.1:1", "--batch-sizes", "1:2"], "Leave one of them out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_too_much_is_named(run, arguments, out):
+    code, _, err = run("plan", *arguments)
+    assert code == 2 and out in err and "eave" in err
 
 
 @pytest.mark.parametrize("name", ["clip-search", "grid", "compute", "small-batch", "accuracy"])

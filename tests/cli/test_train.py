@@ -60,6 +60,44 @@ def test_a_file_and_flags_over_it(tmp_path, capsys, monkeypatch):
     assert run(capsys, "init")[0] == 2  # never overwritten
 
 
+def test_the_file_may_be_given_by_config(tmp_path, capsys, monkeypatch):
+    """Flags override it, one by one in the table too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text(
+        'epsilon = 8.0\nepochs = 1\nname = "a"\nsampling = "importance"\nseed = 3\n'
+        "[importance]\nratio = 0.7\nslack = 2.0\n"
+    )
+    code, _, err = run(
+        capsys, "train", "--config", "a.toml", "--epsilon", "5", "--ratio", "0.6", "--no-csv"
+    )
+    assert (code, err) == (0, "")
+    saved = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
+    assert (saved["epsilon"], saved["seed"], saved["csv"]) == (5.0, 3, False)
+    assert saved["importance"] == {"ratio": 0.6, "slack": 2.0, "norm_sum": "scheduled"}
+
+
+@pytest.mark.parametrize("command", ["train", "tune", "audit"])
+def test_one_file_is_given_once(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, command, "a.toml", "--config", "b.toml")
+    assert code == 2 and "Leave one of them out" in err
+    code, _, err = run(capsys, command, "--config", "b.toml")
+    assert code == 2 and "There is no file b.toml" in err
+
+
+def test_a_run_of_version_0_1_is_resumed(tmp_path, capsys, monkeypatch):
+    """Its config.json has the old names, which nobody typed: there is no note."""
+    monkeypatch.chdir(tmp_path)
+    run(capsys, "train", *SHORT, "--name", "a", "--lr-schedule", "cosine", "--average-tail", "0.5")
+    file = tmp_path / "runs" / "a" / "config.json"
+    saved = json.loads(file.read_text())
+    saved |= saved.pop("importance")
+    saved |= {"schedule": saved.pop("lr_schedule"), "tail": saved.pop("average_tail")}
+    file.write_text(json.dumps(saved))
+    code, out, err = run(capsys, "train", "--resume", "runs/a")
+    assert (code, err) == (0, "") and "differential privacy" in out
+
+
 def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -93,11 +131,12 @@ def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
         (["missing.toml"], "missing.toml"),
         (["--resume", "/nowhere"], "/nowhere"),
         (["--resume", "/nowhere", "--epsilon", "1"], "leave"),
+        (["--resume", "/nowhere", "--config", "a.toml"], "leave"),
         (["--data", "json:missing"], "missing"),
         (["--model", "no_such_module:x"], "no_such_module"),
         (["--engine", "warp"], "warp"),
         (["--batch-size", "99999"], "99999"),
-        (["--schedule", "zigzag"], "zigzag"),
+        (["--lr-schedule", "zigzag"], "zigzag"),
         (["--clipping", "quantil"], "quantil"),
         (["--noise-schedule", "exponential:often"], "exponential:RATE"),
     ],

@@ -35,8 +35,8 @@ def test_optimizers_by_name():
         {"optimizer": "adadp:fast"},
         {"optimizer": "sgd:1"},
         {"optimizer": "lion"},
-        {"ema": 0.9, "tail": 0.5},
-        {"tail": 0.0},
+        {"ema": 0.9, "average_tail": 0.5},
+        {"average_tail": 0.0},
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings):
@@ -49,10 +49,12 @@ def test_an_average_by_name():
     for settings, kind in (
         ({}, type(None)),
         ({"ema": 0.9}, AveragedModel),
-        ({"tail": 0.25}, TailAverage),
+        ({"average_tail": 0.25}, TailAverage),
     ):
         assert type(make_average(completed(dpfy.TrainConfig(**settings)), model, 10)) is kind
-    assert completed(dpfy.TrainConfig(data="own:data", records=100_000, tail=0.2)).ema == 0.0
+    assert (
+        completed(dpfy.TrainConfig(data="own:data", records=100_000, average_tail=0.2)).ema == 0.0
+    )
 
 
 @pytest.mark.parametrize("kind", [ADADP, AdamBC])
@@ -109,7 +111,7 @@ def test_the_trainer_takes_an_optimizer_and_a_tail_and_reports_the_rate_that_was
         epsilon=50.0,
         optimizer="adadp",
         learning_rate=2.0,
-        tail=0.5,
+        average_tail=0.5,
     )
     result = dpfy.Trainer(
         config, model=nn.Linear(4, 2), train=data, test=data, callbacks=[rates]

@@ -1,12 +1,29 @@
 """One schema from Python, files and flags; what does not fit is named."""
 
+import json
 import math
+import re
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 import dpfy
-from dpfy.trainer.config import TrainConfig, template
+from dpfy.trainer.config import (
+    OLD_NAMES,
+    ImportanceConfig,
+    TrainConfig,
+    all_settings,
+    current_names,
+    template,
+)
+
+TEMPLATE = template().splitlines()
+COMMENTED = [
+    place
+    for place, line in enumerate(TEMPLATE)
+    if line.startswith("#") and not line.startswith("# ")
+]
 
 
 def test_files_flags_and_python_mean_the_same(tmp_path):
@@ -30,15 +47,10 @@ def test_an_empty_yaml_file_means_the_defaults(tmp_path):
     assert TrainConfig.from_file(tmp_path / "a.yml") == TrainConfig()
 
 
-def test_the_template_names_every_setting_at_its_default():
-    active = "\n".join(
-        line.removeprefix("#")
-        for line in template().splitlines()
-        if line.startswith("#") and not line.startswith("# ")
-    )
-    values = {name: value for name, value in tomllib.loads(active).items() if value != ""}
-    assert TrainConfig.from_mapping(values) == TrainConfig()
-    assert set(tomllib.loads(active)) == set(TrainConfig.__dataclass_fields__)
+def test_the_template_names_every_setting_once_and_says_what_it_is():
+    names = [line[1:].split(" = ")[0] for line in (TEMPLATE[place] for place in COMMENTED)]
+    assert names == [setting.flag for setting in all_settings()] and len(set(names)) == len(names)
+    assert all(setting.help in " ".join(template().split("\n# ")) for setting in all_settings())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +79,7 @@ def test_unknown_settings_are_errors_with_a_suggestion(name, suggestion):
         {"ema": 1.0},
         {"ema": -0.1},
         {"optimizer": "lbfgs"},
-        {"schedule": "zigzag"},
+        {"lr_schedule": "zigzag"},
         {"seed": -1},
         {"evaluate_every": 0},
         {"csv": 1},
@@ -90,3 +102,132 @@ def test_malformed_files_are_one_sentence(tmp_path, file, text):
         TrainConfig.from_file(tmp_path / file)
     with pytest.raises(dpfy.InvalidArgument, match="dpfy init"):
         TrainConfig.from_file(tmp_path / "missing.toml")
+
+
+OLD_FILE = {  # as version 0.1 wrote it
+    "data": "digits",
+    "epsilon": 8.0,
+    "sampling": "importance",
+    "ratio": 0.6,
+    "ratio_schedule": "step:0.8:5",
+    "norm_sum": "scheduled",
+    "schedule": "cosine",
+    "tail": 0.25,
+}
+NEW_FILE = TrainConfig(
+    epsilon=8.0,
+    sampling="importance",
+    importance=ImportanceConfig(0.6, "step:0.8:5"),
+    lr_schedule="cosine",
+    average_tail=0.25,
+)
+
+
+def old_names(*names):
+    """Expect a warning for each of these names."""
+    return pytest.warns(DeprecationWarning, match=rf"the setting ({'|'.join(names)}) is now called")
+
+
+@pytest.mark.parametrize("make", [lambda values: TrainConfig(**values), TrainConfig.from_mapping])
+def test_names_of_version_0_1_still_work_and_say_so(make):
+    with old_names(*OLD_NAMES) as warned:
+        assert make(OLD_FILE) == NEW_FILE
+    assert len(warned) == 5 and all(each.filename == __file__ for each in warned)
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_a_setting_is_read_by_its_old_name_too(name):
+    new = NEW_FILE
+    for part in OLD_NAMES[name].split("."):
+        new = getattr(new, part)
+    with old_names(name):
+        assert getattr(NEW_FILE, name) == new
+
+
+def test_files_of_version_0_1_still_load(tmp_path):
+    text = "\n".join(f"{name} = {json.dumps(value)}" for name, value in OLD_FILE.items())
+    (tmp_path / "old.toml").write_text(text)
+    with old_names(*OLD_NAMES) as warned:
+        assert TrainConfig.from_file(tmp_path / "old.toml") == NEW_FILE
+    assert {each.filename for each in warned} == {__file__}
+
+
+def test_settings_that_the_library_wrote_itself_load_silently():
+    """A run folder of version 0.1 is resumed without a word about names that nobody typed."""
+    assert TrainConfig.from_mapping(current_names(OLD_FILE)) == NEW_FILE
+    written = NEW_FILE.to_mapping()
+    assert current_names(written) == written
+    assert written["importance"] == {
+        "ratio": 0.6,
+        "ratio_schedule": "step:0.8:5",
+        "norm_sum": "scheduled",
+    }
+    assert not OLD_NAMES.keys() & written.keys()
+
+
+def test_an_old_name_changes_a_copy():
+    with old_names("schedule", "ratio"):
+        changed = replace(NEW_FILE, schedule="linear", ratio=0.5)
+    assert (changed.lr_schedule, changed.importance) == (
+        "linear",
+        ImportanceConfig(0.5, "step:0.8:5"),
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schedule": "cosine", "lr_schedule": "cosine"},
+        {"ratio": 0.5, "importance": {"ratio": 0.5}},
+    ],
+    ids=str,
+)
+def test_an_old_and_a_new_name_together_are_refused(values):
+    with pytest.raises(dpfy.InvalidArgument, match="not both"):
+        TrainConfig.from_mapping({"sampling": "importance", **values})
+
+
+def test_flags_change_single_settings_of_a_table():
+    changed = NEW_FILE.with_flags({"importance": {"slack": 2.0}, "floor": 0.1, "ratio": None})
+    assert changed.importance == ImportanceConfig(0.6, "step:0.8:5", 2.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"importance": {"ratoi": 0.5}}, "'importance.ratoi'. Did you mean 'importance.ratio'?"),
+        ({"ratoi": 0.5}, "Did you mean 'importance.ratio'?"),
+        ({"shedule": "cosine"}, "Did you mean 'lr_schedule'?"),
+        ({"importance": 0.5}, "[importance]"),
+    ],
+    ids=str,
+)
+def test_a_wrong_name_suggests_where_the_setting_is_now(values, words):
+    with pytest.raises(dpfy.InvalidArgument, match=re.escape(words)):
+        TrainConfig.from_mapping(values)
+
+
+def test_a_report_lists_the_table_flat():
+    values = replace(NEW_FILE, data_dir="/data").hyperparameters()
+    assert values["importance.ratio"] == 0.6 and values["lr_schedule"] == "cosine"
+    assert "data_dir" not in values and "importance" not in values
+
+
+def test_the_template_as_it_is_means_the_defaults(tmp_path):
+    (tmp_path / "dpfy.toml").write_text(template())
+    assert TrainConfig.from_file(tmp_path / "dpfy.toml") == TrainConfig()
+
+
+@pytest.mark.parametrize("place", COMMENTED, ids=lambda place: TEMPLATE[place].split()[0])
+def test_any_line_of_the_template_may_be_uncommented(tmp_path, place):
+    """Alone, or together with the lines that its comment says it needs."""
+    lines, line = list(TEMPLATE), TEMPLATE[place]
+    lines[place] = line.removeprefix("#")
+    for needed in filter(None, line.partition("; needs ")[2].split(" and ")):
+        in_table = needed.startswith("importance.")
+        where = lines.index("[importance]") + 1 if in_table else 0
+        lines.insert(where, needed.removeprefix("importance."))
+    (tmp_path / "dpfy.toml").write_text("\n".join(lines))
+    found = TrainConfig.from_file(tmp_path / "dpfy.toml").to_mapping()
+    ((name, value),) = tomllib.loads(line.removeprefix("#")).items()
+    assert (found | found["importance"])[name] == value

@@ -13,7 +13,7 @@ import dpfy
 from dpfy.cli.app import main
 from dpfy.ledger.events import Importance
 from dpfy.models import PrivateBatchNorm
-from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.config import ImportanceConfig, TrainConfig
 
 SETTINGS = {
     "sampling": "importance",
@@ -50,7 +50,8 @@ def trainer(folder="runs", model=None, callbacks=(), unit_of=None, **settings):
 def test_settings_make_the_plan_of_dpis():
     """Fails if a setting gets lost, or if a schedule is not relative to the ratio."""
     made = trainer(
-        ratio=0.6, ratio_schedule="step:0.5:1", slack=2, floor=0.25, noise_schedule="time:0.1"
+        importance=ImportanceConfig(0.6, ratio_schedule="step:0.5:1", slack=2, floor=0.25),
+        noise_schedule="time:0.1",
     ).plan
     plan = dpfy.dpis(
         records=400,
@@ -78,8 +79,9 @@ def test_digits_are_learned_from_a_file_of_settings(tmp_path, capsys):
     Batches are a quarter of what suits the data otherwise, so that there is room for proposals.
     """
     (tmp_path / "dpis.toml").write_text(
-        'sampling = "importance"\nratio = 0.6\nepochs = 2\n'
+        'sampling = "importance"\nepochs = 2\n'
         f'epsilon = 8.0\nname = "a"\nout = {json.dumps(str(tmp_path))}\n'
+        "[importance]\nratio = 0.6\n"
     )
     with pytest.raises(SystemExit) as ended:
         main(["train", str(tmp_path / "dpis.toml"), "--ratio-schedule", "step:0.8:1"])
@@ -96,14 +98,14 @@ def test_digits_are_learned_from_a_file_of_settings(tmp_path, capsys):
     assert float(dict(zip(rows[0].split(","), rows[-1].split(","), strict=True))["accuracy"]) > 0.5
     report = (tmp_path / "a" / "report.md").read_text()
     assert "each of norm 0.48 to 0.6 clip bounds" in report and "Chosen from releases" not in report
-    assert "Hyper-parameter ratio\\_schedule" in report
+    assert "Hyper-parameter importance.ratio\\_schedule" in report
 
 
 def test_ratios_may_follow_released_norms(tmp_path):
     """Fails if the numbers after colons get lost, or if the norms of an epoch are not in the
     ledger.
     """
-    subject = trainer(tmp_path, norm_sum="released:0.1:0.5", epochs=1.5)
+    subject = trainer(tmp_path, importance={"norm_sum": "released:0.1:0.5"}, epochs=1.5)
     result = subject.fit()
     found = [
         query.name
@@ -129,8 +131,8 @@ class Interrupting(dpfy.Callback):
 
 def test_an_interrupted_run_goes_on_under_its_plan(tmp_path):
     with pytest.raises(dpfy.TrainingInterrupted):
-        trainer(tmp_path, callbacks=[Interrupting()], epochs=1, ratio=0.7).fit()
-    result = trainer(tmp_path, epochs=1, ratio=0.7).resume()
+        trainer(tmp_path, callbacks=[Interrupting()], epochs=1, importance={"ratio": 0.7}).fit()
+    result = trainer(tmp_path, epochs=1, importance={"ratio": 0.7}).resume()
     assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 8 and 2.9 < result.claim <= 3.0
 
 
@@ -163,15 +165,15 @@ def test_objects_that_importance_sampling_has_no_proof_for_are_refused():
         ({"noise_schedule": "validation:0.9"}, "fixed in advance"),
         ({"batchnorm": "private"}, "statistics"),
         ({"engine": "ghost"}, "very gradient"),
-        ({"ratio_schedule": "time:0.1"}, "begins with"),
-        ({"ratio": 0.5, "ratio_schedule": "zigzag"}, "a schedule"),
-        ({"ratio": 0.0}, "ratio"),
-        ({"slack": "3"}, "slack"),
-        ({"norm_sum": "told"}, "norm_sum"),
-        ({"norm_sum": "released:a"}, "NOISE:CAUTIOUS"),
-        ({"sampling": "poisson", "ratio": 0.5}, "'importance'"),
-        ({"sampling": "poisson", "norm_sum": "released"}, "'importance'"),
-        ({"sampling": "full", "slack": 2.0}, "'importance'"),
+        ({"importance": {"ratio_schedule": "time:0.1"}}, "begins with"),
+        ({"importance": {"ratio": 0.5, "ratio_schedule": "zigzag"}}, "a schedule"),
+        ({"importance": {"ratio": 0.0}}, "ratio"),
+        ({"importance": {"slack": "3"}}, "slack"),
+        ({"importance": {"norm_sum": "told"}}, "norm_sum"),
+        ({"importance": {"norm_sum": "released:a"}}, "NOISE:CAUTIOUS"),
+        ({"sampling": "poisson", "importance": {"ratio": 0.5}}, "'importance'"),
+        ({"sampling": "poisson", "importance": {"norm_sum": "released"}}, "'importance'"),
+        ({"sampling": "full", "importance": {"slack": 2.0}}, "'importance'"),
     ],
     ids=str,
 )
@@ -184,9 +186,9 @@ def test_settings_that_do_not_go_together_are_refused_with_the_reason(settings, 
     ("settings", "words"),
     [
         ({"relation": "replace_one"}, "replace each other"),
-        ({"ratio": 0.15}, "ratios of at least"),
-        ({"slack": 0.5}, "slack of at least 1"),
-        ({"floor": 0.01}, "floor in"),
+        ({"importance": {"ratio": 0.15}}, "ratios of at least"),
+        ({"importance": {"slack": 0.5}}, "slack of at least 1"),
+        ({"importance": {"floor": 0.01}}, "floor in"),
     ],
     ids=str,
 )

@@ -348,7 +348,7 @@ def test_a_controller_that_lies_about_its_shares_is_caught_before_a_record_is_re
     other = dpfy.dpsgd(
         rate=1.0, divisor=4, steps=1, controllers=[dpfy.QuantileClipping(share=0.5)]
     ).query
-    monkeypatch.setattr(dpfy.QuantileClipping, "applied", lambda *_: StepConfig(other))
+    monkeypatch.setattr(dpfy.QuantileClipping, "configure", lambda *_: StepConfig(other))
     with pytest.raises(dpfy.LedgerMismatch):
         next_release(begun)
     assert Counted.reads == reads and begun.ledger.count == 0

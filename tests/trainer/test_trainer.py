@@ -103,8 +103,8 @@ def test_an_existing_folder_is_never_overwritten(tmp_path):
 
 def test_an_interrupted_run_is_saved_and_resumed_to_the_end(tmp_path):
     with pytest.raises(dpfy.TrainingInterrupted, match="dpfy train --resume"):
-        trainer(tmp_path, [Listener(interrupt_at=6)], ema=0.5, schedule="cosine").fit()
-    resumed = trainer(tmp_path, ema=0.5, schedule="cosine")
+        trainer(tmp_path, [Listener(interrupt_at=6)], ema=0.5, lr_schedule="cosine").fit()
+    resumed = trainer(tmp_path, ema=0.5, lr_schedule="cosine")
     result = resumed.resume()
     assert [evaluation.step for evaluation in result.evaluations] == [4, 8, 12]
     assert dpfy.Ledger.read(tmp_path / "a" / "ledger.dpl").count == 12
@@ -217,7 +217,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
 )
 def test_learning_rates_follow_the_schedule(tmp_path, schedule, last):
     listener = Listener()
-    trainer(tmp_path, [listener], schedule=schedule, warmup_steps=2).fit()
+    trainer(tmp_path, [listener], lr_schedule=schedule, warmup_steps=2).fit()
     rates = [heard.learning_rate for heard in listener.heard if isinstance(heard, Step)]
     assert rates[0] == pytest.approx(0.25) and rates[-1] == pytest.approx(0.5 * last, rel=0.02)
 

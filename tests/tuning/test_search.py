@@ -15,7 +15,13 @@ import dpfy
 import dpfy.tuning.folder
 import dpfy.tuning.search as searching
 from dpfy.accounting import EnvelopeGuard
-from dpfy.errors import InvalidArgument, LedgerMismatch, LedgerWriteFailed, TrainingInterrupted
+from dpfy.errors import (
+    InvalidArgument,
+    LedgerMismatch,
+    LedgerWriteFailed,
+    MissingExtra,
+    TrainingInterrupted,
+)
 from dpfy.ledger.composite_events import Composed
 from dpfy.ledger.events import NonPrivate
 from dpfy.ledger.selection import Selected
@@ -365,7 +371,7 @@ def test_delta_by_the_number_of_records_is_settled_once(tmp_path, quick, capfd):
 
 def test_bayesian_proposals_need_their_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InvalidArgument, match=r"dpfy\[tune\]"):
+    with pytest.raises(MissingExtra, match=r"dpfy\[tune\]"):
         tune(config(tmp_path, accounting="compose", proposals="bayesian"), model=line, **DATA)
     assert not list(tmp_path.iterdir())
 
@@ -387,3 +393,28 @@ def test_bayesian_proposals_learn_from_trials_of_an_earlier_process():
     assert (
         abs(sorted(found)[10] - 0.4) < 0.15
     )  # the median of uniform draws is 0.45, half of them farther than 0.22
+
+
+def test_a_search_of_version_0_1_is_resumed(tmp_path, quick, monkeypatch):
+    """Its folder and its ledger have the old names of settings, and nobody is told about them."""
+    tried, begun = searching.try_settings, []
+
+    def interrupted(*arguments):
+        begun.append(1)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return tried(*arguments)
+
+    monkeypatch.setattr(searching, "try_settings", interrupted)
+    with pytest.warns(DeprecationWarning, match="the setting schedule"):
+        space = Space({"schedule": Choice(("cosine", "linear"))})
+    with pytest.raises(TrainingInterrupted):
+        tune(config(tmp_path, accounting="compose", space=space), model=line, **DATA)
+    file = tmp_path / "a" / "search.json"
+    saved = json.loads(file.read_text())
+    base = saved["search"]["base"]
+    base |= {"schedule": base.pop("lr_schedule"), **base.pop("importance")}
+    file.write_text(json.dumps(saved))
+    found = resume_tuning(tmp_path / "a", model=line, **DATA)
+    settings = json.loads((tmp_path / "a" / "settings.json").read_text())
+    assert found.failure is None and settings["lr_schedule"] == found.settings["schedule"]

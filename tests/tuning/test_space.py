@@ -18,12 +18,17 @@ def config(**values):
 
 def test_flags_describe_distributions():
     space = Space.parse(
-        ["learning-rate=log:0.1:10", "momentum=0:0.9", "schedule=cosine,linear", "warmup_steps=0,5"]
+        [
+            "learning-rate=log:0.1:10",
+            "momentum=0:0.9",
+            "lr-schedule=cosine,linear",
+            "warmup_steps=0,5",
+        ]
     )
     assert space.settings == {
         "learning_rate": Uniform(0.1, 10.0, True),
         "momentum": Uniform(0.0, 0.9),
-        "schedule": Choice(("cosine", "linear")),
+        "lr_schedule": Choice(("cosine", "linear")),
         "warmup_steps": Choice((0, 5)),
     }
     assert Space.from_json(space.to_json()) == space
@@ -104,7 +109,7 @@ def test_settings_that_change_what_a_trial_costs_are_not_searched(name):
         ({"base": dpfy.TrainConfig(early_stop=2)}, "early_stop"),
         ({"base": dpfy.TrainConfig(algorithm="line_search")}, "chosen from outputs"),
         (
-            {"base": dpfy.TrainConfig(tail=0.5), "space": Space({"ema": Choice((0.9,))})},
+            {"base": dpfy.TrainConfig(average_tail=0.5), "space": Space({"ema": Choice((0.9,))})},
             "one average",
         ),
         ({"space": Space({"momentum": Uniform(0.0, 1.0)})}, "momentum"),
@@ -119,3 +124,24 @@ def test_a_search_survives_its_file():
     assert TuneConfig.from_json(config(accounting="compose", trials=3).to_json()) == config(
         accounting="compose", trials=3
     )
+
+
+def test_settings_of_version_0_1_are_searched_under_their_old_names():
+    """The ledger of a search declares the names: a search that is resumed must keep them."""
+    with pytest.warns(DeprecationWarning, match="the setting schedule is now called lr_schedule"):
+        space = Space.parse(["schedule=cosine,linear"])
+    written = space.to_json()
+    assert list(written) == ["schedule"] and Space.from_json(written) == space  # without a warning
+    declared = TuneConfig(dpfy.TrainConfig(), space, epsilon=3.0)
+    assert declared.base.with_flags({"schedule": "cosine"}).lr_schedule == "cosine"
+    old = declared.to_json()
+    old["base"] = {"schedule": "linear", "norm_sum": "scheduled"}
+    assert TuneConfig.from_json(old).base.lr_schedule == "linear"
+
+
+def test_a_setting_is_searched_under_one_name():
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(dpfy.InvalidArgument, match="both"),
+    ):
+        Space.parse(["schedule=cosine,linear", "lr_schedule=constant"])

@@ -1,4 +1,7 @@
-"""How commands print numbers: strict JSON for machines, one sentence for people."""
+"""Print numbers: strict JSON for machines, one sentence for people.
+
+Tests: tests/cli/test_commands.py.
+"""
 
 import json
 import math
@@ -17,9 +20,7 @@ _RELATIONS = {
 
 
 def print_json(values: dict[str, Any]) -> None:
-    """Print one strict JSON object; an infinite number becomes the string "inf", which every float
-    parser reads.
-    """
+    """Print one strict JSON object; infinity becomes the string "inf", which float() reads."""
     typer.echo(
         json.dumps(
             {name: _strict(value) for name, value in values.items()}, indent=2, allow_nan=False
@@ -28,7 +29,7 @@ def print_json(values: dict[str, Any]) -> None:
 
 
 def claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
-    """Return what every command reports about a guarantee."""
+    """Return the fields that every command reports about a guarantee."""
     bracket = guarantee.epsilon(delta)
     return {
         "epsilon": bracket.upper,
@@ -50,7 +51,8 @@ def claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
 def sentence(values: dict[str, Any]) -> str:
     """Say what :func:`claims` returned."""
     relation = _RELATIONS[values["relation"]].format(unit=values["unit"])
-    steps = f"{values['steps']:,} {values['counted'].removesuffix('s') if values['steps'] == 1 else values['counted']}"
+    counted = values["counted"]
+    steps = f"{values['steps']:,} {counted.removesuffix('s') if values['steps'] == 1 else counted}"
     if math.isinf(values["epsilon"]):
         return f"{steps}: no finite epsilon holds at delta = {values['delta']:g}, for {relation}."
     floor = math.floor(values["epsilon_lower"] * 10_000) / 10_000

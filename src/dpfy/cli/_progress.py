@@ -1,5 +1,8 @@
-"""The progress bar of ``dpfy train``: step, ε so far, accuracy on public data, released metrics,
-time left.
+"""The progress bar of ``dpfy train``.
+
+It shows the step, ε so far, the accuracy on public data, released metrics and the time left.
+
+Tests: tests/cli/test_train.py.
 """
 
 from rich.console import Console
@@ -11,7 +14,7 @@ _DECAY = 0.9  # of the running average of noisy numbers
 
 
 class ProgressBar(Callback):
-    """Shows what a trainer tells."""
+    """Shows on the screen what a trainer reports."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -34,7 +37,7 @@ class ProgressBar(Callback):
         self._progress.start()
 
     def on_step(self, step: Step) -> None:
-        """Move on; of noisy metrics show the running average."""
+        """Advance the bar; show noisy metrics as running averages."""
         for name, value in step.metrics.items():
             self._averages[name] = _DECAY * self._averages.get(name, value) + (1 - _DECAY) * value
         released = "  ".join(f"{name} ≈ {value:.2f}" for name, value in self._averages.items())

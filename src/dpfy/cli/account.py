@@ -1,40 +1,44 @@
-"""``dpfy account``: what a ledger, or a list of events, has cost."""
+"""``dpfy account``: the privacy cost of a ledger, or of a list of events.
 
-from pathlib import Path
+Tests: tests/cli/test_commands.py.
+"""
+
 from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli._options import DeltaOption, JsonOption, Method, MethodOption, ledger_file
+from dpfy.cli._options import (
+    DeltaOption,
+    JsonOption,
+    Method,
+    MethodOption,
+    SourceArgument,
+    ledger_file,
+)
 from dpfy.types import Relation
 
 
 def account(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="A ledger, the folder of a run, or a file with a JSON list of events.",
-            show_default=False,
-        ),
-    ],
+    path: SourceArgument,
     delta: DeltaOption,
     method: MethodOption = Method.PLD,
     relation: Annotated[
         Relation | None,
         typer.Option(
-            "--relation", show_default=False, help="Another relation than the ledger declares."
+            "--relation",
+            show_default=False,
+            help="Relation of neighbouring data sets. Default: the one that the ledger declares.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the guarantee of what a ledger reserved, and of what it registered before the first
-    step.
+    """Compute the guarantee of the steps that a ledger holds, and of those that it registered.
 
-    A list may hold events of any kind: sampled steps, choices and other queries that are answered
-    once, streams.
+    A list may hold events of any kind: sampled steps, selections and other queries that are
+    answered once, and streams.
 
-    A ledger with a filter guarantees the filter's limit; how much of it is spent is printed as a
-    reading.
+    A ledger with a filter guarantees the limit of the filter; the amount spent is printed beside
+    it.
 
     Examples:
     dpfy account run.dpl --delta 1e-5

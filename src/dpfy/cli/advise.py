@@ -1,4 +1,7 @@
-"""``dpfy plan advise``: a few questions, a recommended plan, and its reasons."""
+"""``dpfy plan advise``: a few questions, a recommended plan, and its reasons.
+
+Tests: tests/cli/test_plan.py.
+"""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -14,16 +17,22 @@ def _answer(help: str) -> typer.models.OptionInfo:
 
 def advise(
     sees: Annotated[
-        str | None, _answer("Who sees what: model, predictions, data or updates.")
+        str | None,
+        _answer("Output that others see: model, predictions, data or updates. Default: asked."),
     ] = None,
     sampling: Annotated[
-        str | None, _answer("Can you sample: poisson, fixed, shuffle or stream.")
+        str | None,
+        _answer("Sampling that you can do: poisson, fixed, shuffle or stream. Default: asked."),
     ] = None,
-    one_each: Annotated[str | None, _answer("One example per person: yes or no.")] = None,
-    labels_only: Annotated[str | None, _answer("Only labels are private: yes or no.")] = None,
+    one_each: Annotated[
+        str | None, _answer("Whether each person has one example: yes or no. Default: asked.")
+    ] = None,
+    labels_only: Annotated[
+        str | None, _answer("Whether only labels are private: yes or no. Default: asked.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask what is not answered by an option, then recommend a plan with its reasons.
+    """Ask the questions that no option answers; recommend a plan with its reasons.
 
     Examples:
     dpfy plan advise

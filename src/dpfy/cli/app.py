@@ -1,84 +1,44 @@
-"""The ``dpfy`` command: commands, and one sentence for everything that goes wrong."""
+"""The entry of the ``dpfy`` command: one sentence for everything that goes wrong.
+
+Typer and rich belong to the extra ``cli``; they are imported after it is known that they are there.
+"""
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-import typer
+from dpfy._extras import require
+from dpfy.errors import DpfyError, InvalidArgument, MissingExtra
 
-from dpfy import __version__
-from dpfy.cli.account import account
-from dpfy.cli.audit import audit
-from dpfy.cli.calibrate import calibrate
-from dpfy.cli.check import check
-from dpfy.cli.convert import convert
-from dpfy.cli.epsilon import epsilon
-from dpfy.cli.inspect_data import inspect_data
-from dpfy.cli.ledger import ledger_app
-from dpfy.cli.plan import plan_app
-from dpfy.cli.report import report
-from dpfy.cli.train import init, train
-from dpfy.cli.tune import tune
-from dpfy.errors import DpfyError, InvalidArgument
-
-# Typer ships its own click or needs one, depending on the version; its base class of everything
-# that it rejects is the only name that both have.
-_Rejected: Any = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
-)
 _INTERRUPTED = 130
-
-app = typer.Typer(
-    name="dpfy",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Train with differential privacy, and know exactly what was spent.",
-)
-app.command()(epsilon)
-app.command()(calibrate)
-app.command()(account)
-app.command()(convert)
-app.command()(check)
-app.command()(audit)
-app.command()(inspect_data)
-app.command()(report)
-app.command()(train)
-app.command()(tune)
-app.command()(init)
-app.add_typer(ledger_app, name="ledger")
-app.add_typer(plan_app, name="plan")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"dpfy {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and stop."
-        ),
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Options that come before any command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exit with 2 for what was asked wrongly and with 1 for what failed."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
     try:
-        code = app([argument for argument in given if argument != "--debug"], standalone_mode=False)
+        for package in ("typer", "rich"):
+            require(package, "cli")
+    except MissingExtra as error:
+        _fail(str(error), 1)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", ".* is now called ", DeprecationWarning)
+        warnings.showwarning = _noting(warnings.showwarning)
+        _run([each for each in given if each != "--debug"], "--debug" in given)
+
+
+def _run(arguments: list[str], debug: bool) -> NoReturn:
+    import typer
+
+    from dpfy.cli.commands import command
+
+    try:
+        code = command()(arguments, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         _fail("Interrupted.", _INTERRUPTED)
-    except _Rejected as error:
-        _fail(error.format_message(), error.exit_code)
+    except _rejected() as error:
+        _fail(_complaint(error), error.exit_code)
     except Exception as error:
         if debug:
             raise
@@ -88,21 +48,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _rejected() -> Any:
+    """The base class of everything that Typer rejects.
+
+    Typer ships its own click or needs one, depending on the version; this is the only name that
+    both have.
+    """
+    import typer
+
+    return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _complaint(error: Any) -> str:
+    """What Typer says, and what an option is for that is missing."""
+    text: str = error.format_message()
+    missing = type(error).__name__ == "MissingParameter"
+    help = getattr(error.param, "help", None) if missing else None
+    return f"{text} {help}" if help else text
+
+
 def _sentence(error: Exception) -> str:
     """Say what happened and what to do; only our own errors are known to quote nothing private."""
     if isinstance(error, DpfyError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}. Check the path, its permissions and the free space."
+        return (
+            f"{error.filename}: {error.strerror}. Check the path, its permissions and the free "
+            "space."
+        )
     return (
         f"An unexpected {type(error).__name__}. Its text may quote records and is not shown; `dpfy "
         "--debug` shows it, for the owner of the data."
     )
 
 
+def _noting(show: Callable[..., None]) -> Callable[..., None]:
+    """Return what shows old names as notes on standard error, and other warnings as before."""
+
+    def note(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, DeprecationWarning):
+            sys.stderr.write(f"Note: {message}\n")
+        else:
+            show(message, category, *rest, **named)
+
+    return note
+
+
 def _fail(sentence: str, code: int) -> NoReturn:
     if sentence:  # empty when the help text was the answer
-        typer.echo(
-            f"Error: {' '.join(sentence.split())}", err=True
-        )  # torch's own reasons have several lines
+        # torch's own reasons have several lines
+        sys.stderr.write(f"Error: {' '.join(sentence.split())}\n")
     sys.exit(code)

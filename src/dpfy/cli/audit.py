@@ -1,5 +1,6 @@
-"""``dpfy audit``: what canaries betray of a private run, and whether the pipeline keeps its
-promises.
+"""``dpfy audit``: attack a private run with canaries, and test that the checks notice mistakes.
+
+Tests: tests/auditing/test_audits.py.
 """
 
 import json
@@ -9,70 +10,92 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli._options import JsonOption
+from dpfy._extras import require
+from dpfy.cli._options import (
+    DataDirOption,
+    JsonOption,
+    SettingsArgument,
+    SettingsOption,
+    settings_from,
+)
 from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpfy.auditing import Audit, Verdict
+    from dpfy.trainer.config import TrainConfig
 
 _REPEATS = 100
 
 
 def audit(
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A file of settings, as for dpfy train.", show_default=False),
-    ] = None,
+    config: SettingsArgument = None,
+    config_file: SettingsOption = None,
     data: Annotated[
-        str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Data set, as for dpfy train. Default: that of the settings.", show_default=False
+        ),
     ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="The folder of the data sets.", show_default=False)
-    ] = None,
+    data_dir: DataDirOption = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="The ε of the audited plan.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Privacy budget ε of the audited plan. Default: that of the settings.",
+            show_default=False,
+        ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="The epochs of the audited plan.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Number of epochs of the audited plan. Default: that of the settings.",
+            show_default=False,
+        ),
     ] = None,
     canaries: Annotated[
-        int, typer.Option(help="How many records are planted, each with probability ½.")
+        int, typer.Option(help="Number of canaries, each planted with probability 1/2.")
     ] = 1000,
     kind: Annotated[
         str,
         typer.Option(
-            help="What is planted: gradient (directions of their own), or records, mislabelled "
-            "(random patterns) or crafted."
+            help="Kind of canaries: gradient (each has a direction of its own), or records: "
+            "mislabelled (random patterns) or crafted."
         ),
     ] = "gradient",
     attack: Annotated[
         str,
         typer.Option(
-            help="By what records are guessed: white-box (every released gradient) or black-box "
+            help="Output that the attack sees: white-box (every released gradient) or black-box "
             "(losses of the last model)."
         ),
     ] = "white-box",
     public: Annotated[
         bool,
         typer.Option(
-            "--public", help="The data are public: plant records among them; else these run alone."
+            "--public",
+            help="Declare the data public, and plant canaries that are records among them; without "
+            "it these run alone.",
         ),
     ] = False,
     guesses: Annotated[
         int | None,
         typer.Option(
-            help="About how many of them is guessed; an eighth if left out.", show_default=False
+            help="Number of canaries about which the attack guesses. Default: an eighth of them.",
+            show_default=False,
         ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="With which the lower bounds hold.")] = 0.95,
-    out: Annotated[Path, typer.Option(help="Where audit.html and audit.json go.")] = Path("audit"),
+    confidence: Annotated[
+        float, typer.Option(help="Confidence of the lower bounds, in (0, 1).")
+    ] = 0.95,
+    out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path(
+        "audit"
+    ),
     self_test: Annotated[
         bool,
         typer.Option(
             "--self-test",
-            help="Plant known mistakes in the pipeline, and see whether the checks notice them.",
+            help="Plant known mistakes in the pipeline, and test whether the checks notice them.",
         ),
     ] = False,
     quick: Annotated[
@@ -83,12 +106,11 @@ def audit(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Attack a private run of your settings with canaries; exit with 1 if they betray more than its
-    ledger allows.
+    """Attack a private run with canaries; exit with 1 if they show more than its ledger allows.
 
-    The audited run is one of its own. Canaries that are records run alone, because what they show
-    would depend on the records beside them. With --self-test: exit with 1 unless every planted
-    mistake, and nothing else, is flagged.
+    The audited run is a new one. Canaries that are records run alone, because their results would
+    depend on the records beside them. With --self-test: exit with 1 unless every planted mistake,
+    and nothing else, is flagged.
 
     Examples:
     dpfy audit
@@ -110,9 +132,10 @@ def audit(
             "--quick belongs to --self-test. Give fewer --epochs for a shorter audit."
         )
     given = {"data": data, "data_dir": data_dir, "epsilon": epsilon, "epochs": epochs}
+    require("matplotlib", "report")  # before the attack, whose page draws figures
     found = _audited(
         console,
-        config,
+        settings_from(config, config_file),
         {name: value for name, value in given.items() if value is not None},
         {
             "canaries": canaries,
@@ -129,18 +152,14 @@ def audit(
 
 
 def _audited(
-    console: "Console", config: Path | None, given: dict[str, Any], options: dict[str, Any]
+    console: "Console", settings: "TrainConfig", given: dict[str, Any], options: dict[str, Any]
 ) -> "Audit":
     from dpfy.auditing.audit import audit_settings  # torch is loaded only when it is needed
-    from dpfy.trainer.config import TrainConfig
 
-    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(
-        given
-    )
     with _progress(console) as progress:
         task = progress.add_task("auditing", total=None)
         return audit_settings(
-            settings,
+            settings.with_flags(given),
             tell=lambda step, steps: progress.update(task, completed=step, total=steps),
             **options,
         )

@@ -1,4 +1,7 @@
-"""``dpfy calibrate``: how much noise a run needs."""
+"""``dpfy calibrate``: the noise that a run needs.
+
+Tests: tests/cli/test_commands.py.
+"""
 
 from typing import Annotated
 
@@ -18,7 +21,12 @@ from dpfy.types import Relation
 
 def calibrate(
     epsilon: Annotated[
-        float, typer.Option("--epsilon", help="The ε not to exceed.", show_default=False)
+        float,
+        typer.Option(
+            "--epsilon",
+            help="Budget ε that the run must not exceed, such as 3.",
+            show_default=False,
+        ),
     ],
     delta: DeltaOption,
     rate: RateOption,

@@ -1,6 +1,4 @@
-"""``dpfy check``: what private training means for the parts of a model, before there is any
-record.
-"""
+"""``dpfy check``: explain what private training means for a model, without any record."""
 
 import re
 from collections.abc import Iterator
@@ -44,53 +42,53 @@ def check(
     factory: Annotated[
         str,
         typer.Argument(
-            help="A function that returns a model, or a tuple of a model and its optimizers, loss "
-            "and tokenizer: package.module:name.",
+            help="Function that returns a model, or a tuple of a model and its optimizers, loss "
+            "and tokenizer, as package.module:name.",
             show_default=False,
         ),
     ],
     example: Annotated[
         str | None,
         typer.Option(
-            help="Type and shape of each field of one record, such as 'float32[3,32,32],int64[]': "
-            "runs the probe.",
+            help="Type and shape of each field of one record, such as 'float32[3,32,32],int64[]'; "
+            "with them the model is probed.",
             show_default=False,
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="A data set, or a function that returns one, as package.module:name: looks "
-            "whether data[i] depends on record i alone. For the owner of the data.",
+            help="Data set, or function that returns one, as package.module:name; tests whether "
+            "data[i] depends on record i alone. For the owner of the data.",
             show_default=False,
         ),
     ] = None,
     collate: Annotated[
         str | None,
         typer.Option(
-            help="The collate function of the run: package.module:name.", show_default=False
+            help="Collate function of the run, as package.module:name. Default: that of torch.",
+            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Of the steps that are timed, on made-up records.")
+        int, typer.Option(help="Number of synthetic records in the steps that are timed.")
     ] = 256,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain every part of a model that private training is about, and what to do; exit with 1 if
-    it must be changed.
+    """Explain what private training means for a model; exit with 1 if it must be changed.
 
-    With --example the model is probed on made-up records: whether it keeps them apart, by which
-    engine, how far that is from one record at a time, and what a step takes, in memory and beside
-    one without privacy.
+    With --example the model is probed on synthetic records: whether it keeps them apart, with which
+    engine, how close that engine is to one record at a time, and the memory and time of a step,
+    with and without privacy.
 
-    A loss is a function of the fields, as for run.backward; one of torch's is given the model's
-    output and the last. Without one the sum of the outputs stands in for it; a last field that the
+    A loss is a function of the fields, as for run.backward; a loss of torch takes the model's
+    output and the last field. Without a loss, the sum of the outputs is used; a last field that the
     model does not take, a label, is left out.
 
     With --data a few records are loaded, several times and in a fresh process: a data set that
-    mixes records in __getitem__, draws from a generator of its own or keeps state is an error. What
-    is not seen: data that were standardised by their own mean, encoded by what their rows say, or
-    are read beside torch (numpy, files).
+    mixes records in __getitem__, draws from a generator of its own or keeps state is an error. This
+    does not notice data that were standardised by their own mean, encoded by the values in their
+    rows, or read without torch (numpy, files).
 
     Examples:
     dpfy check mymodel:make
@@ -174,7 +172,7 @@ def _describe(found: "Checked", measured: "Expected | None", asked: bool) -> Non
     elif asked:
         console.print("The probe waits until nothing has to be changed.")
     else:
-        console.print("Give --example to probe the model on made-up records.")
+        console.print("Give --example to probe the model on synthetic records.")
     if measured is not None:
         console.print(f"{measured}.", soft_wrap=True)
     console.print(
@@ -185,7 +183,7 @@ def _describe(found: "Checked", measured: "Expected | None", asked: bool) -> Non
 
 
 def _probe_lines(probed: "Probed") -> Iterator[str]:
-    """What the probe found, in words."""
+    """The findings of the probe, in words."""
     if probed.explanation is None:
         return
     names, rest = ", ".join(probed.buffers[:_PLACES]), len(probed.buffers) - _PLACES

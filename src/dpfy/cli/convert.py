@@ -1,35 +1,26 @@
-"""``dpfy convert``: what a guarantee means for membership tests, as Gaussian DP, and for groups of
-records.
-"""
+"""``dpfy convert``: a guarantee as membership tests, Gaussian DP and groups of records see it."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli._options import DeltaOption, JsonOption, ledger_file
+from dpfy.cli._options import DeltaOption, JsonOption, SourceArgument, ledger_file
 from dpfy.types import Relation
 
 
 def convert(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="A ledger, the folder of a run, or a file with a JSON list of events.",
-            show_default=False,
-        ),
-    ],
+    path: SourceArgument,
     delta: DeltaOption,
     fpr: Annotated[
-        float, typer.Option("--fpr", help="A false positive rate of a membership test, in [0, 1].")
+        float, typer.Option("--fpr", help="False positive rate of a membership test, in [0, 1].")
     ] = 0.001,
     group: Annotated[
-        int, typer.Option("--group", help="How many records one person may have, up to 1000.")
+        int,
+        typer.Option("--group", help="Number of records that one person may have, from 1 to 1000."),
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what the guarantee of a ledger means in other words; each number is a bound that may be
-    claimed.
+    """Translate the guarantee of a ledger; each number is a bound that may be claimed.
 
     Examples:
     dpfy convert run.dpl --delta 1e-5

@@ -1,4 +1,7 @@
-"""``dpfy epsilon``: what a run would cost."""
+"""``dpfy epsilon``: the privacy cost of a run that is planned.
+
+Tests: tests/cli/test_commands.py.
+"""
 
 from typing import Annotated
 
@@ -23,7 +26,7 @@ def epsilon(
         typer.Option(
             "--noise-multiplier",
             show_default=False,
-            help="The noise's standard deviation over the clip bound.",
+            help="Noise multiplier: the standard deviation of the noise in clip bounds, such as 1.",
         ),
     ],
     steps: StepsOption,
@@ -32,7 +35,7 @@ def epsilon(
     relation: RelationOption = Relation.ADD_OR_REMOVE_ONE,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute ε of DP-SGD: Poisson samples, Gaussian noise.
+    """Compute ε of DP-SGD with Poisson samples and Gaussian noise.
 
     Examples:
     dpfy epsilon --rate 0.01 --noise-multiplier 1.0 --steps 10000 --delta 1e-5

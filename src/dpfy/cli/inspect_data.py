@@ -1,5 +1,6 @@
-"""``dpfy inspect-data``: the owner's tool for finding bad records. It prints private facts, and
-says so.
+"""``dpfy inspect-data``: find bad records, for the owner of the data.
+
+It prints private facts, and says so.
 """
 
 from typing import Annotated
@@ -13,30 +14,36 @@ def inspect_data(
     data: Annotated[
         str,
         typer.Argument(
-            help="A data set, or a function that returns one: package.module:name.",
+            help="Data set, or function that returns one, as package.module:name.",
             show_default=False,
         ),
     ],
     collate: Annotated[
-        str | None, typer.Option(help="The collate function of the run: package.module:name.")
+        str | None,
+        typer.Option(
+            help="Collate function of the run, as package.module:name. Default: that of torch.",
+            show_default=False,
+        ),
     ] = None,
     example: Annotated[
         str | None,
         typer.Option(
-            help="The example_input of the run, or a function that returns it: package.module:name."
+            help="The example_input of the run, or a function that returns it, as "
+            "package.module:name. Default: the one that the data set declares.",
+            show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many findings to print.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of findings to print.")] = 50,
 ) -> None:
-    """List the records that a run would silently leave out, and why. FOR THE OWNER OF THE DATA
-    ONLY.
+    """List the records that a run would leave out, and why. FOR THE OWNER OF THE DATA ONLY.
 
-    Whether data[i] depends on record i alone is looked at first, as far as a few records show it: a
-    data set that mixes records, draws from a generator of its own or keeps state is an error. That
-    it was standardised by its own mean, or encoded by what its rows say, cannot be seen.
+    The command first loads a few records to test whether data[i] depends on record i alone: a data
+    set that mixes records, draws from a generator of its own or keeps state is an error. It cannot
+    notice that the data were standardised by their own mean, or encoded by the values in their
+    rows.
 
-    What it prints are facts about single records: it is not differentially private and is not
-    recorded in any ledger.
+    The output has facts about single records: it is not differentially private, and no ledger
+    records it.
 
     Examples:
     dpfy inspect-data mydata:train_set

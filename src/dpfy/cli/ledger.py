@@ -1,4 +1,7 @@
-"""``dpfy ledger``: check a ledger and see what it says, without torch and without a lock."""
+"""``dpfy ledger``: verify and show a ledger, without torch and without a lock.
+
+Tests: tests/ledger/test_cli.py.
+"""
 
 import json
 from pathlib import Path
@@ -9,27 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfy.cli._options import ledger_file
+from dpfy.cli._options import AnchorOption, LedgerArgument, ledger_file
 from dpfy.errors import LedgerError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
 
 ledger_app = typer.Typer(help="Verify and show ledgers.", no_args_is_help=True)
 
-_Path = Annotated[
-    Path,
-    typer.Argument(help="The ledger, such as run.dpl, or the folder of a run.", show_default=False),
-]
-_Anchor = Annotated[
-    Path | None,
-    typer.Option(help="The second place in which the run kept the head.", show_default=False),
-]
-
 
 @ledger_app.command()
-def verify(path: _Path, anchor: _Anchor = None) -> None:
-    """Check every line against the hash chain, the head and the anchor; exit with 1 and the reason
-    if one fails.
+def verify(path: LedgerArgument, anchor: AnchorOption = None) -> None:
+    """Check every line against the hash chain, the head and the anchor; exit with 1 if one fails.
 
     Without --anchor, restoring an older ledger together with its head cannot be noticed.
 
@@ -49,11 +42,11 @@ def verify(path: _Path, anchor: _Anchor = None) -> None:
 
 @ledger_app.command()
 def show(
-    path: _Path,
-    anchor: _Anchor = None,
+    path: LedgerArgument,
+    anchor: AnchorOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the header and the run-length list of what was spent.
+    """Show the header, and the events that were spent with their counts.
 
     Examples:
     dpfy ledger show run.dpl
@@ -90,14 +83,11 @@ def _summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def _filter_used(ledger: Ledger) -> float | None:
-    """The share of the filter that is spent; None without a filter, and for one that this version
-    does not know.
-    """
+    """The share of the filter that is spent; None without a filter that this version knows."""
     if ledger.header is None or ledger.header.filter is None:
         return None
-    from dpfy.accounting.filtered import (
-        share_used,
-    )  # numpy and scipy, which other ledgers do not need
+    # numpy and scipy, which other ledgers do not need
+    from dpfy.accounting.filtered import share_used
 
     try:
         return share_used(ledger)

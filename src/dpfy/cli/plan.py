@@ -1,10 +1,11 @@
-"""``dpfy plan``: what to run, before any privacy is spent."""
+"""``dpfy plan``: choose what to run, before any privacy is spent."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfy._extras import require
 from dpfy.cli._options import JsonOption, Method, MethodOption, RelationOption
 from dpfy.cli.advise import advise
 from dpfy.cli.resources import resources
@@ -21,6 +22,22 @@ plan_app.command()(strategy)
 plan_app.command()(resources)
 
 _POINTS = 13  # of a curve: four to a decade of rates from 0.001 to 1
+_SOLVED = (
+    ("epsilon",),
+    ("delta",),
+    ("noise_multiplier",),
+    ("rate", "batch_size"),
+    ("steps", "epochs"),
+)
+_EXAMPLES = {
+    "epsilon": "3",
+    "delta": "1e-5",
+    "noise_multiplier": "4",
+    "rate": "0.1",
+    "steps": "600",
+    "epochs": "60",
+    "records": "60000",
+}
 
 
 def _number(name: str, help: str) -> Any:
@@ -31,41 +48,54 @@ def _number(name: str, help: str) -> Any:
 def plan(
     context: typer.Context,
     records: Annotated[
-        int | None, _number("records", "The declared public number of records.")
+        int | None, _number("records", "Declared public number of records, such as 60000.")
     ] = None,
     epsilon: Annotated[
-        list[float] | None, _number("epsilon", "The ε not to exceed; several give several curves.")
+        list[float] | None,
+        _number("epsilon", "Budget ε not to exceed, such as 3; several give several curves."),
     ] = None,
-    delta: Annotated[float | None, _number("delta", "The δ of the claim, in (0, 1).")] = None,
+    delta: Annotated[
+        float | None,
+        _number("delta", "Failure probability δ of the guarantee, in (0, 1), such as 1e-5."),
+    ] = None,
     noise_multiplier: Annotated[
-        float | None, _number("noise-multiplier", "The noise over the clip bound, σ.")
+        float | None,
+        _number("noise-multiplier", "Noise multiplier σ: the noise in clip bounds, such as 4."),
     ] = None,
-    rate: Annotated[float | None, _number("rate", "The sampling rate q, in (0, 1].")] = None,
+    rate: Annotated[
+        float | None, _number("rate", "Sampling rate q, in (0, 1], such as 0.1.")
+    ] = None,
     batch_size: Annotated[
-        float | None, _number("batch-size", "The expected batch size, in place of --rate.")
+        float | None,
+        _number("batch-size", "Expected batch size, in records, instead of --rate."),
     ] = None,
-    steps: Annotated[int | None, _number("steps", "How many steps.")] = None,
+    steps: Annotated[int | None, _number("steps", "Number of steps, such as 600.")] = None,
     epochs: Annotated[
-        float | None, _number("epochs", "How many passes, in the place of --steps.")
+        float | None,
+        _number("epochs", "Expected number of passes over the data, instead of --steps."),
     ] = None,
     clip: Annotated[
-        float, typer.Option("--clip", help="The clip bound C: noise grows with it, ε does not.")
+        float, typer.Option("--clip", help="Clip bound C: noise grows with it, ε does not.")
     ] = 1.0,
     rates: Annotated[
-        str | None, _number("rates", "A range such as 0.001:1: σ over these rates.")
+        str | None,
+        _number("rates", "Range of rates, such as 0.001:1, over which to print σ."),
     ] = None,
     batch_sizes: Annotated[
-        str | None, _number("batch-sizes", "A range such as 100:60000: σC/B over it.")
+        str | None,
+        _number(
+            "batch-sizes", "Range of batch sizes, such as 100:60000, over which to print σC/B."
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, _number("plot", "A .png, .svg or .pdf file, or a page with sliders: .html.")
+        Path | None,
+        _number("plot", "File to draw: .png, .svg or .pdf, or .html for a page with sliders."),
     ] = None,
     method: MethodOption = Method.PLD,
     relation: RelationOption = Relation.ADD_OR_REMOVE_ONE,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what is left open of ε, δ, noise, rate and steps; or draw noise over rates or batch
-    sizes.
+    """Solve for one of ε, δ, noise, rate and steps; or draw noise over rates or batch sizes.
 
     Examples:
     dpfy plan --records 60000 --batch-size 6000 --epochs 60 --epsilon 3 --delta 1e-5
@@ -84,14 +114,12 @@ def plan(
         return
     page = plot is not None and plot.suffix in (".html", ".htm")
     if rates is not None and batch_sizes is not None:
-        raise InvalidArgument("Expected --rates or --batch-sizes, not both.")
+        raise InvalidArgument("Expected --rates or --batch-sizes, not both. Leave one of them out.")
     if plot is not None and not page:
-        from dpfy.planning.plots import check_ending
-
-        check_ending(plot)
+        _check_drawing(plot)
         if rates is None and batch_sizes is None:
             raise InvalidArgument(
-                f"Drawing {plot} needs --rates or --batch-sizes, such as --rates 0.001:1."
+                f"Drawing {plot} needs --rates or --batch-sizes. Add, for example, --rates 0.001:1."
             )
     if page:
         assert plot is not None
@@ -107,7 +135,7 @@ def plan(
         )
     elif rates is not None:
         _contours(
-            _all("epsilon", epsilon),
+            _needed("epsilon", epsilon or None),
             _needed("delta", delta),
             _needed("epochs", epochs),
             records,
@@ -118,7 +146,7 @@ def plan(
         )
     elif batch_sizes is not None:
         _batches(
-            _all("epsilon", epsilon),
+            _needed("epsilon", epsilon or None),
             _needed("delta", delta),
             _needed("records", records),
             _needed("steps", steps),
@@ -131,41 +159,89 @@ def plan(
     else:
         from dpfy.planning import solve
 
-        _tell(
-            solve(
-                records=records,
-                epsilon=_single(epsilon),
-                delta=delta,
-                noise_multiplier=noise_multiplier,
-                rate=rate,
-                batch_size=batch_size,
-                steps=steps,
-                epochs=epochs,
-                relation=relation,
-                method=str(method),
-            ),
-            clip,
-            as_json,
+        quantities = {
+            "epsilon": _single(epsilon),
+            "delta": delta,
+            "noise_multiplier": noise_multiplier,
+            "rate": rate,
+            "batch_size": batch_size,
+            "steps": steps,
+            "epochs": epochs,
+        }
+        _check_open(records, quantities)
+        found = solve(records=records, relation=relation, method=str(method), **quantities)  # type: ignore[arg-type]
+        _tell(found, clip, as_json)
+
+
+def _check_drawing(plot: Path) -> None:
+    """Refuse a file that cannot be drawn before anything is computed."""
+    from dpfy.planning.plots import ENDINGS
+
+    if plot.suffix not in ENDINGS:
+        raise InvalidArgument(
+            f"Expected --plot {plot} to end in {', '.join(ENDINGS)} or .html, such as --plot "
+            "contours.png."
         )
+    require("matplotlib", "report")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _example(name: str) -> str:
+    """A flag with a value, for people to copy."""
+    return f"{_flag(name)} {_EXAMPLES[name]}"
 
 
 def _needed(name: str, value: Any) -> Any:
     if value is None:
-        raise InvalidArgument(f"Expected --{name} for such a curve.")
+        raise InvalidArgument(
+            f"Such a curve needs {_flag(name)}. Add, for example, {_example(name)}."
+        )
     return value
-
-
-def _all(name: str, values: list[float] | None) -> list[float]:
-    return list(_needed(name, values or None))
 
 
 def _single(epsilon: list[float] | None) -> float | None:
     if epsilon and len(epsilon) > 1:
         raise InvalidArgument(
             f"Expected one --epsilon, got {len(epsilon)}; several are for --rates and "
-            "--batch-sizes."
+            "--batch-sizes. Leave all but one out, or add, for example, --rates 0.001:1."
         )
     return epsilon[0] if epsilon else None
+
+
+def _check_open(records: int | None, given: dict[str, Any]) -> None:
+    """Refuse flags of which not exactly one quantity is left open, and say which to add."""
+    for one, other in (("rate", "batch_size"), ("steps", "epochs")):
+        if given[one] is not None and given[other] is not None:
+            raise InvalidArgument(
+                f"Expected {_flag(one)} or {_flag(other)}, not both. Leave one of them out."
+            )
+    if given["batch_size"] is not None and records is None:
+        raise InvalidArgument(
+            f"Expected --records with --batch-size. Add, for example, {_example('records')}, or "
+            f"give {_example('rate')} instead."
+        )
+    chosen = [next((each for each in names if given[each] is not None), None) for names in _SOLVED]
+    missing = [names[0] for names, each in zip(_SOLVED, chosen, strict=True) if each is None]
+    if not missing:
+        raise InvalidArgument(
+            "Expected one quantity to be left open, and all are given. Leave one of "
+            f"{', '.join(_flag(str(each)) for each in chosen)} out: it is what is computed."
+        )
+    if len(missing) > 1:
+        raise InvalidArgument(
+            f"Expected one quantity to be left open, and {len(missing)} are: "
+            f"{', '.join(map(_flag, missing))}. Give all but one of them: add, for example, "
+            f"{' '.join(_example(each) for each in missing if each != _computed(missing))}. "
+            "--batch-size with --records stands for --rate, and --epochs for --steps."
+        )
+
+
+def _computed(missing: list[str]) -> str:
+    """The quantity that an example leaves open: noise, if it is open."""
+    return "noise_multiplier" if "noise_multiplier" in missing else missing[-1]
 
 
 def _range(name: str, text: str) -> list[float]:

@@ -1,4 +1,7 @@
-"""``dpfy report``: the privacy report of a ledger, for whoever has to judge or to sign it."""
+"""``dpfy report``: the privacy report of a ledger, for the people who judge or sign it.
+
+Tests: tests/reporting/test_cli.py.
+"""
 
 import json
 from pathlib import Path
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfy.cli._options import ledger_file
+from dpfy.cli._options import AnchorOption, LedgerArgument, ledger_file
 from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -15,52 +18,48 @@ if TYPE_CHECKING:
 
 
 def report(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="A ledger, such as run.dpl, or the folder of a run.", show_default=False
-        ),
-    ],
+    path: LedgerArgument,
     delta: Annotated[
         float | None,
         typer.Option(
-            help="δ of the guarantee; that of the budget or filter if left out.", show_default=False
+            help="Failure probability δ of the guarantee, in (0, 1). Default: that of the budget "
+            "or filter.",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write report.md, report.json and report.html into this folder.",
+            help="Folder for report.md, report.json and report.html. Default: print Markdown.",
             show_default=False,
         ),
     ] = None,
     facts: Annotated[
         Path | None,
         typer.Option(
-            help="A JSON file of declared facts, or an earlier report.json.", show_default=False
+            help="JSON file of declared facts, or an earlier report.json. Default: the report.json "
+            "in the folder of the run.",
+            show_default=False,
         ),
     ] = None,
-    anchor: Annotated[
-        Path | None,
-        typer.Option(help="The second place in which the run kept the head.", show_default=False),
-    ] = None,
+    anchor: AnchorOption = None,
     model_card: Annotated[
         bool,
-        typer.Option("--model-card", help="Print the section on privacy of a model card instead."),
+        typer.Option("--model-card", help="Print the privacy section of a model card instead."),
     ] = False,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
-            help="Compute the report.json beside the ledger, or the one that --facts names, again; "
-            "exit with 1 if it differs.",
+            help="Recompute the report.json beside the ledger, or the one that --facts names; exit "
+            "with 1 if it differs.",
         ),
     ] = False,
 ) -> None:
-    """State what a run guarantees, to whom, on which assumptions, and what is not covered.
+    """State what a run guarantees, to whom, under which assumptions, and what is not covered.
 
-    Without --out the report is printed as Markdown. The facts of a run's own report.json are used
-    again.
+    Without --out the report is printed as Markdown. The facts in the report.json of a run are
+    used again.
 
     Examples:
     dpfy report run.dpl --delta 1e-5

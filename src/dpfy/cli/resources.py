@@ -1,4 +1,7 @@
-"""``dpfy plan resources``: memory and time of private steps, on made-up records."""
+"""``dpfy plan resources``: memory and time of private steps, on synthetic records.
+
+Tests: tests/cli/test_plan.py.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +19,7 @@ def resources(
     factory: Annotated[
         str,
         typer.Argument(
-            help="A function that returns a model, or a tuple of a model and its loss: "
+            help="Function that returns a model, or a tuple of a model and its loss, as "
             "package.module:name.",
             show_default=False,
         ),
@@ -28,21 +31,28 @@ def resources(
             show_default=False,
         ),
     ],
-    batch_size: Annotated[int, typer.Option(help="The expected batch size.")] = 1024,
+    batch_size: Annotated[int, typer.Option(help="Expected number of records in a step.")] = 1024,
     records: Annotated[
-        int | None, typer.Option(help="The declared number of records.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Declared number of records; with it the time of an epoch is printed.",
+            show_default=False,
+        ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(help="The steps of the largest batch that fits into --hours.")
+        int, typer.Option(help="Number of steps that have to fit into --hours.")
     ] = 300,
-    hours: Annotated[float, typer.Option(help="The time that there is.")] = 1.0,
+    hours: Annotated[float, typer.Option(help="Available time, in hours.")] = 1.0,
     memory: Annotated[
-        float | None, typer.Option(help="The memory that there is, in GB.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Available memory, in GiB; with it the largest max_physical_batch is printed.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a few private steps on made-up records; say what they take, and what fits. No record is
-    read.
+    """Measure a few private steps on synthetic records, and say what fits. No record is read.
 
     Examples:
     dpfy plan resources mymodel:make --example 'float32[3,32,32],int64[]'

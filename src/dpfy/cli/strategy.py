@@ -1,14 +1,21 @@
-"""``dpfy plan strategy``: tune on public data by a procedure that gives its reasons."""
+"""``dpfy plan strategy``: tune on public data by a procedure that gives its reasons.
+
+Tests: tests/cli/test_plan.py.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from dpfy.cli._options import DataDirOption
 from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from dpfy.planning.strategies import Choice, Evaluate, Step
+
+
+_EXAMPLES = {"--records": 60000, "--batch-size": 6000}
 
 
 def _given(help: str) -> Any:
@@ -19,39 +26,58 @@ def strategy(
     name: Annotated[
         str,
         typer.Argument(
-            help="clip-search, grid, compute, small-batch or accuracy.", show_default=False
+            help="Procedure: clip-search, grid, compute, small-batch or accuracy.",
+            show_default=False,
         ),
     ],
     public: Annotated[
         str | None,
         _given(
-            "PUBLIC or proxy data to try it on: digits, mnist, … or module:loader, which returns "
-            "two data sets."
+            "PUBLIC or proxy data to carry it out on: digits, mnist, … or module:loader, which "
+            "returns two data sets. Default: the steps are only printed."
         ),
     ] = None,
     model: Annotated[
-        str | None, _given("Your model as module:factory; default: a network for the data set.")
+        str | None, _given("Your model as module:factory. Default: a network for the data set.")
     ] = None,
-    data_dir: Annotated[str | None, _given("Where reference data sets are.")] = None,
-    records: Annotated[int | None, _given("The declared number of private records.")] = None,
-    epsilon: Annotated[float, typer.Option(help="The budget of the run on private data.")] = 3.0,
+    data_dir: DataDirOption = None,
+    records: Annotated[
+        int | None, _given("Declared number of private records, such as 60000.")
+    ] = None,
+    epsilon: Annotated[
+        float, typer.Option(help="Privacy budget ε of the run on private data.")
+    ] = 3.0,
     delta: Annotated[
-        float | None, _given("Its δ; if left out, 1e-5, and 1/records^1.1 from 100,000 records on.")
+        float | None,
+        _given(
+            "Failure probability δ of that run, in (0, 1). Default: 1e-5, and 1/records^1.1 from "
+            "100,000 records on."
+        ),
     ] = None,
-    batch_size: Annotated[float | None, _given("The largest batch that compute allows.")] = None,
-    small_batch: Annotated[float, typer.Option(help="The batch of the search.")] = 128,
+    batch_size: Annotated[
+        float | None,
+        _given("Largest expected batch size that compute allows, in records, such as 6000."),
+    ] = None,
+    small_batch: Annotated[
+        float, typer.Option(help="Expected batch size of the search, in records.")
+    ] = 128,
     epochs: Annotated[
-        float, typer.Option(help="The most epochs that compute allows; for compute.")
+        float, typer.Option(help="Largest number of epochs that compute allows; for compute.")
     ] = 30,
-    steps: Annotated[int, typer.Option(help="How many steps; for all others.")] = 300,
-    learning_rate: Annotated[float, typer.Option(help="A rate that works without privacy.")] = 0.1,
-    noise_multiplier: Annotated[float, typer.Option(help="The noise of the grid.")] = 1.0,
-    utility: Annotated[float, typer.Option(help="The accuracy wanted; for accuracy.")] = 0.9,
+    steps: Annotated[int, typer.Option(help="Number of steps; for all but compute.")] = 300,
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate that works without privacy.")
+    ] = 0.1,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise multiplier of the grid, in clip bounds.")
+    ] = 1.0,
+    utility: Annotated[
+        float, typer.Option(help="Accuracy to reach, in [0, 1]; for accuracy.")
+    ] = 0.9,
 ) -> None:
-    """Print the steps of a tuning procedure and their reasons; with --public, carry them out on
-    public data.
+    """Print the steps of a tuning procedure and their reasons; --public carries them out.
 
-    Nothing here may see private records: a search is a release of its own.
+    No step may see private records: a search on them is a release of its own.
 
     Examples:
     dpfy plan strategy compute
@@ -86,7 +112,8 @@ def strategy(
         missing = [f"--{each.replace('_', '-')}" for each in names if needed[each] is None]
         if missing:
             raise InvalidArgument(
-                f"Expected {' and '.join(missing)} for {name}: they describe the private run."
+                f"Expected {' and '.join(missing)} for {name}, to describe the private run. Add, "
+                f"for example, {' '.join(f'{each} {_EXAMPLES[each]}' for each in missing)}."
             )
         budget = {"epsilon": epsilon, "delta": default_delta(records) if delta is None else delta}
         return budget | {each: needed[each] for each in names}
@@ -107,7 +134,7 @@ def strategy(
 
 
 class _Search(NamedTuple):
-    """A procedure, and how its options are collected before anything is loaded."""
+    """A procedure, and the function that collects its options before anything is loaded."""
 
     options: Callable[[], dict[str, Any]]
     run: "Callable[[Evaluate, dict[str, Any]], Choice | None]"

@@ -4,7 +4,6 @@ import inspect
 import os
 import shutil
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -12,61 +11,69 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from dpfy._renamed import warn_renamed
+from dpfy.cli._options import SettingsArgument, SettingsOption, settings_from
 from dpfy.errors import DpfyError, InvalidArgument
-from dpfy.trainer.config import TrainConfig, template
+from dpfy.trainer.config import OLD_NAMES, all_settings, template
 
 if TYPE_CHECKING:
     from dpfy.trainer.trainer import TrainingResult
 
-ConfigArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        help="A TOML or YAML file of settings; `dpfy init` writes one.", show_default=False
-    ),
-]
+_RENAMED = {old: new for old, new in OLD_NAMES.items() if "." not in new}
 ResumeOption = Annotated[
     Path | None,
-    typer.Option(help="The folder of an interrupted run to go on with.", show_default=False),
+    typer.Option(
+        help="Folder of an interrupted run to go on with, such as runs/small.", show_default=False
+    ),
 ]
 
 
-def train(config: ConfigArgument = None, resume: ResumeOption = None, **flags: Any) -> None:
+def train(
+    config: SettingsArgument = None,
+    config_file: SettingsOption = None,
+    resume: ResumeOption = None,
+    **flags: Any,
+) -> None:
     """Train with differential privacy; without arguments, on the embedded digits at ε = 3.
 
-    Flags go over the settings in the file. The run's folder holds the model, the ledger and the
-    report.
+    Flags override the settings in the file. The folder of the run holds the model, the ledger and
+    the report.
 
     Examples:
     dpfy train
 
     dpfy train --data mnist --data-dir ~/data --epsilon 1 --epochs 20
 
-    dpfy train config.toml --name second-try
+    dpfy train --config dpfy.toml --name second-try
 
     dpfy train --resume runs/digits-20260101-120000
 
     torchrun --nproc-per-node 2 -m dpfy train
     """
     if os.environ.get("RANK", "0") == "0":
-        _conclude(_trained(config, resume, flags), Console())
+        _conclude(_trained(config, config_file, resume, flags), Console())
         return
     try:  # what goes wrong goes wrong on rank 0 too, which says so
-        _trained(config, resume, flags)
+        _trained(config, config_file, resume, flags)
     except DpfyError as error:
         raise typer.Exit(2 if isinstance(error, InvalidArgument) else 1) from error
 
 
-def _trained(config: Path | None, resume: Path | None, flags: dict[str, Any]) -> "TrainingResult":
+def _trained(
+    config: Path | None, config_file: Path | None, resume: Path | None, flags: dict[str, Any]
+) -> "TrainingResult":
     given = {name: value for name, value in flags.items() if value is not None}
-    if resume is not None and (config is not None or given):
+    if resume is not None and (config is not None or config_file is not None or given):
         raise InvalidArgument(
             "--resume goes on with the settings of the run; leave the other settings out."
         )
     if "delta" in given and given["delta"] != "auto":
         given["delta"] = _number("delta", given["delta"])
-    settings = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(
-        given
-    )
+    for old, new in _RENAMED.items():
+        if old in given:
+            warn_renamed(_dashed(old), _dashed(new))
+            given.setdefault(new, given.pop(old))
+    settings = settings_from(config, config_file).with_flags(given)
 
     from dpfy.cli._progress import ProgressBar  # these load torch, and the help does not need it
     from dpfy.trainer.trainer import Trainer, resume_training
@@ -80,10 +87,10 @@ def _trained(config: Path | None, resume: Path | None, flags: dict[str, Any]) ->
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write the template.")] = Path("dpfy.toml"),
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("dpfy.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a commented template of all settings.
+    """Write a file with every setting, commented out, for `dpfy train --config`.
 
     Examples:
     dpfy init
@@ -93,7 +100,7 @@ def init(
     if path.exists() and not force:
         raise InvalidArgument(f"{path} exists. Choose another name, or give --force to replace it.")
     path.write_text(template(), encoding="utf-8")
-    typer.echo(f"Wrote {path}. Edit it, then: dpfy train {path}")
+    typer.echo(f"Wrote {path}. Edit it, then: dpfy train --config {path}")
 
 
 def _conclude(result: "TrainingResult", console: Console) -> None:
@@ -121,9 +128,7 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
 
 
 def _program() -> str:
-    """How to call this program again: as it was called, where the shell would not find it by its
-    name.
-    """
+    """How to call this program again: by its path where the shell would not find its name."""
     called = sys.argv[0]
     return called if Path(called).name == "dpfy" and shutil.which("dpfy") is None else "dpfy"
 
@@ -135,13 +140,17 @@ def _number(name: str, text: str) -> float:
         raise InvalidArgument(f"Expected {name}={text!r} to be a number or 'auto'.") from None
 
 
-def _flag(name: str, annotation: Any, help: str) -> inspect.Parameter:
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _flag(name: str, annotation: Any, help: str, hidden: bool = False) -> inspect.Parameter:
     """The command-line flag of one setting; None means that it was not given."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
     kind = str if str in kinds else kinds[0]
-    flag = name.replace("_", "-")
-    declaration = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-    option = typer.Option(declaration, help=help, show_default=False)
+    flag = _dashed(name)
+    declaration = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+    option = typer.Option(declaration, help=help, show_default=False, hidden=hidden)
     described: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described
@@ -150,7 +159,12 @@ def _flag(name: str, annotation: Any, help: str) -> inspect.Parameter:
 
 def _add_flags() -> None:
     """Give :func:`train` one flag per setting, so that there is one schema for files and flags."""
-    flags = [_flag(item.name, item.type, item.metadata["help"]) for item in fields(TrainConfig)]
+    settings = {each.name: each for each in all_settings()}
+    flags = [_flag(each.flag, each.type, each.description) for each in settings.values()]
+    flags += [
+        _flag(old, settings[new].type, f"Old name of {_dashed(new)}.", hidden=True)
+        for old, new in _RENAMED.items()
+    ]
     own = [
         p
         for p in inspect.signature(train).parameters.values()

@@ -1,4 +1,4 @@
-"""``dpfy tune``: a search for settings whose cost is counted, the trials that lose included."""
+"""``dpfy tune``: a search for settings whose cost includes the trials that lose."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli._options import JsonOption
+from dpfy.cli._options import (
+    DataDirOption,
+    JsonOption,
+    SettingsArgument,
+    SettingsOption,
+    settings_from,
+)
 from dpfy.errors import InvalidArgument
-from dpfy.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,81 +25,106 @@ if TYPE_CHECKING:
 
 def tune(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A file of settings, as for dpfy train.", show_default=False),
-    ] = None,
+    config: SettingsArgument = None,
+    config_file: SettingsOption = None,
     search: Annotated[
         list[str] | None,
         typer.Option(
-            help="A setting and its values: learning_rate=log:0.05:5, momentum=0:0.95 or "
-            "clip=0.5,1,2. Once for each.",
+            help="Setting and its values, such as learning_rate=log:0.05:5, momentum=0:0.95 or "
+            "clip=0.5,1,2; give the option once for each setting.",
             show_default=False,
         ),
     ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
-            help="The ε of the whole search, trials that lose included.", show_default=False
+            help="Privacy budget ε of the whole search, trials that lose included, such as 3.",
+            show_default=False,
         ),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Its δ; that of the settings if left out.", show_default=False),
+        typer.Option(
+            help="Failure probability δ of the whole search, in (0, 1). Default: that of the "
+            "settings.",
+            show_default=False,
+        ),
     ] = None,
     trials: Annotated[
-        float, typer.Option(help="How many trials: in expectation, or exactly under composition.")
+        float,
+        typer.Option(
+            help="Number of trials: expected, or exact with accounting compose or public."
+        ),
     ] = 10,
     accounting: Annotated[
         str,
         typer.Option(
-            help="select (a secret number of trials, of which only the best is released), compose "
-            "(all of them are paid for) or public (all data are public: nothing is charged)."
+            help="Accounting of the search: select (a secret number of trials, only the best is "
+            "released), compose (all of them are paid for) or public (all data are public, and "
+            "nothing is charged)."
         ),
     ] = "select",
     law: Annotated[
-        str, typer.Option(help="Of the secret number: geometric, logarithmic or poisson.")
+        str,
+        typer.Option(help="Law of the secret number of trials: geometric, logarithmic or poisson."),
     ] = "geometric",
     score: Annotated[
         str,
         typer.Option(
-            help="What makes a trial the best: public (accuracy on public data) or private (noisy "
-            "accuracy that the trial releases)."
+            help="Score of a trial: public (accuracy on public data) or private (noisy accuracy "
+            "that the trial releases)."
         ),
     ] = "public",
     proposals: Annotated[
-        str, typer.Option(help="random, or bayesian (by Optuna, under composition).")
+        str,
+        typer.Option(
+            help="Proposals of settings: random, or bayesian (by Optuna, not with accounting "
+            "select)."
+        ),
     ] = "random",
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Where Optuna keeps its study, such as sqlite:///study.db.", show_default=False
+            help="Database of Optuna's study, such as sqlite:///study.db. Default: in memory.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The data set, as for dpfy train.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Data set, as for dpfy train. Default: that of the settings.", show_default=False
+        ),
     ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="The folder of the data sets.", show_default=False)
-    ] = None,
+    data_dir: DataDirOption = None,
     epochs: Annotated[
-        float | None, typer.Option(help="The epochs of each trial.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Number of epochs of each trial. Default: that of the settings.",
+            show_default=False,
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="The expected number of records per step.", show_default=False),
+        typer.Option(
+            help="Expected number of records in a step. Default: that of the settings.",
+            show_default=False,
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Of the search; default: the data set and the time.", show_default=False),
+        typer.Option(
+            help="Name of the search, and of its folder. Default: the data set and the time.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="The folder of all runs.", show_default=False)
+        str | None,
+        typer.Option(help="Folder of all runs. Default: that of the settings.", show_default=False),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of an interrupted search to go on with; under composition only.",
+            help="Folder of an interrupted search to go on with; not with accounting select.",
             show_default=False,
         ),
     ] = None,
@@ -102,22 +132,22 @@ def tune(
         bool,
         typer.Option(
             "--share",
-            help="Declare the search and pay for all of its trials, for workers to take; under "
-            "composition, or on public data.",
+            help="Declare the search and pay for all of its trials, for workers to take; not with "
+            "accounting select.",
         ),
     ] = False,
     work: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of a shared search: take trials until none is left, beside any number "
-            "of other workers.",
+            help="Folder of a shared search of which to take trials until none is left, beside any "
+            "number of other workers.",
             show_default=False,
         ),
     ] = None,
     finish: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of a shared search whose workers are done: release the best trial.",
+            help="Folder of a shared search whose workers are done, to release the best trial.",
             show_default=False,
         ),
     ] = None,
@@ -125,8 +155,8 @@ def tune(
 ) -> None:
     """Search for settings within one budget, and release the best trial's model.
 
-    Settings that are not searched come from the file, or are those of dpfy train. How many trials
-    there were and what became of the others stays secret, unless all are paid for by composition.
+    Settings that are not searched come from the file, or are those of dpfy train. The number of
+    trials and the results of the others stay secret, unless all are paid for by composition.
 
     Examples:
     dpfy tune --search learning_rate=log:0.05:5 --epsilon 3 --trials 20
@@ -184,9 +214,7 @@ def tune(
             found = tuning.resume_tuning(resume, tell=tell)
         _conclude(found, as_json, console)
     else:
-        base = (TrainConfig.from_file(config) if config is not None else TrainConfig()).with_flags(
-            given
-        )
+        base = settings_from(config, config_file).with_flags(given)
         _begin(
             tuning.TuneConfig(base, tuning.Space.parse(search or []), **options),
             share,
@@ -196,9 +224,7 @@ def tune(
 
 
 def _check_alone(context: typer.Context) -> None:
-    """Refuse options that would change a search which was declared; where data are is each worker's
-    business.
-    """
+    """Refuse options that would change a declared search; each worker has its own data_dir."""
     given = [
         name
         for name in context.params
@@ -242,8 +268,9 @@ def _say(values: dict[str, Any], as_json: bool, console: "Console", words: str) 
 
 @contextmanager
 def _progress(console: "Console", counted: bool) -> "Iterator[Tell]":
-    """A bar of trials where all are paid for; of a selection one line, since a bar that moves would
-    tell the time.
+    """Show a bar where all trials are paid for, one line for a selection.
+
+    A bar that moves would tell how many trials a selection has.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from dpfy._extras import require
 from dpfy.data import files
 from dpfy.data.files import malformed
 from dpfy.data.source import DataSource
@@ -40,6 +41,7 @@ def digits() -> DataSource:
     >>> len(digits().test)
     360
     """
+    require("sklearn", "demo")
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # slow to import, and only needed here
 
     found = load_digits()

@@ -7,16 +7,17 @@ averaging is two small matrix products in space.
 """
 
 import math
+from collections.abc import Iterable
 from functools import reduce
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from rich.progress import track
 from torch import nn
 
 from dpfy import _validate
+from dpfy._extras import require
 from dpfy.errors import InvalidArgument
 
 _WIDTH, _FREQUENCY = 0.8, 0.75 * math.pi  # of the finest wavelet: pixels, and radians per pixel
@@ -172,7 +173,13 @@ def scattering_features(
         dtype=dtype,
         device=images.device,
     )
-    for start in track(range(0, len(images), batch), "scattering", disable=not progress):
+    starts: Iterable[int] = range(0, len(images), batch)
+    if progress:
+        require("rich", "cli")
+        from rich.progress import track
+
+        starts = track(starts, "scattering")
+    for start in starts:
         features[start : start + batch] = scattering(images[start : start + batch])
     return features
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpfy._extras import require
 from dpfy.errors import InvalidArgument
 from dpfy.planning.contours import BatchCurve, Contour
 
@@ -107,6 +108,7 @@ def _cycle(count: int) -> list[str]:
 def _written(path: str | Path, draw: Any) -> Path:
     """Draw into a new figure and save it; matplotlib is loaded only here."""
     target = check_ending(path)
+    require("matplotlib", "report")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

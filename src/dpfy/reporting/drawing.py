@@ -7,6 +7,8 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
+from dpfy._extras import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -39,6 +41,7 @@ _SETTINGS: dict[Any, Any] = {
 
 def drawing() -> Any:
     """Return the settings of all figures, as a context."""
+    require("matplotlib", "report")
     from matplotlib import rc_context  # half a second that only reports need
 
     return rc_context(_SETTINGS)

@@ -7,6 +7,7 @@ import html
 import re
 from typing import TYPE_CHECKING
 
+from dpfy.errors import MissingExtra
 from dpfy.reporting import layout, plots
 from dpfy.reporting.page import STYLE
 
@@ -78,7 +79,22 @@ def _summary(report: "Report") -> str:
 
 def _figures(report: "Report") -> str:
     void = "" if report.verdict.private else " NOT PRIVATE: this ε is no guarantee."
-    drawn = (
+    try:
+        drawn = _drawn(report)
+    except MissingExtra as missing:
+        note = f"There are no figures. {missing}"
+        return f'<section class="figures"><p>{_escape(note)}</p></section>'
+    figures = "".join(
+        f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
+        for svg, caption in drawn
+        if svg
+    )
+    return f'<section class="figures">{figures}</section>' if figures else ""
+
+
+def _drawn(report: "Report") -> tuple[tuple[str | None, str], ...]:
+    """The figures, each with what it shows."""
+    return (
         (
             plots.epsilon_plot(report.record, report.costs),
             "Privacy spent: ε over the steps, by accounting method.",
@@ -93,12 +109,6 @@ def _figures(report: "Report") -> str:
             "reachable.",
         ),
     )
-    figures = "".join(
-        f"<figure>{svg}<figcaption>{_escape(caption + void)}</figcaption></figure>"
-        for svg, caption in drawn
-        if svg
-    )
-    return f'<section class="figures">{figures}</section>' if figures else ""
 
 
 def _table(table: layout.Table) -> str:

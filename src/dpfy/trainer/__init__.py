@@ -1,4 +1,4 @@
-"""Train from a configuration: settings in; model, ledger and report out."""
+"""Train from a configuration, and write the model, the ledger and the report."""
 
 from dpfy._lazy import exports
 
@@ -6,7 +6,7 @@ __getattr__, __all__ = exports(
     __name__,
     {
         "callbacks": ("Callback",),
-        "config": ("TrainConfig", "template"),
+        "config": ("ImportanceConfig", "TrainConfig", "template"),
         "trainer": ("Trainer", "TrainingResult"),
     },
 )

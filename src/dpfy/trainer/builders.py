@@ -1,4 +1,7 @@
-"""What a configuration names: data, model, optimizer, schedule and the measure on public data."""
+"""Build what a configuration names: data, model, optimizer, schedule and average.
+
+Tests: tests/trainer/test_trainer.py.
+"""
 
 import math
 from collections.abc import Callable
@@ -34,14 +37,13 @@ class TrainingData:
     unit: str
     source: reference_data.DataSource | None = None
     owners: Any = None  # of the rows, where users are protected
-    example: Any = (
-        None  # a collated batch of synthetic examples, where the data set itself declares none
-    )
+    example: Any = None  # synthetic examples, collated, where the data set itself declares none
 
 
 def completed(config: TrainConfig) -> TrainConfig:
-    """Fill in what was left open: what suits a reference data set, or settings for a first run on
-    any other.
+    """Fill in the settings that were left open.
+
+    For a reference data set they are those that suit it, for other data those of a first run.
     """
     adapts = named_optimizer(config.optimizer)[0]
     descends = adapts in ("sgd", "adadp")
@@ -56,11 +58,11 @@ def completed(config: TrainConfig) -> TrainConfig:
             "ema": 0.0,
         }
     elif config.records is None:
-        return config  # such data cannot be loaded, which is told there
+        return config  # such data cannot be loaded, and load_data says so
     else:
-        delta = (
-            config.delta if not isinstance(config.delta, str) else min(0.5, config.records**-1.1)
-        )  # "auto"
+        delta = config.delta
+        if isinstance(delta, str):  # "auto"
+            delta = min(0.5, config.records**-1.1)
         defaults = vars(
             first_run(
                 config.records,
@@ -76,11 +78,10 @@ def completed(config: TrainConfig) -> TrainConfig:
     defaults["delta"] = default_delta(config.records)  # reference data sets have fewer than 100,000
     if adapts == "adadp":
         defaults["momentum"] = 0.0
-    if (
-        config.sampling == "importance"
-    ):  # for each record in a sample, about three more are computed on
+    if config.sampling == "importance":
+        # For each record in a sample, gradients of about three more are computed.
         defaults["batch_size"] = max(1, defaults["batch_size"] // 4)
-    if config.tail is not None:
+    if config.average_tail is not None:
         defaults["ema"] = 0.0
     return replace(
         config, **{name: value for name, value in defaults.items() if getattr(config, name) is None}
@@ -110,6 +111,7 @@ def load_data(
 
 
 def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:
+    """Load the records, without users."""
     if train is None and ":" not in config.data:
         source = reference_data.load(config.data, config.data_dir)
         records = config.records or source.records
@@ -127,6 +129,7 @@ def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:
 
 
 def _own_data(reference: str) -> tuple[Any, Any]:
+    """Call the user's loader, which returns a private data set or a private and a public one."""
     loaded = make_object(reference)
     if isinstance(loaded, tuple) and len(loaded) == 2:
         return loaded
@@ -152,9 +155,7 @@ def make_model(config: TrainConfig, data: TrainingData) -> nn.Module:
 
 
 def without_batchnorm(config: TrainConfig, model: nn.Module, data: TrainingData) -> nn.Module:
-    """Return the model with other layers in the place of BatchNorm, if the configuration says
-    which.
-    """
+    """Return the model with its BatchNorm layers replaced, if the configuration says by what."""
     if config.batchnorm == "refuse":
         return model
     if config.batchnorm != "public":
@@ -185,11 +186,9 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def make_average(config: TrainConfig, model: nn.Module, steps: int) -> AveragedModel | None:
-    """Return what averages the weights, with weights that fade or over the last steps; None if
-    nothing does.
-    """
-    if config.tail is not None:
-        return TailAverage(model, steps, config.tail)
+    """Return the average of the weights, exponential or over the last steps, or None."""
+    if config.average_tail is not None:
+        return TailAverage(model, steps, config.average_tail)
     return (
         AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
     )
@@ -207,13 +206,13 @@ def make_scheduler(
 
     def factor(step: int) -> float:
         warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        return warm * shapes[config.schedule](min(1.0, step / steps))
+        return warm * shapes[config.lr_schedule](min(1.0, step / steps))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def accuracy_of(model: nn.Module, public: Any) -> float:
-    """Return the share of public records that the model classifies rightly."""
+    """Return the share of public records that the model classifies correctly."""
     was_training = model.training
     model.eval()
     right = total = 0

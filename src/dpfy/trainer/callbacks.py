@@ -1,21 +1,28 @@
-"""What a trainer tells others: declared constants, released values and results on public data,
-nothing else.
+"""Listen to a trainer.
+
+Callbacks are given declared constants, released values and results on public data, nothing else.
+
+Tests: tests/trainer/test_trainer.py.
 """
 
 import csv
-import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from dpfy.errors import InvalidArgument
+from dpfy._extras import require
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step was taken; ``epsilon`` is what is spent so far, brought up to date now and then.
+    """A step that was taken.
 
-    ``metrics`` are numbers that the step released about its private sample, noise included.
+    Args:
+        step: The number of the step, from 1.
+        steps: The number of steps of the plan.
+        learning_rate: The learning rate of the step.
+        epsilon: The ε spent so far; it is updated once every few steps.
+        metrics: Numbers that the step released about its private sample, with noise.
     """
 
     step: int
@@ -27,7 +34,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The accuracy on public data after a step."""
+    """The accuracy on public data after a step.
+
+    Args:
+        step: The number of the step, from 1.
+        epoch: The expected number of passes over the data so far.
+        epsilon: The ε spent so far.
+        accuracy: The share of public records that the model classifies correctly.
+    """
 
     step: int
     epoch: float
@@ -36,26 +50,25 @@ class Evaluation:
 
 
 class Callback:
-    """Override what you want to hear about; the trainer calls nothing else and passes nothing
-    private.
+    """A listener of a trainer; override the methods that you want to be called.
+
+    The trainer calls no other methods, and passes nothing private.
     """
 
     def on_start(self, steps: int, step: int) -> None:
-        """A run of ``steps`` begins or goes on after ``step``."""
+        """Hear that a run of ``steps`` begins, or goes on after ``step``."""
 
     def on_step(self, step: Step) -> None:
-        """A step was taken."""
+        """Hear that a step was taken."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """The model was evaluated on public data."""
+        """Hear that the model was evaluated on public data."""
 
     def on_notice(self, text: str) -> None:
-        """Released values show that something is wrong with the run; the trainer prints the text
-        too.
-        """
+        """Hear that released values show a problem of the run; the trainer prints the text too."""
 
     def on_end(self) -> None:
-        """The run ended, early or not."""
+        """Hear that the run ended, early or not."""
 
 
 class CsvLog(Callback):
@@ -83,12 +96,8 @@ class TensorBoardLog(Callback):
 
     @staticmethod
     def check() -> None:
-        """Raise unless TensorBoard is installed, before a run begins."""
-        if importlib.util.find_spec("tensorboard") is None:
-            raise InvalidArgument(
-                "TensorBoard is not installed. Install the extra dpfy[tensorboard], or leave "
-                "tensorboard off."
-            )
+        """Refuse, before a run begins, if TensorBoard is not installed."""
+        require("tensorboard", "tensorboard")
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,14 +1,22 @@
-"""One schema for a training run: from Python, from TOML or YAML, and from flags."""
+"""One schema for a training run: from Python, from TOML or YAML, and from flags.
+
+:class:`TrainConfig` holds all settings, and each field carries its own description, which the
+template, ``--help`` and the reference page print. :func:`all_settings` lists them, those of the
+table ``[importance]`` included. Names of version 0.1 stay valid: see :data:`OLD_NAMES`.
+"""
 
 import difflib
-import math
+import functools
+import textwrap
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Self, TypeVar
 
 from dpfy import _validate
+from dpfy._extras import require
+from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import Controller, named_schedule
 from dpfy.run.strict import strict_engine
@@ -19,12 +27,13 @@ from dpfy.trainer.options import (
     named_optimizer,
     plan_options,
 )
+from dpfy.trainer.settings import Setting, check_type, documented, option, setting_of
 from dpfy.types import Relation
 
 SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
 BATCHNORM = ("refuse", "group", "private", "public")
-_BY_NORM = ("ratio", "ratio_schedule", "slack", "floor", "norm_sum")
+_CHOSEN = "chosen for the data set"
 _NOT_BY_NORM = {
     "clipping": "contributions have one norm, which follows ratio and ratio_schedule",
     "clip_schedule": "contributions have one norm, which follows ratio and ratio_schedule",
@@ -35,184 +44,380 @@ _NOT_BY_NORM = {
     "private_metrics": "records that are proposed and not accepted would be counted in them",
     "algorithm": "there is no rule for comparing losses on such a sample",
 }
-"""What importance sampling leaves as it is by default, and why."""
+"""Settings that importance sampling leaves at their defaults, and why."""
 
 
-def _option(default: Any, help: str) -> Any:
-    """A field whose one description serves the documentation, the template and ``--help``."""
-    return field(default=default, metadata={"help": help})
-
-
+@documented
 @dataclass(frozen=True)
-class TrainConfig:
-    """Everything that ``dpfy train`` and :class:`dpfy.Trainer` need; public constants only.
+class ImportanceConfig:
+    """Settings of importance sampling (DPIS): the table ``[importance]`` of a file.
 
-    What is None is chosen for the data set. Unknown names, wrong types and values outside their
-    domain are errors.
+    They have a meaning with ``sampling="importance"`` only; see :func:`dpfy.dpis`.
 
-    >>> TrainConfig.from_mapping({"epsilon": 1.0, "epochs": 5}).epsilon
-    1.0
+    >>> TrainConfig(sampling="importance", importance=ImportanceConfig(ratio=0.6)).importance.ratio
+    0.6
     """
 
-    data: str = _option(
-        "digits", "digits, mnist, fashion-mnist, cifar-10, imdb, adult, or your own module:loader"
-    )
-    data_dir: str | None = _option(
-        None, "where the data sets are; default: the environment variable DPFY_DATA"
-    )
-    records: int | None = _option(
-        None, "the declared public number of records; needed for your own data"
-    )
-    model: str | None = _option(
-        None, "your own model as module:factory; default: a network for the data set"
-    )
-    batchnorm: str = _option(
-        "refuse",
-        "what BatchNorm becomes: group (GroupNorm), private (statistics are released beside the "
-        "gradient), public (those of the public records), or refuse",
-    )
-    users: str | None = _option(
+    ratio: float | None = option(
         None,
-        "the user of each row as module:name, a sequence or a function that returns one; users are "
-        "then what is protected and what records and batch_size count",
+        "Norm of every contribution to an importance sample, in clip bounds; best near the mean "
+        "of min(norm, clip)/clip.",
+        example=0.5,
+        otherwise="0.5",
+        needs='sampling = "importance"',
     )
-    example: str | None = _option(
+    ratio_schedule: str | None = option(
         None,
-        "a collated batch of synthetic examples as module:name, of the largest shape that a record "
-        "may have; needed where records may differ in shape",
+        "Schedule of the ratio of importance sampling, fixed in advance; syntax as for "
+        "noise_schedule, and a ratio is needed.",
+        example="step:0.8:5",
+        needs='sampling = "importance" and importance.ratio = 0.5',
     )
-    rows_per_user: int | None = _option(
-        None, "the most rows of a user in a step; 16 unless you say otherwise"
-    )
-    epsilon: float = _option(3.0, "the privacy budget")
-    delta: float | str | None = _option(
+    slack: float | None = option(
         None,
-        "the failure probability, or 'auto' for 1/records^1.1; 1e-5 unless you say otherwise, and "
-        "1/records^1.1 from 100,000 records on",
+        "Factor by which the norm of a record may grow within an epoch before importance "
+        "sampling clips the record for it.",
+        example=3.0,
+        otherwise="3",
+        needs='sampling = "importance"',
     )
-    epochs: float | None = _option(None, "passes over the data in expectation")
-    batch_size: int | None = _option(None, "the expected number of records per step")
-    clip: float | None = _option(None, "the bound of each record's gradient")
-    clipping: str = _option(
-        "fixed", "fixed, quantile (or quantile:0.7), norm, automatic or adaclip"
-    )
-    clip_schedule: str | None = _option(
-        None, "of the clip bound: as of the noise, fixed in advance"
-    )
-    noise_schedule: str | None = _option(
+    floor: float | None = option(
         None,
-        "of the noise: time:K, exponential:K, step:K:EPOCHS, polynomial:K:EPOCHS:END, dynamic:G, "
-        "strongly_convex:G, convex; chosen while training: validation:K, norm",
+        "Least norm of a record in importance sampling, in clip bounds; smaller norms count as "
+        "this one.",
+        example=0.0625,
+        otherwise="1/16",
+        needs='sampling = "importance"',
     )
-    groups: str = _option(
-        "flat", "what is clipped together: flat (everything), layer, tensor, kind (weights, biases)"
-    )
-    sampling: str = _option(
-        "poisson",
-        "poisson, full, fixed_size, truncated_poisson, shuffled, cyclic, balls_in_bins, or "
-        "importance: by the norms of gradients (DPIS)",
-    )
-    capacity: int | None = _option(None, "the most records of a truncated_poisson sample")
-    ratio: float | None = _option(
-        None,
-        "of importance sampling: the norm of every contribution in clip bounds, about the mean of "
-        "min(norm, clip)/clip; 0.5 unless you say otherwise",
-    )
-    ratio_schedule: str | None = _option(None, "of the ratio: as of the noise, fixed in advance")
-    slack: float | None = _option(
-        None,
-        "of importance sampling: how many times as large norms may become within an epoch before "
-        "they are clipped for it; 3 unless you say otherwise",
-    )
-    floor: float | None = _option(
-        None,
-        "of importance sampling: norms count as at least so many clip bounds; 1/16 unless you say "
-        "otherwise",
-    )
-    norm_sum: str = _option(
+    norm_sum: str = option(
         "scheduled",
-        "of importance sampling: scheduled, or released (ratios follow noised sums of norms, under "
-        "a filter; released:NOISE:CAUTIOUS:CLIP_FACTOR:SIZE_NOISE)",
-    )
-    relation: str = _option(
-        "add_or_remove_one", "neighbours: add_or_remove_one, zero_out or replace_one"
-    )
-    algorithm: str = _option(
-        "dpsgd",
-        "dpsgd, or how long steps are by private comparisons of losses, under a filter: noisy_max "
-        "(noisy_max:SHARE, with sampling full), line_search (line_search:SHARE)",
-    )
-    private_metrics: bool = _option(
-        False, "release accuracy and loss on the private sample, with noise, at every step"
-    )
-    contributing: bool = _option(
-        True,
-        "release how many records contributed (loaded, with a finite gradient), with noise, for "
-        "half a percent more noise in the gradient, and say so if hardly any do; left out with "
-        "importance sampling and in searches",
-    )
-    optimizer: str = _option(
-        "sgd",
-        "sgd, adam, adam_bc (without the bias of noise; adam_bc:FLOOR) or adadp (finds its "
-        "learning rate; adadp:TOLERANCE)",
-    )
-    learning_rate: float | None = _option(None, "the step size")
-    momentum: float | None = _option(None, "momentum of sgd")
-    schedule: str = _option("constant", "of the learning rate: constant, cosine or linear")
-    warmup_steps: int = _option(0, "steps over which the learning rate rises from zero")
-    ema: float | None = _option(
-        None, "decay of the average of the weights that is evaluated and saved; 0 is off"
-    )
-    tail: float | None = _option(
-        None, "share of the steps, the last ones, whose weights are averaged in the place of ema"
-    )
-    evaluate_every: int = _option(1, "epochs between evaluations on public data")
-    early_stop: int = _option(
-        0, "stop after so many evaluations on public data without improvement; 0 is off"
-    )
-    checkpoint_every: int = _option(1, "epochs between checkpoints")
-    engine: str = _option(
-        "auto", "how per-record gradients are computed: auto, bookkeeping, ghost, vmap or loop"
-    )
-    strict: bool = _option(
-        False,
-        "refuse whatever rests on an allowance instead of a proof: records are computed one by one "
-        "(loop), and an anchor is needed",
-    )
-    max_physical_batch: int | None = _option(
-        None, "most records in memory at once; changes last bits only"
-    )
-    num_workers: int = _option(0, "processes that load records")
-    seed: int = _option(0, "of the initial weights; never of noise, sampling or dropout")
-    name: str | None = _option(None, "of the run; default: the data set and the time")
-    out: str = _option("runs", "the folder of all runs")
-    anchor: str | None = _option(
-        None, "a file in another place that also keeps the head of the ledger"
-    )
-    csv: bool = _option(True, "write the evaluations to evaluations.csv")
-    tensorboard: bool = _option(
-        False, "write them for TensorBoard too (needs the extra 'tensorboard')"
+        "Source of the ratios of importance sampling: scheduled, or released (they follow noisy "
+        "sums of norms, under a filter), with numbers as "
+        "released:NOISE:CAUTIOUS:CLIP_FACTOR:SIZE_NOISE.",
+        needs='sampling = "importance"',
     )
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            _check_type(item.name, getattr(self, item.name), item.type)
+            check_type(f"importance.{item.name}", getattr(self, item.name), item.type)
+        for name in ("ratio", "slack", "floor"):
+            if getattr(self, name) is not None:
+                _validate.positive(name, getattr(self, name))
+        if self.ratio_schedule and self.ratio is None:
+            raise InvalidArgument(
+                f"Expected a ratio= that ratio_schedule={self.ratio_schedule!r} begins with."
+            )
+        self.options()
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of :func:`dpfy.dpis` that the settings mean."""
+        return importance_options(
+            self.ratio, self.ratio_schedule, self.slack, self.floor, self.norm_sum
+        )
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """Return these settings with other values; an unknown name is an error."""
+        _check_names(values, [item.name for item in fields(self)], "importance.")
+        return replace(self, **values)
+
+
+T = TypeVar("T")
+
+OLD_NAMES = {
+    "schedule": "lr_schedule",
+    "tail": "average_tail",
+    **{item.name: f"importance.{item.name}" for item in fields(ImportanceConfig)},
+}
+"""Settings before version 0.2, and what they are called now."""
+
+
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names of today, as files of version 0.1 need it.
+
+    Args:
+        values: Settings, some of them perhaps under old names.
+
+    Returns:
+        The settings, with the table ``importance`` as a mapping.
+
+    >>> current_names({"tail": 0.25, "ratio": 0.5})
+    {'average_tail': 0.25, 'importance': {'ratio': 0.5}}
+    """
+    found = {name: value for name, value in values.items() if name not in OLD_NAMES}
+    for old in values.keys() & OLD_NAMES.keys():
+        table, _, name = OLD_NAMES[old].rpartition(".")
+        if table:
+            found[table] = {**_as_mapping(found.get(table, {})), name: values[old]}
+        else:
+            found[name] = values[old]
+    return found
+
+
+def _as_mapping(table: Any) -> dict[str, Any]:
+    """The values of a table that was given as one or as :class:`ImportanceConfig`."""
+    if isinstance(table, ImportanceConfig):
+        return {item.name: getattr(table, item.name) for item in fields(table)}
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(
+            f"Expected importance={table!r} to be a table, such as [importance] with a line "
+            "ratio = 0.5."
+        )
+    return dict(table)
+
+
+def _warn_of_old_names(values: Mapping[str, Any], stacklevel: int) -> None:
+    """Say what each old name is called now."""
+    for old in values.keys() & OLD_NAMES.keys():
+        warn_renamed(f"the setting {old}", OLD_NAMES[old], stacklevel + 1)
+
+
+def _with_old_names(cls: type[T]) -> type[T]:
+    """Let a configuration be made, and read, by the names of version 0.1."""
+    make: Any = cls.__init__
+
+    @functools.wraps(make)
+    def init(self: T, *values: Any, **named: Any) -> None:
+        _warn_of_old_names(named, 3)
+        make(self, *values, **current_names(named))
+
+    cls.__init__ = init  # type: ignore[assignment]
+    for old in OLD_NAMES:
+        doc = f"Old name of ``{OLD_NAMES[old]}``."
+        setattr(cls, old, property(functools.partial(_read_old, old), doc=doc))
+    return cls
+
+
+def _read_old(old: str, config: Any) -> Any:
+    """Read a setting by its old name."""
+    warn_renamed(f"the setting {old}", OLD_NAMES[old])
+    return functools.reduce(getattr, OLD_NAMES[old].split("."), config)
+
+
+@documented
+@_with_old_names
+@dataclass(frozen=True)
+class TrainConfig:
+    """Hold all settings of ``dpfy train`` and :class:`dpfy.Trainer`; public constants only.
+
+    A setting that is None is chosen for the data set. Unknown names, wrong types and values outside
+    their domain are errors. Names of version 0.1, such as ``schedule`` and ``ratio``, still work,
+    with a warning.
+
+    >>> TrainConfig.from_mapping({"epsilon": 1.0, "epochs": 5}).epsilon
+    1.0
+    >>> TrainConfig(sampling="importance", importance={"ratio": 0.6}).importance.ratio
+    0.6
+    """
+
+    data: str = option(
+        "digits",
+        "Data set: digits, mnist, fashion-mnist, cifar-10, imdb, adult, or your own as "
+        "module:loader.",
+    )
+    data_dir: str | None = option(
+        None,
+        "Folder that holds the data sets.",
+        example="data",
+        otherwise="the environment variable DPFY_DATA",
+    )
+    records: int | None = option(
+        None,
+        "Declared public number of records; your own data needs it.",
+        example=60000,
+        otherwise="that of the data set",
+    )
+    model: str | None = option(
+        None,
+        "Your own model as module:factory.",
+        example="mymodel:make",
+        otherwise="a network for the data set",
+    )
+    batchnorm: str = option(
+        "refuse",
+        "Replacement of BatchNorm layers: group (GroupNorm), private (their statistics are "
+        "released with noise at every step), public (statistics of the public records), or refuse.",
+    )
+    users: str | None = option(
+        None,
+        "User of each row, as module:name of a sequence or of a function that returns one; users "
+        "are then protected, and records and batch_size count users.",
+        example="mydata:users",
+    )
+    example: str | None = option(
+        None,
+        "Collated batch of synthetic examples, as module:name, of the largest shape that a record "
+        "may have; needed where records differ in shape.",
+        example="mydata:example",
+    )
+    rows_per_user: int | None = option(
+        None, "Largest number of rows of one user in a step.", example=16, otherwise="16"
+    )
+    epsilon: float = option(3.0, "Privacy budget ε of the run.")
+    delta: float | str | None = option(
+        None,
+        "Failure probability δ of the guarantee, in (0, 1), or auto for 1/records^1.1.",
+        example=1e-5,
+        otherwise="1e-5, and 1/records^1.1 from 100,000 records on",
+    )
+    epochs: float | None = option(
+        None, "Expected number of passes over the data.", example=10.0, otherwise=_CHOSEN
+    )
+    batch_size: int | None = option(
+        None, "Expected number of records in a step.", example=256, otherwise=_CHOSEN
+    )
+    clip: float | None = option(
+        None,
+        "Clip bound: the largest Euclidean norm of one record's gradient.",
+        example=1.0,
+        otherwise=_CHOSEN,
+    )
+    clipping: str = option(
+        "fixed",
+        "Choice of the clip bound: fixed, quantile (or quantile:0.7), norm, automatic or adaclip.",
+    )
+    clip_schedule: str | None = option(
+        None,
+        "Schedule of the clip bound, fixed in advance; syntax as for noise_schedule.",
+        example="time:0.1",
+    )
+    noise_schedule: str | None = option(
+        None,
+        "Schedule of the noise multiplier. Fixed in advance: time:K, exponential:K, step:K:EPOCHS, "
+        "polynomial:K:EPOCHS:END, dynamic:G, strongly_convex:G or convex. Chosen while training: "
+        "validation:K or norm.",
+        example="time:0.1",
+    )
+    groups: str = option(
+        "flat",
+        "Parameters that are clipped together: flat (all of them), layer, tensor, or kind (weights "
+        "and biases apart).",
+    )
+    sampling: str = option(
+        "poisson",
+        "Sampling of the records of a step: poisson, full, fixed_size, truncated_poisson, "
+        "shuffled, cyclic, balls_in_bins, or importance (by the norms of gradients, DPIS).",
+    )
+    capacity: int | None = option(
+        None,
+        "Largest number of records in a truncated_poisson sample.",
+        example=300,
+        needs='sampling = "truncated_poisson"',
+    )
+    importance: ImportanceConfig = option(  # noqa: RUF009 (it is frozen)
+        ImportanceConfig(),
+        "Table of the settings of importance sampling.",
+        otherwise="the defaults of ImportanceConfig",
+    )
+    relation: str = option(
+        "add_or_remove_one",
+        "Relation of neighbouring data sets: add_or_remove_one, zero_out or replace_one.",
+    )
+    algorithm: str = option(
+        "dpsgd",
+        "Training algorithm: dpsgd, or one that chooses the length of steps by private comparisons "
+        "of losses, under a filter: noisy_max (noisy_max:SHARE, with sampling full) or line_search "
+        "(line_search:SHARE).",
+    )
+    private_metrics: bool = option(
+        False,
+        "Whether to release accuracy and loss on the private sample, with noise, at every step.",
+    )
+    contributing: bool = option(
+        True,
+        "Whether to release the noisy number of records that contributed (loaded, with a finite "
+        "gradient) and to warn if hardly any do; costs half a percent more noise in the gradient, "
+        "and is off with importance sampling and in searches.",
+    )
+    optimizer: str = option(
+        "sgd",
+        "Optimizer: sgd, adam, adam_bc (Adam corrected for the bias of noise; adam_bc:FLOOR) or "
+        "adadp (finds its learning rate; adadp:TOLERANCE).",
+    )
+    learning_rate: float | None = option(
+        None, "Learning rate of the optimizer.", example=0.5, otherwise=_CHOSEN
+    )
+    momentum: float | None = option(
+        None, "Momentum of sgd, in [0, 1).", example=0.9, otherwise=_CHOSEN
+    )
+    lr_schedule: str = option(
+        "constant", "Schedule of the learning rate: constant, cosine or linear."
+    )
+    warmup_steps: int = option(0, "Number of steps over which the learning rate rises from zero.")
+    ema: float | None = option(
+        None,
+        "Decay per step, in [0, 1), of the average of the weights that is evaluated and saved; 0 "
+        "is off.",
+        example=0.99,
+        otherwise=_CHOSEN,
+    )
+    average_tail: float | None = option(
+        None,
+        "Share of the steps, in (0, 1], at the end of the run, whose weights are averaged instead "
+        "of by ema.",
+        example=0.25,
+    )
+    evaluate_every: int = option(1, "Number of epochs between evaluations on public data.")
+    early_stop: int = option(
+        0,
+        "Number of evaluations on public data without improvement after which to stop; 0 is off.",
+    )
+    checkpoint_every: int = option(1, "Number of epochs between checkpoints.")
+    engine: str = option(
+        "auto", "Engine for per-record gradients: auto, bookkeeping, ghost, vmap or loop."
+    )
+    strict: bool = option(
+        False,
+        "Whether to refuse everything that rests on an allowance instead of a proof; records are "
+        "then computed one by one (loop), and an anchor is needed.",
+    )
+    max_physical_batch: int | None = option(
+        None,
+        "Largest number of records in memory at once; results change by rounding error only.",
+        example=64,
+        otherwise="chosen by the engine",
+    )
+    num_workers: int = option(0, "Number of processes that load records.")
+    seed: int = option(0, "Seed of the initial weights; never of noise, sampling or dropout.")
+    name: str | None = option(
+        None,
+        "Name of the run, and of its folder.",
+        example="my-run",
+        otherwise="the data set and the time",
+    )
+    out: str = option("runs", "Folder of all runs.")
+    anchor: str | None = option(
+        None,
+        "File in another place that also keeps the head of the ledger.",
+        example="/backup/run.head",
+    )
+    csv: bool = option(True, "Whether to write the evaluations to evaluations.csv.")
+    tensorboard: bool = option(
+        False,
+        "Whether to write the evaluations for TensorBoard too; needs the extra tensorboard.",
+    )
+
+    def __post_init__(self) -> None:
+        table: Any = self.importance
+        if not isinstance(table, ImportanceConfig):
+            object.__setattr__(self, "importance", ImportanceConfig().changed(_as_mapping(table)))
+        for item in fields(self):
+            check_type(item.name, getattr(self, item.name), item.type)
         _validate.epsilon(self.epsilon)
         if self.delta is not None and self.delta != "auto":
             _validate.delta(self.delta)
-        for name in ("epochs", "batch_size", "clip", "learning_rate", "ratio", "slack", "floor"):
+        for name in ("epochs", "batch_size", "clip", "learning_rate"):
             if getattr(self, name) is not None:
                 _validate.positive(name, getattr(self, name))
         if self.momentum is not None:
             _validate.real("momentum", self.momentum, 0, 1, open_high=True)
         if self.ema is not None:
             _validate.real("ema", self.ema, 0, 1, open_high=True)
-        if self.tail is not None:
-            _validate.real("tail", self.tail, 0, 1, open_low=True)
+        if self.average_tail is not None:
+            _validate.real("average_tail", self.average_tail, 0, 1, open_low=True)
             if self.ema:
                 raise InvalidArgument(
-                    f"Expected ema={self.ema!r} or tail={self.tail!r}: one average is evaluated "
-                    "and saved."
+                    f"Expected ema={self.ema!r} or average_tail={self.average_tail!r}: one average "
+                    "is evaluated and saved."
                 )
         if self.records is not None:
             _validate.count("records", self.records)
@@ -234,7 +439,7 @@ class TrainConfig:
                 f"Expected sampling='full' with noisy_max, got {self.sampling!r}: it averages "
                 "draws of one and the same sum."
             )
-        _validate.choice("schedule", self.schedule, SCHEDULES)
+        _validate.choice("lr_schedule", self.lr_schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
         _validate.choice("batchnorm", self.batchnorm, BATCHNORM)
         if self.rows_per_user is not None:
@@ -248,33 +453,26 @@ class TrainConfig:
             self._check_strict()
 
     def _check_strict(self) -> None:
-        """Refuse settings that rest on an allowance; what depends on the data and the model is told
-        when they bind.
-        """
+        """Refuse settings that rest on an allowance; data and model are checked when they bind."""
         strict_engine(self.engine, sampling=self.sampling, anchored=self.anchor is not None)
         if named_algorithm(self.algorithm)[0] != "dpsgd":
             raise InvalidArgument(
                 f"Expected algorithm='dpsgd' with strict, got {self.algorithm!r}: it compares "
-                "losses, of which last bits are allowed for."
+                "losses, whose rounding error is covered by an allowance."
             )
 
     def _check_importance(self) -> None:
-        """Refuse settings that have no meaning, or no proof, with or without importance
-        sampling.
-        """
-        given = {
-            item.name: value
-            for item in fields(self)
-            if (value := getattr(self, item.name)) != item.default
-        }
+        """Refuse settings without a meaning, or a proof, with or without importance sampling."""
         if self.sampling != "importance":
-            if name := next((name for name in _BY_NORM if name in given), None):
+            if given := _changed(self.importance):
+                name, value = next(iter(given.items()))
                 raise InvalidArgument(
-                    f"Expected sampling='importance' with {name}={given[name]!r}, got "
+                    f"Expected sampling='importance' with importance.{name}={value!r}, got "
                     f"{self.sampling!r}."
                 )
             return
-        if name := next((name for name in _NOT_BY_NORM if name in given), None):
+        given = _changed(self)
+        if name := next((name for name in _NOT_BY_NORM if name in given), ""):
             raise InvalidArgument(
                 f"Expected no {name}={given[name]!r} with importance sampling: "
                 f"{_NOT_BY_NORM[name]}. Leave it out, or use sampling='poisson'."
@@ -294,63 +492,149 @@ class TrainConfig:
                 "Expected engine='auto', 'bookkeeping', 'vmap' or 'loop' with importance sampling, "
                 "got 'ghost': records are accepted by the norm of the very gradient that is summed."
             )
-        if self.ratio_schedule and self.ratio is None:
-            raise InvalidArgument(
-                f"Expected a ratio= that ratio_schedule={self.ratio_schedule!r} begins with."
-            )
-        importance_options(self.ratio, self.ratio_schedule, self.slack, self.floor, self.norm_sum)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Return the configuration with these values; an unknown name is an error that suggests the
-        nearest one.
+        """Return the configuration with these values.
+
+        Args:
+            values: Settings by name; ``importance`` is a mapping itself. Old names still work.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InvalidArgument: A name is unknown (the nearest one is suggested) or given under its old
+                and its new name, or a value is outside its domain.
         """
+        return cls._from_mapping(values, 4)
+
+    @classmethod
+    def _from_mapping(cls, values: Mapping[str, Any], stacklevel: int) -> Self:
+        """Check the names; warn ``stacklevel`` frames up if some of them are old."""
         known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+        _check_names(values, [*known, *OLD_NAMES], suggested=known)
+        for old in values.keys() & OLD_NAMES.keys():
+            table, _, name = OLD_NAMES[old].rpartition(".")
+            if name in (_as_mapping(values.get(table, {})) if table else values):
                 raise InvalidArgument(
-                    f"Unknown setting {name!r}."
-                    + (f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}.")
+                    f"Expected {OLD_NAMES[old]} or its old name {old}, not both. Leave {old} out."
                 )
-        return cls(**values)
+        _warn_of_old_names(values, stacklevel)
+        return cls(**current_names(values))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Return the configuration in a TOML file, or in a YAML file if PyYAML is installed."""
-        return cls.from_mapping(_read(Path(path)))
+        """Return the configuration in a TOML file, or in a YAML file if PyYAML is installed.
+
+        Args:
+            path: The file; ``.yaml`` and ``.yml`` are YAML, everything else is TOML.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InvalidArgument: The file is missing or malformed, or as for :meth:`from_mapping`.
+            MissingExtra: The file is YAML and PyYAML is not installed.
+        """
+        return cls._from_mapping(_read(Path(path)), 4)
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
-        """Return the configuration with every flag that was given in the place of its value."""
-        return replace(self, **{name: value for name, value in flags.items() if value is not None})
+        """Return the configuration with every flag that was given instead of its value.
+
+        Args:
+            flags: Settings by name, old names included; None means that a flag was not given. Those
+                in a mapping ``importance`` replace single settings of that table.
+
+        Returns:
+            The changed configuration.
+        """
+        given = current_names({name: value for name, value in flags.items() if value is not None})
+        if "importance" in given:
+            given["importance"] = self.importance.changed(_as_mapping(given["importance"]))
+        return replace(self, **given)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all settings that are not None."""
+        """Return all settings that are not None, with the table ``importance`` as a mapping."""
         return {
-            item.name: value
+            item.name: _set_values(value) if item.name == "importance" else value
             for item in fields(self)
             if (value := getattr(self, item.name)) is not None
         }
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return all settings that are not None as one flat mapping, for reports.
+
+        The folder of the data sets is left out: it says nothing about the run.
+        """
+        values = self.to_mapping()
+        table = values.pop("importance")
+        values.pop("data_dir", None)
+        return values | {f"importance.{name}": value for name, value in table.items()}
+
+
+def all_settings() -> Iterator[Setting]:
+    """Yield every setting in the order of a file: those of the table ``[importance]`` come last."""
+    for item in fields(TrainConfig):
+        if item.name != "importance":
+            yield setting_of(item)
+    for item in fields(ImportanceConfig):
+        yield setting_of(item, "importance.")
+
 
 def template() -> str:
-    """Return a commented TOML file with every setting at its default."""
+    """Return a commented TOML file with every setting at its default or with an example.
+
+    Returns:
+        The text that ``dpfy init`` writes.
+    """
     lines = [
-        "# Settings of `dpfy train`. Every line is a default; remove the leading # to change one.",
+        "# Settings of `dpfy train`. Every line shows the default, or an example where there is",
+        "# none; remove the leading # to change it.",
         "",
     ]
-    for item in fields(TrainConfig):
-        default = item.default if item.default is not MISSING else None
-        lines += [f"# {item.metadata['help']}", f"#{item.name} = {_toml(default)}", ""]
+    table = ""
+    for setting in all_settings():
+        if (parent := setting.name.rpartition(".")[0]) != table:
+            table = parent
+            lines += [f'# Settings of sampling = "{table}".', f"[{table}]", ""]
+        lines += [*textwrap.wrap(setting.help, 98, initial_indent="# ", subsequent_indent="# ")]
+        lines += [f"#{setting.to_toml()}", ""]
     return "\n".join(lines)
 
 
-def _toml(value: Any) -> str:
-    if value is None:
-        return '""  # chosen for you'
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+def _set_values(config: Any) -> dict[str, Any]:
+    """The values of a table that are not None."""
+    return {name: value for name, value in _as_mapping(config).items() if value is not None}
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    """The settings that differ from their defaults."""
+    return {
+        item.name: value
+        for item in fields(config)
+        if (value := getattr(config, item.name)) != item.default
+    }
+
+
+def _check_names(
+    values: Mapping[str, Any],
+    known: list[str],
+    table: str = "",
+    suggested: list[str] | None = None,
+) -> None:
+    """Refuse an unknown name with the nearest one of those that are suggested."""
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            raise InvalidArgument(
+                f"Unknown setting {f'{table}{name}'!r}."
+                + (
+                    f" Did you mean {OLD_NAMES.get(near[0], near[0])!r}?"
+                    if near
+                    else f" Known: {', '.join(suggested or known)}."
+                )
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -369,12 +653,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path, text: str) -> dict[str, Any]:
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        raise InvalidArgument(
-            f"Reading {path} needs PyYAML. Install the extra dpfy[yaml], or use TOML."
-        ) from None
+    require("yaml", "yaml")
+    import yaml  # type: ignore[import-untyped]
+
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -384,22 +665,3 @@ def _read_yaml(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(values, dict | None):
         raise InvalidArgument(f"Expected {path} to map names to values.")
     return values or {}
-
-
-def _check_type(name: str, value: Any, annotation: Any) -> None:
-    """Refuse a value of another type than declared; whole numbers are numbers, and truth values are
-    not.
-    """
-    allowed = (
-        get_args(annotation) if get_origin(annotation) not in (None, Literal) else (annotation,)
-    )
-    plain = tuple(kind for kind in allowed if isinstance(kind, type))
-    if float in plain and isinstance(value, int) and not isinstance(value, bool):
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"Expected {name}={value!r} to be finite.")
-    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
-        kinds = " or ".join(kind.__name__ for kind in plain if kind is not type(None))
-        raise InvalidArgument(
-            f"Expected {name}={value!r} to be of type {kinds}, got {type(value).__name__}."
-        )

@@ -1,4 +1,4 @@
-"""What settings say about clipping, noise, sampling and optimizers, as arguments; without torch."""
+"""Parse the settings of clipping, noise, sampling and optimizers, without torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -108,8 +108,7 @@ _NOISE: dict[str, Callable[..., Controller | Timed]] = {
 
 
 def named_clipping(text: str) -> Controller | float | None:
-    """Return the controller of ``quantile``, ``norm`` or ``adaclip``, the gamma of ``automatic``,
-    None for ``fixed``.
+    """Return the controller that a text names, the gamma of ``automatic``, or None for ``fixed``.
 
     >>> named_clipping("quantile:0.7").quantile
     0.7
@@ -143,7 +142,7 @@ def named_algorithm(text: str) -> tuple[str, dict[str, Any]]:
 def plan_options(
     clipping: str, noise_schedule: str | None, clip_schedule: str | None, algorithm: str = "dpsgd"
 ) -> dict[str, Any]:
-    """Return the arguments of :func:`dpfy.dpsgd` that settings mean, apart from ``clip``."""
+    """Return the arguments of :func:`dpfy.dpsgd` that the settings mean, apart from ``clip``."""
     chosen = [
         named_clipping(clipping),
         named_noise(noise_schedule) if noise_schedule else None,
@@ -163,7 +162,7 @@ def importance_options(
     floor: float | None,
     norm_sum: str = "scheduled",
 ) -> dict[str, Any]:
-    """Return the arguments of :func:`dpfy.dpis` that settings mean; what is None is left to it.
+    """Return the arguments of :func:`dpfy.dpis` that the settings mean, without those of None.
 
     >>> importance_options(0.5, "time:1", None, None)["ratio"](1)
     0.25

@@ -1,4 +1,4 @@
-"""Training runs on public or proxy data, so that settings are tried where looking is free."""
+"""Try settings on public or proxy data, where it costs no privacy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +21,19 @@ _UNCLIPPED = 1e4  # a bound that no sensible gradient reaches
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Trains a fresh classifier as a trial says, with its clipping and noise, and returns its
-    accuracy on ``test``.
+    """Train a new classifier for each trial, with its clipping and noise, and measure it.
 
-    *Assumes* that ``train`` and ``test`` are public or proxy data: what comes back is not private,
+    *Assumes* that ``train`` and ``test`` are public or proxy data: the accuracy is not private, and
     no ledger is kept. Proxy data that are smaller than the batch are taken whole, with the same
     noise in the mean gradient.
+
+    Args:
+        model: Makes a new model at each call.
+        train: The public data set to train on.
+        test: The public data set to measure the accuracy on.
+        momentum: The momentum of SGD, in [0, 1).
+        seed: The seed of the initial weights.
+        example_input: Declares the shape of a record; see :func:`dpfy.privatize`.
     """
 
     model: Callable[[], nn.Module]
@@ -38,12 +45,9 @@ class Rehearsal:
 
     @classmethod
     def named(cls, data: str, model: str | None = None, data_dir: str | None = None) -> "Rehearsal":
-        """Return the rehearsal on a reference data set, or on ``module:loader`` that returns a pair
-        of public sets.
-        """
-        config = TrainConfig(
-            data=data, model=model, data_dir=data_dir, records=1
-        )  # the number is for runs only
+        """Return the rehearsal on a reference data set, or on ``module:loader`` of two sets."""
+        # The number of records matters for private runs only.
+        config = TrainConfig(data=data, model=model, data_dir=data_dir, records=1)
         loaded = load_data(config, None, None)
         if loaded.test is None:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""The trainer: a configuration in, a folder with model, ledger and report out."""
+"""Train from a configuration, and write a folder with the model, the ledger and the report."""
 
 import json
 import shutil
@@ -44,8 +44,8 @@ from dpfy.trainer.builders import (
     without_batchnorm,
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
-from dpfy.trainer.config import TrainConfig
-from dpfy.trainer.options import importance_options, named_algorithm, named_clipping, plan_options
+from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
 from dpfy.types import Budget, Interval, Unit
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
@@ -53,17 +53,24 @@ _METRICS = (
     Statistic("accuracy", bound=1.0),
     Statistic("loss", bound=4.0),
 )  # a loss above 4 counts as 4
-# how often the ε shown on the way is brought up to date; each reading is a computation of its own
+# how often the ε shown during a run is updated; each reading takes a computation
 _READINGS = 40
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training run left behind; all of it is released or public.
+    """The results of a training run; all of them are released or public.
 
-    ``claim`` is the ε one may claim at ``delta``: that of the whole plan where the run stopped
-    early after looking. ``contributing`` is the mean of the noisy shares of records that
-    contributed, if they were released.
+    Args:
+        folder: The folder with the model, the ledger and the report.
+        spent: An interval that holds the ε spent at ``delta``.
+        claim: The ε that may be claimed at ``delta``: that of the whole plan if the run stopped
+            early after an evaluation.
+        delta: The δ of the guarantee.
+        evaluations: The evaluations on public data.
+        stopped_early: Whether the run stopped because the accuracy on public data did not improve.
+        contributing: The mean of the noisy shares of records that contributed, or None if they were
+            not released.
     """
 
     folder: Path
@@ -76,18 +83,28 @@ class TrainingResult:
 
 
 class Trainer:
-    """Trains a model with DP-SGD, or DPIS, as a :class:`~dpfy.trainer.config.TrainConfig` says, and
-    writes the report.
+    """Train a model with DP-SGD or DPIS from a configuration, and write the report.
+
+    Objects that are given here replace those that the configuration names. Started by ``torchrun``
+    in several processes, the trainers train together; rank 0 alone writes files and calls
+    callbacks.
+
+    Args:
+        config: The settings; the defaults train on the embedded digits at ε = 3.
+        model: The model to train.
+        train: The private data set.
+        test: The public data set to evaluate on.
+        unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+        example_input: Declares the shape of a record; see :func:`dpfy.privatize`.
+        callbacks: Listeners; see :class:`dpfy.Callback`.
+
+    Raises:
+        InvalidArgument: A setting does not fit the data or the model.
+        DataError: The data set cannot be loaded.
 
     *Formal guarantee*: that of :class:`dpfy.Run`; the trainer evaluates on public data only, so
     everything in its folder and everything that callbacks see is a function of released values,
     declared constants and public data.
-
-    ``model``, ``train``, ``test``, ``unit_of``, which says whose the rows are if users are to be
-    protected, and ``example_input``, which declares the shape of a record (see
-    :func:`dpfy.privatize`), may be given as objects in the place of what the configuration names.
-    Started several times by ``torchrun``, the trainer joins the others; rank 0 alone writes files
-    and tells callbacks.
     """
 
     def __init__(
@@ -123,7 +140,15 @@ class Trainer:
         self.contributing = ContributingShare(self.plan) if counted else None
 
     def fit(self) -> TrainingResult:
-        """Train from the beginning and write everything to a new folder."""
+        """Train from the beginning and write everything to a new folder.
+
+        Returns:
+            The results of the run.
+
+        Raises:
+            InvalidArgument: The folder exists.
+            TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
+        """
         with joined() as ranks:
             self.folder = Path(ranks.from_first(self._make_folder).decode())
             try:
@@ -140,6 +165,13 @@ class Trainer:
 
         A run that was lost before its first checkpoint begins again; what its ledger has spent by
         then stays spent.
+
+        Returns:
+            The results of the run.
+
+        Raises:
+            CheckpointError: The settings make another plan than the one that was registered.
+            TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
         """
         with joined() as ranks:
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
@@ -165,9 +197,7 @@ class Trainer:
         return any((self.folder / name).exists() for name in (CHECKPOINT, MODEL))
 
     def _make_folder(self) -> bytes:
-        """Make the folder with its settings, or not at all: killed from here on, the run can be
-        resumed.
-        """
+        """Make the folder with its settings at once, so that a killed run can be resumed."""
         if self.folder.exists():
             raise InvalidArgument(
                 f"{self.folder} exists. Choose another name, or go on with `dpfy train --resume "
@@ -213,7 +243,7 @@ class Trainer:
         return run
 
     def _adopt(self, registered: Plan) -> None:
-        """Take the plan as registered, whatever today's accountant would calibrate."""
+        """Take the plan as registered, even if the accountant would calibrate another noise now."""
         if (
             replace(
                 self.plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter
@@ -246,7 +276,7 @@ class Trainer:
         return self._by_norm() if self.config.sampling == "importance" else self._by_chance()
 
     def _by_chance(self) -> Plan:
-        """A plan in which all records are drawn alike."""
+        """Return a plan that draws all records with the same probability."""
         config = self.config
         clip: Any = config.clip or 1.0
         if config.groups != "flat":
@@ -277,7 +307,7 @@ class Trainer:
         return plan
 
     def _by_norm(self) -> Plan:
-        """A plan in which records are drawn by the norms of their gradients."""
+        """Return a plan that draws records by the norms of their gradients."""
         config = self.config
         if self._statistics() or self.data.owners is not None:
             raise InvalidArgument(
@@ -292,17 +322,15 @@ class Trainer:
             clip=config.clip or 1.0,
             noise_schedule=config.noise_schedule,
             relation=config.relation,
-            **importance_options(
-                config.ratio, config.ratio_schedule, config.slack, config.floor, config.norm_sum
-            ),
+            **config.importance.options(),
         )
 
     def _statistics(self) -> list[Statistic]:
-        """What is released beside the gradient: metrics, if they are wanted, and what private
-        BatchNorm layers need.
+        """Return the statistics that are released beside the gradient.
 
-        The share of records that contributed is released too, unless records are drawn by their
-        norms: of those that are proposed and not accepted nobody would know.
+        These are the metrics, if they are wanted, and those that private BatchNorm layers need. The
+        share of records that contributed is released too, unless records are drawn by their norms:
+        records that are proposed and not accepted would not be counted.
         """
         metrics = _METRICS if self.config.private_metrics else ()
         needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
@@ -366,9 +394,7 @@ class Trainer:
         )
 
     def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
-        """Take the steps of the plan; return whether the public data said to stop before the
-        last.
-        """
+        """Take the steps of the plan; return whether the public data stopped them early."""
         ranks = Ranks.present()
         per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
         epsilon = (
@@ -389,7 +415,7 @@ class Trainer:
                 name: float(value)
                 for name, value in released.statistics.items()
                 if not value.ndim and name != Contributing.name
-            }  # which is spoken of if it is low
+            }  # the share of contributing records is mentioned only if it is low
             _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
             if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
                 return True
@@ -398,14 +424,14 @@ class Trainer:
         return False
 
     def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
-        """Say it, once, if hardly any records contribute: that was released and paid for."""
+        """Say once if hardly any records contribute; their number was released and paid for."""
         text = None if self.contributing is None else self.contributing.observe(released)
         if text is not None and Ranks.present().first:
             sys.stdout.write(f"{text}\n")
             _tell(callbacks, "on_notice", text)
 
     def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
-        """Train, and yield what each step released and how long it was."""
+        """Train, and yield what each step released and its learning rate."""
         name, options = named_algorithm(self.config.algorithm)
         if name != "dpsgd":
             from dpfy import recipes
@@ -458,9 +484,7 @@ class Trainer:
         run.save(self.folder, extra={**self._stateful(), "evaluations": values})
 
     def _finish(self, run: Run, stopped_early: bool) -> bytes:
-        """Write the model and the report; return what was spent and what may be claimed, as
-        JSON.
-        """
+        """Write the model and the report; return the ε spent and the claim, as JSON."""
         save_model(self._evaluated_model(), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
         use = (
@@ -479,11 +503,7 @@ class Trainer:
             isolation=run.isolation,
             model=f"{type(self.model).__name__} with "
             f"{sum(p.numel() for p in self.model.parameters()):,} parameters",
-            hyperparameters={
-                name: value
-                for name, value in self.config.to_mapping().items()
-                if name != "data_dir"
-            },
+            hyperparameters=self.config.hyperparameters(),
             public_data=public,
             metric="accuracy on public data",
             history=history,
@@ -501,7 +521,19 @@ class Trainer:
 
 
 def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> TrainingResult:
-    """Go on with the run that ``folder`` holds, with the configuration saved there."""
+    """Go on with the run that a folder holds, with the configuration saved there.
+
+    Args:
+        folder: The folder of the run.
+        callbacks: Listeners; see :class:`dpfy.Callback`.
+
+    Returns:
+        The results of the run.
+
+    Raises:
+        CheckpointError: The folder holds no run that could be resumed.
+        TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
+    """
     path = Path(folder)
 
     def settings() -> bytes:
@@ -516,10 +548,10 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
 
     with joined() as ranks:
         values = json.loads(ranks.from_first(settings))
-        values.setdefault(
-            "contributing", False
-        )  # a run of an older version has released nothing of the kind
-        config = TrainConfig.from_mapping({**values, "out": str(path.parent), "name": path.name})
+        values.setdefault("contributing", False)  # an older version has released nothing of it
+        config = TrainConfig.from_mapping(
+            {**current_names(values), "out": str(path.parent), "name": path.name}
+        )
         return Trainer(config, callbacks=callbacks).resume()
 
 

@@ -1,4 +1,4 @@
-"""Tuning that is counted: searches for settings whose cost, choice included, is in one ledger."""
+"""Search for settings with a privacy cost, the choice included, that one ledger holds."""
 
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import TuningResult

@@ -1,4 +1,7 @@
-"""What a search is: settings, where to look, how it is paid for, and the budget of all of it."""
+"""Describe a search: its settings, its space, its accounting and the budget of all of it.
+
+Tests: tests/tuning/test_space.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,7 +10,7 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
-from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.config import TrainConfig, current_names
 from dpfy.tuning.space import Space
 
 ACCOUNTING = ("select", "compose", "public")
@@ -18,16 +21,28 @@ SCORES = ("public", "private")
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Everything that ``dpfy tune`` and :func:`dpfy.tuning.tune` need; public constants only.
+    """The declaration of a search, for ``dpfy tune`` and :func:`tune`; public constants only.
 
-    ``epsilon``, at the ``delta`` of ``base``, is the budget of the whole search, the released model
-    included. ``accounting="select"`` runs a secret number of trials, drawn from ``law`` with mean
-    ``trials``, and releases the best one's model; ``"compose"`` pays for all of ``trials`` and may
-    show them; ``"public"`` says that all of the data are public, so that nothing is charged, and
-    ``epsilon`` is that of the run for which settings are sought. ``score`` says what makes a trial
-    the best: its accuracy on public data, or the noisy accuracy on private samples that it releases
-    itself, in its last epoch. ``proposals="bayesian"``, unless it is a selection, follows Optuna,
-    which may keep its study in ``storage``.
+    Args:
+        base: The settings that are not searched; its ``delta`` is that of the whole search, and its
+            ``epsilon`` is not used.
+        space: A distribution for each setting that is searched.
+        epsilon: The budget ε of the whole search, the released model included; required. With
+            ``accounting="public"`` it is that of the run for which settings are sought.
+        trials: The number of trials: the mean with ``accounting="select"``, exact otherwise.
+            Default: 10.
+        accounting: ``"select"`` (default) runs a secret number of trials and releases the model of
+            the best; ``"compose"`` pays for all trials and may show them; ``"public"`` declares all
+            data public, so that nothing is charged.
+        law: The law of the secret number of trials: ``"geometric"`` (default), ``"logarithmic"`` or
+            ``"poisson"``.
+        proposals: ``"random"`` (default), or ``"bayesian"``, by Optuna; not with ``"select"``.
+        score: ``"public"`` (default) scores a trial by its accuracy on public data, ``"private"``
+            by the noisy accuracy on private samples that it releases in its last epoch.
+        storage: The address of the database in which Optuna keeps its study. Default: in memory.
+
+    Raises:
+        InvalidArgument: A value is outside its domain, or settings contradict each other.
 
     >>> config = TuneConfig(TrainConfig(), Space.parse(["clip=0.5,1"]), epsilon=3.0)
     >>> TuneConfig.from_json(config.to_json()) == config
@@ -69,6 +84,7 @@ class TuneConfig:
         self._check_base()
 
     def _check_selection(self) -> None:
+        """Refuse what would make trials depend on each other, or show them."""
         if self.proposals != "random":
             raise InvalidArgument(
                 f"Expected proposals='random' with accounting='select', got {self.proposals!r}: "
@@ -82,6 +98,7 @@ class TuneConfig:
             )
 
     def _check_base(self) -> None:
+        """Refuse settings with which trials cannot be declared, or that no run takes."""
         if self.base.early_stop:
             raise InvalidArgument(
                 "Trials take all of their steps, which are paid for before. Leave early_stop out."
@@ -97,7 +114,7 @@ class TuneConfig:
                 "or train with settings that were not chosen on private data."
             )
         for name, each in self.space.settings.items():
-            for value in each.corners:  # what no run takes is noticed before there is a ledger
+            for value in each.corners:  # so that a refusal comes before there is a ledger
                 self.base.with_flags({name: value})
 
     @property
@@ -120,7 +137,7 @@ class TuneConfig:
         return cls(
             **{
                 **value,
-                "base": TrainConfig.from_mapping(value["base"]),
+                "base": TrainConfig.from_mapping(current_names(value["base"])),
                 "space": Space.from_json(value["space"]),
             }
         )

@@ -1,5 +1,6 @@
-"""What a search leaves behind: the released model, its settings, the ledger, the report, and what
-all of it covers.
+"""The folder of a search: the released model, its settings, the ledger and the report.
+
+Tests: tests/tuning/test_search.py.
 """
 
 import contextlib
@@ -33,12 +34,19 @@ SEARCH, TRIALS, RESULT, CLAIMS = "search.json", "trials.json", "tuning.json", "c
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What a search released; ``final_run`` and ``with_tuning`` are ε at ``delta``.
+    """The results of a search.
 
-    ``with_tuning`` covers the trials and the choice, and is the one to claim; a search on public
-    data costs nothing. ``final_run`` would hold had the settings been fixed in advance.
-    ``settings`` is None if there was no trial, ``failure`` names why the best one has no model.
-    ``trials`` are those of a search that shows them; of a selection nothing is known but the best.
+    Args:
+        folder: The folder with the model, the ledger and the report.
+        settings: The settings of the best trial, or None if there was no trial.
+        failure: The reason why the best trial has no model, or None.
+        accuracy: Its accuracy on public data, or None.
+        final_run: The ε at ``delta`` that would hold had the settings been fixed in advance.
+        with_tuning: The ε at ``delta`` of the trials, the choice and the model: the one to claim. A
+            search on public data costs 0.
+        delta: The δ of both.
+        trials: The trials of a search that shows them; None for a selection, of which only the best
+            is known.
     """
 
     folder: Path
@@ -51,8 +59,9 @@ class TuningResult:
     trials: tuple[dict[str, Any], ...] | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values, with what each guarantee covers; an infinite ε is
-        null.
+        """Return the results as plain JSON values, with what each guarantee covers.
+
+        An infinite ε is null.
         """
         words = (
             (
@@ -79,7 +88,11 @@ class TuningResult:
 
 
 class Folder:
-    """The folder of one search."""
+    """The folder of one search.
+
+    Args:
+        path: The folder; :meth:`create` makes it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,9 +108,8 @@ class Folder:
                 f"{path} exists. Choose another name, or go on with `dpfy tune --resume {path}`."
             )
         staged = path.with_name(f"{path.name}.new")
-        if (
-            staged.exists()
-        ):  # what a lost process left: its claims would make workers take trials that run elsewhere
+        if staged.exists():
+            # A lost process left it, perhaps with claims: workers would skip those trials.
             shutil.rmtree(staged)
         staged.mkdir(parents=True)
         if shared:
@@ -107,7 +119,7 @@ class Folder:
         return cls(path)
 
     def search(self) -> tuple[TuneConfig, float]:
-        """Return what was declared, and the noise that was calibrated for it."""
+        """Return the declared search, and the noise that was calibrated for it."""
         if (self.path / RESULT).exists():
             raise InvalidArgument(
                 f"The search in {self.path} has ended; its result is in {RESULT}."
@@ -128,11 +140,11 @@ class Folder:
 
     @property
     def begun(self) -> int:
-        """How many trials workers have begun."""
+        """The number of trials that workers have begun."""
         return len(os.listdir(self.path / CLAIMS))
 
     def claim(self, trials: int) -> int | None:
-        """Take a trial that nobody has begun, durably; None if there is none left.
+        """Take a trial that no worker has begun, durably; return None if there is none left.
 
         A file that must not exist before is made by one process only, also on a shared file system.
         """
@@ -166,7 +178,7 @@ class Folder:
         ]
 
     def keep(self, outcome: Outcome, number: int) -> None:
-        """Make a finished trial durable, with its model, and let go of the models of worse ones."""
+        """Make a finished trial durable, with its model, and remove the models of worse ones."""
         model = self.path / f"trial-{number}.safetensors"
         if outcome.model is not None:
             save_model(outcome.model, str(model))
@@ -182,9 +194,7 @@ class Folder:
             },
         )
         trials = self.trials()
-        for (
-            other
-        ) in trials:  # none is removed but for one that is there, whoever else does the same
+        for other in trials:  # each removes only models of which a better one is already there
             if other["trial"] != _best(trials)["trial"]:
                 (self.path / f"trial-{other['trial']}.safetensors").unlink(missing_ok=True)
         if (self.path / RESULT).exists():  # the search ended meanwhile
@@ -206,9 +216,8 @@ class Folder:
                             f"The model of trial {missing}, the best one, is not in {self.path}. "
                             "Restore its file."
                         ) from None
-                    missing = found[
-                        "trial"
-                    ]  # a worker has just kept a better one, and let go of this
+                    # A worker has just kept a better one, and removed this.
+                    missing = found["trial"]
                     continue
             return Outcome(
                 found["settings"],
@@ -229,14 +238,15 @@ class Folder:
         plan: Plan,
         delta: float,
     ) -> TuningResult:
-        """Write what is released: a function of the best trial's output, of what was declared and
-        of public data.
+        """Write the release of the search, and return it.
+
+        It is a function of the output of the best trial, of what was declared and of public data.
         """
         model = None if best is None else best.model
         accuracy = None
         if model is not None:
             save_model(model, str(self.path / MODEL))
-            with silence():  # the model may be one that counts
+            with silence():  # the model may print how often it was called
                 accuracy = None if draft.data.test is None else accuracy_of(model, draft.data.test)
         final_run = account(Composed.of(plan.envelope), relation=plan.relation).claim(delta)
         chosen = base.with_flags(best.settings if best else {})
@@ -261,18 +271,16 @@ class Folder:
             _write(self.path / TRIALS, list(trials))
         _write(self.path / RESULT, result.to_json())
         for file in self.path.glob("trial-*"):
-            file.unlink(missing_ok=True)  # of a worker that came too late
+            file.unlink(missing_ok=True)  # from a worker that came too late
         if config.accounting == "select":
             self._forget_times(config.base.anchor)
         return result
 
     def _forget_times(self, anchor: str | None) -> None:
-        """Date every file back to the declaration: from when it began to when it ended, a search
-        tells its trials.
-        """
+        """Date every file back to the declaration: the duration of a search tells its trials."""
         declared = (self.path / SEARCH).stat().st_mtime_ns
         for place in (*self.path.iterdir(), *([] if anchor is None else [Path(anchor)]), self.path):
-            with contextlib.suppress(OSError):  # an anchor may be somebody else's
+            with contextlib.suppress(OSError):  # an anchor may belong to another user
                 os.utime(place, ns=(declared, declared))
 
     def _report(
@@ -309,16 +317,17 @@ class Folder:
 
 _PUBLIC = """# Search on public data: {name}
 
-Nothing was charged: all trials looked at public data only ({data}), as was declared. There is no ledger, and the
-model of the best trial carries no guarantee, because it needs none.
+Nothing was charged: all trials looked at public data only ({data}), as was declared. There is no
+ledger, and the model of the best trial carries no guarantee, because it needs none.
 
 Searched: {searched}. The settings in settings.json are for a run on private records that is
-({epsilon}, {delta:g})-differentially private. Such a run may say that its settings were chosen on public data.
+({epsilon}, {delta:g})-differentially private. Such a run may say that its settings were chosen on
+public data.
 """
 
 
 def _best(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The trial with the highest score, the first of equals, as while running."""
+    """The trial with the highest score, and the first of equals, as during the search."""
     return max(trials, key=lambda trial: (trial["score"], -trial["trial"]))
 
 
@@ -351,9 +360,7 @@ def _facts(
         isolation=(best and best.isolation) or "not known: the trial failed",
         model=f"{type(draft.model).__name__} with "
         f"{sum(p.numel() for p in draft.model.parameters()):,} parameters",
-        hyperparameters={
-            key: value for key, value in chosen.to_mapping().items() if key != "data_dir"
-        },
+        hyperparameters=chosen.hyperparameters(),
         hyperparameter_selection=_selection(config, final_run, delta),
         public_data="none" if draft.data.test is None else f"the held-out test records, {score}",
     )
@@ -366,7 +373,10 @@ def _selection(config: TuneConfig, final_run: float, delta: float) -> str:
             f"mean {config.trials:g}"
         )
     else:
-        how = f"the best of {config.trials:g} trials ({config.proposals} proposals), all of which are counted"
+        how = (
+            f"the best of {config.trials:g} trials ({config.proposals} proposals), all of which "
+            "are counted"
+        )
     return (
         f"counted in this ledger: {_searched(config)} are those of {how}; the score is "
         f"{config.score}. The final run only, had its settings been fixed in advance, would be "

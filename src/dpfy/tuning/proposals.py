@@ -1,15 +1,19 @@
-"""Which settings are tried next: at random, or by what earlier trials scored."""
+"""Propose the settings of the next trial: at random, or from the scores of earlier ones.
+
+Tests: tests/tuning/test_search.py.
+"""
 
 import math
 from typing import Any, Protocol
 
+from dpfy._extras import require
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
 from dpfy.tuning.space import Choice, Scalar, Space, Uniform
 
 
 class Proposals(Protocol):
-    """Proposes settings, and may learn from what became of them."""
+    """Proposes settings, and may learn from their scores."""
 
     def propose(self) -> dict[str, Scalar]:
         """Return the settings of the next trial."""
@@ -32,7 +36,7 @@ class AtRandom:
         return self._space.draw(self._stream)
 
     def learn(self, settings: dict[str, Scalar], score: float) -> None:
-        """Nothing: the next draw is independent of this one."""
+        """Do nothing: the next draw is independent of this one."""
 
 
 class Bayesian:
@@ -93,13 +97,14 @@ class Bayesian:
 
 
 def check_storage(storage: str, name: str) -> None:
-    """Refuse a database that Optuna cannot open, or with a study of this name: no ledger of ours
-    has its trials.
+    """Refuse a database that Optuna cannot open, or that has a study of this name.
+
+    The ledger of the search would not have the trials of that study.
     """
     optuna = _optuna()
     try:
         names = optuna.get_all_study_names(storage)
-    except Exception as error:  # of Optuna's, or of what it talks to the database with
+    except Exception as error:  # of Optuna, or of the package that it uses for the database
         raise InvalidArgument(
             f"Optuna cannot use storage={storage!r} ({type(error).__name__}). Expected the address "
             "of a database, such as 'sqlite:///study.db'."
@@ -112,12 +117,8 @@ def check_storage(storage: str, name: str) -> None:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna  # type: ignore[import-not-found, unused-ignore]
-    except ModuleNotFoundError:
-        raise InvalidArgument(
-            "Bayesian proposals need Optuna. Install the extra dpfy[tune], or use "
-            "proposals='random'."
-        ) from None
+    require("optuna", "tune")
+    import optuna  # type: ignore[import-not-found, unused-ignore]
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -1,5 +1,6 @@
-"""A search from its budget to the released model: trials in scopes of one ledger, and what may be
-said of them.
+"""Carry out a search, from its budget to the released model.
+
+Its trials run in scopes of one ledger, so that one ledger has the cost of all of it.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,19 +45,32 @@ def tune(
 ) -> TuningResult:
     """Search for settings within one budget, and release the best trial's model.
 
+    Args:
+        config: The search.
+        model: Makes a new model at each call. Default: the model that the settings name.
+        train: The private data set. Default: the data that the settings name.
+        test: The public data set. Default: that of the data that the settings name.
+        unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+        tell: Called with the number of trials done and of all trials, under ``"compose"`` only.
+        insecure_test_key: Makes the whole search repeatable; nothing is then private. For tests.
+
+    Returns:
+        The results of the search.
+
+    Raises:
+        InvalidArgument: The search cannot be carried out as declared, or its folder exists.
+        TrainingInterrupted: Ctrl-C was pressed; the message says what holds then.
+
     *Formal guarantee*: ledger, model, settings and everything else in the folder, taken together,
     are (``epsilon``, ``delta``)-differentially private for the unit and the relation of
     ``config.base``: trials, choice and model. Under ``"select"`` nothing tells how many trials
-    there were, or what became of the others; under ``"compose"`` all may be seen. A trial that
+    there were, or how the others ended; under ``"compose"`` all may be seen. A trial that
     fails is an outcome that scores lowest, and is never repeated.
 
     *Assumes* what :class:`dpfy.Run` does; under ``"select"``, that how long the search takes is not
     seen, and that the code of models and data sets neither keeps nor tells how often it was called:
     what it prints, warns and logs inside trials is dropped, and every trial finds the generators of
     torch, NumPy and Python as the first one did.
-
-    ``model`` makes a new model at each call. ``tell`` hears how many of all trials are done, under
-    ``"compose"`` only. With ``insecure_test_key`` the whole search repeats, and nothing is private.
 
     Reference: Papernot & Steinke 2022; ``docs/proofs/private-selection.md``, Theorem 1;
     ``docs/proofs/scopes.md``.
@@ -75,20 +89,34 @@ def resume_tuning(
     unit_of: Any = None,
     tell: Tell = lambda done, trials: None,
 ) -> TuningResult:
-    """Go on with an interrupted search, with the trials that were not begun; the one that was lost
-    stays paid for.
+    """Go on with an interrupted search, with the trials that were not begun.
 
-    A selection cannot be resumed: what was seen of it is not known, and every trial was charged, or
-    is charged now if the process was lost.
+    The trial that was lost stays paid for. A selection cannot be resumed: nobody knows what was
+    seen of it, and every trial was charged, or is charged now if the process was lost.
+
+    Args:
+        folder: The folder of the search.
+        model: Makes a new model at each call. Default: the model that the settings name.
+        train: The private data set. Default: the data that the settings name.
+        test: The public data set. Default: that of the data that the settings name.
+        unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+        tell: Called with the number of trials done and of all trials.
+
+    Returns:
+        The results of the search.
+
+    Raises:
+        InvalidArgument: The search is a selection, is shared by workers or has ended.
+        CheckpointError: The folder holds no search.
+        TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
     """
     found, search, noise_multiplier = _opened(
         folder, Objects(model, train, test, unit_of), shared=False
     )
     if search.config.accounting == "select":
         if found.ledger.exists():
-            Ledger.open(
-                found.ledger, anchor=search.config.base.anchor
-            ).close()  # charges what a lost process left
+            # Opening it charges what a lost process left.
+            Ledger.open(found.ledger, anchor=search.config.base.anchor).close()
         raise InvalidArgument(
             "A selection that was interrupted cannot go on: its trials may have been seen, so each "
             f"is charged as if it had been released; `dpfy report {folder}` says what holds then. "
@@ -106,7 +134,20 @@ def share_tuning(
     test: Any = None,
     unit_of: Any = None,
 ) -> Path:
-    """Declare a search and pay for all of its trials, which workers take; return its folder.
+    """Declare a search and pay for all of its trials, which workers take.
+
+    Args:
+        config: The search, with ``accounting`` ``"compose"`` or ``"public"``.
+        model: Makes a new model at each call. Default: the model that the settings name.
+        train: The private data set. Default: the data that the settings name.
+        test: The public data set. Default: that of the data that the settings name.
+        unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+
+    Returns:
+        The folder of the search, for :func:`work_on_tuning` and :func:`finish_tuning`.
+
+    Raises:
+        InvalidArgument: The search is a selection or cannot be carried out, or its folder exists.
 
     *Formal guarantee*: that of :func:`tune` under composition, for all workers together. The ledger
     has every trial, durably, before the first can be taken.
@@ -146,10 +187,27 @@ def work_on_tuning(
     unit_of: Any = None,
     tell: Tell = lambda done, trials: None,
 ) -> int:
-    """Take trials of a shared search until none is left; return how many were done here.
+    """Take trials of a shared search until none is left.
 
-    As many processes as one likes may do so at once, on as many machines. A trial that a lost
-    worker had begun is not taken again: it stays paid for.
+    Any number of processes on any number of machines may do so at once. A trial that a lost worker
+    had begun is not taken again: it stays paid for.
+
+    Args:
+        folder: The folder of the search.
+        data_dir: The folder of the data sets on this machine. Default: that of the settings.
+        model: Makes a new model at each call. Default: the model that the settings name.
+        train: The private data set. Default: the data that the settings name.
+        test: The public data set. Default: that of the data that the settings name.
+        unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+        tell: Called with the number of trials begun by all workers and of all trials.
+
+    Returns:
+        The number of trials that this process has done.
+
+    Raises:
+        InvalidArgument: The search is not shared or has ended.
+        LedgerMismatch: The ledger does not hold the trials of this search.
+        TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
     """
     found, search, noise_multiplier = _opened(
         folder, Objects(model, train, test, unit_of), True, data_dir
@@ -169,8 +227,22 @@ def finish_tuning(
     test: Any = None,
     unit_of: Any = None,
 ) -> TuningResult:
-    """Release the best of the trials that workers have finished; the search has then ended, and no
-    trial is left.
+    """Release the best of the trials that workers have finished, and end the search.
+
+    Args:
+        folder: The folder of the search.
+        data_dir: The folder of the data sets on this machine. Default: that of the settings.
+        model: Makes a new model at each call. Default: the model that the settings name.
+        train: The private data set. Default: the data that the settings name.
+        test: The public data set. Default: that of the data that the settings name.
+        unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+
+    Returns:
+        The results of the search.
+
+    Raises:
+        InvalidArgument: No trial is finished, or the search is not shared or has ended.
+        LedgerMismatch: The ledger does not hold the trials of this search.
     """
     found, search, noise_multiplier = _opened(
         folder, Objects(model, train, test, unit_of), True, data_dir
@@ -198,7 +270,7 @@ def _opened(
     shared: bool,
     data_dir: str | None = None,
 ) -> tuple[Folder, "_Search", float]:
-    """The search that a folder holds."""
+    """Return the search that a folder holds, and its noise."""
     found = Folder(Path(folder))
     config, noise_multiplier = found.search()
     if found.shared != shared:
@@ -223,7 +295,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         base = self.config.base
-        # Trials are silent, so none of them pays for what would have to be said aloud.
+        # Trials are silent, so none of them releases the number of contributing records.
         changes: dict[str, Any] = {
             "epsilon": self.config.epsilon,
             "anchor": None,
@@ -233,19 +305,17 @@ class _Search:
         self.draft = Trial(replace(base, **changes), self.objects)
         if base.delta is None:
             changes["delta"] = self.draft.config.delta
-        if (
-            base.delta == "auto"
-        ):  # settled here: a trial that said so again would be a trial that is heard
+        if base.delta == "auto":
+            # Settled here once: each trial would print its δ again.
             changes["delta"] = min(0.5, float(self.draft.data.records) ** -1.1)
         self.base = replace(base, **changes)
-        assert self.config.epsilon is not None and isinstance(
-            self.base.delta, float | int
-        )  # as they are checked
+        assert self.config.epsilon is not None  # as TuneConfig checks
+        assert isinstance(self.base.delta, float | int)
         self.budget = Budget(self.config.epsilon, self.base.delta)
         self.stream = SecureStream(self.insecure_test_key, purpose="training")
 
     def check(self) -> None:
-        """Refuse what cannot be searched, before there is a ledger."""
+        """Refuse a search that cannot be carried out, before there is a ledger."""
         if Ranks.present().size > 1:
             raise InvalidArgument(
                 "A search runs its trials in one process. Start it without torchrun."
@@ -281,13 +351,11 @@ class _Search:
         ), noise_multiplier
 
     def plan(self, noise_multiplier: float) -> Plan:
-        """The plan of a trial."""
+        """Return the plan of a trial."""
         return replace(self.draft.plan, noise_multiplier=noise_multiplier)
 
     def envelope(self, noise_multiplier: float) -> Envelope:
-        """The events of the whole search; of one on public data, those of the run that it is
-        for.
-        """
+        """Return the events of the whole search, or of the run that a public search is for."""
         run = Composed.of(self.plan(noise_multiplier).envelope)
         if self.config.accounting == "select":
             return (Repeated(Selected(run, self.config.trials_law), 1),)
@@ -296,7 +364,7 @@ class _Search:
         )
 
     def ledger(self, folder: Folder, noise_multiplier: float) -> Ledger:
-        """The ledger of the search, open for writing."""
+        """Open the ledger of the search for writing."""
         envelope, plan = self.envelope(noise_multiplier), self.plan(noise_multiplier)
         guard = EnvelopeGuard(envelope, self.budget, plan.relation)
         declared = {
@@ -336,7 +404,7 @@ class _Search:
         return self.release(folder, best, noise_multiplier)
 
     def best(self, folder: Folder, noise_multiplier: float) -> Outcome | None:
-        """The best of the trials that are kept."""
+        """Return the best of the trials that are kept."""
         return folder.best(lambda: Trial(self.base, self.objects, noise_multiplier))
 
     def release(
@@ -355,8 +423,9 @@ class _Search:
         begun: Callable[[], int],
         tell: Tell,
     ) -> int:
-        """Carry out trials and return how many; each is paid for, so it may be kept, shown and
-        learnt from.
+        """Carry out trials and return their number.
+
+        Each is paid for, so it may be kept, shown and learnt from.
         """
         proposals, trials, done = self._proposals(folder), int(self.config.trials), 0
         tell(begun(), trials)
@@ -364,9 +433,8 @@ class _Search:
             for number, ledger in tickets:
                 found = self._try(proposals, noise_multiplier, ledger)
                 folder.keep(found, number)
-                proposals.learn(
-                    found.settings, found.score
-                )  # in a storage that may fail: the trial is kept
+                # Last, because Optuna's database may fail: the trial is kept by then.
+                proposals.learn(found.settings, found.score)
                 done += 1
                 tell(begun(), trials)
         except KeyboardInterrupt:
@@ -377,18 +445,14 @@ class _Search:
         return done
 
     def claimed(self, folder: Folder, noise_multiplier: float) -> Iterator[tuple[int, Ledger]]:
-        """The trials of a shared search that are left for this process, each with a ledger that
-        admits it only.
-        """
+        """Yield the trials that this process takes, each with a ledger that admits it only."""
         (event,) = self.envelope(noise_multiplier)
         outer = self.paid(folder, noise_multiplier)
         while (number := folder.claim(int(self.config.trials))) is not None:
             yield number, Scope(outer, event.event)
 
     def paid(self, folder: Folder, noise_multiplier: float) -> Ledger:
-        """The ledger of a shared search, for reading, or a refusal of one without all of its
-        trials.
-        """
+        """Read the ledger of a shared search; refuse one without all of its trials."""
         if self.config.accounting == "public":
             return Ledger.in_memory()
         ledger = Ledger.read(folder.ledger, self.config.base.anchor)
@@ -400,13 +464,15 @@ class _Search:
         return ledger
 
     def _free(self, folder: Folder) -> Iterator[tuple[int, Ledger]]:
-        """The trials of a search on public data."""
+        """Yield the trials of a search on public data."""
         for number in range(len(folder.trials()) + 1, int(self.config.trials) + 1):
             yield number, Ledger.in_memory()
 
     def _select(self, ledger: Ledger, event: Repeated, noise_multiplier: float) -> Outcome | None:
-        """Nothing is written or said between the first trial and the last, and each begins as the
-        first did.
+        """Run a secret number of trials silently, and return the best.
+
+        Nothing is written or printed between the first trial and the last, and each begins with the
+        same state of all random generators.
         """
         assert isinstance(event.event, Selected)
         law, proposals = event.event.trials, AtRandom(self.config.space, self.stream)
@@ -420,8 +486,8 @@ class _Search:
                 for trial in trials:
                     with alike():
                         found = self._try(proposals, noise_multiplier, trial)
-                    # Of equal scores the first stays: trials are alike, so their order tells
-                    # nothing.
+                    # Of equal scores the first stays: trials are exchangeable, so their order
+                    # tells nothing.
                     best = found if best is None or found.score > best.score else best
         except KeyboardInterrupt:
             raise TrainingInterrupted(
@@ -453,7 +519,7 @@ class _Search:
 
 
 def _paid(ledger: Ledger, run: Repeated) -> Iterator[tuple[int, Ledger]]:
-    """The trials that are left, each paid for when it begins."""
+    """Yield the trials that are left, each paid for when it begins."""
     assert isinstance(run.event, Composed)
     while ledger.count < run.times:
         scope = composition(ledger, run.event)

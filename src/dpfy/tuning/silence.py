@@ -1,6 +1,4 @@
-"""Where the trials of a selection run: nobody outside can tell how many there are, nor a trial
-which one it is.
-"""
+"""Hide the trials of a selection: their number from outside, and from each which one it is."""
 
 import contextlib
 import ctypes
@@ -15,13 +13,12 @@ from typing import Any, TextIO
 
 from dpfy.sandbox.rng_isolation import bookmark
 
-_OUTPUT = (1, 2)  # what C code, subprocesses and workers write to, whatever Python calls its own
+_OUTPUT = (1, 2)  # C code, subprocesses and workers write to these, whatever Python redirects
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Drop everything that is printed, warned or logged inside, by our own code, by the user's and
-    by torch.
+    """Drop everything that is printed, warned or logged inside.
 
     *Formal guarantee*: what reaches standard output, standard error, the warnings and the handlers
     of ``logging`` is the same however much is said inside, also by objects that die with the last
@@ -36,32 +33,28 @@ def silence() -> Iterator[None]:
         nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         for number in _OUTPUT:
             stack.enter_context(led_to(nowhere.fileno(), number))
-        stack.callback(
-            _flush
-        )  # while the numbers lead nowhere: what is left in buffers was said inside
+        # While the numbers lead nowhere: what is left in buffers was said inside.
+        stack.callback(_flush)
         for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
-            stack.enter_context(
-                _muted(stream, nowhere)
-            )  # a notebook's is no file, and code may have kept it
+            # A notebook's stream is no file, and code may have kept it.
+            stack.enter_context(_muted(stream, nowhere))
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.callback(logging.disable, said_before)
         logging.disable(sys.maxsize)
-        stack.callback(
-            gc.collect
-        )  # what trials leave to be collected, such as workers, speaks now or never
+        # Objects that trials leave behind, such as workers, may print when they are collected.
+        stack.callback(gc.collect)
         yield
 
 
 @contextmanager
 def alike() -> Iterator[None]:
-    """Leave no generator moved by a trial: the next one begins where it began, and so does what
-    follows the last.
+    """Restore all random generators after a trial, so that each trial begins with the same state.
 
-    Otherwise a model whose first weights come from NumPy's generator would tell which trial it is,
-    and whoever draws from a generator afterwards how many there were.
+    Otherwise a model whose first weights come from NumPy's generator would show which trial it is,
+    and draws after the search would show how many trials there were.
     """
     again = bookmark()
     try:
@@ -72,7 +65,7 @@ def alike() -> Iterator[None]:
 
 @contextmanager
 def led_to(target: int, number: int) -> Iterator[None]:
-    """Let what is written to a file number go to another file."""
+    """Redirect a file number to another file."""
     try:
         kept = os.dup(number)
     except OSError:  # this process has none
@@ -88,7 +81,7 @@ def led_to(target: int, number: int) -> Iterator[None]:
 
 @contextmanager
 def _muted(stream: Any, nowhere: TextIO) -> Iterator[None]:
-    """Let what is written to a stream of Python's go to another one, whoever holds it."""
+    """Redirect a stream of Python to another one, also for code that holds it already."""
     own = getattr(stream, "__dict__", None)
     if own is None:  # there is no stream, or it lets nothing be put in its way
         yield
@@ -104,12 +97,11 @@ def _muted(stream: Any, nowhere: TextIO) -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write out what Python and the C library have in their buffers."""
+    """Write out the buffers of Python and of the C library."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
             if stream is not None:
                 stream.flush()
-    with contextlib.suppress(
-        OSError, TypeError, AttributeError
-    ):  # not every system lets itself be asked so
+    # Not every system has a C library that is found like this.
+    with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).fflush(None)

@@ -1,28 +1,29 @@
-"""Where a search looks: one distribution for each setting, public and fixed before the first
-trial.
-"""
+"""The space of a search: a distribution for each setting, public and fixed in advance."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
+from dpfy.trainer.config import OLD_NAMES
 
-# The events of a run are the same whatever these are. Others change what a trial costs, and all
-# trials cost the same.
+# These do not change the events of a run. Other settings change the cost of a trial, and all trials
+# must cost the same.
 SEARCHABLE = (
+    "average_tail",
     "clip",
     "ema",
     "learning_rate",
+    "lr_schedule",
     "momentum",
     "optimizer",
-    "schedule",
     "seed",
-    "tail",
     "warmup_steps",
 )
 _EXAMPLES = "learning_rate=log:0.05:5, momentum=0:0.95 or clip=0.5,1,2"
@@ -31,7 +32,16 @@ Scalar = str | int | float
 
 @dataclass(frozen=True)
 class Uniform:
-    """A number between ``low`` and ``high``; with ``log`` its logarithm is uniform."""
+    """A uniform distribution of a number, or of its logarithm.
+
+    Args:
+        low: The least value.
+        high: The largest value, above ``low``.
+        log: Whether the logarithm is uniform; ``low`` is then above zero. Default: False.
+
+    Raises:
+        InvalidArgument: A bound is outside its domain.
+    """
 
     low: float
     high: float
@@ -45,7 +55,7 @@ class Uniform:
 
     @property
     def corners(self) -> tuple[Scalar, ...]:
-        """Values that stand for all others when settings are checked."""
+        """The values that are checked on behalf of all others."""
         return (self.low, self.high)
 
     def at(self, share: float) -> float:
@@ -55,13 +65,20 @@ class Uniform:
         return min(self.high, self.low + share * (self.high - self.low))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the distribution as plain JSON values."""
         return {"low": self.low, "high": self.high, "log": self.log}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of ``values``, each as likely as the others."""
+    """A choice of one of several values with equal probabilities.
+
+    Args:
+        values: The values, at least one.
+
+    Raises:
+        InvalidArgument: There is no value.
+    """
 
     values: tuple[Scalar, ...]
 
@@ -72,7 +89,7 @@ class Choice:
 
     @property
     def corners(self) -> tuple[Scalar, ...]:
-        """Values that stand for all others when settings are checked."""
+        """The values that are checked on behalf of all others."""
         return self.values
 
     def at(self, share: float) -> Scalar:
@@ -80,13 +97,19 @@ class Choice:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the distribution as plain JSON values."""
         return {"values": list(self.values)}
 
 
 @dataclass(frozen=True)
 class Space:
     """A distribution for each setting that is searched.
+
+    Args:
+        settings: A :class:`Uniform` or :class:`Choice` by the name of each setting.
+
+    Raises:
+        InvalidArgument: There is no setting, or one that cannot be searched.
 
     >>> space = Space.parse(["learning_rate=log:0.1:10", "clip=0.5,1"])
     >>> space.draw(SecureStream(insecure_test_key=1, purpose="training"))["clip"]
@@ -102,17 +125,31 @@ class Space:
         if not self.settings:
             raise InvalidArgument(f"Expected at least one setting to search, such as {_EXAMPLES}.")
         for name in self.settings:
-            if name not in SEARCHABLE:
+            if name in OLD_NAMES:
+                warn_renamed(f"the setting {name}", OLD_NAMES[name], stacklevel=4)
+                if OLD_NAMES[name] in self.settings:
+                    raise InvalidArgument(
+                        f"Expected {OLD_NAMES[name]} or its old name {name}, not both."
+                    )
+            if OLD_NAMES.get(name, name) not in SEARCHABLE:
                 raise InvalidArgument(
-                    f"Expected {name!r} to be one of {', '.join(SEARCHABLE)}: what else there is "
+                    f"Expected {name!r} to be one of {', '.join(SEARCHABLE)}: any other name "
                     "either is no setting or would make one trial cost more than another. Fix it "
                     "for the whole search."
                 )
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
-        """Return the space that flags describe: ``name=low:high``, ``name=log:low:high`` or
-        ``name=a,b,c``.
+        """Return the space that flags describe.
+
+        Args:
+            texts: For each setting ``name=low:high``, ``name=log:low:high`` or ``name=a,b,c``.
+
+        Returns:
+            The space.
+
+        Raises:
+            InvalidArgument: A text has another form, or a setting is named twice.
         """
         found: dict[str, Uniform | Choice] = {}
         for text in texts:
@@ -128,8 +165,8 @@ class Space:
     def draw(self, stream: SecureStream) -> dict[str, Scalar]:
         """Draw settings, independently of everything else.
 
-        *Assumes* that the stream stays secret where the number of trials does: who could repeat the
-        draws would know which of them was chosen.
+        *Assumes* that the stream stays secret where the number of trials does: anybody who could
+        repeat the draws would know which of them was chosen.
         """
         words = stream.words(len(self.settings))
         return {
@@ -143,13 +180,18 @@ class Space:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the space that :meth:`to_json` wrote."""
-        return cls(
-            {
-                name: Choice(tuple(each["values"])) if "values" in each else Uniform(**each)
-                for name, each in value.items()
-            }
-        )
+        """Return the space that :meth:`to_json` wrote.
+
+        Names of version 0.1 stay as they are: the ledger of the search declared them.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return cls(
+                {
+                    name: Choice(tuple(each["values"])) if "values" in each else Uniform(**each)
+                    for name, each in value.items()
+                }
+            )
 
 
 def _distribution(text: str, values: str) -> Uniform | Choice:

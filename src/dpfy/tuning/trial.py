@@ -1,5 +1,6 @@
-"""One trial of a search: a run of the trainer's, in a ledger that is paid for, without files and
-without a word.
+"""Carry out one trial of a search: a silent run of the trainer, without files, in a paid ledger.
+
+Tests: tests/tuning/test_search.py.
 """
 
 import math
@@ -22,9 +23,7 @@ from dpfy.tuning.space import Scalar
 
 @dataclass(frozen=True)
 class Objects:
-    """What may be given as objects in the place of what the settings name; a model as the function
-    that makes one.
-    """
+    """Objects that replace those that the settings name; ``model`` makes a new one at each call."""
 
     model: Callable[[], nn.Module] | None = None
     train: Any = None
@@ -43,9 +42,7 @@ class Objects:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial released: a model, or that it failed, which is an outcome like any other and
-    scores lowest.
-    """
+    """The release of a trial: a model, or its failure, which is an outcome that scores lowest."""
 
     settings: dict[str, Scalar]
     score: float
@@ -65,8 +62,8 @@ class Trial(Trainer):
         super().__init__(config, **objects.fresh())
 
     def _make_plan(self) -> Plan:
-        # What is checked before the search is calibrated like a run, which settles δ; a trial has
-        # its noise.
+        # The draft that is checked before the search is calibrated like a run, which settles δ; a
+        # trial has the noise of the search.
         plan = super()._make_plan() if self._noise_multiplier is None else self._uncalibrated()
         return replace(plan, noise_multiplier=self._noise_multiplier, budget=None)
 
@@ -118,10 +115,10 @@ def try_settings(
     ledger: Ledger,
     insecure_test_key: bytes | None = None,
 ) -> Outcome:
-    """Carry out one trial; whatever goes wrong inside is its outcome, and it is not repeated.
+    """Carry out one trial; an error inside it is its outcome, and it is not repeated.
 
-    A trial that were drawn again would be a trial that is not counted. What goes wrong with the
-    ledger is not the trial's: it ends the search.
+    A repeated trial would be one that is not counted. An error of the ledger is not the trial's: it
+    ends the search.
     """
     try:
         trial = Trial(config.with_flags(settings), objects, noise_multiplier)

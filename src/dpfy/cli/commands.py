@@ -1,0 +1,85 @@
+"""All commands of ``dpfy``, in the order in which the help lists them."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from dpfy import __version__
+from dpfy.cli.account import account
+from dpfy.cli.audit import audit
+from dpfy.cli.calibrate import calibrate
+from dpfy.cli.check import check
+from dpfy.cli.convert import convert
+from dpfy.cli.epsilon import epsilon
+from dpfy.cli.inspect_data import inspect_data
+from dpfy.cli.ledger import ledger_app
+from dpfy.cli.plan import plan_app
+from dpfy.cli.report import report
+from dpfy.cli.train import init, train
+from dpfy.cli.tune import tune
+
+_app = typer.Typer(
+    name="dpfy",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train with differential privacy, and know exactly what was spent.",
+)
+_app.command()(epsilon)
+_app.command()(calibrate)
+_app.command()(account)
+_app.command()(convert)
+_app.command()(check)
+_app.command()(audit)
+_app.command()(inspect_data)
+_app.command()(report)
+_app.command()(train)
+_app.command()(tune)
+_app.command()(init)
+_app.add_typer(ledger_app, name="ledger")
+_app.add_typer(plan_app, name="plan")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dpfy {__version__}")
+        raise typer.Exit
+
+
+@_app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options that come before any command."""
+
+
+def command() -> Any:
+    """Return the whole command line, with the default of every option in its help."""
+    found = typer.main.get_command(_app)
+    for _, each in walk(found):
+        for parameter in each.params:
+            _name_default(parameter)
+    return found
+
+
+def walk(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield a command and everything below it, with the words that call it."""
+    yield path, group
+    for name, each in getattr(group, "commands", {}).items():
+        yield from walk(each, (*path, name))
+
+
+def _name_default(parameter: Any) -> None:
+    """Let the help of an option or argument end with its default; a switch is off without it."""
+    help, default = getattr(parameter, "help", None), parameter.default
+    if help is None or default is None or isinstance(default, bool):
+        return
+    parameter.help = f"{help} Default: {default}."
+    parameter.show_default = False
