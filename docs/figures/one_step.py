@@ -9,6 +9,7 @@ walk is traced on a real step of DP-SGD, so that the figure cannot disagree with
 
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,7 +42,7 @@ class Walk:
     def changes_of_room(self) -> int:
         """How often the next file to open is in another room."""
         rooms = [file.split("/")[0] for file in self.files]
-        return sum(before != after for before, after in zip(rooms, rooms[1:], strict=False))
+        return sum(before != after for before, after in pairwise(rooms))
 
 
 def trace() -> Walk:
@@ -92,7 +93,8 @@ def draw(walk: Walk) -> str:
     rooms = list(dict.fromkeys(file.split("/")[0] for file in files))
     width, height = 40 + 118 * len(rooms), 70 + 26 * len(files)
     places = [
-        (95 + 118 * rooms.index(file.split("/")[0]), 62 + 26 * row) for row, file in enumerate(files)
+        (95 + 118 * rooms.index(file.split("/")[0]), 62 + 26 * row)
+        for row, file in enumerate(files)
     ]
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '

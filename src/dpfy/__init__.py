@@ -1,4 +1,4 @@
-"""dpfy: train with differential privacy, and know exactly what was spent.
+"""Train with differential privacy, and know exactly what was spent.
 
 Names are imported on first use, so that reading a ledger or computing an ε never loads torch.
 """

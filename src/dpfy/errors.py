@@ -2,6 +2,8 @@
 
 An error says what was given, what was expected and what to do. No error carries a value derived
 from private records, because an exception text is an output like any other.
+
+Tests: tests/test_imports.py.
 """
 
 

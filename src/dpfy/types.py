@@ -1,4 +1,7 @@
-"""Small value types that all rooms share."""
+"""Small value types that all rooms share.
+
+Tests: tests/accounting/test_guarantee.py, tests/plans/test_plan.py.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum

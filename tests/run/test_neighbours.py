@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 class Records(Dataset):
-    """Good records; with the canary, also one with a huge loss, one that is not finite and one that cannot be read."""
+    """Good records; with the canary also one of huge loss, one not finite and one unreadable."""
 
     example_input = torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)
 

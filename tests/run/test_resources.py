@@ -20,7 +20,8 @@ from torch.utils.data import TensorDataset
 torch.set_num_threads(1)
 name = sys.argv[2]
 if name == "dense":
-    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    layers = [nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(1024, 10))
     shape = (256,)
 else:
     model = nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),

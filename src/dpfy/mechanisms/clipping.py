@@ -2,6 +2,8 @@
 
 Tests: tests/mechanisms/test_clipping_forms.py.
 Tests: tests/mechanisms/test_clipping_limits.py.
+
+Tests: tests/mechanisms/test_clipping_forms.py, tests/mechanisms/test_clipping_limits.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import is_stacked
 from dpfy.run.terms import partition_for
 from dpfy.sandbox.rng_isolation import bookmark, numpy_state
-from dpfy.sandbox.torch_settings import Ambient
+from dpfy.sandbox.torch_settings import TorchSettings
 
 if TYPE_CHECKING:
     from dpfy.checks.probe import Probe
@@ -260,7 +260,7 @@ def _environment(context: "StepContext") -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "parameters": _dtypes(context),
-        "matmul_precision": Ambient.present().matmul_precision,
+        "matmul_precision": TorchSettings.present().matmul_precision,
         "autocast": torch.is_autocast_enabled(device.type),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),

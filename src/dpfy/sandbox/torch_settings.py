@@ -212,6 +212,3 @@ def _pool_flushes_denormals(threads: int) -> bool:
         return int((numbers * 1).count_nonzero()) < len(numbers)
     finally:
         torch.set_flush_denormal(flushes)
-
-
-Ambient = TorchSettings  # former name, still imported by dpfy.run.basis

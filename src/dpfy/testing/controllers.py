@@ -1,6 +1,6 @@
 """Conformance of controllers: explicit state, usable settings, and the events of the plan.
 
-Tests: tests/mechanisms/test_controllers.py.
+Tests: tests/mechanisms/controllers/test_controllers.py.
 """
 
 import copy
@@ -129,23 +129,15 @@ def _released(
     parameters: dict[str, torch.nn.Parameter], setting: StepConfig, step: int, size: float
 ) -> Released:
     """Return a synthetic release of a given size, in proportion to the bounds."""
-    generator, query = torch.Generator().manual_seed(step), setting.query
-    pieces = ReleaseLayout(query, parameters, query.due(step), setting.coordinates)
-    vector = torch.randn(sum(pieces.sizes), generator=generator, dtype=torch.float64) * size
-    outputs = pieces.outputs(pieces.split(vector)[0])
+    generator = torch.Generator().manual_seed(step)
+    layout = ReleaseLayout.of_step(step, setting, parameters)
+    vector = torch.randn(layout.size, generator=generator, dtype=torch.float64) * size
+    outputs = layout.outputs(layout.split(vector)[0])
     for part, factor, output in zip(
-        vector.split(pieces.sizes), pieces.factors(divisor=10.0), outputs, strict=True
+        vector.split(layout.sizes), layout.factors(divisor=10.0), outputs, strict=True
     ):
         output.copy_((part * factor).view_as(output))
-    gradients, statistics = pieces.named(outputs)
-    return Released(
-        gradients,
-        step,
-        statistics,
-        _NOISE,
-        {leaf.name: leaf.bound for leaf in query.leaves},
-        pieces.stddevs(_NOISE / 10),
-    )
+    return layout.released(outputs, step, noise_multiplier=_NOISE, stddev=_NOISE / 10)
 
 
 def _through_a_checkpoint(state: State) -> State:
