@@ -189,7 +189,7 @@ def _half_of_the_steps_recorded() -> AbstractContextManager[None]:
 
 
 def _microbatch_counted_once() -> AbstractContextManager[None]:
-    return _replaced((Query, "influence", property(lambda self: 1)))
+    return _replaced((Query, "sensitivity_factor", property(lambda self: 1)))
 
 
 MUTANTS: dict[str, Mutant] = {
