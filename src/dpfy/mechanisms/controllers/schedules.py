@@ -129,9 +129,7 @@ def polynomial_decay(power: float, period: float, end: float) -> Timed:
 
 
 def dynamic_decay(contraction: float) -> Timed:
-    """Return the schedule γ^(t/4), t in steps.
-
-    It is the best noise if each step multiplies the excess loss by γ.
+    """Return the schedule γ^(t/4), t in steps: best if each step multiplies the excess loss by γ.
 
     With Σσ_t^-2 given, σ_t² ∝ γ^(t/2) minimises Σγ^(T−t)·σ_t², the noise in the last iterate of
     gradient descent under the Polyak–Łojasiewicz condition (Hong et al. 2022). The shape is theirs;
