@@ -47,9 +47,8 @@ def fix(
         The same model.
 
     Raises:
-        InvalidArgument: The statistics that ``batchnorm`` needs are not given, or a layer cannot
-            be
-            replaced.
+        InvalidArgument: ``batchnorm`` is none of these, or the statistics that it needs are
+            missing or cannot be computed from ``public``.
 
     >>> _ = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     dpfy.fix: '1': BatchNorm2d(8) became GroupNorm(4, 8)

@@ -54,7 +54,7 @@ _CHANNELS = {"dropout": None, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2}
 def _dropout(
     original: Callable[..., torch.Tensor], axes: int | None
 ) -> Callable[..., torch.Tensor]:
-    """Return dropout with masks of so few axes, drawn from the twister."""
+    """Return dropout whose masks have this number of axes, drawn from the twister."""
 
     def dropout(
         input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
