@@ -1,7 +1,5 @@
 """``dpfy audit``: attack a private run with canaries, and test that the checks notice mistakes.
 
-Tests: tests/auditing/test_audits.py.
-
 Tests: tests/auditing/test_audit.py, tests/auditing/test_self_test.py.
 """
 

@@ -1,8 +1,5 @@
 """Clip each record's gradient: weights from its norms, and sums of weighted gradients.
 
-Tests: tests/mechanisms/test_clipping_forms.py.
-Tests: tests/mechanisms/test_clipping_limits.py.
-
 Tests: tests/mechanisms/test_clipping_forms.py, tests/mechanisms/test_clipping_limits.py.
 """
 
