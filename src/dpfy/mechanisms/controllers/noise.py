@@ -27,7 +27,7 @@ _NORM = "norm of the sum"
 class ValidationDecay(Controller, tag="validation_decay"):
     """Lowers the noise when the accuracy on public data stops rising.
 
-    The training loop reports it by ``run.on_public_metric(accuracy)``. After each report the mean
+    The training loop reports it by ``run.measured(accuracy)``. After each report the mean
     of the last ``window`` values is compared with the mean before, at first 0. If it rose by no
     more than ``threshold``, the noise is multiplied by ``factor`` from then on. The run ends where
     the filter does.
