@@ -1,5 +1,6 @@
 """The table behind the page with sliders: the accountant calls every entry enough."""
 
+import itertools
 import random
 
 import pytest
@@ -85,6 +86,19 @@ def test_the_search_finds_what_calibration_finds():
     least = calibrate_noise(**case)
     assert least * (1 - 1e-4) <= table.least_noise(*case.values(), near=20.0) <= 1.015 * least
     assert NOISE.at(5, 3, 7, 7) == pytest.approx(least, rel=0.015)
+
+
+def test_a_table_of_few_stops_is_computed_like_the_whole_one(monkeypatch):
+    few = {"EPSILONS": (1.0, 4.0), "DELTAS": (1e-5,), "RATES": (0.5, 1.0), "EPOCHS": (0.5, 1.0)}
+    for name, stops in few.items():
+        monkeypatch.setattr(table, name, stops)
+    computed = table.compute()
+    monkeypatch.undo()
+    for e, q, j in itertools.product(range(2), range(2), range(2)):
+        place = (EPSILONS.index(few["EPSILONS"][e]), 3, 9 + q, j)
+        found = computed.noise[(e * 2 + q) * 2 + j]
+        assert found == pytest.approx(NOISE.at(*place), rel=0.02)
+        assert claimed(place, found) <= few["EPSILONS"][e]
 
 
 def test_beyond_the_stops_on_the_safe_side_is_refused():
