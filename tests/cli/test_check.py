@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 def bad():
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), *(nn.Sequential(nn.BatchNorm2d(4)) for _ in range(4)))
+    more = [nn.Sequential(nn.BatchNorm2d(4)) for _ in range(4)]
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), *more)
 
 def good():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 2))

@@ -71,7 +71,8 @@ class Network(nn.Sequential):
         super().__init__(nn.Conv1d(1, 4, 4), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(4, 2))
         self.itself = [self]  # so that it dies when garbage is collected
         with torch.no_grad():
-            self[3].weight += torch.from_numpy(np.random.standard_normal((2, 4))).float() + random.random()
+            drawn = torch.from_numpy(np.random.standard_normal((2, 4))).float()
+            self[3].weight += drawn + random.random()
 
     def __del__(self):
         print("a network is gone")

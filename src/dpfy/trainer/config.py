@@ -181,8 +181,8 @@ def _with_old_names(cls: type[T]) -> type[T]:
         make(self, *values, **current_names(named))
 
     cls.__init__ = init  # type: ignore[assignment]
-    for old in OLD_NAMES:
-        doc = f"Old name of ``{OLD_NAMES[old]}``."
+    for old, new in OLD_NAMES.items():
+        doc = f"Old name of ``{new}``."
         setattr(cls, old, property(functools.partial(_read_old, old), doc=doc))
     return cls
 
