@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 def bad():
-    more = (nn.Sequential(nn.BatchNorm2d(4)) for _ in range(4))
+    more = [nn.Sequential(nn.BatchNorm2d(4)) for _ in range(4)]
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), *more)
 
 def good():
