@@ -1,6 +1,5 @@
 """First settings: large rates, small bounds, C·α fixed, and whatever the user said."""
 
-import math
 import re
 
 import pytest
