@@ -41,6 +41,7 @@ _SIZES = (
     1e-12,
 )
 _STEPS = 3 * len(_SIZES)
+_CONTROLS = ("bounds", "coordinates", "noise")
 _NOISE = 1.3
 
 
@@ -61,6 +62,9 @@ def check_controller(controller: Controller) -> None:
     again = Fact.from_json(json.loads(json.dumps(controller.to_json())))
     assert again == controller and hash(again) == hash(controller), (
         "the JSON round trip changes the controller"
+    )
+    assert getattr(controller, "controls", None) in _CONTROLS, (
+        f"the controller does not say that it controls one of {', '.join(_CONTROLS)}"
     )
     accepted = 0
     for leaves in (_FLAT, _GROUPS):

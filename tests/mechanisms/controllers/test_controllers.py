@@ -99,9 +99,19 @@ class InPlace(c.Controller, tag="in_place_test"):
         return state
 
 
+@dataclass(frozen=True)
+class Aimless(c.Controller, tag="aimless_test"):
+    """Does not say what it controls, so that two of a kind could be in one plan."""
+
+
 @pytest.mark.parametrize(
     ("controller", "found"),
-    [(Secretive(), "adaptive"), (Shifting(), "events"), (InPlace(), "in place")],
+    [
+        (Secretive(), "adaptive"),
+        (Shifting(), "events"),
+        (InPlace(), "in place"),
+        (Aimless(), "does not say that it controls"),
+    ],
 )
 def test_the_suite_catches_bad_controllers(controller, found):
     with pytest.raises(AssertionError, match=found):
