@@ -192,7 +192,7 @@ class _Measurement:
 
 
 class _MadeUp(Dataset[Any]):
-    """The same few made-up records over and over."""
+    """Repeat the same few synthetic records."""
 
     def __init__(self, chunk: Chunk, records: int) -> None:
         self.records, self.made_up = (
