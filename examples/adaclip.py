@@ -1,6 +1,6 @@
 """Clip in coordinates that are learnt from released gradients, an offset and a scale for each.
 
-A ledger belongs to one run: remove adaclip.dpl and adaclip.dpl.head before you run it again.
+A ledger belongs to one run: remove adaclip.dpl* before you run it again.
 """
 
 import math
@@ -17,7 +17,7 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0, controllers=[dpfy.AdaClip()])
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, controllers=[dpfy.AdaClip()])
 plan = plan.calibrate(epsilon=3.0, delta=1e-5)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="adaclip.dpl")
 
@@ -37,7 +37,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

@@ -1,7 +1,7 @@
 """Let the learning rate follow the error of steps, which costs no privacy: it begins far too small
 here.
 
-A ledger belongs to one run: remove adadp.dpl and adadp.dpl.head before you run it again.
+A ledger belongs to one run: remove adadp.dpl* before you run it again.
 """
 
 import math
@@ -19,9 +19,7 @@ source = digits()
 model = digits_mlp()
 opt = ADADP(model.parameters(), lr=0.5)  # two releases are one step of it
 
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=16, clip=1.0).calibrate(
-    epsilon=3.0, delta=1e-5
-)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=16).calibrate(epsilon=3.0, delta=1e-5)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="adadp.dpl")
 
 
@@ -42,7 +40,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

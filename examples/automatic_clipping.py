@@ -1,7 +1,7 @@
 """Normalise gradients instead of clipping them: there is no bound to choose.
 
-A ledger belongs to one run: remove automatic_clipping.dpl and automatic_clipping.dpl.head before
-you run it again."""
+A ledger belongs to one run: remove automatic_clipping.dpl* before you run it again.
+"""
 
 import math
 
@@ -39,7 +39,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

@@ -1,6 +1,4 @@
-"""Hear from the trainer: callbacks see declared constants, released values and results on public
-data.
-"""
+"""Hear from the trainer: callbacks see declared constants and released or public values."""
 
 import math
 
@@ -20,10 +18,8 @@ class Say(dpfy.Callback):
 
     def on_evaluation(self, evaluation):
         if round(evaluation.epoch) % 2 == 0:
-            print(
-                f"epoch {evaluation.epoch:.0f}: accuracy {evaluation.accuracy:.1%}, epsilon "
-                f"{evaluation.epsilon:.2f}"
-            )
+            epoch, spent = round(evaluation.epoch), evaluation.epsilon
+            print(f"epoch {epoch}: accuracy {evaluation.accuracy:.1%}, epsilon {spent:.2f}")
 
 
 config = dpfy.TrainConfig(data="digits", epsilon=3.0, epochs=8, batch_size=512, learning_rate=0.25)
@@ -33,7 +29,4 @@ epsilon = math.ceil(result.claim * 1000) / 1000  # a claim is rounded up
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"report in {result.folder}, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"report in {result.folder}, epsilon {epsilon:.3f}, public accuracy {accuracy:.1%}")

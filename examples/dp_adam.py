@@ -1,6 +1,6 @@
 """Train with Adam whose second moments are free of the variance that noise adds to them.
 
-A ledger belongs to one run: remove dp_adam.dpl and dp_adam.dpl.head before you run it again.
+A ledger belongs to one run: remove dp_adam.dpl* before you run it again.
 """
 
 import math
@@ -18,9 +18,7 @@ source = digits()
 model = digits_mlp()
 opt = AdamBC(model.parameters(), lr=3e-3)  # the run tells it how much noise every gradient has
 
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(
-    epsilon=3.0, delta=1e-5
-)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8).calibrate(epsilon=3.0, delta=1e-5)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="dp_adam.dpl")
 
 
@@ -39,7 +37,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

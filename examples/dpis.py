@@ -1,7 +1,7 @@
 """Draw records in proportion to the norms of their gradients (DPIS): all contribute equally, and
 less than the bound.
 
-A ledger belongs to one run: remove dpis.dpl and dpis.dpl.head before you run it again.
+A ledger belongs to one run: remove dpis.dpl* before you run it again.
 """
 
 import math
@@ -18,7 +18,7 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpis(records=1437, batch_size=256, epochs=4, clip=1.0, ratio=0.7).calibrate(
+plan = dpfy.dpis(records=1437, batch_size=256, epochs=4, ratio=0.7).calibrate(
     epsilon=3.0, delta=1e-5
 )
 print(
@@ -43,7 +43,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

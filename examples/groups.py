@@ -1,7 +1,7 @@
 """Clip and noise every layer by itself: larger layers get larger bounds, and the noise follows the
 dimensions.
 
-A ledger belongs to one run: remove groups.dpl and groups.dpl.head before you run it again.
+A ledger belongs to one run: remove groups.dpl* before you run it again.
 """
 
 import math
@@ -18,7 +18,7 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-groups = dpfy.clip_groups(model, by="layer", clip=1.0, bounds="dimension", noise="dimension")
+groups = dpfy.clip_groups(model, by="layer", bounds="dimension", noise="dimension")
 for group in groups:
     print(f"layer {group.name}: bound {group.bound:.3f}, parameters {', '.join(group.parameters)}")
 plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=groups).calibrate(
@@ -42,7 +42,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

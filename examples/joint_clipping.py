@@ -1,7 +1,7 @@
 """Clip all layers together although biases and weights live on different scales: joint clipping.
 
-A ledger belongs to one run: remove joint_clipping.dpl and joint_clipping.dpl.head before you run it
-again."""
+A ledger belongs to one run: remove joint_clipping.dpl* before you run it again.
+"""
 
 import math
 
@@ -19,7 +19,7 @@ opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
 # A gradient is divided by its scale before its norm is taken; the noise is in proportion to the
 # scale.
-joint = dpfy.clip_jointly(model, scales={"*.bias": 0.3, "*": 1.0}, clip=1.0)
+joint = dpfy.clip_jointly(model, scales={"*.bias": 0.3, "*": 1.0})
 plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=joint).calibrate(
     epsilon=3.0, delta=1e-5
 )
@@ -41,7 +41,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

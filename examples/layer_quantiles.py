@@ -1,7 +1,7 @@
 """A clip bound for every layer, each at a quantile of that layer's norms.
 
-A ledger belongs to one run: remove layer_quantiles.dpl and layer_quantiles.dpl.head before you run
-it again."""
+A ledger belongs to one run: remove layer_quantiles.dpl* before you run it again.
+"""
 
 import math
 
@@ -40,7 +40,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

@@ -1,7 +1,7 @@
 """Descend without a learning rate: a private search shortens steps until the loss falls.
 
-A ledger belongs to one run: remove line_search.dpl and line_search.dpl.head before you run it
-again."""
+A ledger belongs to one run: remove line_search.dpl* before you run it again.
+"""
 
 import math
 
@@ -18,12 +18,8 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=1.0)  # says what is trained; it takes no step
 
-plan = dpfy.dpsgd(
-    records=1437, sampling="full", steps=15, clip=1.0, controllers=[RecipeControlled()]
-)
-plan = plan.calibrate(
-    epsilon=3.0, delta=1e-5
-)  # under a filter: noise and the last step are chosen from outputs
+plan = dpfy.dpsgd(records=1437, sampling="full", steps=15, controllers=[RecipeControlled()])
+plan = plan.calibrate(epsilon=3.0, delta=1e-5)  # under a filter: noise follows outputs
 run = dpfy.privatize(model, opt, source.train, plan, ledger="line_search.dpl")
 
 
@@ -33,17 +29,13 @@ def loss_fn(x, y):
 
 
 for taken in line_search(run, loss_fn, backtracking=Backtracking(first=4.0)):
-    print(
-        f"step {taken.released.step}: length {taken.step_size:.2f}, noise "
-        f"{taken.released.noise_multiplier:.1f}"
-    )
+    released = taken.released
+    noise = released.noise_multiplier
+    print(f"step {released.step}: length {taken.step_size:.2f}, noise {noise:.1f}")
 
 epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
 run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{run.steps_taken} gradients, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{run.steps_taken} gradients, epsilon {epsilon:.3f}, public accuracy {accuracy:.1%}")

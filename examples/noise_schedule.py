@@ -1,7 +1,7 @@
 """Begin with more noise and end with less: the whole schedule is scaled to the same budget.
 
-A ledger belongs to one run: remove noise_schedule.dpl and noise_schedule.dpl.head before you run it
-again."""
+A ledger belongs to one run: remove noise_schedule.dpl* before you run it again.
+"""
 
 import math
 
@@ -17,9 +17,7 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(
-    records=1437, batch_size=512, epochs=8, clip=1.0, noise_schedule="exponential:0.1"
-)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, noise_schedule="exponential:0.1")
 plan = plan.calibrate(epsilon=3.0, delta=1e-5)
 print(f"noise multipliers {plan.noise_at(1):.2f} to {plan.noise_at(plan.steps):.2f}")
 run = dpfy.privatize(model, opt, source.train, plan, ledger="noise_schedule.dpl")
@@ -40,7 +38,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

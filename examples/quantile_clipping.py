@@ -1,8 +1,8 @@
 """Let the clip bound follow the median of the gradients' norms, released with noise from the same
 sample.
 
-A ledger belongs to one run: remove quantile_clipping.dpl and quantile_clipping.dpl.head before you
-run it again."""
+A ledger belongs to one run: remove quantile_clipping.dpl* before you run it again.
+"""
 
 import math
 
@@ -19,7 +19,7 @@ model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
 median = dpfy.QuantileClipping(quantile=0.5)  # one hundredth of the noise budget goes to it
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0, controllers=[median])
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, controllers=[median])
 plan = plan.calibrate(epsilon=3.0, delta=1e-5)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="quantile_clipping.dpl")
 
@@ -41,7 +41,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

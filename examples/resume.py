@@ -14,9 +14,7 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8, clip=1.0).calibrate(
-    epsilon=3.0, delta=1e-5
-)
+plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=8).calibrate(epsilon=3.0, delta=1e-5)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="resume.dpl")
 
 
@@ -48,7 +46,4 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

@@ -19,7 +19,4 @@ epsilon = math.ceil(result.claim * 1000) / 1000  # a claim is rounded up
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"report in {result.folder}, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"report in {result.folder}, epsilon {epsilon:.3f}, public accuracy {accuracy:.1%}")

@@ -18,7 +18,7 @@ writers = [
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-plan = dpfy.dpsgd(records=479, batch_size=171, epochs=8, clip=1.0, unit="user").calibrate(
+plan = dpfy.dpsgd(records=479, batch_size=171, epochs=8, unit="user").calibrate(
     epsilon=3.0, delta=1e-5
 )
 run = dpfy.privatize(
@@ -41,10 +41,7 @@ run.close()
 x, y = source.test.tensors  # public records
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
-print(
-    f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records "
-    f"{accuracy:.1%}"
-)
+print(f"{plan.steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")
 print(
     "steps of the same kind on records would protect a writer at epsilon "
     f"{group_epsilon(plan, 3, 1e-5):.1f}"

@@ -1,7 +1,7 @@
-"""Lower the noise when the accuracy on public records stops rising, until the budget ends.
+"""Lower the noise when the public accuracy stops rising, until the budget ends.
 
-A ledger belongs to one run: remove validation_decay.dpl and validation_decay.dpl.head before you
-run it again."""
+A ledger belongs to one run: remove validation_decay.dpl* before you run it again.
+"""
 
 import math
 
@@ -21,7 +21,6 @@ plan = dpfy.dpsgd(
     records=1437,
     batch_size=512,
     epochs=8,
-    clip=1.0,
     controllers=[dpfy.ValidationDecay(factor=0.8, threshold=0.02)],
 )
 plan = plan.calibrate(epsilon=3.0, delta=1e-5)  # under a filter: the noise is chosen from outputs
@@ -42,16 +41,12 @@ for batch in run:
         with torch.no_grad():
             accuracy = (model(x).argmax(1) == y).float().mean()
         run.measured(float(accuracy))
-        print(
-            f"step {batch.step}: accuracy {accuracy:.1%}, noise multiplier "
-            f"{released.noise_multiplier:.2f}"
-        )
+        noise = released.noise_multiplier
+        print(f"step {batch.step}: accuracy {accuracy:.1%}, noise multiplier {noise:.2f}")
 
 epsilon = math.ceil(run.spent(delta=1e-5).upper * 1000) / 1000  # a claim is rounded up
 with torch.no_grad():
     accuracy = (model(x).argmax(1) == y).float().mean()
 steps = run.steps_taken
 run.close()
-print(
-    f"{steps} steps, epsilon {epsilon:.3f} at delta 1e-5, accuracy on public records {accuracy:.1%}"
-)
+print(f"{steps} steps, epsilon {epsilon:.3f} at delta 1e-5, public accuracy {accuracy:.1%}")

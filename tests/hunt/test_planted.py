@@ -14,7 +14,7 @@ from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import Query
 from dpfy.records import records, users
-from dpfy.run.run import Run
+from dpfy.run import step
 from dpfy.run.sum_accumulator import SumAccumulator
 from dpfy.sandbox import rng_isolation
 
@@ -68,11 +68,9 @@ def sums_in_eight_bits(patch):
     )
 
 
-def companions_that_are_not_charged(patch):
-    charged = Run._mechanism
-    patch.setattr(
-        Run, "_mechanism", lambda self, *facts: replace(charged(self, *facts), co_batched=0)
-    )
+def co_batched_records_that_are_not_charged(patch):
+    charged = step.mechanism_for
+    patch.setattr(step, "mechanism_for", lambda *facts: replace(charged(*facts), co_batched=0))
 
 
 def a_scale_that_is_not_squared(patch):
@@ -122,7 +120,7 @@ PLANTED = {
     an_engine_that_does_not_clip: {"engine": "vmap"},
     records_that_see_their_neighbours: {"engine": "bookkeeping"},
     sums_in_eight_bits: {},
-    companions_that_are_not_charged: {"engine": "vmap", "odd": "nan", "size": 300},
+    co_batched_records_that_are_not_charged: {"engine": "vmap", "odd": "nan", "size": 300},
     a_scale_that_is_not_squared: {"clip": "mixed scales"},
     numbers_that_are_none: {"odd": "nan", "rows": 1},
     microbatches_that_count_once: {"clip": "microbatches", "model": "linear", "loss": "mse"},

@@ -110,7 +110,7 @@ def test_one_record_more_moves_each_sum_by_at_most_its_bound(kind, engine, rows,
     slack = 1 + 1e-5  # of float32 sums; whole releases are tested with theirs
     assert float((after - before).norm()) <= query.joint_sensitivity() * slack
     moved, statistics = pieces.split(after - before)
-    units = pieces.clipping(GRID).units
+    units = pieces.clipping(GRID).sum_scales
     for leaf in query.leaves:
         of_leaf = [
             float((part * unit / leaf.scale_of(name)).norm())
@@ -255,7 +255,7 @@ def test_the_loss_of_a_composed_step_is_that_of_its_noise_multiplier():
             torch.full((size,), unit, dtype=torch.float64)
             for size, unit in zip(
                 pieces.sizes,
-                (*pieces.clipping(GRID).units, *map(query.unit, query.statistics)),
+                (*pieces.clipping(GRID).sum_scales, *map(query.sum_scale, query.statistics)),
                 strict=True,
             )
         ]

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.gradients import ENGINES
-from dpfy.run.run import Run
+from dpfy.run import step
 from dpfy.sandbox import torch_settings
 from dpfy.sandbox.torch_settings import TorchSettings, certified, users_code
 
@@ -85,9 +85,9 @@ def released(records, engine, around, monkeypatch, dtype=torch.float32):
     rows = 1 + 0.01 * torch.randn(RECORDS + 1, 12, generator=torch.Generator().manual_seed(1)).to(
         dtype
     )
-    paid, mechanism = [], Run._mechanism
+    paid, mechanism = [], step.mechanism_for
     monkeypatch.setattr(
-        Run, "_mechanism", lambda *given: paid.append(mechanism(*given)) or paid[-1]
+        step, "mechanism_for", lambda *given: paid.append(mechanism(*given)) or paid[-1]
     )
     run = dpfy.privatize(
         model,
