@@ -144,7 +144,7 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     {'average_tail': 0.25, 'importance': {'ratio': 0.5}}
     """
     found = {name: value for name, value in values.items() if name not in OLD_NAMES}
-    for old in values.keys() & OLD_NAMES.keys():
+    for old in (name for name in values if name in OLD_NAMES):
         table, _, name = OLD_NAMES[old].rpartition(".")
         if table:
             found[table] = {**_as_mapping(found.get(table, {})), name: values[old]}
@@ -167,7 +167,7 @@ def _as_mapping(table: Any) -> dict[str, Any]:
 
 def _warn_of_old_names(values: Mapping[str, Any], stacklevel: int) -> None:
     """Say what each old name is called now."""
-    for old in values.keys() & OLD_NAMES.keys():
+    for old in (name for name in values if name in OLD_NAMES):
         warn_renamed(f"the setting {old}", OLD_NAMES[old], stacklevel + 1)
 
 
@@ -514,7 +514,7 @@ class TrainConfig:
         """Check the names; warn ``stacklevel`` frames up if some of them are old."""
         known = [item.name for item in fields(cls)]
         _check_names(values, [*known, *OLD_NAMES], suggested=known)
-        for old in values.keys() & OLD_NAMES.keys():
+        for old in (name for name in values if name in OLD_NAMES):
             table, _, name = OLD_NAMES[old].rpartition(".")
             if name in (_as_mapping(values.get(table, {})) if table else values):
                 raise InvalidArgument(
