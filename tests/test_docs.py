@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
 
 
+@pytest.mark.slow  # `make docs` does the same, and .ci/run calls it
 def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
     command = [
         sys.executable,
