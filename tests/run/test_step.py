@@ -166,6 +166,11 @@ def test_a_sample_is_read_back_from_its_bytes(count, words):
     assert bool((found.tags >= 0).all()) and "1" not in repr(found)
 
 
+def test_a_context_shows_nothing_of_what_it_holds(started):
+    """It is public, so that recipes can use it, and may end up in a log or a traceback."""
+    assert repr(started(ROWS).run.context) == "StepContext(sensitive)"
+
+
 # The page
 
 

@@ -101,6 +101,9 @@ class StepContext:
     strict: bool = False
     buffer: SumBuffer = field(default_factory=SumBuffer)
 
+    def __repr__(self) -> str:
+        return "StepContext(sensitive)"  # it holds the records and the generators
+
     @property
     def ledger(self) -> Ledger:
         """The ledger of the run, which rank 0 has."""
