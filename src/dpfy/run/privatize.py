@@ -25,6 +25,7 @@ from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import LatticeGaussian, SecureStream
+from dpfy.noise.native.kernels import compile_ahead
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
@@ -125,6 +126,7 @@ def privatize(
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
+    compile_ahead(sum(p.numel() for p in parameters.values()))
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):

@@ -476,9 +476,11 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
 
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
 def test_a_variable_switches_the_compiler_off(monkeypatch, in_c, value, off):
-    calls, real = [], subprocess.run
+    calls, real = [], subprocess.Popen
     monkeypatch.setattr(
-        kernels.subprocess, "run", lambda *given, **named: calls.append(1) or real(*given, **named)
+        kernels.subprocess,
+        "Popen",
+        lambda *given, **named: calls.append(1) or real(*given, **named),
     )
     monkeypatch.setenv("DPFY_NO_COMPILER", value)
     assert (kernels.compiled.__wrapped__() is None) == off and len(calls) == (not off)
@@ -550,12 +552,22 @@ def test_a_library_that_errs_is_not_used(monkeypatch, in_c, tmp_path, right, wro
     assert kernels.compiled.__wrapped__() is None
 
 
-@pytest.mark.parametrize("failure", [OSError("no processes"), subprocess.TimeoutExpired("cc", 60)])
-def test_noise_is_drawn_in_numpy_where_compiling_fails(monkeypatch, failure):
-    def fail(*_, **__):
-        raise failure
+@pytest.mark.parametrize(
+    ("method", "failure"),
+    [("__init__", OSError("no processes")), ("wait", subprocess.TimeoutExpired("cc", 60))],
+)
+def test_noise_is_drawn_in_numpy_where_compiling_fails(monkeypatch, method, failure):
+    class Failing(subprocess.Popen):
+        returncode = 0
 
-    monkeypatch.setattr(kernels.subprocess, "run", fail)
+    def fail(*given, **named):
+        if given[1:] or named:  # not when it waits for what it has killed
+            raise failure
+        return real(*given)
+
+    real = getattr(Failing, method)
+    setattr(Failing, method, fail)
+    monkeypatch.setattr(kernels.subprocess, "Popen", Failing)
     assert kernels.compiled.__wrapped__() is None
 
 
@@ -586,3 +598,21 @@ def test_long_vectors_are_compiled_for_and_no_file_is_left(monkeypatch, in_c, tm
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
     )
     assert (found.stdout, found.stderr) == ("InC []\n", "")
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_what_was_compiled_ahead_is_used_or_deleted(monkeypatch, in_c, tmp_path, used):
+    script = (
+        "from dpfy.noise.native import kernels; import os, subprocess\n"
+        "kernels.compile_ahead(kernels.LARGE - 1), kernels.compile_ahead(kernels.LARGE)\n"
+        "kernels.compile_ahead(kernels.LARGE)\n"
+        "print(sum(name.startswith('dpfy-') for name in os.listdir(os.environ['TMPDIR'])))\n"
+        "subprocess.Popen = None\n"
+        f"{used} and print(type(kernels.compiled()).__name__)"
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert (found.stdout, found.stderr) == ("1\nInC\n" if used else "1\n", "")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("dpfy-")]

@@ -10,6 +10,7 @@ the memory of the process only. ``CC`` names the compiler (default ``cc``), and
 ``DPFY_NO_COMPILER=1`` switches it off.
 """
 
+import atexit
 import ctypes
 import os
 import shlex
@@ -263,6 +264,7 @@ class InC:
 
 
 IN_NUMPY = InNumpy()
+_begun: "list[_Compilation]" = []  # ahead of the first use, one at most
 
 
 def kernels_for(count: int, shared: bool = False) -> Kernels:
@@ -274,6 +276,15 @@ def kernels_for(count: int, shared: bool = False) -> Kernels:
     return IN_NUMPY if found is None else found.shared() if shared else found
 
 
+def compile_ahead(count: int) -> None:
+    """Start the compiler if a vector of ``count`` values needs it; ``kernels_for`` waits for it.
+
+    It runs in a process of its own while this one has other things to do.
+    """
+    if count >= LARGE and not _begun and not compiled.cache_info().currsize:
+        _begun.extend(_compilations())
+
+
 @cache
 def compiled() -> InC | None:
     """Compile ``kernels.c`` and return its kernels, or None if that fails.
@@ -282,24 +293,59 @@ def compiled() -> InC | None:
     set to anything but ``0``, none is called. The library is made anew in every process, in a
     quarter of a second, so that no file is left that somebody else could replace.
     """
+    for compilation in _begun or _compilations():
+        try:
+            kernels = InC(compilation.library())
+        except (OSError, AttributeError, subprocess.SubprocessError):
+            return None
+        finally:
+            compilation.close()
+            _begun.clear()
+        return kernels if _agree(kernels, IN_NUMPY) else None
+    return None
+
+
+def _compilations() -> "list[_Compilation]":
+    """Start the compiler; return what it is at, or nothing if there is none."""
     if os.environ.get("DPFY_NO_COMPILER", "0") not in ("", "0"):
-        return None
+        return []
     try:
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-        with TemporaryDirectory(prefix="dpfy-") as folder:
-            target = str(Path(folder, "kernels.so"))
-            subprocess.run(
-                [*compiler, *_OPTIONS, str(_SOURCE), "-o", target, "-lm"],
-                check=True,
-                timeout=60,
+        return [_Compilation(shlex.split(os.environ.get("CC", "cc")))]
+    except (OSError, ValueError):
+        return []
+
+
+class _Compilation:
+    """A compiler at work in a directory that nobody else can write to."""
+
+    def __init__(self, compiler: list[str]) -> None:
+        self._folder = TemporaryDirectory(prefix="dpfy-")
+        self._target = str(Path(self._folder.name, "kernels.so"))
+        try:
+            self._process = subprocess.Popen(
+                [*compiler, *_OPTIONS, str(_SOURCE), "-o", self._target, "-lm"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            kernels = InC(ctypes.CDLL(target))  # it stays in memory when the file is gone
-    except (OSError, ValueError, AttributeError, subprocess.SubprocessError):
-        return None
-    return kernels if _agree(kernels, IN_NUMPY) else None
+        except OSError:
+            self._folder.cleanup()
+            raise
+        atexit.register(self.close)  # of a process that ends before it needs the library
+
+    def library(self) -> ctypes.CDLL:
+        """Wait for the compiler and load what it made; that stays when the file is gone."""
+        if code := self._process.wait(timeout=60):
+            raise subprocess.CalledProcessError(code, self._process.args)
+        return ctypes.CDLL(self._target)
+
+    def close(self) -> None:
+        """Stop the compiler if it still runs, and delete its directory."""
+        atexit.unregister(self.close)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
 
 
 def _agree(kernels: InC, others: InNumpy) -> bool:
