@@ -80,7 +80,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
     with certified(), undisturbed(model), without_dropout(model):
-        if judge._is_random():
+        if judge._random:
             return tuple(
                 Parity(
                     name, False, None, reason="cannot be compared: the loss draws random numbers"

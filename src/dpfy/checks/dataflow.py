@@ -44,13 +44,12 @@ def check_dataflow(
     a seed.
     """
     base = examples(_SIZES[0], 1)
-    few, many = _observed(losses, base), _observed(losses, examples(_SIZES[1], 1))
+    few, many = _observed(losses, base), _observed(losses, examples(_SIZES[1], 1), values=False)
     mixed = _without_rows(few, many)
     touched: dict[tuple[int, int], torch.Tensor] = {}
     for position in range(_SIZES[0]):
-        for place, now in _moved(
-            few, _observed(losses, _with_another(base, examples, position))
-        ).items():
+        seen = _observed(losses, _with_another(base, examples, position), before=few)
+        for place, now in _moved(few, seen).items():
             before = touched.get(place)
             if before is not None and bool((before & now).any()):
                 mixed.add(place)
@@ -60,20 +59,31 @@ def check_dataflow(
 
 @dataclass
 class _Operation:
-    """One call: the storages of its inputs, and its results if they depend on records."""
+    """One call: the storages of its inputs, and its results if they depend on records.
+
+    ``values`` are copies of the results, or where they have moved since an earlier pass. A view has
+    none: its numbers are those of another result, or of a record.
+    """
 
     name: str
     given: set[int]
-    made: list[torch.Tensor]
+    shapes: list[torch.Size]
+    values: list[torch.Tensor]
     storages: list[int]
 
 
 class _Operations(TorchDispatchMode):
-    """Notes every operation, and the results of those that depend on records."""
+    """Notes every operation, and the results of those that depend on records.
 
-    def __init__(self, chunk: Chunk) -> None:
+    Results are compared with those of ``before`` at once, if that is given, since copies of all
+    take long. They are left out unless ``values`` are asked for.
+    """
+
+    def __init__(self, chunk: Chunk, before: "_Operations | None", values: bool) -> None:
         super().__init__()
         self.calls: list[_Operation] = []
+        self._before = before
+        self._values = values
         self._of_records = {
             _storage(leaf) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor)
         }
@@ -92,11 +102,22 @@ class _Operations(TorchDispatchMode):
         name, storages = str(func), [_storage(leaf) for leaf in made]
         if given & self._of_records and not name.startswith(_FRESH):
             self._of_records.update(storages)
-            made = [leaf.detach().clone() for leaf in made]
         else:
             made = []
-        self.calls.append(_Operation(name, given, made, storages))
+        values = self._noted(made) if self._values and not getattr(func, "is_view", False) else []
+        shapes = [leaf.shape for leaf in made]
+        self.calls.append(_Operation(name, given, shapes, values, storages))
         return result
+
+    def _noted(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of the results of the next call, or where they differ from ``before``."""
+        if self._before is None:
+            return [leaf.detach().clone() for leaf in made]
+        number = len(self.calls)
+        expected = self._before.calls[number].values if number < len(self._before.calls) else []
+        if [one.shape for one in expected] != [leaf.shape for leaf in made]:
+            return []  # another computation, which is noticed when all of it is known
+        return [_differ(one, leaf.detach()) for one, leaf in zip(expected, made, strict=True)]
 
 
 class Draws(TorchDispatchMode):
@@ -113,13 +134,20 @@ class Draws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _observed(losses: Callable[[Chunk], torch.Tensor], chunk: Chunk) -> _Operations:
-    # Copies: a leaf may be a view of memory that other things share.
-    """Run once and return all operations."""
+def _observed(
+    losses: Callable[[Chunk], torch.Tensor],
+    chunk: Chunk,
+    before: _Operations | None = None,
+    values: bool = True,
+) -> _Operations:
+    """Run once and return all operations, with what has moved since an earlier run if one is given.
+
+    The records are copied, since a leaf may be a view of memory that other things share.
+    """
     own = chunk.map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, chunk.size
     )
-    with _without_hooks(), _readable_targets(), _Operations(own) as seen:
+    with _without_hooks(), _readable_targets(), _Operations(own, before, values) as seen:
         returned = losses(own)
     _check_backward(returned)
     return seen
@@ -174,16 +202,18 @@ def _check_backward(losses: torch.Tensor) -> None:
 
 def _with_another(base: Chunk, examples: Callable[[int, int], Chunk], position: int) -> Chunk:
     """Return the records with one replaced by another that differs in every field, if possible."""
-    others = [examples(base.size, seed).record(position) for seed in _SEEDS]
-    own = base.record(position).leaves()
-
-    def differing(other: Chunk) -> int:
-        return sum(
+    own, chosen, most = base.record(position).leaves(), None, -1
+    for seed in _SEEDS:
+        other = examples(base.size, seed).record(position)
+        differing = sum(
             not torch.equal(a, b) if isinstance(a, torch.Tensor) else a != b
             for a, b in zip(own, other.leaves(), strict=True)
         )
-
-    chosen = max(others, key=differing)
+        if differing > most:
+            chosen, most = other, differing
+        if most == len(own):
+            break
+    assert chosen is not None
     return with_row_from(base, Chunk.joined([chosen] * base.size), position)
 
 
@@ -194,7 +224,7 @@ def _without_rows(few: _Operations, many: _Operations) -> set[tuple[int, int]]:
     return {
         (number, place)
         for number, (call, other) in enumerate(zip(few.calls, many.calls, strict=True))
-        for place, (one, more) in enumerate(zip(call.made, other.made, strict=True))
+        for place, (one, more) in enumerate(zip(call.shapes, other.shapes, strict=True))
         if one.numel() * _SIZES[1] != more.numel() * _SIZES[0]
     }
 
@@ -205,12 +235,19 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
         raise Mixed("values of records decide what is computed")
     found = {}
     for number, (call, other) in enumerate(zip(before.calls, after.calls, strict=True)):
-        for place, (one, now) in enumerate(zip(call.made, other.made, strict=True)):
-            if one.shape != now.shape:
-                raise Mixed(f"values of records decide about the shape of what {call.name} returns")
-            # two NaNs are alike
-            found[number, place] = (one != now) & ~((one != one) & (now != now))
+        if call.shapes != other.shapes:
+            raise Mixed(f"values of records decide about the shape of what {call.name} returns")
+        for place, moved in enumerate(other.values):
+            found[number, place] = moved
     return found
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return where tensors of one shape differ; two NaNs are alike."""
+    moved = one != other
+    if (one.is_floating_point() or one.is_complex()) and bool(one.sum().isnan()):
+        moved &= ~((one != one) & (other != other))
+    return moved
 
 
 def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
@@ -220,7 +257,7 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
         if storages & call.given:
             raise Mixed(f"{call.name} uses what several records have a part in")
         storages.update(
-            call.storages[place] for place in range(len(call.made)) if (number, place) in mixed
+            call.storages[place] for place in range(len(call.shapes)) if (number, place) in mixed
         )
 
 

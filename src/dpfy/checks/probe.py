@@ -4,8 +4,9 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 about a record.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -15,14 +16,14 @@ from torch import nn
 from dpfy.checks.collation import check_collation
 from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
-from dpfy.checks.loss_state import Reader, changed
+from dpfy.checks.loss_state import Reader, Readings, changed
 from dpfy.checks.preconditions import check_layers, check_statistics
-from dpfy.checks.tolerance import are_equal, are_equal_sums
+from dpfy.checks.tolerance import are_equal, are_equal_sums, squared_norm
 from dpfy.checks.undisturbed import undisturbed, without_dropout
-from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
+from dpfy.checks.vmap_check import alone_at_once, refuses_tracing, traceable_recurrence
 from dpfy.errors import IsolationError, LossError
-from dpfy.gradients import ENGINES, Engine, LoopEngine, Summed
-from dpfy.gradients.base import LossCall, LossFn, Substitutes
+from dpfy.gradients import ENGINES, Engine, LoopEngine
+from dpfy.gradients.base import LossCall, LossFn, Originals
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example, shown_of_each, statistics_of
 from dpfy.gradients.synthetic import extremes, synthetic, with_row_from
@@ -84,9 +85,11 @@ class Probe:
         check_layers(self.model)
         with certified(), undisturbed(self.model) as written:
             with suppress_output() as output:
-                self._check_losses()
-                self._check_neighbours()
-                self._check_memory()
+                doors = _SideDoors(self)
+                bases = self._base_losses(doors)
+                if not self._are_consistent(bases):
+                    self._check_neighbours()
+                self._check_memory(bases)
             if output.written:
                 raise IsolationError(
                     "loss_fn or the model writes to stdout, stderr or a log, where it would speak "
@@ -96,14 +99,19 @@ class Probe:
                 raise refusal(
                     self.model, name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
                 )
-            self._check_side_doors()
-            return self._agreeing_engine(engine, isolating)
+            self._check_side_doors(doors)
+            if self._keeps_apart and not self._random:
+                # larger numbers were tried with every operation
+                self._check_neighbours(_SIZES[1:2], self._scales[1:])
+            else:
+                self._check_neighbours()
+            return self._agreeing_engine(engine, isolating, bases)
 
     def check_size(self, largest: int) -> None:
         """Refuse a loss that treats a chunk of the largest size unlike a few examples."""
         with certified(), undisturbed(self.model), without_dropout(self.model):
             many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
-            if not self._is_random() and not self._same(
+            if not self._random and not self._same(
                 self._losses(many)[:3], self._losses(many.part(0, 3)), coarse
             ):
                 raise refusal(
@@ -118,13 +126,13 @@ class Probe:
             other = replace(self, example=self.example.cut_to(chunk))
             with certified(), undisturbed(self.model):
                 other._check_neighbours()
-                return not other._mixing()
+                return not other._mixing
         except Exception:  # it cannot be judged: one at a time
             return False
 
-    def made_up(self) -> Chunk:
+    def made_up(self, records: int = _SIZES[-1]) -> Chunk:
         """Return a few synthetic records."""
-        return self._input(_SIZES[-1])
+        return self._input(records)
 
     def _equal(self, a: torch.Tensor, b: torch.Tensor, precision: float | None = None) -> bool:
         """Whether numbers are equal up to the rounding of kernels in a precision."""
@@ -139,7 +147,7 @@ class Probe:
         """The coarsest precision of the parameters."""
         return max(torch.finfo(p.dtype).eps for p in self.parameters.values())
 
-    @property
+    @cached_property
     def _shortest(self) -> float:
         """The coarsest precision of outputs of layers, which autocast makes coarser."""
         found = {
@@ -152,6 +160,20 @@ class Probe:
     def _input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
         """Return synthetic records."""
         return synthetic(self.example, size, _SEED + seed, scale, declared=self.declared)
+
+    def _base(self, size: int, scale: float = 1.0) -> Chunk:
+        """Return the first of the records that losses are compared on, in memory of their own."""
+        return self._input(_SIZES[-1], 1, scale).part(0, size)
+
+    @cached_property
+    def _scales(self) -> tuple[float, ...]:
+        """The scales of numbers to try: one if there are only whole numbers, which have none."""
+        ones, others = (self._base(_SIZES[-1], scale).leaves() for scale in _SCALES)
+        same = all(
+            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+            for a, b in zip(ones, others, strict=True)
+        )
+        return _SCALES[:1] if same else _SCALES
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
         """Return losses and statistics of a chunk, with the randomness of dropout held fixed."""
@@ -183,19 +205,45 @@ class Probe:
             for one, other in zip(a.unbind(1), b.unbind(1), strict=True)
         )
 
-    def _check_losses(self) -> None:
-        """Compute the losses of batches of several sizes."""
-        for size in _SIZES:
-            self._losses(self._input(size))
+    def _base_losses(self, doors: "_SideDoors | None" = None) -> "_BaseLosses":
+        """Return the losses of batches of several sizes and scales; the smaller are parts."""
+        found = {}
+        for size, scale in product(_SIZES, self._scales):
+            found[size, scale] = self._losses(self._base(size, scale))
+            if doors is not None:
+                doors.look()
+        return found
 
-    def _check_neighbours(self) -> None:
+    def _are_consistent(self, bases: "_BaseLosses") -> bool:
+        """Whether records have the same losses in batches of other sizes, dropout aside."""
+        return self._varies or all(
+            self._same(losses, bases[_SIZES[-1], scale][:size], _COARSE)
+            for (size, scale), losses in bases.items()
+        )
+
+    @cached_property
+    def _keeps_apart(self) -> bool:
+        """Whether it is known of every operation on the way to the losses that it mixes nothing.
+
+        Recurrent layers are not looked into.
+        """
+        if any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
+            return False
+        try:
+            return not self._mixing
+        except Exception:  # it cannot be judged in this way
+            return False
+
+    def _check_neighbours(
+        self, sizes: tuple[int, ...] = _SIZES, scales: tuple[float, ...] | None = None
+    ) -> None:
         """Refuse a model in which changing one example changes another one's loss.
 
         This is tried at several sizes, scales and positions.
         """
-        for size, scale in product(_SIZES, _SCALES):
-            base, other = self._input(size, 1, scale), self._input(size, 2, scale)
-            losses = self._losses(base)
+        for size, scale in product(sizes, self._scales if scales is None else scales):
+            base, other = self._base(size, scale), self._input(size, 2, scale)
+            losses = self._losses(self._base(size, scale))
             for position in sorted({0, size // 2, size - 1}):
                 changed = with_row_from(base, other, position)
                 rest = [row for row in range(size) if row != position]
@@ -205,87 +253,102 @@ class Probe:
                     )
                     raise refusal(self.model, culprit, "lets one example change another one's loss")
 
-    def _check_alone(self) -> None:
+    def _check_alone(self, bases: "_BaseLosses") -> None:
         """Refuse a loss that differs between an example alone, in a batch and in a large batch.
 
         The loss must not be random. Kernels for another number of examples round differently, in
         half precision by as much as its precision.
         """
-        shortest = self._shortest
-        for size, scale in product(_SIZES, _SCALES):
-            base = self._input(size, 1, scale)
-            alone = torch.cat([self._losses(base.record(row)) for row in range(size)])
-            if not self._same(self._losses(base), alone, shortest):
-                culprit = first_unlike_alone(
-                    self._outputs(base), self._outputs(base.record(0)), base.size, self._equal
-                )
-                raise refusal(
-                    self.model, culprit, "gives an example another loss alone than in a batch"
-                )
+        for scale in self._scales:
+            alone = self._alone(self._base(_SIZES[-1], scale))
+            for size in _SIZES:
+                if not self._same(bases[size, scale], alone[:size], self._shortest):
+                    base = self._base(size, scale)
+                    culprit = first_unlike_alone(
+                        self._outputs(base), self._outputs(base.record(0)), base.size, self._equal
+                    )
+                    raise refusal(
+                        self.model, culprit, "gives an example another loss alone than in a batch"
+                    )
         many = self._input(_MANY, 1)
-        if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), shortest):
+        if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), self._shortest):
             raise refusal(
                 self.model,
                 None,
                 "gives an example another loss in a large batch than in a small one",
             )
 
-    def _check_memory(self) -> None:
+    def _alone(self, chunk: Chunk) -> torch.Tensor:
+        """Return losses and statistics of each record by itself.
+
+        Vectorised, the loss is given one record as well, and all of them take one pass.
+        """
+        fix_seed(_SEED)
+        found = alone_at_once(self.model, self.loss_fn, chunk)
+        if found is None:
+            return torch.cat([self._losses(chunk.record(row)) for row in range(chunk.size)])
+        return found
+
+    def _check_memory(self, bases: "_BaseLosses") -> None:
         """Refuse a loss that changes once other records were seen."""
-        first = self._losses(self._input(3))
-        for scale in _SCALES:
-            self._losses(self._input(5, 3, scale))
-        if not self._same(first, self._losses(self._input(3))):
+        self._losses(self._input(3, 3, self._scales[-1]))
+        if not self._same(bases[3, 1.0], self._losses(self._base(3))):
             raise refusal(self.model, None, "keeps state between steps that changes later losses")
 
-    def _check_side_doors(self) -> None:
+    def _check_side_doors(self, doors: "_SideDoors") -> None:
         """Refuse a model or loss that keeps what it saw, even where no loss shows it."""
-        self._losses(self._input(3, 4))
-        reader = Reader(self.model)
-        before = reader.read(self.loss_fn, everything=True)
-        ordinary = [self._input(3, 5), self._input(3, 6, 1.0 / 16)]
-        for number, chunk in enumerate(
-            (*ordinary, self._input(3, 7, 4.0), *extremes(self._input(3, 8)))
-        ):
+        for chunk in (self._input(3, 7, 4.0), *extremes(self._input(3, 8))):
             try:
                 self._losses(chunk)
-            except BaseException as error:
-                if number < len(ordinary) or isinstance(error, KeyboardInterrupt):
-                    raise
-                continue  # numbers above 1 need not be valid
-            if (way := changed(before, reader.read(self.loss_fn, everything=True))) is not None:
-                raise IsolationError(
-                    f"A call of loss_fn changes {way}: it keeps something of its input, which "
-                    f"would leave without noise. Keep nothing between calls. {_REMEDY}"
-                )
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # numbers above 1 need not be valid
+                continue
+            doors.look()
+        if doors.way is not None:
+            raise IsolationError(
+                f"A call of loss_fn changes {doors.way}: it keeps something of its input, which "
+                f"would leave without noise. Keep nothing between calls. {_REMEDY}"
+            )
 
     def _randomness(self) -> GeneratorUse:
         """Return what the loss does to generators, once its imports are done: they may seed."""
+        found = self._generators_used()
+        return self._generators_used() if found != GeneratorUse() else found
+
+    def _generators_used(self) -> GeneratorUse:
+        """Return what one call of the loss does to generators."""
         chunk = self._input(3)
-        for _ in range(2):
-            fix_seed(_SEED)
-            with (
-                watched_generators() as found,
-                Draws() as draws,
-                covered_masks(),
-                torch.enable_grad(),
-            ):
-                LossCall(self.model, self.loss_fn)(*chunk.arguments)
+        fix_seed(_SEED)
+        with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
+            LossCall(self.model, self.loss_fn)(*chunk.arguments)
         return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
 
-    def _is_random(self) -> bool:
+    @cached_property
+    def _varies(self) -> bool:
         """Whether the loss depends on the seed."""
+        return self._depends_on_seed()
+
+    @cached_property
+    def _random(self) -> bool:
+        """Whether the loss depends on the seed without dropout."""
+        with without_dropout(self.model):
+            return self._varies and self._depends_on_seed()
+
+    def _depends_on_seed(self) -> bool:
         chunk = self._input(3)
         return not self._same(self._losses(chunk, seed=1), self._losses(chunk, seed=2))
 
-    def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
+    def _agreeing_engine(self, wanted: str, isolating: bool, bases: "_BaseLosses") -> Engine:
         """Return the first engine that is safe and agrees with the loop engine."""
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
+        random = self._random
+        if not random and not self._varies:
+            self._check_alone(bases)
         with without_dropout(self.model):
-            random = self._is_random()
-            if not random:
-                self._check_alone()
+            if not random and self._varies:
+                self._check_alone(self._base_losses())
             expected = self._oracle_sums()
             reason = ""
             for name in names:
@@ -327,7 +390,7 @@ class Probe:
             if randomness.in_python
             else ""
             if all(engine.isolates for engine in self.engines.values())
-            else self._mixing()
+            else self._mixing
         )
 
         def doubt(engine: Engine) -> str:
@@ -340,6 +403,7 @@ class Probe:
 
         return doubt
 
+    @cached_property
     def _mixing(self) -> str:
         """Return why the loss must not be called on a whole chunk, or nothing."""
         if self._refuses_tracing():
@@ -362,30 +426,45 @@ class Probe:
         return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> list[torch.Tensor]:
-        """Return the sums of the loop engine; refuse a loss that no parameter takes part in."""
-        oracle, call = LoopEngine(self.model, self.parameters), LossCall(self.model, self.loss_fn)
+        """Return clipped sums of gradients that plain autograd computes one record at a time.
+
+        A loss that no parameter takes part in is refused. Of a large model there are never more
+        than two gradients in memory.
+        """
+        loss_fn, chunk, clipping = self._clipped()
+        oracle, call = LoopEngine(self.model, self.parameters), LossCall(self.model, loss_fn)
+        state, sums = Originals(self.model, self.parameters), None
         try:
-            state = Substitutes(self.model, self.parameters)
-            if all(
-                gradient is None for gradient in oracle.gradients(call, state, self._input(1))[0]
-            ):
-                raise LossError(
-                    "No trainable parameter takes part in the loss. loss_fn must call the very "
-                    "model that was given to privatize, not a copy, a compiled or a wrapped one."
-                )
-            return self._sums(oracle)
+            for position in range(chunk.size):
+                found, _ = oracle.gradients_at(call, state, chunk, position)
+                if all(gradient is None for gradient in found):
+                    raise LossError(
+                        "No trainable parameter takes part in the loss. loss_fn must call the very "
+                        "model that was given to privatize, not a copy, a compiled or a wrapped "
+                        "one."
+                    )
+                sums = _with_clipped(sums, found, self.parameters.values(), clipping)
         except RuntimeError as error:
             raise LossError(
                 f"The loss of one synthetic example cannot be differentiated ({error})."
             ) from None
+        assert sums is not None
+        return sums
 
     def _sums(self, engine: Engine) -> list[torch.Tensor]:
-        """Return the clipped sums in the model's precision, as large models need the memory.
+        """Return the clipped sums of an engine, as it forms them in a step of one chunk."""
+        loss_fn, chunk, clipping = self._clipped()
+        fix_seed(_SEED)
+        # memory that is not touched where the engine forms the sum in its own
+        totals = [torch.empty_like(p, dtype=torch.float64) for p in self.parameters.values()]
+        return engine.bounded_sums(loss_fn, chunk, clipping).formed_in(totals)
+
+    def _clipped(self) -> tuple[LossFn, Chunk, Clipping]:
+        """Return loss, records and clipping by which engines are compared.
 
         Losses are scaled up, each by its own factor, so that every record is clipped: a sum
         without clipping would be the same if gradients were counted for the wrong record.
         """
-        fix_seed(_SEED)
         clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(self.parameters))
         chunk = self._input(len(_FACTORS))
 
@@ -393,18 +472,57 @@ class Probe:
             losses = per_example(self.loss_fn(*fields[:-1]), len(fields[-1]))
             return losses * fields[-1].to(losses.device)
 
-        sums = engine.bounded_sums(
-            scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping
-        )
-        if isinstance(sums, Summed):
-            totals = sums.gradients
-        else:
-            totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters.values()]
-            sums.add_to(totals)
-        return [
-            total.to(p.dtype) for total, p in zip(totals, self.parameters.values(), strict=True)
-        ]
+        return scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping
 
     def _outputs(self, chunk: Chunk) -> dict[str, torch.Tensor]:
         """Return the first output of every module on a chunk, in the order of execution."""
         return outputs_of(self.model, lambda: self._losses(chunk))
+
+
+def _with_clipped(
+    sums: list[torch.Tensor] | None,
+    found: tuple[torch.Tensor | None, ...],
+    parameters: Iterable[torch.Tensor],
+    clipping: Clipping,
+) -> list[torch.Tensor]:
+    """Add the clipped gradient of one record to sums, in float32 at least; both may be changed."""
+    gradients = [
+        torch.zeros_like(p) if g is None else g.to_dense()
+        for g, p in zip(found, parameters, strict=True)
+    ]
+    norms = clipping.norms(
+        [torch.tensor([squared_norm(g)], dtype=torch.float64) for g in gradients]
+    )
+    weights = [float(weight) for weight in clipping.weights(norms)]
+    wide = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    if sums is None:
+        return [
+            g.mul_(weight) if weight else g.zero_() for g, weight in zip(wide, weights, strict=True)
+        ]
+    for total, g, weight in zip(sums, wide, weights, strict=True):
+        if weight:  # 0·inf would be NaN
+            total.add_(g, alpha=weight)
+    return sums
+
+
+_BaseLosses = dict[tuple[int, float], torch.Tensor]
+"""Losses and statistics of the same records, by the size of the batch and the scale of numbers."""
+
+
+class _SideDoors:
+    """Compares what a loss can read besides its records before and after calls of it."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.way: str | None = None  # to the first value that was found changed
+        self._reader = Reader(probe.model)
+        self._loss_fn = probe.loss_fn
+        self._before: Readings | None = None
+
+    def look(self) -> None:
+        """Read everything; the first reading is after a call that may have imported something."""
+        if self.way is not None:
+            return
+        now = self._reader.read(self._loss_fn, everything=True)
+        if self._before is None:
+            self._before = now
+        self.way = changed(self._before, now)

@@ -7,6 +7,8 @@ import math
 
 import torch
 
+_BLOCK = 2**16  # numbers: half a megabyte in float64, which stays in the cache
+
 
 def are_equal(a: torch.Tensor, b: torch.Tensor, precision: float) -> bool:
     """Whether two tensors are equal up to rounding, relative to their largest number."""
@@ -26,12 +28,29 @@ def are_equal_sums(
     found: list[torch.Tensor], expected: list[torch.Tensor], precision: float
 ) -> bool:
     """Whether sums are equal as vectors: at a kink, single numbers may differ by more."""
-    whole = math.hypot(*(float(e.norm()) for e in expected))
+    lengths = [math.sqrt(squared_norm(e)) for e in expected]
+    whole = math.hypot(*lengths)
     return all(
-        float((f - e).norm())
-        <= max(1e-3, 16 * precision) * float(e.norm()) + max(1e-5, precision) * whole
-        for f, e in zip(found, expected, strict=True)
+        math.sqrt(squared_norm(f, e))
+        <= max(1e-3, 16 * precision) * length + max(1e-5, precision) * whole
+        for f, e, length in zip(found, expected, lengths, strict=True)
     )
+
+
+def squared_norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:
+    """Return the squared norm of a tensor, or of its difference from another, in float64.
+
+    It is computed block by block: fresh memory as large as a model takes longer than arithmetic.
+    """
+    blocks = [values.reshape(-1).split(_BLOCK)]
+    blocks += [] if others is None else [others.reshape(-1).split(_BLOCK)]
+    total = 0.0
+    for block, *other in zip(*blocks, strict=True):
+        numbers = block.double()
+        if other:
+            numbers -= other[0].to(numbers.device)
+        total += float(numbers.dot(numbers))
+    return total
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -27,7 +27,7 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
     def changed() -> str | None:
         now = state()
         for name, tensor in before.items():
-            if name not in now or not torch.equal(now[name].nan_to_num(), tensor.nan_to_num()):
+            if name not in now or not _same(now[name], tensor):
                 return name
         return next((name for name in now if name not in before), None)
 
@@ -43,6 +43,11 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
                 and not torch.equal(tensor, before[name])
             ):
                 tensor.copy_(before[name])
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal, where two NaNs are; large ones are copied for that if need be."""
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @contextmanager

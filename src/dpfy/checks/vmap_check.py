@@ -4,7 +4,7 @@ Tests: tests/run/test_engine_choice.py.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from dpfy.gradients.base import LossCall
 from dpfy.gradients.chunk import Chunk
-from dpfy.gradients.losses import per_example
+from dpfy.gradients.losses import per_example, shown_of_each
 
 
 def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
@@ -25,20 +25,40 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
     that would reach Python.
     """
     try:
-        tensors, rebuild = chunk.flatten()
-        call = LossCall(model, loss_fn)
-
-        def loss(*one: torch.Tensor) -> torch.Tensor:
-            return per_example(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments), 1)
-
-        with traceable_recurrence(model), torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="There is a performance drop", category=UserWarning
-            )
-            vmap(loss, randomness="different")(*tensors)
+        with traceable_recurrence(model):
+            _of_each(model, loss_fn, chunk, lambda returned: per_example(returned, 1))
     except Exception as error:
         return type(error).__name__
     return None
+
+
+def alone_at_once(model: nn.Module, loss_fn: Any, chunk: Chunk) -> torch.Tensor | None:
+    """Return losses and statistics of each record as if it were alone; None if that fails.
+
+    A vectorised loss is given one record, whose axis in the chunk it cannot see.
+    """
+    try:
+        rows = _of_each(model, loss_fn, chunk, lambda returned: shown_of_each(returned, 1))
+    except Exception:  # recurrent layers, for instance, are not vectorised
+        return None
+    return rows.flatten(0, 1)
+
+
+def _of_each(
+    model: nn.Module, loss_fn: Any, chunk: Chunk, shown: Callable[[Any], torch.Tensor]
+) -> torch.Tensor:
+    """Return what is shown of the loss of one record, vectorised over the records of a chunk."""
+    tensors, rebuild = chunk.flatten()
+    call = LossCall(model, loss_fn)
+
+    def loss(*one: torch.Tensor) -> torch.Tensor:
+        return shown(call(*rebuild([tensor.unsqueeze(0) for tensor in one]).arguments))
+
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="There is a performance drop", category=UserWarning
+        )
+        return vmap(loss, randomness="different")(*tensors)
 
 
 @contextmanager

@@ -191,6 +191,21 @@ class Substitutes:
         )
 
 
+class Originals(Substitutes):
+    """The parameters themselves, off their graphs, and copies of all buffers.
+
+    For a model that is known to write to no parameter, since a large one takes long to copy.
+    """
+
+    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter]) -> None:
+        self.trained = {name: parameter.detach() for name, parameter in trained.items()}
+        self.others = {
+            name: parameter.detach()
+            for name, parameter in model.named_parameters()
+            if name not in trained
+        } | {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
 def loss_of_one(
     call: LossCall, trained: dict[str, torch.Tensor], others: dict[str, torch.Tensor], record: Chunk
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -127,9 +127,11 @@ class CapturingEngine(Engine):
         ]
         if any(not layer.name and layer.rule is None for layer in layers):
             raise Unsupported("the model as a whole would be vectorised")
-        uses, later = (
-            watched(examples(size, 1)) if direct_uses else Observation({}, {}) for size in _SIZES
-        )
+        uses = later = Observation({}, {})
+        if direct_uses:
+            uses = watched(examples(_SIZES[0], 1))
+        if uses.inputs:
+            later = watched(examples(_SIZES[1], 1))
         places = [
             with_layouts(CapturedLayer(name, self.model, None), uses, later, _SIZES)
             for name in uses.inputs
