@@ -54,6 +54,7 @@ class CapturedLayer:
         ``own`` is a forward pass that the user put on this very module, if any.
         """
         assert self.layouts is not None
+        recorder.recomputes |= recorder.goes_back
         if self.rule is None:
             with _forward_of(self.module, own):
                 return fallback(self.module, recorder, self.layouts, *args, **kwargs)

@@ -80,6 +80,7 @@ class CapturingEngine(Engine):
         super().__init__(model, parameters)
         self.layers: list[CapturedLayer] | None = None
         self.numbers_per_record = 0  # that are in memory at the end of a backward pass, at most
+        self.recomputes = False  # whether activations are computed again on the way back
         self._uses: list[int] | None = None
         self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
@@ -225,10 +226,11 @@ class CapturingEngine(Engine):
         recorder = Recorder(trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows)
         uses = RecordedUses(recorder, trained.values(), self._uses_outside)
         with capturing(self.layers, recorder, uses), torch.enable_grad():
-            with uses if self._uses_outside else nullcontext():
-                returned = functional_call(LossCall(self.model, loss_fn), state, chunk.arguments)
-            losses, recorder.stats = per_unit(returned, chunk)
-            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
+            forth = bool(self._uses_outside)
+            back = forth and (self.recomputes or self._uses is None)
+            functional_call(
+                _BothWays(self.model, loss_fn), state, (chunk, recorder, uses, forth, back)
+            )
         recorder.finish()
         return recorder
 
@@ -252,7 +254,8 @@ class CapturingEngine(Engine):
 
         consumer = StoreThenClip(len(self.parameters), chunk.size)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            self._uses = self._pass(loss_fn, chunk, consumer).uses
+            recorder = self._pass(loss_fn, chunk, consumer)
+        self._uses, self.recomputes = recorder.uses, recorder.recomputes
         for parameter in self.parameters.values():
             saved.pop(parameter.untyped_storage().data_ptr(), None)
         return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
@@ -266,6 +269,24 @@ class CapturingEngine(Engine):
             for tensor in vars(part).values()
             if isinstance(tensor, torch.Tensor)
         )
+
+
+class _BothWays(LossCall):
+    """A forward and a backward pass with the same parameters in place.
+
+    Activation checkpointing computes parts of the forward pass again on the way back.
+    """
+
+    def forward(
+        self, chunk: Chunk, recorder: Recorder, uses: RecordedUses, forth: bool, back: bool
+    ) -> None:
+        """Go forward, and back to the anchor; record direct uses on either way."""
+        with uses if forth else nullcontext():
+            returned = super().forward(*chunk.arguments)
+        losses, recorder.stats = per_unit(returned, chunk)
+        recorder.goes_back = True
+        with uses if back else nullcontext():
+            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
 
 
 def _require_apart(

@@ -97,7 +97,7 @@ class DirectUses(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        own = [] if self.inside else [leaf for leaf in leaves if id(leaf) in self._origin]
+        own = [] if self._is_idle() else [leaf for leaf in leaves if id(leaf) in self._origin]
         if not own or func in _WITHOUT_GRADIENT:
             return func(*args, **kwargs)
         if func in _SHAPING and len(leaves) == 1:
@@ -108,6 +108,10 @@ class DirectUses(TorchFunctionMode):
         if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
             raise Unsupported("a parameter is used in a way that no rule knows")
         return result  # a shape or a type
+
+    def _is_idle(self) -> bool:
+        """Whether uses of parameters are not to be observed."""
+        return self.inside
 
     def around(self, layer: Callable[..., Any]) -> Callable[..., Any]:
         """Return a layer's forward pass, inside of which uses of parameters are not observed."""
@@ -160,10 +164,33 @@ class RecordedUses(DirectUses):
         super().__init__(trained)
         self._recorder = recorder
         self._layouts = iter(layouts)
+        self._layouts_by_use: dict[Any, Layouts | None] = {}
+
+    def _is_idle(self) -> bool:
+        # a backward pass runs with gradients off, and a forward pass that is computed again on the
+        # way back with gradients on
+        return self.inside or (self._recorder.goes_back and not torch.is_grad_enabled())
+
+    def _layouts_of(self, func: Any, args: Any, kwargs: Any) -> Layouts | None:
+        """Return the layouts of the next use, or of an earlier one that is computed again."""
+        use = (
+            func,
+            *(
+                id(self._origin[id(leaf)][1]) if id(leaf) in self._origin else leaf.shape
+                for leaf in tree_leaves((args, kwargs))
+                if isinstance(leaf, torch.Tensor)
+            ),
+        )
+        if self._recorder.goes_back:
+            return self._layouts_by_use.get(use)
+        layouts = next(self._layouts, None)
+        if self._layouts_by_use.setdefault(use, layouts) != layouts:
+            self._layouts_by_use[use] = None  # it would not be known which one comes again
+        return layouts
 
     def used(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute with one copy of the parameter for each record, or record a product."""
-        layouts = next(self._layouts, None)
+        layouts = self._layouts_of(func, args, kwargs)
         if layouts is None:
             raise Unsupported("a parameter is used more often than on synthetic input")
         layout = layouts.outputs[0]
@@ -212,8 +239,8 @@ class RecordedUses(DirectUses):
         if func is F.linear:
             return recorded_linear(recorder, layout, inputs, weight, bias)
 
-        def record(gradient: torch.Tensor) -> None:
-            rows = layout.sequences(inputs.detach(), recorder.records)
+        def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
+            rows = layout.sequences(inputs, recorder.records)
             recorder.outer(weight, OuterProduct(layout.sequences(gradient, recorder.records), rows))
 
         layout.items(inputs, recorder.records)

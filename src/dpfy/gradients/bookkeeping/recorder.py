@@ -59,6 +59,8 @@ class Recorder:
         self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
         self.uses = [0] * len(trained)
         self.stats: Mapping[str, torch.Tensor] = {}
+        self.goes_back = False
+        self.recomputes = False  # whether layers are called on the way back as well
 
     def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         """Whether a tensor stands for a trained parameter."""
@@ -128,16 +130,22 @@ def region(tensor: torch.Tensor, rows: Span) -> torch.Tensor:
 
 
 class CaptureGrad(torch.autograd.Function):
-    """Identity that puts ``value`` on the graph and shows its gradient to ``record``."""
+    """Identity that puts ``value`` on the graph and shows its gradient to ``record``.
+
+    ``record`` is given ``saved`` as well. Tensors that it would close over instead would be out of
+    reach for activation checkpointing, which drops what is saved and computes it again.
+    """
 
     @staticmethod
-    def forward(ctx, anchor, value, record):  # type: ignore[no-untyped-def]
+    def forward(ctx, anchor, value, record, *saved):  # type: ignore[no-untyped-def]
         """Pass the value on."""
+        ctx.save_for_backward(*saved)
         ctx.record = record
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        """Show the gradient."""
-        ctx.record(gradient)
-        return None, None, None
+        """Show the gradient, and pass it on."""
+        ctx.record(gradient, *(tensor.detach() for tensor in ctx.saved_tensors))
+        own = gradient if ctx.needs_input_grad[1] else None
+        return None, own, None, *(None for _ in ctx.saved_tensors)

@@ -96,13 +96,11 @@ def _recorded(
     weight, bias = module.weight, module.bias
     layout.items(inputs, recorder.records)
 
-    def record(gradient: torch.Tensor) -> None:
+    def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
         if recorder.trains(weight):
             recorder.add(
                 weight,
-                weight_gradients(
-                    inputs.detach(), gradient, weight.shape, geometry, recorder.records
-                ),
+                weight_gradients(inputs, gradient, weight.shape, geometry, recorder.records),
             )
         if recorder.trains(bias):
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
@@ -264,7 +262,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         """Return the input's gradient alone."""
         inputs, weight = ctx.saved_tensors
-        ctx.record(gradient)
+        ctx.record(gradient, inputs.detach())
         if not ctx.needs_input_grad[1]:
             return (None,) * 6
         found = torch.ops.aten.convolution_backward(

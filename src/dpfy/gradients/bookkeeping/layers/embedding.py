@@ -23,7 +23,7 @@ def embedding(
     tokens = tokens.long()
     outputs = F.embedding(tokens, weight)
 
-    def record(gradient: torch.Tensor) -> None:
+    def record(gradient: torch.Tensor, tokens: torch.Tensor) -> None:
         places = layout.records(tokens, recorder.records).reshape(recorder.records, -1)
         found = layout.records(gradient, recorder.records).reshape(
             *places.shape, gradient.shape[-1]
@@ -32,7 +32,7 @@ def embedding(
             found = found.masked_fill((places == module.padding_idx).unsqueeze(2), 0)
         recorder.add(weight, EmbeddingRows(places, found, len(weight)))
 
-    return CaptureGrad.apply(recorder.anchor, outputs, record)
+    return CaptureGrad.apply(recorder.anchor, outputs, record, tokens)
 
 
 def embedding_bag(
@@ -65,12 +65,12 @@ def embedding_bag(
         )
         factors = factors / counted.clamp(min=1)
 
-    def record(gradient: torch.Tensor) -> None:
+    def record(gradient: torch.Tensor, tokens: torch.Tensor) -> None:
         places = layout.records(tokens, recorder.records).reshape(recorder.records, -1)
         found = layout.records(gradient, recorder.records).reshape(
             *places.shape, gradient.shape[-1]
         )
         recorder.add(weight, EmbeddingRows(places, found, len(weight)))
 
-    looked_up = CaptureGrad.apply(recorder.anchor, F.embedding(tokens, weight), record)
+    looked_up = CaptureGrad.apply(recorder.anchor, F.embedding(tokens, weight), record, tokens)
     return torch.bmm(factors.unsqueeze(1), looked_up).squeeze(1)

@@ -30,11 +30,11 @@ def recorded_linear(
 ) -> torch.Tensor:
     """Return inputs @ weightᵀ + bias, and record contributions to (rows of) the parameters."""
 
-    def record(gradient: torch.Tensor) -> None:
+    def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, recorder.records)
         shift = Materialized.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
         if recorder.trains(weight):
-            outer = OuterProduct(layout.sequences(inputs.detach(), recorder.records), outputs)
+            outer = OuterProduct(layout.sequences(inputs, recorder.records), outputs)
             recorder.outer(weight, outer, weight_rows)
             shift = BiasOf(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
         if recorder.trains(bias):
@@ -46,7 +46,11 @@ def recorded_linear(
 
 
 class _Linear(torch.autograd.Function):
-    """A linear function whose weight gradient is left to ``record``."""
+    """A linear function whose weight gradient is left to ``record``.
+
+    ``record`` is given the inputs as they were saved: what it closed over would be out of reach
+    for activation checkpointing.
+    """
 
     @staticmethod
     def forward(ctx, anchor, inputs, weight, bias, record):  # type: ignore[no-untyped-def]
@@ -60,7 +64,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         """Return the input's gradient alone."""
         inputs, weight = ctx.saved_tensors
-        ctx.record(gradient)
+        ctx.record(gradient, inputs.detach())
         if not ctx.needs_input_grad[1]:
             return None, None, None, None, None
         return None, (gradient @ weight.to(gradient.dtype)).to(inputs.dtype), None, None, None

@@ -85,9 +85,9 @@ def _scaled_and_shifted(
         return normal
     layout.items(normal, recorder.records)
 
-    def record(gradient: torch.Tensor) -> None:
+    def record(gradient: torch.Tensor, normal: Any) -> None:
         for parameter, found in (
-            (weight, lambda: gradient * normal.detach()),
+            (weight, lambda: gradient * normal),
             (bias, lambda: gradient),
         ):
             if recorder.trains(parameter):
@@ -97,30 +97,26 @@ def _scaled_and_shifted(
                     Materialized.of(rows.reshape(recorder.records, -1, *parameter.shape).sum(1)),
                 )
 
-    return _ScaleAndShift.apply(recorder.anchor, normal, weight, bias, record)
+    keeps = recorder.trains(weight)
+    return _ScaleAndShift.apply(recorder.anchor, normal, weight, bias, keeps, record)
 
 
 class _ScaleAndShift(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor, normal, weight, bias, record):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(weight)
+    def forward(ctx, anchor, normal, weight, bias, keeps, record):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(weight, normal if keeps else None)
         ctx.record, ctx.dtype = record, normal.dtype
         scaled = normal * weight if weight is not None else normal.clone()
         return scaled.add_(bias) if bias is not None else scaled
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        (weight,) = ctx.saved_tensors
-        ctx.record(gradient)
-        if not ctx.needs_input_grad[1]:
-            return None, None, None, None, None
-        return (
-            None,
-            (gradient if weight is None else gradient * weight).to(ctx.dtype),
-            None,
-            None,
-            None,
-        )
+        weight, normal = ctx.saved_tensors
+        ctx.record(gradient, None if normal is None else normal.detach())
+        found = None
+        if ctx.needs_input_grad[1]:
+            found = (gradient if weight is None else gradient * weight).to(ctx.dtype)
+        return None, found, None, None, None, None
 
 
 class _GroupNorm(torch.autograd.Function):

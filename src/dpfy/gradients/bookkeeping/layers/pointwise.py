@@ -22,8 +22,8 @@ def prelu(
     layout.items(inputs, recorder.records)
     weight = module.weight
 
-    def record(gradient: torch.Tensor) -> None:
-        found = gradient * inputs.detach().clamp(max=0)
+    def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
+        found = gradient * inputs.clamp(max=0)
         if weight.numel() > 1:
             found = found.flatten(2).sum(2) if found.ndim > 2 else found
         recorder.add(
@@ -43,7 +43,7 @@ class _PReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         inputs, weight = ctx.saved_tensors
-        ctx.record(gradient)
+        ctx.record(gradient, inputs.detach())
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
         slopes = weight.view(-1, *(1,) * (inputs.ndim - 2)) if inputs.ndim > 1 else weight

@@ -55,7 +55,7 @@ def recurrent(
         for layer in range(module.num_layers):
             some = slice(layer * directions, (layer + 1) * directions)
             weights = [LayerWeights(*each) for each in module.all_weights[some]]
-            record = _recording(recorder, by_record, weights, padded.detach())
+            record = _recording(recorder, by_record, weights)
             padded, *final = _Layer.apply(
                 recorder.anchor,
                 padded,
@@ -114,14 +114,15 @@ def _initial(hx: Any, some: slice, padded: torch.Tensor, module: Any) -> list[to
 
 
 def _recording(
-    recorder: Recorder, layout: Layout, weights: Sequence[LayerWeights], inputs: torch.Tensor
+    recorder: Recorder, layout: Layout, weights: Sequence[LayerWeights]
 ) -> Callable[..., None]:
     """Return a function that records contributions from δ and the states before each step.
 
-    It takes δ, δ as the product with the hidden state has it, and the previous hidden states.
+    It takes the inputs, δ, δ as the product with the hidden state has it, and the previous hidden
+    states.
     """
 
-    def record(*found: torch.Tensor) -> None:
+    def record(inputs: torch.Tensor, *found: torch.Tensor) -> None:
         for own, gradient, inner, before in zip(weights, *found, strict=True):
             for weight, bias, rows, factor in (
                 (own.inputs, own.inputs_bias, gradient, inputs),
@@ -149,17 +150,19 @@ class _Layer(torch.autograd.Function):
             ctx.inputs_weight.mT,
             kind.bias(weights),
         )
-        cell = kind(gates, rows.sorted(hidden), rows.sorted(memory), weights, rows)
+        room = kind.room(gates, rows.sorted(hidden), rows.sorted(memory))
+        cell = kind(room, weights, rows)
         cell.forward()
-        ctx.cell, ctx.rows, ctx.record = cell, rows, record
-        # so that autograd refuses to go back twice: once uses them up
-        ctx.save_for_backward(padded, *cell.buffers)
+        ctx.weights, ctx.kind, ctx.rows, ctx.record = weights, kind, rows, record
+        # autograd refuses to go back twice, which would be wrong: once overwrites the room
+        ctx.save_for_backward(padded, *room)
         ctx.set_materialize_grads(False)
         return torch.cat(tuple(rows.put_back(cell.outputs)), 2), *map(rows.ends, cell.states)
 
     @staticmethod
     def backward(ctx, outputs, hidden, memory=None):  # type: ignore[no-untyped-def]
-        _, cell, rows = ctx.saved_tensors, ctx.cell, ctx.rows
+        (padded, *room), rows = ctx.saved_tensors, ctx.rows
+        cell = ctx.kind(room, ctx.weights, rows)
         hidden, memory = (
             torch.zeros_like(cell.hidden[0]) if state is None else rows.sorted(state)
             for state in (hidden, memory)
@@ -169,7 +172,7 @@ class _Layer(torch.autograd.Function):
         cell.backward(outputs, hidden, memory)
         gradient = rows.put_back(cell.gates)
         inner = gradient if cell.inner is cell.gates else rows.put_back(cell.inner)
-        ctx.record(gradient, inner, rows.put_back(cell.before))
+        ctx.record(padded.detach(), gradient, inner, rows.put_back(cell.before))
         found = (
             rows.put_back(torch.bmm(cell.gates, ctx.inputs_weight)).sum(0)
             if ctx.needs_input_grad[1]

@@ -5,6 +5,7 @@ Tests: tests/gradients/bookkeeping/layers/test_recurrent.py.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -28,27 +29,29 @@ class LayerWeights(NamedTuple):
 class Cell(ABC):
     """The steps of one layer in all its directions, [directions, sequences, features] each.
 
-    ``gates`` hold their values on the way forward and δ on the way back.
+    ``gates`` hold their values on the way forward and δ on the way back. A cell owns no numbers: it
+    works in a room, which is saved between the two ways.
     """
 
     folds_biases: ClassVar[bool] = True  # whether both biases are added at the same place
 
     def __init__(
-        self,
-        gates: torch.Tensor,
-        hidden: torch.Tensor,
-        memory: torch.Tensor,
-        weights: Sequence[LayerWeights],
-        rows: TimeSteps,
+        self, room: Sequence[torch.Tensor], weights: Sequence[LayerWeights], rows: TimeSteps
     ) -> None:
-        self.gates, self.rows, self.sizes = gates, rows, rows.sizes
+        self.gates, hidden, self.first_memory, self.outputs, *_ = room
+        self.rows, self.sizes = rows, rows.sizes
         self.weight = torch.stack([own.hidden for own in weights])
-        self.steps = rows.split(gates)
-        self.outputs = gates.new_empty(*gates.shape[:2], hidden.shape[2])
+        self.steps = rows.split(self.gates)
         self.hidden = (hidden, *rows.split(self.outputs))
-        self.inner = gates  # δ as the product with the hidden state has it
+        self.inner = self.gates  # δ as the product with the hidden state has it
         self.states: tuple[torch.Tensor, ...] = (self.outputs,)
-        self.buffers: tuple[torch.Tensor, ...] = (self.gates, self.outputs)
+
+    @classmethod
+    def room(
+        cls, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the gates, the first states, and memory for what is computed of them."""
+        return gates, hidden, memory, gates.new_empty(*gates.shape[:2], hidden.shape[2])
 
     @classmethod
     def bias(cls, weights: Sequence[LayerWeights]) -> torch.Tensor | None:
@@ -103,26 +106,32 @@ def _first(states: torch.Tensor, size: int) -> torch.Tensor:
 
 class _Lstm(Cell):
     def __init__(
-        self,
-        gates: torch.Tensor,
-        hidden: torch.Tensor,
-        memory: torch.Tensor,
-        weights: Sequence[LayerWeights],
-        rows: TimeSteps,
+        self, room: Sequence[torch.Tensor], weights: Sequence[LayerWeights], rows: TimeSteps
     ) -> None:
-        super().__init__(gates, hidden, memory, weights, rows)
-        cells, squashed, new = (torch.empty_like(self.outputs) for _ in range(3))
+        super().__init__(room, weights, rows)
+        cells, squashed, new = room[4:]
         self.memory, self.squashed, self.new = (
-            (memory, *rows.split(cells)),
+            (self.first_memory, *rows.split(cells)),
             rows.split(squashed),
             rows.split(new),
         )
-        self.parts = list(zip(*map(rows.split, gates.chunk(4, 2)), strict=True))
-        self.states, self.buffers = (self.outputs, cells), (*self.buffers, cells, squashed, new)
-        change = gates.new_zeros(*hidden.shape[:2], gates.shape[2])
-        entering, keeping, _, showing = change.chunk(4, 2)
-        self._changes = (change, entering, keeping, showing)  # room that all steps share
+        self.parts = list(zip(*map(rows.split, self.gates.chunk(4, 2)), strict=True))
+        self.states = (self.outputs, cells)
         self._hidden_weight = self.weight.mT
+
+    @classmethod
+    def room(
+        cls, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        room = super().room(gates, hidden, memory)
+        return *room, *(torch.empty_like(room[-1]) for _ in range(3))
+
+    @cached_property
+    def _changes(self) -> tuple[torch.Tensor, ...]:
+        """Memory that all steps of the way back share."""
+        change = self.gates.new_zeros(*self.hidden[0].shape[:2], self.gates.shape[2])
+        entering, keeping, _, showing = change.chunk(4, 2)
+        return change, entering, keeping, showing
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
         gates = self.steps[step].baddbmm_(hidden, self._hidden_weight)
@@ -155,18 +164,13 @@ class _Gru(Cell):
     folds_biases = False
 
     def __init__(
-        self,
-        gates: torch.Tensor,
-        hidden: torch.Tensor,
-        memory: torch.Tensor,
-        weights: Sequence[LayerWeights],
-        rows: TimeSteps,
+        self, room: Sequence[torch.Tensor], weights: Sequence[LayerWeights], rows: TimeSteps
     ) -> None:
-        super().__init__(gates, hidden, memory, weights, rows)
-        width = hidden.shape[2]
+        super().__init__(room, weights, rows)
+        gates, width = self.gates, self.outputs.shape[2]
         shift = _stacked([own.hidden_bias for own in weights])
         self.shift = gates.new_zeros(1) if shift is None else shift
-        self.inner = torch.empty_like(gates)
+        self.inner = room[4]
         self.products = list(
             zip(
                 *map(rows.split, (self.inner, *self.inner.split([2 * width, width], 2))),
@@ -176,7 +180,12 @@ class _Gru(Cell):
         self.parts = list(
             zip(*map(rows.split, (gates[..., : 2 * width], *gates.chunk(3, 2))), strict=True)
         )
-        self.buffers = (*self.buffers, self.inner)
+
+    @classmethod
+    def room(
+        cls, gates: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return *super().room(gates, hidden, memory), torch.empty_like(gates)
 
     def _forward(self, step: int, hidden: torch.Tensor) -> None:
         both, reset, keep, new = self.parts[step]
