@@ -478,7 +478,7 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
 def test_a_variable_switches_the_compiler_off(monkeypatch, in_c, value, off):
     calls, real = [], subprocess.Popen
     monkeypatch.setattr(
-        kernels.subprocess,
+        subprocess,
         "Popen",
         lambda *given, **named: calls.append(1) or real(*given, **named),
     )
@@ -567,7 +567,7 @@ def test_noise_is_drawn_in_numpy_where_compiling_fails(monkeypatch, method, fail
 
     real = getattr(Failing, method)
     setattr(Failing, method, fail)
-    monkeypatch.setattr(kernels.subprocess, "Popen", Failing)
+    monkeypatch.setattr(subprocess, "Popen", Failing)
     assert kernels.compiled.__wrapped__() is None
 
 

@@ -53,6 +53,7 @@ from dpfy.gradients.bookkeeping.strategies import (
     StoreThenClip,
     SumPair,
 )
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.loop import LoopEngine
 from dpfy.gradients.losses import shown_of_each
@@ -82,6 +83,7 @@ class CapturingEngine(Engine):
         self.numbers_per_record = 0  # that are in memory at the end of a backward pass, at most
         self.recomputes = False  # whether activations are computed again on the way back
         self._uses: list[int] | None = None
+        self._memory = Workspace()
         self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
@@ -223,7 +225,9 @@ class CapturingEngine(Engine):
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
-        recorder = Recorder(trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows)
+        recorder = Recorder(
+            trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows, self._memory
+        )
         uses = RecordedUses(recorder, trained.values(), self._uses_outside)
         with capturing(self.layers, recorder, uses), torch.enable_grad():
             forth = bool(self._uses_outside)

@@ -13,6 +13,7 @@ import torch
 from dpfy.gradients.base import Unsupported
 from dpfy.gradients.bookkeeping.contributions import Contribution, Materialized, OuterProduct
 from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
+from dpfy.gradients.bookkeeping.workspace import Workspace
 
 Span = tuple[int, int] | None
 """Rows of a parameter, from a first to before a last one; None for all of it."""
@@ -39,7 +40,7 @@ class Recorder:
     Layers compute with parameters that are off the graph, so that autograd forms gradients of
     activations only; ``anchor`` keeps the layers' outputs on the graph. ``uses`` counts how often
     each parameter is used in a pass. Layers see ``records`` one by one; their contributions are
-    folded into units of ``fold`` consecutive records.
+    folded into units of ``fold`` consecutive records. Gradients are written out in ``memory``.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Recorder:
         consumer: Consumer,
         uses: Sequence[int] | None = None,
         fold: int = 1,
+        memory: Workspace | None = None,
     ) -> None:
         self.records = records
+        self.memory = memory or Workspace()
         self._fold = fold
         self.anchor = torch.zeros((), requires_grad=True)
         self._consumer = consumer

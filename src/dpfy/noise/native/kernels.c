@@ -1,10 +1,7 @@
-/* The loops of kernels.py, one pass over memory each, with the same operations in the same order on the same doubles.
-
-   A loop is divided into parts that threads take one after the other. No result depends on which thread takes which part. */
+/* The loops of kernels.py, one pass over memory each, with the same operations in the same order on the same doubles. */
 
 #include <float.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,36 +11,9 @@
 #error "double arithmetic is not that of IEEE 754 here, and the lattice depends on it"
 #endif
 
+#include "walk.h"
+
 #define PART ((ptrdiff_t)2048)  /* numbers that a thread takes at once */
-
-/* Calls a function on several threads and waits for all of them: GOMP_parallel of OpenMP. */
-typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-
-typedef void (*part)(void *task, ptrdiff_t start, ptrdiff_t end);
-
-struct walk {
-    part part;
-    void *task;
-    ptrdiff_t count, step;
-    _Atomic ptrdiff_t next;
-};
-
-static void take_parts(void *shared)
-{
-    struct walk *walk = shared;
-    ptrdiff_t step = walk->step;
-    for (ptrdiff_t start; (start = atomic_fetch_add(&walk->next, step)) < walk->count;)
-        walk->part(walk->task, start, start + step < walk->count ? start + step : walk->count);
-}
-
-static void walk_in_steps(parallel call, unsigned threads, ptrdiff_t count, ptrdiff_t step, part part, void *task)
-{
-    struct walk walk = {part, task, count, step, 0};
-    if (call && threads > 1 && count > step)
-        call(take_parts, &walk, threads, 0);
-    else
-        take_parts(&walk);
-}
 
 static void walk_over(parallel call, unsigned threads, ptrdiff_t count, part part, void *task)
 {

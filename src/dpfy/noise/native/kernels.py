@@ -4,21 +4,12 @@ Both compute the same doubles from the same words, except for the order in which
 numpy walks over memory once for each operation, and C once for all of them. Their ``exp`` may
 differ by rounding error. Either errs by less than 2⁻⁴⁰ of its value, and points within 2⁻³² of the
 curve are compared in more digits, so the sampler accepts the same points.
-
-The compiled library is made in a temporary directory, loaded, and deleted at once: it is kept in
-the memory of the process only. ``CC`` names the compiler (default ``cc``), and
-``DPFY_NO_COMPILER=1`` switches it off.
 """
 
-import atexit
 import ctypes
-import os
-import shlex
-import subprocess
 from copy import copy
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +25,7 @@ from dpfy.noise.native.c_types import (
     table_for_c,
     vector_for_c,
 )
+from dpfy.noise.native.compiler import FAILURES, IEEE, Compilation, compilations
 from dpfy.noise.native.openmp import openmp_threads
 from dpfy.noise.native.openssl import Cipher, cipher
 from dpfy.noise.random_stream import Parts
@@ -47,18 +39,7 @@ Singles = npt.NDArray[np.float32]
 
 LARGE = 1 << 16  # values for which calling a compiler pays within some hundred vectors
 _SOURCE = Path(__file__).with_name("kernels.c")
-# No operation is fused or reordered, whatever CC says before. Code that was linked for unsafe
-# mathematics would even make the loading thread treat denormal numbers as zero.
-_OPTIONS = (
-    "-std=c11",
-    "-O3",
-    "-fno-fast-math",
-    "-fno-unsafe-math-optimizations",
-    "-fno-associative-math",
-    "-ffp-contract=off",
-    "-fPIC",
-    "-shared",
-)
+_OPTIONS = (*IEEE, "-ffp-contract=off")  # no operation is fused or reordered
 _TESTED = rejection.PART + 4096  # values on which compiled code has to agree with numpy
 # How much the two evaluations of the curve may differ, relative to it: far less than
 # rejection.MARGIN.
@@ -264,7 +245,7 @@ class InC:
 
 
 IN_NUMPY = InNumpy()
-_begun: "list[_Compilation]" = []  # ahead of the first use, one at most
+_begun: list[Compilation] = []  # ahead of the first use, one at most
 
 
 def kernels_for(count: int, shared: bool = False) -> Kernels:
@@ -282,70 +263,25 @@ def compile_ahead(count: int) -> None:
     It runs in a process of its own while this one has other things to do.
     """
     if count >= LARGE and not _begun and not compiled.cache_info().currsize:
-        _begun.extend(_compilations())
+        _begun.extend(compilations(_SOURCE, _OPTIONS))
 
 
 @cache
 def compiled() -> InC | None:
     """Compile ``kernels.c`` and return its kernels, or None if that fails.
 
-    The compiler is ``cc``, or the one that the variable ``CC`` names. If ``DPFY_NO_COMPILER`` is
-    set to anything but ``0``, none is called. The library is made anew in every process, in a
-    quarter of a second, so that no file is left that somebody else could replace.
+    See :mod:`dpfy.noise.native.compiler`.
     """
-    for compilation in _begun or _compilations():
+    for compilation in _begun or compilations(_SOURCE, _OPTIONS):
         try:
             kernels = InC(compilation.library())
-        except (OSError, AttributeError, subprocess.SubprocessError):
+        except FAILURES:
             return None
         finally:
             compilation.close()
             _begun.clear()
         return kernels if _agree(kernels, IN_NUMPY) else None
     return None
-
-
-def _compilations() -> "list[_Compilation]":
-    """Start the compiler; return what it is at, or nothing if there is none."""
-    if os.environ.get("DPFY_NO_COMPILER", "0") not in ("", "0"):
-        return []
-    try:
-        return [_Compilation(shlex.split(os.environ.get("CC", "cc")))]
-    except (OSError, ValueError):
-        return []
-
-
-class _Compilation:
-    """A compiler at work in a directory that nobody else can write to."""
-
-    def __init__(self, compiler: list[str]) -> None:
-        self._folder = TemporaryDirectory(prefix="dpfy-")
-        self._target = str(Path(self._folder.name, "kernels.so"))
-        try:
-            self._process = subprocess.Popen(
-                [*compiler, *_OPTIONS, str(_SOURCE), "-o", self._target, "-lm"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
-            self._folder.cleanup()
-            raise
-        atexit.register(self.close)  # of a process that ends before it needs the library
-
-    def library(self) -> ctypes.CDLL:
-        """Wait for the compiler and load what it made; that stays when the file is gone."""
-        if code := self._process.wait(timeout=60):
-            raise subprocess.CalledProcessError(code, self._process.args)
-        return ctypes.CDLL(self._target)
-
-    def close(self) -> None:
-        """Stop the compiler if it still runs, and delete its directory."""
-        atexit.unregister(self.close)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._folder.cleanup()
 
 
 def _agree(kernels: InC, others: InNumpy) -> bool:

@@ -1,13 +1,14 @@
 """Convolutions of one, two and three dimensions, plain and transposed.
 
-The gradient of one record is written out, as a product over positions for each tap of the kernel.
-The padded image is laid out in rows; the window of a tap is then the same memory from another
-offset, so nothing is unfolded or copied.
+The gradient of one record is written out: by compiled code, or, without it, as a product over
+positions for each tap of the kernel. For these the padded image is laid out in rows; the window of
+a tap is then the same memory from another offset, so nothing is unfolded or copied.
 
 Tests: tests/gradients/bookkeeping/layers/test_layers.py.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 
 from dpfy.gradients.bookkeeping.contributions import Materialized
 from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.native.convolution import Sliding, products_over_windows
 from dpfy.gradients.bookkeeping.recorder import Recorder
+from dpfy.gradients.bookkeeping.workspace import Workspace
 
 # of a group: below, products over positions are too small and one grouped convolution is faster
 _FEW_CHANNELS = 8
@@ -42,6 +45,12 @@ class Geometry:
         """Return the arguments of torch's general convolution after its tensors."""
         spread = self.output_padding or (0,) * len(self.kernel)
         return self.stride, self.padding, self.dilation, self.transposed, spread, groups
+
+    def sides(
+        self, inputs: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the image that the kernel slides over, and what it has at each position."""
+        return (gradient, inputs) if self.transposed else (inputs, gradient)
 
 
 def convolution(
@@ -100,7 +109,9 @@ def _recorded(
         if recorder.trains(weight):
             recorder.add(
                 weight,
-                weight_gradients(inputs, gradient, weight.shape, geometry, recorder.records),
+                weight_gradients(
+                    inputs, gradient, weight.shape, geometry, recorder.records, recorder.memory
+                ),
             )
         if recorder.trains(bias):
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
@@ -115,30 +126,61 @@ def weight_gradients(
     shape: torch.Size,
     geometry: Geometry,
     records: int,
+    memory: Workspace,
 ) -> Materialized:
     """Return the gradients of the weight, written out record by record."""
     dtype = _at_least_float32(gradient.dtype)
-    inputs, gradient = inputs.to(dtype), gradient.to(dtype)
-    few = min(inputs.shape[1], gradient.shape[1]) < _FEW_CHANNELS * geometry.groups
-    if few:
-        written = _by_grouped_convolution(inputs, gradient, shape, geometry).flatten(1).unsqueeze(0)
-    else:
-        image, small = (gradient, inputs) if geometry.transposed else (inputs, gradient)
-        written = tap_products(image, small, geometry)
+    inputs, gradient = inputs.to(dtype).contiguous(), gradient.to(dtype).contiguous()
+    for written_by in (_by_compiled_products, _by_grouped_convolution, _by_tap_products):
+        if (found := written_by(inputs, gradient, shape, geometry, memory)) is not None:
+            break
+    written, shaped = found
     if written.shape[1] != records:  # several images of a record
         written = written.unflatten(1, (records, -1)).sum(2)
-    if few:
-        return Materialized(written, lambda summed: summed.view(shape))
-    return Materialized(
-        written, lambda summed: summed.view(-1, shape[0], shape[1]).permute(1, 2, 0).reshape(shape)
+    return Materialized(written, shaped)
+
+
+Written = tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]
+"""Gradients [blocks, items, numbers], and what gives their sum the weight's shape."""
+
+
+def _by_compiled_products(
+    inputs: torch.Tensor,
+    gradient: torch.Tensor,
+    shape: torch.Size,
+    geometry: Geometry,
+    memory: Workspace,
+) -> Written | None:
+    """Return gradients that are products over windows, where C code can be compiled."""
+    if geometry.groups > 1:
+        return None
+    image, small = geometry.sides(inputs, gradient)
+    sliding = Sliding(
+        tuple(image.shape[2:]),
+        tuple(small.shape[2:]),
+        geometry.kernel,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
     )
+    written = products_over_windows(image, small, sliding, memory)
+    if written is None:
+        return None
+    form = written.shape[1:]
+    return written.flatten(1).unsqueeze(
+        0
+    ), lambda summed: summed.view(form).movedim(-1, 1).reshape(shape)
 
 
-def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """Return Σ_t small[t] ⊗ image[t·stride + tap·dilation − padding] for each tap.
-
-    The result is [taps, items, channels²/groups].
-    """
+def _by_tap_products(
+    inputs: torch.Tensor,
+    gradient: torch.Tensor,
+    shape: torch.Size,
+    geometry: Geometry,
+    memory: Workspace,
+) -> Written:
+    """Return gradients that are products over positions, a block for each tap of the kernel."""
+    image, small = geometry.sides(inputs, gradient)
     items, groups = len(image), geometry.groups
     taps = _taps(geometry)
     written = image.new_empty(
@@ -150,7 +192,9 @@ def tap_products(image: torch.Tensor, small: torch.Tensor, geometry: Geometry) -
         target = written[:, start * groups : (start + at_once) * groups]
         for number, (phase, shift) in enumerate(taps):
             torch.bmm(rows.small, rows.window(phase, shift).mT, out=target[number])
-    return written.view(len(taps), items, -1)
+    return written.view(
+        len(taps), items, -1
+    ), lambda summed: summed.view(-1, shape[0], shape[1]).permute(1, 2, 0).reshape(shape)
 
 
 @lru_cache(maxsize=1024)
@@ -214,9 +258,15 @@ class _RowImages:
 
 
 def _by_grouped_convolution(
-    inputs: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, geometry: Geometry
-) -> torch.Tensor:
-    """Return [items, *shape]: items become groups of one convolution, a few at a time."""
+    inputs: torch.Tensor,
+    gradient: torch.Tensor,
+    shape: torch.Size,
+    geometry: Geometry,
+    memory: Workspace,
+) -> Written | None:
+    """Return the gradients of few channels: items are groups of a convolution, a few at a time."""
+    if min(inputs.shape[1], gradient.shape[1]) >= _FEW_CHANNELS * geometry.groups:
+        return None
     written = []
     for x, g in zip(inputs.split(_GROUPED_RECORDS), gradient.split(_GROUPED_RECORDS), strict=True):
         # its shape is looked at, not its numbers
@@ -229,8 +279,8 @@ def _by_grouped_convolution(
             *geometry.arguments(len(x) * geometry.groups),
             [False, True, False],
         )[1]
-        written.append(found.view(len(x), *shape))
-    return torch.cat(written)
+        written.append(found.view(len(x), -1))
+    return torch.cat(written).unsqueeze(0), lambda summed: summed.view(shape)
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,51 @@
+"""Memory for the gradients that a pass writes out, used again by the next one."""
+
+import math
+import sys
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_LARGE = 2**16  # numbers; smaller tensors are left to torch
+_UNUSED = 2  # references to an array: that of its workspace, and that of the call which counts them
+
+
+class Workspace:
+    """Hand out uninitialised tensors, in memory that no other tensor uses any more.
+
+    A tensor as large as all gradients of a chunk is new to the process every time: the kernel maps
+    and clears each of its pages when it is first written to, which takes longer than to compute
+    what is written. Every tensor keeps the array alive that it is made from, so memory that is
+    still in use, by any view of it, is known by its references and never handed out twice.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[npt.NDArray[np.float32]] = []
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        """Return a float32 tensor of this shape, whose numbers are whatever was there."""
+        count = math.prod(shape)
+        if count < _LARGE:
+            return torch.empty(shape)
+        return torch.from_numpy(self._array(count)[:count]).view(shape)
+
+    def _array(self, count: int) -> npt.NDArray[np.float32]:
+        """Return the smallest unused array with room for ``count`` numbers, or a new one.
+
+        A new one takes the place of an unused one that is too small, so that there are never more
+        arrays than were in use at the same time.
+        """
+        unused = sorted(self._unused(), key=lambda place: len(self._arrays[place]))
+        for place in unused:
+            if len(self._arrays[place]) >= count:
+                return self._arrays[place]
+        if unused:
+            del self._arrays[unused[-1]]
+        self._arrays.append(np.empty(count, dtype=np.float32))
+        return self._arrays[-1]
+
+    def _unused(self) -> list[int]:
+        """Return the places of arrays that only the workspace refers to."""
+        places = range(len(self._arrays))
+        return [place for place in places if sys.getrefcount(self._arrays[place]) == _UNUSED]

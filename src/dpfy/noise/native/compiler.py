@@ -1,0 +1,92 @@
+"""Compile C code for this process.
+
+A library is made in a temporary directory, loaded, and deleted at once: it is kept in the memory of
+the process only, so that no file is left that somebody else could replace. ``CC`` names the
+compiler (default ``cc``), and ``DPFY_NO_COMPILER=1`` switches it off.
+
+Tests: tests/noise/native/test_kernels.py.
+"""
+
+import atexit
+import ctypes
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+# Whatever CC says before. Code that was linked for unsafe mathematics would even make the loading
+# thread treat denormal numbers as zero.
+IEEE = (
+    "-std=c11",
+    "-O3",
+    "-fno-fast-math",
+    "-fno-unsafe-math-optimizations",
+    "-fno-associative-math",
+)
+"""Options for arithmetic that is not reordered."""
+
+FAILURES = (OSError, AttributeError, subprocess.SubprocessError)
+"""What goes wrong where a library cannot be made, loaded, or lacks a function."""
+
+_HEADERS = Path(__file__).parent
+
+
+def compilations(source: Path, options: Sequence[str]) -> "list[Compilation]":
+    """Start the compiler; return what it is at, or nothing if there is none.
+
+    Args:
+        source: A file of C, which may include the headers beside this module.
+        options: Options of the compiler.
+
+    Returns:
+        The compilation, in a list that is empty if ``DPFY_NO_COMPILER`` is set to anything but
+        ``0`` or no compiler starts.
+    """
+    if os.environ.get("DPFY_NO_COMPILER", "0") not in ("", "0"):
+        return []
+    try:
+        return [Compilation(shlex.split(os.environ.get("CC", "cc")), source, options)]
+    except (OSError, ValueError):
+        return []
+
+
+class Compilation:
+    """A compiler at work in a directory that nobody else can write to.
+
+    Args:
+        compiler: The command.
+        source: A file of C.
+        options: Options of the compiler.
+    """
+
+    def __init__(self, compiler: Sequence[str], source: Path, options: Sequence[str]) -> None:
+        self._folder = TemporaryDirectory(prefix="dpfy-")
+        self._target = str(Path(self._folder.name, "library.so"))
+        command = [*compiler, *options, "-fPIC", "-shared", f"-I{_HEADERS}", str(source)]
+        try:
+            self._process = subprocess.Popen(
+                [*command, "-o", self._target, "-lm"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            self._folder.cleanup()
+            raise
+        atexit.register(self.close)  # of a process that ends before it needs the library
+
+    def library(self) -> ctypes.CDLL:
+        """Wait for the compiler and load what it made; that stays when the file is gone."""
+        if code := self._process.wait(timeout=60):
+            raise subprocess.CalledProcessError(code, self._process.args)
+        return ctypes.CDLL(self._target)
+
+    def close(self) -> None:
+        """Stop the compiler if it still runs, and delete its directory."""
+        atexit.unregister(self.close)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
