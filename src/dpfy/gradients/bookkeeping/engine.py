@@ -175,7 +175,7 @@ class CapturingEngine(Engine):
         if sums is not None:
             return (
                 self._completed(sums, norms, loss_fn, chunk, clipping)
-                if bool(norms.exact.any())
+                if norms.largest_exact > 0
                 else sums
             )
         exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
@@ -243,16 +243,16 @@ class CapturingEngine(Engine):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            saved[storage.data_ptr()] = min(
+            saved[storage._cdata] = min(
                 tensor.numel(), storage.nbytes() // tensor.element_size()
             )
             return tensor
 
-        consumer = StoreThenClip(len(self.parameters), chunk.size)
+        consumer = StoreThenClip(len(self.parameters), chunk.size, self.device)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             self._uses = self._pass(loss_fn, chunk, consumer).uses
         for parameter in self.parameters.values():
-            saved.pop(parameter.untyped_storage().data_ptr(), None)
+            saved.pop(parameter.untyped_storage()._cdata, None)
         return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
 
     def _kept(self, parts: list[Parts]) -> int:
@@ -310,11 +310,11 @@ class BookkeepingEngine(CapturingEngine):
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
-            if not bool(each.norms.exact.any()):
+            if each.norms.largest_exact == 0:
                 return each.norms, each.sums(stats)
-        kept = StoreThenClip(len(self.parameters), chunk.size)
+        kept = StoreThenClip(len(self.parameters), chunk.size, self.device)
         stats = self._pass(loss_fn, chunk, kept).stats
-        return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping, stats)
+        return kept.norms, None if kept.norms.largest_exact == 1 else kept.sums(clipping, stats)
 
 
 class GhostEngine(CapturingEngine):
@@ -332,10 +332,10 @@ class GhostEngine(CapturingEngine):
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
     ) -> tuple[ChunkNorms, BoundedSums | None]:
-        measuring = NormPass(len(self.parameters), chunk.size)
+        measuring = NormPass(len(self.parameters), chunk.size, self.device)
         rewind = bookmark()
         stats = self._pass(loss_fn, chunk, measuring).stats
-        if bool(measuring.norms.doubtful.any()):
+        if measuring.norms.largest_exact == 1:
             return measuring.norms, None
         rewind()
         totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)

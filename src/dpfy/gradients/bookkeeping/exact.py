@@ -43,7 +43,7 @@ class ExactBookkeepingEngine(BookkeepingEngine):
         """Return the weighted sum of the chunk; only records of nonzero weight are added up."""
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
-        kept = Written(len(self.parameters), chunk.size)
+        kept = Written(len(self.parameters), chunk.size, self.device)
         try:
             stats = self._pass(loss_fn, chunk, kept).stats
         except Unsupported:
@@ -55,8 +55,10 @@ class ExactBookkeepingEngine(BookkeepingEngine):
 class Written(Consumer):
     """Measures contributions by the vectors themselves, and keeps them."""
 
-    def __init__(self, parameters: int, records: int) -> None:
-        self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
+    def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
+        self.squared = [
+            torch.zeros(records, dtype=torch.float64, device=device) for _ in range(parameters)
+        ]
         self.parts: list[Parts] = [[] for _ in range(parameters)]
 
     def take(self, position: int, parts: Parts) -> None:
