@@ -136,6 +136,9 @@ class PretendTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"PretendTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
