@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import dpfy
@@ -153,15 +152,13 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         _note("syncs")
     if packet is aten.repeat_interleave and kwargs.get("output_size") is None:
         _note("syncs")
-    deterministic = torch.get_deterministic_debug_mode()
-    if packet in _NEVER_DETERMINISTIC and deterministic == 2:
+    if packet in _NEVER_DETERMINISTIC and torch.get_deterministic_debug_mode() == 2:
         raise RuntimeError(f"{packet} does not have a deterministic implementation")
-    if not deterministic and (
+    if (
         packet in _ATOMIC or (packet in (aten.index_put, aten.index_put_) and _accumulates(args))
-    ):
+    ) and not torch.get_deterministic_debug_mode():
         args = _in_another_order(packet, args)
     if packet in _RANDOM and kwargs.get("generator") is None:
-        kwargs = {**kwargs}
         with _generator_in_use():
             return _wrapped(func, args, kwargs)
     return _wrapped(func, args, kwargs)
@@ -169,16 +166,90 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _wrapped(func: Any, args: Any, kwargs: Any) -> Any:
     """Call the operation on the inner tensors, and wrap what is new."""
-    known = {id(t.inner): t for t in tree_leaves((args, kwargs)) if isinstance(t, PretendTensor)}
-    inner_args, inner_kwargs = tree_map_only(PretendTensor, lambda t: t.inner, (args, kwargs))
-    if "device" in inner_kwargs and inner_kwargs["device"] is not None:
-        inner_kwargs = {**inner_kwargs, "device": torch.device("cpu")}
-    found = func(*inner_args, **inner_kwargs)
-    for tensor in known.values():
-        _follow(tensor)
-    return tree_map_only(
-        torch.Tensor, lambda t: known[id(t)] if id(t) in known else PretendTensor(t), found
+    known = {id(t.inner): t for t in _tensors((args, kwargs)) if type(t) is PretendTensor}
+    inner_kwargs = {name: _unwrapped(value) for name, value in kwargs.items()}
+    if inner_kwargs.get("device") is not None:
+        inner_kwargs["device"] = torch.device("cpu")
+    call = _ON_DEVICES_ONLY.get(func.overloadpacket, func)
+    found = call(*map(_unwrapped, args), **inner_kwargs)
+    if func._schema.is_mutable:
+        for tensor in known.values():
+            _follow(tensor)
+
+    def wrapped(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return known[id(value)] if id(value) in known else PretendTensor(value)
+        return type(value)(map(wrapped, value)) if isinstance(value, list | tuple) else value
+
+    return wrapped(found)
+
+
+def _lstm_cell(x: Any, h: Any, memory: Any, *biases: Any) -> Any:
+    """``_thnn_fused_lstm_cell``, which torch has for devices only."""
+    i, f, g, o = sum((b for b in biases if b is not None), x + h).chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    after = f * memory + i * g
+    return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(by_h: Any, by_c: Any, before: Any, after: Any, kept: Any, bias: bool) -> Any:
+    i, f, g, o = kept.chunk(4, 1)
+    squashed = after.tanh()
+    by_h = torch.zeros_like(after) if by_h is None else by_h
+    total = by_h * o * (1 - squashed.square()) + (0 if by_c is None else by_c)
+    gates = torch.cat(
+        [
+            total * g * i * (1 - i),
+            total * before * f * (1 - f),
+            total * i * (1 - g.square()),
+            by_h * squashed * o * (1 - o),
+        ],
+        1,
     )
+    return gates, total * f, gates.sum(0) if bias else None
+
+
+def _gru_cell(x: Any, h: Any, state: Any, *biases: Any) -> Any:
+    """``_thnn_fused_gru_cell``, which torch has for devices only."""
+    x, h = (t if b is None else t + b for t, b in zip((x, h), biases or (None, None), strict=True))
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
+    r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+    n = (xn + r * hn).tanh()
+    return n + z * (state - n), torch.cat([r, z, n, state, hn], 1)
+
+
+def _gru_cell_backward(gradient: Any, kept: Any, bias: bool) -> Any:
+    r, z, n, state, hn = kept.chunk(5, 1)
+    by_n = gradient * (1 - z) * (1 - n.square())
+    by_z = gradient * (state - n) * z * (1 - z)
+    by_r = by_n * hn * r * (1 - r)
+    x, h = torch.cat([by_r, by_z, by_n], 1), torch.cat([by_r, by_z, by_n * r], 1)
+    return x, h, gradient * z, x.sum(0) if bias else None, h.sum(0) if bias else None
+
+
+_ON_DEVICES_ONLY = {
+    aten._thnn_fused_lstm_cell: _lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl: _lstm_cell_backward,
+    aten._thnn_fused_gru_cell: _gru_cell,
+    aten._thnn_fused_gru_cell_backward: _gru_cell_backward,
+}
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_unwrapped(each) for each in value]
+    return value.inner if type(value) is PretendTensor else value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments; faster than torch's own trees."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors([*value.values()])
 
 
 def _follow(tensor: PretendTensor) -> None:
@@ -229,16 +300,15 @@ def _refuse_mixing(func: Any, args: Any, kwargs: Any) -> None:
         for index in indices:
             if not isinstance(index, PretendTensor):
                 _note("to_device", index.numel() * index.element_size())
-        looked_at = [args[0], *args[2:3]]
+        looked_at: Any = [args[0], *args[2:3]]
     else:
-        looked_at = tree_leaves((args, kwargs))
-    tensors = [t for t in looked_at if isinstance(t, torch.Tensor)]
-    others = [t for t in tensors if not isinstance(t, PretendTensor)]
-    if any(t.ndim for t in others):
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but {func} was given tensors on "
-            f"{NAME} and {others[0].device.type}"
-        )
+        looked_at = (args, kwargs)
+    for tensor in _tensors(looked_at):
+        if type(tensor) is not PretendTensor and tensor.ndim:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {func} was given tensors on "
+                f"{NAME} and {tensor.device.type}"
+            )
 
 
 def _has_mask(args: Any) -> bool:
@@ -370,3 +440,5 @@ _library.impl(  # by which torch.tensor([…], device="pretend") fills what it m
     lambda source, target, *_: _copied(aten.copy_.default, (target, source), {}),
     "PrivateUse1",
 )
+# backward passes on this thread: handing Python code to a thread of the device takes longer than it
+torch.autograd.set_multithreading_enabled(False)
