@@ -9,7 +9,7 @@ docs/proofs/clipping-engines.md.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 
 import torch
@@ -59,6 +59,7 @@ from dpfy.gradients.losses import shown_of_each
 from dpfy.gradients.synthetic import extremes, with_row_from
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.sandbox.rng_isolation import bookmark
+from dpfy.sandbox.torch_settings import reproducible
 
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
@@ -243,9 +244,7 @@ class CapturingEngine(Engine):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            saved[storage._cdata] = min(
-                tensor.numel(), storage.nbytes() // tensor.element_size()
-            )
+            saved[storage._cdata] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
             return tensor
 
         consumer = StoreThenClip(len(self.parameters), chunk.size, self.device)
@@ -320,7 +319,8 @@ class BookkeepingEngine(CapturingEngine):
 class GhostEngine(CapturingEngine):
     """Two passes that keep only norms: the first measures records, the second weighs them.
 
-    Both passes draw the same dropout masks.
+    Both passes draw the same dropout masks. On a device both have to give the same bits, too, and a
+    model with a kernel that cannot is refused.
 
     Args:
         model: The user's module.
@@ -329,17 +329,26 @@ class GhostEngine(CapturingEngine):
 
     name = "ghost"
 
+    def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
+        """Prepare as other engines of this kind, with kernels that give the same bits again."""
+        with self._repeatable():
+            super().prepare(loss_fn, examples)
+
+    def _repeatable(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.device.type == "cpu" else reproducible()
+
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
     ) -> tuple[ChunkNorms, BoundedSums | None]:
         measuring = NormPass(len(self.parameters), chunk.size, self.device)
         rewind = bookmark()
-        stats = self._pass(loss_fn, chunk, measuring).stats
-        if measuring.norms.largest_exact == 1:
-            return measuring.norms, None
-        rewind()
-        totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
-        self._pass(loss_fn, chunk, ClipPass(totals, measuring.norms.weights(clipping, norms)))
+        with self._repeatable():
+            stats = self._pass(loss_fn, chunk, measuring).stats
+            if measuring.norms.largest_exact == 1:
+                return measuring.norms, None
+            rewind()
+            totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
+            self._pass(loss_fn, chunk, ClipPass(totals, measuring.norms.weights(clipping, norms)))
         return measuring.norms, Summed(totals, RecordStats(norms, stats))
 
     def _kept(self, parts: list[Parts]) -> int:
