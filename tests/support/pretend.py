@@ -192,7 +192,9 @@ def _lstm_cell(x: Any, h: Any, memory: Any, *biases: Any) -> Any:
     return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
 
 
-def _lstm_cell_backward(by_h: Any, by_c: Any, before: Any, after: Any, kept: Any, bias: bool) -> Any:
+def _lstm_cell_backward(
+    by_h: Any, by_c: Any, before: Any, after: Any, kept: Any, bias: bool
+) -> Any:
     i, f, g, o = kept.chunk(4, 1)
     squashed = after.tanh()
     by_h = torch.zeros_like(after) if by_h is None else by_h
@@ -312,9 +314,7 @@ def _refuse_mixing(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _has_mask(args: Any) -> bool:
-    return any(
-        i.dtype in (torch.bool, torch.uint8) for i in args[1] if isinstance(i, torch.Tensor)
-    )
+    return any(i.dtype in (torch.bool, torch.uint8) for i in args[1] if isinstance(i, torch.Tensor))
 
 
 def _accumulates(args: Any) -> bool:
