@@ -17,6 +17,15 @@ hypothesis.settings.load_profile("dpfy")
 
 
 @pytest.fixture
+def device() -> str:
+    """The device that ``DPFY_TEST_DEVICE`` names: ``cpu`` (default), ``pretend`` or ``cuda``."""
+    name = os.environ.get("DPFY_TEST_DEVICE", "cpu")
+    if name == "pretend":
+        import pretend  # noqa: F401  # which makes the device known to torch
+    return name
+
+
+@pytest.fixture
 def started():
     """Start a run over rows of numbers (or any data set) and close it afterwards."""
     import torch  # after the number of threads was set

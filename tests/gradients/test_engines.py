@@ -29,15 +29,15 @@ REFUSED = {  # "auto" then takes the next engine
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_every_engine_conforms(engine, case, dtype, grouped):
+def test_every_engine_conforms(engine, case, dtype, grouped, device):
     refusal = REFUSED.get((engine.name, case.name, dtype))
     with pytest.raises(refusal) if refusal else contextlib.nullcontext():
-        check_engine(engine, case, dtype, grouped=grouped)
+        check_engine(engine, case, dtype, grouped=grouped, device=device)
 
 
 @pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
-def test_book_keeping_for_importance_sampling_conforms(case):
-    check_engine(ExactBookkeepingEngine, case, torch.float32)
+def test_book_keeping_for_importance_sampling_conforms(case, device):
+    check_engine(ExactBookkeepingEngine, case, torch.float32, device=device)
 
 
 def test_the_oracle_sums_clipped_gradients_of_plain_autograd():

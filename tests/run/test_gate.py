@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.run.gate import Gate, is_finite
+from dpfy.run.gate import Gate, are_finite
 
 ROWS = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.3, 0.4]])
 
@@ -175,8 +175,8 @@ def test_one_value_that_is_not_finite_is_found(dtype):
         for place in (0, 7, 14):
             values = torch.arange(-7, 8, dtype=dtype)
             values[place] = value
-            assert is_finite(values) is expected
-    assert is_finite(torch.empty(0, dtype=dtype))
+            assert are_finite([values]) is expected
+    assert are_finite([torch.empty(0, dtype=dtype)])
 
 
 def test_a_replaced_gradient_is_refused(started):

@@ -4,6 +4,7 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 about a record.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -364,6 +365,11 @@ class Probe:
                     found = self._sums(engine)
                 except Exception as error:
                     reason = f"fails on synthetic input ({type(error).__name__}: {error})"
+                    if self._mixes_devices(error):  # another engine would hide it
+                        raise IsolationError(
+                            f"Engine {name!r} {reason}. The model's device is at fault, and not "
+                            "the model: please report it, and name another engine until then."
+                        ) from None
                     continue
                 if (random and engine.isolates) or self._equal_sums(found, expected):
                     return engine
@@ -373,6 +379,12 @@ class Probe:
                     else "does not give the gradients that one example at a time gives"
                 )
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
+
+    def _mixes_devices(self, error: Exception) -> bool:
+        """Whether an engine failed because of the model's device, and not because of the model."""
+        return any(not p.is_cpu for p in self.parameters.values()) and bool(
+            re.search("same device|different devices|device type tensor", str(error))
+        )
 
     def doubts(self, isolating: bool = False) -> Callable[[Engine], str]:
         """Return a function that says why an engine must not be given this loss, or nothing."""

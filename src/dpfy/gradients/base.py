@@ -132,6 +132,11 @@ class Engine(ABC):
         # whether the records of a chunk may be computed together, or else one by one
         self.accepts: Callable[[Chunk], bool] = lambda chunk: True
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the trained parameters."""
+        return next(iter(self.parameters.values())).device
+
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
         """Learn the structure of the model from synthetic records.
 

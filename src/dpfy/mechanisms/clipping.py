@@ -16,6 +16,7 @@ Weigh = Callable[[torch.Tensor], torch.Tensor]
 """From squared norms [records, groups] to weights [records, groups], one record at a time."""
 
 _BLOCK = 2**16  # numbers scaled in float64 at once: half a megabyte stays in the cache
+_DEVICE_BLOCK = 2**24  # on a device: memory for 128 MB, and few calls
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,10 @@ class ClipEach:
 
     def __call__(self, squared_norms: torch.Tensor) -> torch.Tensor:
         """Return the weights min(1, bound/norm) or bound/(norm + gamma); 0 for infinite or NaN."""
-        bounds, norms = squared_norms.new_tensor(self.bounds), squared_norms.sqrt()
+        bounds, norms = _row(self.bounds, squared_norms), squared_norms.sqrt()
         weights = (bounds / norms).clamp(max=1.0)
         if self.gammas:
-            gammas = squared_norms.new_tensor(self.gammas)
+            gammas = _row(self.gammas, squared_norms)
             weights = torch.where(gammas > 0, bounds / (norms + gammas), weights)
         return torch.where(squared_norms.isfinite(), weights, 0.0)
 
@@ -162,7 +163,7 @@ def weighed_sum(per_record: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
     """
     rows, factors = _kept(per_record, weights)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    at_once = max(1, _BLOCK // max(1, rows.shape[1]))
+    at_once = max(1, (_BLOCK if rows.is_cpu else _DEVICE_BLOCK) // max(1, rows.shape[1]))
     for block, factor in zip(rows.split(at_once), factors.split(at_once), strict=True):
         total += factor @ block.double()
     return total.reshape(per_record.shape[1:])
@@ -182,8 +183,15 @@ def lattice_sum(per_record: torch.Tensor, weights: torch.Tensor, grid: float) ->
 
 
 def _kept(per_record: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return flat rows and float64 weights, without rows of weight zero: 0·inf would be NaN."""
+    """Return flat rows and float64 weights, nothing of rows of weight zero: 0·inf would be NaN."""
     rows, kept = per_record.reshape(len(per_record), -1), weights > 0
+    if not rows.is_cpu:  # which would have to be waited for: zeros take the places of such rows
+        return torch.where(kept.unsqueeze(1), rows, 0.0), torch.where(kept, weights.double(), 0.0)
     if not bool(kept.all()):
         rows, weights = rows[kept], weights[kept]
     return rows, weights.double()
+
+
+def _row(numbers: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
+    """Return numbers as a tensor; a single one is written on its device, without a copy to it."""
+    return like.new_full((1,), numbers[0]) if len(numbers) == 1 else like.new_tensor(numbers)

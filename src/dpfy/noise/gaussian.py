@@ -53,7 +53,9 @@ class LatticeGaussian:
         return self._stream.key_source
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next release on another thread, if torch leaves a core.
+        """Begin to draw the noise of the next release on another thread, if a core is free.
+
+        One is if torch uses fewer threads than there are, or if the last sums were on a device.
 
         It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never:
         for another number of values, another ``stddev / grid`` or a stream that was refreshed
@@ -167,7 +169,8 @@ class LatticeGaussian:
         ):
             for start, noise in segments.drawn:
                 kernels.add(vector, start, noise.result())
-            alone = not vector.is_cpu or kernels.threads > 1
+            prefetcher.waits_for_device = not vector.is_cpu
+            alone = prefetcher.waits_for_device or kernels.threads > 1
             own, *others = segments.buffers_for(1 if alone else torch.get_num_threads() - 1)
             helpers = [prefetcher.submit(work, buffer) for buffer in others]
             work(own)

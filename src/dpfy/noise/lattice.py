@@ -90,6 +90,20 @@ def add_on_lattice(values: Vector, noise: Vector, unit: float, grid: float) -> V
     return values
 
 
+def add_steps(values: torch.Tensor, steps: torch.Tensor, grid: float) -> torch.Tensor:
+    """Round ``values`` to the lattice in place, and add whole ``steps`` of it.
+
+    Where sums are below 2⁵¹ steps, the result is that of :func:`add_on_lattice`, bit by bit. Beyond
+    that too, values are rounded to multiples of ``grid``, and what follows is a function of the
+    exact sum of multiples.
+
+    >>> values, steps = torch.tensor([[0.3], [1.0]], dtype=torch.float64)
+    >>> add_steps(values, steps, 0.25)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    return values.div_(_power_of_two(grid)).round_().add_(steps).mul_(grid)
+
+
 def far_from_zero(grid: float) -> float:
     """Return the number near which neighbouring doubles are one step apart."""
     return 1.5 * 2.0**52 * _power_of_two(grid)

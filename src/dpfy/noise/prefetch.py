@@ -110,14 +110,15 @@ class NoisePrefetcher:
         self._buffers = Buffers()
         self._pool: ThreadPoolExecutor | None = None
         self._prefetched: _Prefetched | None = None
+        self.waits_for_device = False  # the last sums were on a device, so the CPU has time
 
     def prefetch(self, count: int, spread: float, stream: SecureStream) -> None:
         """Begin to draw what :meth:`segments` will be asked for, if it pays.
 
-        It pays for a long vector, if torch leaves a core free.
+        It pays for a long vector, if torch leaves a core free, or computes on a device.
         """
         self._take_prefetched()
-        if count > _SERIAL and _has_core_to_spare():
+        if count > _SERIAL and (self.waits_for_device or _has_core_to_spare()):
             kernels, buffers, generation = (
                 kernels_for(count),
                 self._take_buffers(),

@@ -20,7 +20,7 @@ from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.records import is_stacked
 from dpfy.run.terms import partition_for
-from dpfy.sandbox.rng_isolation import bookmark, numpy_state
+from dpfy.sandbox.rng_isolation import bookmark, device_states, numpy_state
 from dpfy.sandbox.torch_settings import TorchSettings
 
 if TYPE_CHECKING:
@@ -73,11 +73,10 @@ def draws_random_numbers(probe: "Probe") -> bool:
 
 
 def _generators() -> tuple[Any, ...]:
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return (
         random.getstate(),
         numpy_state(),
-        *(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)),
+        *(state.numpy().tobytes() for state in (torch.get_rng_state(), *device_states())),
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ class Gate:
             name: _Mark(weakref.ref(p.grad), p.grad._version, _bits(p.grad))
             for name, p in self._parameters.items()
             if p.grad is not None
-        }
+        }  # of a device, the sums of bits stay there: nobody waits for them yet
 
     def check(self, action: str) -> None:
         """Raise unless every gradient is released and no trainable parameter is new."""
@@ -66,8 +66,10 @@ class Gate:
                 f"Refused {action} inside of {self._inside}: what the block leaves in the "
                 "gradients counts as released when it ends. Step after the block."
             )
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None and not self._is_released(name, parameter.grad):
+        present = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        released = _known([self._is_released(name, grad) for name, grad in present.items()])
+        for name, known in zip(present, released, strict=True):
+            if not known:
                 raise UnreleasedGradient(
                     f"Refused {action}: the gradient of {name!r} was not released. Use "
                     "run.backward(loss_fn, batch) instead of loss.backward(); wrap deliberate "
@@ -99,12 +101,18 @@ class Gate:
             for parameter in group["params"]
         )
 
-    def _is_released(self, name: str, gradient: torch.Tensor) -> bool:
+    def _is_released(self, name: str, gradient: torch.Tensor) -> "bool | torch.Tensor":
+        """Whether a gradient is released: a tensor of the device if only that can tell."""
         mark = self._released.get(name)
         if mark is None or mark.gradient() is not gradient:
             return False
-        unedited = gradient._version == mark.version and _bits(gradient) == mark.bits
-        return unedited or _extremes(gradient) == (0, 0)
+        if gradient._version == mark.version:
+            same = _bits(gradient) == mark.bits
+            if not gradient.is_cpu:
+                return same | _is_zero(gradient)
+            if same:
+                return True
+        return _is_zero(gradient)
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -147,7 +155,7 @@ class _Mark:
 
     gradient: Callable[[], torch.Tensor | None]
     version: int
-    bits: int
+    bits: int | torch.Tensor
 
 
 _live: weakref.WeakSet[Gate] = weakref.WeakSet()
@@ -157,12 +165,15 @@ _INTEGERS = {
 }  # wider numbers as halves of 32 bits, whose sums cannot overflow
 
 
-def _bits(gradient: torch.Tensor) -> int:
-    """Return the sum of all bit patterns, exact and independent of the number of threads."""
+def _bits(gradient: torch.Tensor) -> "int | torch.Tensor":
+    """Return the sum of all bit patterns, exact and independent of the number of threads.
+
+    For a device it is a tensor there, which nobody has waited for.
+    """
     whole = gradient.detach().contiguous().view(-1)
     patterns = whole.view(_INTEGERS.get(whole.element_size(), torch.int32))
     if not patterns.is_cpu:
-        return int(patterns.sum(dtype=torch.int64))
+        return patterns.sum(dtype=torch.int64)
     numbers = (
         patterns.numpy()
     )  # which widens while it adds, where torch makes a wide copy first: four times as long
@@ -170,17 +181,38 @@ def _bits(gradient: torch.Tensor) -> int:
     return kernels.total(numbers)
 
 
-def _extremes(values: torch.Tensor) -> tuple[float, float]:
-    """The least and the greatest value, both NaN if there is one; zeros for an empty tensor."""
-    if not values.numel():
-        return 0.0, 0.0
-    low, high = torch.aminmax(values.detach())
-    return float(low), float(high)
+def _is_zero(gradient: torch.Tensor) -> "bool | torch.Tensor":
+    """Whether all values are zero; for a device a tensor there."""
+    if not gradient.numel():
+        return True
+    low, high = torch.aminmax(gradient.detach())
+    return (low == 0) & (high == 0) if not low.is_cpu else float(low) == float(high) == 0
 
 
-def is_finite(values: torch.Tensor) -> bool:
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Tell whether no value is infinite or NaN, at a fraction of ``isfinite().all()``'s cost."""
-    return all(map(math.isfinite, _extremes(values)))
+    return all(_known([_is_finite(each.detach()) for each in tensors if each.numel()]))
+
+
+def _is_finite(values: torch.Tensor) -> "bool | torch.Tensor":
+    """Whether no value is infinite or NaN; for a device a tensor there."""
+    low, high = torch.aminmax(values)  # both NaN if there is one
+    if not low.is_cpu:
+        return low.isfinite() & high.isfinite()
+    return math.isfinite(float(low)) and math.isfinite(float(high))
+
+
+def _known(answers: Sequence["bool | torch.Tensor"]) -> list[bool]:
+    """Return answers as booleans, waiting once for each device if all that it has to say is yes."""
+    waiting: dict[torch.device, list[torch.Tensor]] = {}
+    for answer in answers:
+        if isinstance(answer, torch.Tensor):
+            waiting.setdefault(answer.device, []).append(answer)
+    agreed = {device: bool(torch.stack(some).all()) for device, some in waiting.items()}
+    return [
+        agreed[answer.device] or bool(answer) if isinstance(answer, torch.Tensor) else answer
+        for answer in answers
+    ]
 
 
 def _others(gate: "weakref.ref[Gate]") -> Callable[..., Any]:

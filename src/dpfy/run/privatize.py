@@ -41,6 +41,7 @@ from dpfy.run.release_layout import check_leaves
 from dpfy.run.run import Run
 from dpfy.run.sampling_strategy import IndependentSampling, SamplingStrategy
 from dpfy.run.strict import strict_engine
+from dpfy.sandbox.rng_isolation import has_known_generators
 from dpfy.types import Unit
 
 
@@ -293,6 +294,12 @@ def _open_ledger(
 
 def _check_model(model: nn.Module) -> None:
     require_python_modules(model)
+    for device in {p.device for p in model.parameters()}:
+        if not has_known_generators(device):
+            raise InvalidArgument(
+                f"The model is on {device.type!r}, whose random generators torch can not save and "
+                "restore, so that masks of dropout would not be secret. Use the CPU or CUDA."
+            )
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise InvalidArgument(

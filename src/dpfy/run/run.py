@@ -18,7 +18,7 @@ from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.gradients.base import LossFn
 from dpfy.ledger import Ledger
 from dpfy.run.context import StepContext
-from dpfy.run.gate import Gate, is_finite
+from dpfy.run.gate import Gate, are_finite
 from dpfy.run.released import Batch, Released
 from dpfy.run.step import take_step
 from dpfy.run.terms import event_of
@@ -248,7 +248,7 @@ def _check_ready(context: StepContext, batch: Batch) -> None:
         )
     if not context.trained():
         raise InvalidArgument("Every parameter is frozen by now: there is no gradient to release.")
-    if not all(is_finite(p) for p in context.parameters.values()):
+    if not are_finite(context.parameters.values()):
         raise DivergenceError(
             "The released model has non-finite parameters: training diverged. Lower the learning "
             "rate; the ledger keeps what was spent."

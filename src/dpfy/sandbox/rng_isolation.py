@@ -53,14 +53,13 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
     Yields:
         Nothing; the former generators, settings and streams are restored at the end.
     """
-    python, numpy = random.getstate(), np.random.get_state()
+    back = bookmark()
     with (
         certified(),
         suppress_output(),
         covered_masks(),
         _without_seeding(),
         warnings.catch_warnings(),
-        torch.random.fork_rng(),
     ):
         warnings.simplefilter("ignore")
         token = _stream.set(stream)
@@ -69,8 +68,7 @@ def isolated_rng(stream: SecureStream) -> Iterator[None]:
             yield
         finally:
             _stream.reset(token)
-            random.setstate(python)
-            np.random.set_state(numpy)
+            back()
 
 
 def reseed_from_stream() -> None:
@@ -100,16 +98,38 @@ class GeneratorUse:
 def bookmark() -> Callable[[], None]:
     """Return a function that restores the generators, so that the same numbers are drawn again."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    module, devices = _accelerator(), device_states()
 
     def again() -> None:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
         if devices:
-            torch.cuda.set_rng_state_all(devices)
+            module.set_rng_state_all(devices)
 
     return again
+
+
+def device_states() -> list[torch.Tensor]:
+    """Return the states of the generators of all devices."""
+    module = _accelerator()
+    return [] if module is None else [*module.get_rng_state_all()]
+
+
+def has_known_generators(device: torch.device) -> bool:
+    """Whether the generators of a device can be saved, restored and seeded."""
+    return device.type == "cpu" or all(
+        hasattr(torch.get_device_module(device), name) for name in _GENERATOR_FUNCTIONS
+    )
+
+
+_GENERATOR_FUNCTIONS = ("get_rng_state_all", "set_rng_state_all", "manual_seed_all")
+
+
+def _accelerator() -> Any:
+    """Return torch's module for the devices of this machine, or None without such generators."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.get_device_module(found) if found and has_known_generators(found) else None
 
 
 def fix_seed(seed: int) -> None:
@@ -120,19 +140,23 @@ def fix_seed(seed: int) -> None:
     seed_python(seed)
     seed_numpy(seed)
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
+    if (module := _accelerator()) is not None:
+        module.manual_seed_all(seed)
 
 
 def _reseed(stream: SecureStream) -> None:
-    """Fill the whole states of the three generators; their seeds alone have too few values."""
+    """Fill the whole states of the three generators; their seeds alone have too few values.
+
+    The generators of a GPU have a key of 64 bits. That does for masks, and for nothing else: no
+    noise is drawn from them.
+    """
     words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
     random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
     np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
     state = torch.get_rng_state()
     state.view(torch.int64)[TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(int(stream.words(1)[0]))
+    if (module := _accelerator()) is not None:
+        module.manual_seed_all(int(stream.words(1)[0]))
     torch.set_rng_state(state)
 
 

@@ -17,16 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-_accelerator = torch.accelerator.current_accelerator(check_available=True)
-_DEVICES = ("cpu",) if _accelerator is None else ("cpu", _accelerator.type)
 _BACKENDS: Any = torch.backends
-_MULTIPLIERS: tuple[Any, ...] = (
-    _BACKENDS.mkldnn.matmul,
-    _BACKENDS.mkldnn.conv,
-    _BACKENDS.mkldnn.rnn,
+# what multiplies float32, each with the setting that it follows if it has none of its own
+_MULTIPLIERS: tuple[tuple[Any, Any], ...] = (
+    (_BACKENDS.mkldnn.matmul, _BACKENDS),
+    (_BACKENDS.mkldnn.conv, _BACKENDS),
+    (_BACKENDS.mkldnn.rnn, _BACKENDS),
+    (_BACKENDS.cuda.matmul, _BACKENDS.cudnn),
+    (_BACKENDS.cudnn.conv, _BACKENDS.cudnn),
+    (_BACKENDS.cudnn.rnn, _BACKENDS.cudnn),
 )
-if torch.cuda.is_available():
-    _MULTIPLIERS += (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
+# whether CUDA rounds partial sums of half-precision products to half precision
+_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 # of float32 products; "none" is what a backend says that knows no other way
 _FULL = ("ieee", "none")
 # of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
@@ -48,6 +50,8 @@ class TorchSettings:
     caches_casts: bool
     default_dtype: torch.dtype
     precisions: tuple[str, ...]
+    settings_of_precision: tuple[str, ...]  # "none" where a precision follows from another setting
+    reduces_halves: tuple[tuple[bool, bool], ...]
     deterministic: int
     fills_memory: bool
     flushes_denormals: bool
@@ -60,11 +64,13 @@ class TorchSettings:
         return cls(
             tuple(
                 (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-                for device in _DEVICES
+                for device in _devices()
             ),
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
-            tuple(backend.fp32_precision for backend in _MULTIPLIERS),
+            tuple(backend.fp32_precision for backend, _ in _MULTIPLIERS),
+            tuple(_own_precision(*each) for each in _MULTIPLIERS),
+            tuple(_reduction(name) for name in _REDUCTIONS),
             torch.get_deterministic_debug_mode(),
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             _flushes_denormals(),
@@ -90,6 +96,11 @@ class TorchSettings:
             caches_casts=False,
             default_dtype=torch.float32,
             precisions=tuple(found if found in _FULL else "ieee" for found in self.precisions),
+            settings_of_precision=tuple(
+                own if found in _FULL else "ieee"
+                for own, found in zip(self.settings_of_precision, self.precisions, strict=True)
+            ),
+            reduces_halves=tuple((False, splits) for _, splits in self.reduces_halves),
             deterministic=max(self.deterministic, _WARN),
             fills_memory=False,
             flushes_denormals=False,
@@ -105,16 +116,21 @@ class TorchSettings:
         """Set everything that differs now."""
         now = TorchSettings.present()
         for device, (enabled, dtype), cast in zip(
-            _DEVICES, self.autocast, now.autocast, strict=True
+            _devices(), self.autocast, now.autocast, strict=True
         ):
             if (enabled, dtype) != cast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
-        for backend, precision, found in zip(
-            _MULTIPLIERS, self.precisions, now.precisions, strict=True
+        for (backend, _), own, found in zip(
+            _MULTIPLIERS, self.settings_of_precision, now.settings_of_precision, strict=True
         ):
-            if precision != found:
-                backend.fp32_precision = precision
+            if own != found:
+                backend.fp32_precision = own
+        for name, reduction, found in zip(
+            _REDUCTIONS, self.reduces_halves, now.reduces_halves, strict=True
+        ):
+            if reduction != found:
+                setattr(_BACKENDS.cuda.matmul, name, reduction)
         if self.caches_casts != now.caches_casts:
             torch.set_autocast_cache_enabled(self.caches_casts)
         if self.default_dtype != now.default_dtype:
@@ -152,12 +168,38 @@ def certified() -> Iterator[None]:
         ours = users.certified()
         token = _around.set((users, ours))
         try:
-            with torch.inference_mode(False), torch.enable_grad(), _without_hooks():
+            with (
+                torch.inference_mode(False),
+                # on this thread for devices too: what holds code still holds one thread still
+                torch.autograd.set_multithreading_enabled(False),
+                torch.enable_grad(),
+                _without_hooks(),
+            ):
                 ours.impose()
                 yield
         finally:
             users.impose()
             _around.reset(token)
+
+
+@contextmanager
+def reproducible() -> Iterator[None]:
+    """Raise inside the block where torch has no kernel that gives the same bits again.
+
+    Elsewhere in :func:`certified` such kernels pass: what they gave is the record's gradient.
+    """
+    with certified():
+        found = _around.get()
+        assert found is not None
+        users, ours = found
+        strict = replace(ours, deterministic=_RAISE)
+        token = _around.set((users, strict))
+        try:
+            strict.impose()
+            yield
+        finally:
+            _around.reset(token)
+            ours.impose()
 
 
 @contextmanager
@@ -175,6 +217,34 @@ def users_code() -> Iterator[None]:
     finally:
         ours.impose()
         torch.set_grad_enabled(gradients)
+
+
+def _devices() -> tuple[str, ...]:
+    """Return the types of the devices of this machine."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _own_precision(backend: Any, parent: Any = None) -> str:
+    """Return what a backend's precision is set to: "none" if it follows from another setting.
+
+    torch tells what is in force. Whether that is the backend's own setting shows when the one that
+    it would follow is another.
+    """
+    found: str = backend.fp32_precision
+    if found in _FULL or parent is None or parent.fp32_precision != found:
+        return found
+    own = _own_precision(parent, None if parent is _BACKENDS else _BACKENDS)
+    parent.fp32_precision = "ieee"
+    followed = backend.fp32_precision != found
+    parent.fp32_precision = own
+    return "none" if followed else found
+
+
+def _reduction(name: str) -> tuple[bool, bool]:
+    """Return whether partial sums in half precision are allowed, and whether sums are split."""
+    matmul = _BACKENDS.cuda.matmul
+    return getattr(matmul, name), getattr(matmul, f"{name}_split_k")
 
 
 @contextmanager

@@ -38,9 +38,8 @@ class EngineCase:
 
         def loss_fn(*fields: torch.Tensor) -> torch.Tensor:
             output = model(*fields).flatten(1)
-            return (
-                output - torch.linspace(-1, 1, output.shape[1], dtype=output.dtype)
-            ).square().mean(1) / 2
+            pattern = torch.linspace(-1, 1, output.shape[1]).to(output)
+            return (output - pattern).square().mean(1) / 2
 
         return loss_fn
 
@@ -156,6 +155,7 @@ def check_engine(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     grouped: bool = False,
+    device: torch.device | str = "cpu",
 ) -> None:
     """Check one engine on one model against the oracle.
 
@@ -168,16 +168,18 @@ def check_engine(
         dtype: The precision of the model.
         seed: The seed of weights and input.
         grouped: Whether every parameter is a group with a bound of its own.
+        device: The device of the model and its input.
 
     Raises:
         AssertionError: The engine violates one of these.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = case.model().to(dtype)
+        model = case.model().to(device, dtype)
         fields, *others = (
             tuple(
-                field.to(dtype) if field.is_floating_point() else field for field in case.example(5)
+                field.to(device, dtype) if field.is_floating_point() else field.to(device)
+                for field in case.example(5)
             )
             for _ in range(3)
         )

@@ -48,7 +48,7 @@ class EmbeddingRows(Contribution):
             torch.arange(len(self.tokens), device=self.tokens.device).unsqueeze(1) * self.vocabulary
             + self.tokens
         )
-        keys, places = torch.unique(numbers.flatten(), return_inverse=True)
+        keys, places = _distinct(numbers.flatten())
         outputs = in_working_precision(self.outputs).flatten(0, 1)
         rows = outputs.new_zeros(len(keys), outputs.shape[1]).index_add_(0, places, outputs)
         return (
@@ -94,13 +94,29 @@ class EmbeddingRows(Contribution):
         first = torch.full_like(numbers[: len(rows)], len(places)).scatter_reduce_(
             0, places, numbers, "amin"
         )
-        placed = rows.new_zeros(len(places), rows.shape[1], dtype=torch.float64).index_copy_(
+        # one place more, for rows of no token
+        placed = rows.new_zeros(len(places) + 1, rows.shape[1], dtype=torch.float64).index_copy_(
             0, first, rows.double()
         )
-        products = torch.bmm(placed.unflatten(0, self.tokens.shape), other.inputs.double().mT)
+        products = torch.bmm(placed[:-1].unflatten(0, self.tokens.shape), other.inputs.double().mT)
         tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
         entries = other.outputs.double().mT.gather(1, tokens)
         return (products * entries).sum((1, 2))
+
+
+def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the distinct numbers in order, and the place of each number among them.
+
+    How many there are is known to a device only, and would have to be waited for. There, the places
+    that are left over repeat the last number: rows of zeros belong to them.
+    """
+    if numbers.is_cpu or not len(numbers):
+        return torch.unique(numbers, return_inverse=True)
+    ordered, order = numbers.sort()
+    begins = (ordered.diff() != 0).long()
+    ranks = torch.cat([begins.new_zeros(1), begins.cumsum(0)])
+    keys = ordered[-1:].expand_as(ordered).clone().index_copy_(0, ranks, ordered)
+    return keys, torch.empty_like(ranks).index_copy_(0, order, ranks)
 
 
 @dataclass(frozen=True)

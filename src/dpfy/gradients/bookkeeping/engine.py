@@ -9,7 +9,7 @@ docs/proofs/clipping-engines.md.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 
 import torch
@@ -60,6 +60,7 @@ from dpfy.gradients.losses import shown_of_each
 from dpfy.gradients.synthetic import extremes, with_row_from
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.sandbox.rng_isolation import bookmark
+from dpfy.sandbox.torch_settings import reproducible
 
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
@@ -180,7 +181,7 @@ class CapturingEngine(Engine):
         if sums is not None:
             return (
                 self._completed(sums, norms, loss_fn, chunk, clipping)
-                if bool(norms.exact.any())
+                if norms.largest_exact > 0
                 else sums
             )
         exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
@@ -251,17 +252,15 @@ class CapturingEngine(Engine):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            saved[storage.data_ptr()] = min(
-                tensor.numel(), storage.nbytes() // tensor.element_size()
-            )
+            saved[storage._cdata] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
             return tensor
 
-        consumer = StoreThenClip(len(self.parameters), chunk.size)
+        consumer = StoreThenClip(len(self.parameters), chunk.size, self.device)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             recorder = self._pass(loss_fn, chunk, consumer)
         self._uses, self.recomputes = recorder.uses, recorder.recomputes
         for parameter in self.parameters.values():
-            saved.pop(parameter.untyped_storage().data_ptr(), None)
+            saved.pop(parameter.untyped_storage()._cdata, None)
         return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
 
     def _kept(self, parts: list[Parts]) -> int:
@@ -337,17 +336,18 @@ class BookkeepingEngine(CapturingEngine):
         if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
             each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
-            if not bool(each.norms.exact.any()):
+            if each.norms.largest_exact == 0:
                 return each.norms, each.sums(stats)
-        kept = StoreThenClip(len(self.parameters), chunk.size)
+        kept = StoreThenClip(len(self.parameters), chunk.size, self.device)
         stats = self._pass(loss_fn, chunk, kept).stats
-        return kept.norms, None if bool(kept.norms.doubtful.any()) else kept.sums(clipping, stats)
+        return kept.norms, None if kept.norms.largest_exact == 1 else kept.sums(clipping, stats)
 
 
 class GhostEngine(CapturingEngine):
     """Two passes that keep only norms: the first measures records, the second weighs them.
 
-    Both passes draw the same dropout masks.
+    Both passes draw the same dropout masks. On a device both have to give the same bits, too, and a
+    model with a kernel that cannot is refused.
 
     Args:
         model: The user's module.
@@ -356,17 +356,26 @@ class GhostEngine(CapturingEngine):
 
     name = "ghost"
 
+    def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
+        """Prepare as other engines of this kind, with kernels that give the same bits again."""
+        with self._repeatable():
+            super().prepare(loss_fn, examples)
+
+    def _repeatable(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.device.type == "cpu" else reproducible()
+
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
     ) -> tuple[ChunkNorms, BoundedSums | None]:
-        measuring = NormPass(len(self.parameters), chunk.size)
+        measuring = NormPass(len(self.parameters), chunk.size, self.device)
         rewind = bookmark()
-        stats = self._pass(loss_fn, chunk, measuring).stats
-        if bool(measuring.norms.doubtful.any()):
-            return measuring.norms, None
-        rewind()
-        totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
-        self._pass(loss_fn, chunk, ClipPass(totals, measuring.norms.weights(clipping, norms)))
+        with self._repeatable():
+            stats = self._pass(loss_fn, chunk, measuring).stats
+            if measuring.norms.largest_exact == 1:
+                return measuring.norms, None
+            rewind()
+            totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
+            self._pass(loss_fn, chunk, ClipPass(totals, measuring.norms.weights(clipping, norms)))
         return measuring.norms, Summed(totals, RecordStats(norms, stats))
 
     def _kept(self, parts: list[Parts]) -> int:

@@ -43,7 +43,7 @@ class ExactBookkeepingEngine(BookkeepingEngine):
         """Return the weighted sum of the chunk; only records of nonzero weight are added up."""
         if not self.accepts(chunk):
             return self._exact(loss_fn, chunk, clipping)
-        kept = Written(len(self.parameters), chunk.size)
+        kept = Written(len(self.parameters), chunk.size, self.device)
         try:
             stats = self._pass(loss_fn, chunk, kept).stats
         except Unsupported:
@@ -55,8 +55,10 @@ class ExactBookkeepingEngine(BookkeepingEngine):
 class Written(Consumer):
     """Measures contributions by the vectors themselves, and keeps them."""
 
-    def __init__(self, parameters: int, records: int) -> None:
-        self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
+    def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
+        self.squared = [
+            torch.zeros(records, dtype=torch.float64, device=device) for _ in range(parameters)
+        ]
         self.parts: list[Parts] = [[] for _ in range(parameters)]
 
     def take(self, position: int, parts: Parts) -> None:
@@ -146,6 +148,9 @@ def _lengths(vectors: torch.Tensor) -> torch.Tensor:
 
 def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -> None:
     """Add Σ weight·vector over the records of nonzero weight to the float64 ``total``."""
+    if not weights.is_cpu:
+        _add_on_device(part, weights, total)
+        return
     chosen = weights.nonzero().flatten()
     if not len(chosen):
         return
@@ -162,6 +167,30 @@ def add_chosen(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -
     else:
         for records, block in _written(part):
             add_chosen(block, weights[records], total)
+
+
+def _add_on_device(part: Contribution, weights: torch.Tensor, total: torch.Tensor) -> None:
+    """Add the same without asking how many records there are, which would wait for the device.
+
+    Zeros take the places of what has weight zero.
+    """
+    chosen = weights != 0
+    if isinstance(part, Materialized):
+        rows = torch.where(chosen[:, None], part.gradients, 0.0)
+        total += part.shaped(weights @ rows.double())
+    elif isinstance(part, EmbeddingRows):
+        rows, owners, tokens, _ = part.distinct
+        rows = torch.where(chosen[owners, None], rows, 0.0)
+        total.index_add_(0, tokens, rows * weights[owners].unsqueeze(1))
+    elif _is_one_product(part):
+        outputs, inputs = (
+            torch.where(chosen[:, None], each[:, 0], 0.0).double()
+            for each in (part.outputs, part.inputs)
+        )
+        total += (outputs * weights.unsqueeze(1)).t() @ inputs
+    else:
+        for records, block in _written(part):
+            _add_on_device(block, weights[records], total)
 
 
 def _is_one_product(part: Contribution) -> TypeGuard[OuterProduct]:

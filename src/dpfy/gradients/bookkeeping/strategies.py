@@ -5,6 +5,7 @@ Tests: tests/gradients/bookkeeping/test_capture.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -30,14 +31,22 @@ class ChunkNorms:
     rounding error never decides between the two ways of computing a record.
     """
 
-    def __init__(self, parameters: int, records: int) -> None:
-        self.squared = [torch.zeros(records, dtype=torch.float64) for _ in range(parameters)]
-        self.exact = torch.zeros(records, dtype=torch.float64)
+    def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
+        self.exact = torch.zeros(records, dtype=torch.float64, device=device)
+        self.squared = [torch.zeros_like(self.exact) for _ in range(parameters)]
 
     @property
     def doubtful(self) -> torch.Tensor:
         """The records that are done exactly as a whole."""
         return self.exact == 1
+
+    @cached_property
+    def largest_exact(self) -> float:
+        """The largest part of any record that is done exactly, once all norms are measured.
+
+        Asking for it waits for the device, so it is asked for once in a pass.
+        """
+        return float(self.exact.max()) if len(self.exact) else 0.0
 
     def measure(self, position: int, parts: Parts) -> None:
         """Add the norms of all contributions to one parameter."""
@@ -60,8 +69,8 @@ class ChunkNorms:
 class StoreThenClip(Consumer):
     """Keeps every contribution until the weights are known: book-keeping in one pass."""
 
-    def __init__(self, parameters: int, records: int) -> None:
-        self.norms = ChunkNorms(parameters, records)
+    def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
+        self.norms = ChunkNorms(parameters, records, device)
         self.parts: list[Parts] = [[] for _ in range(parameters)]
 
     def take(self, position: int, parts: Parts) -> None:
@@ -84,8 +93,8 @@ class StoreThenClip(Consumer):
 class NormPass(Consumer):
     """Measures contributions and drops them: the first of two passes."""
 
-    def __init__(self, parameters: int, records: int) -> None:
-        self.norms = ChunkNorms(parameters, records)
+    def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
+        self.norms = ChunkNorms(parameters, records, device)
 
     def take(self, position: int, parts: Parts) -> None:
         """Measure the contributions."""
@@ -123,7 +132,7 @@ class PerGroupClip(Consumer):
         self, parameters: Sequence[torch.Tensor], clipping: Clipping, records: int
     ) -> None:
         assert isinstance(clipping.weigh, ClipEach)
-        self.norms = ChunkNorms(len(parameters), records)
+        self.norms = ChunkNorms(len(parameters), records, parameters[0].device)
         self._parameters = parameters
         self._weigh_each = clipping.weigh
         self._clipping = clipping
@@ -145,10 +154,10 @@ class PerGroupClip(Consumer):
             [clipping.scaled(member, self.norms.squared[member]) for member in members]
         ).sum(0)
         weights = self._weigh_each.only(group)(squared.unsqueeze(1)).squeeze(1)
+        # Where a record is to be done exactly, these sums are dropped and the chunk is done again,
+        # with all groups at once. Asking for that here would wait for the device at every group.
         for member, waiting in self._waiting.pop(group).items():
-            # otherwise the chunk is done again, with all groups at once
-            if not bool(self.norms.exact.any()):
-                self._weigh(member, waiting, clipping.in_units(member, weights))
+            self._weigh(member, waiting, clipping.in_units(member, weights))
 
     def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
         """Keep the weights of one parameter, and sum its contributions if they are written out."""
