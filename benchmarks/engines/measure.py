@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results.json"
 _STEPS_TO_PEAK = 3
+_FIRST_STEPS, _FIRST_ROUNDS = 3, 5  # processes, and later steps in each
 LOGICAL_BATCH = 10_000
 
 
@@ -43,6 +44,8 @@ class Figure:
     time_ratio: float
     peak_mb: float
     memory_ratio: float
+    # from privatize to the end of the first step, in plain steps
+    first_step: float | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,28 @@ def _explain(failed: str, limit_mb: int) -> str:
     return f"needs more than {limit_mb / 1024:g} GB" if out_of_memory else failed
 
 
+@dataclass(frozen=True)
+class SetUp:
+    """What a run needs before its second step, in plain steps: medians of fresh processes."""
+
+    first_step: float  # from privatize to the end of the first step
+    beyond: float  # of that, what later steps do not need
+
+
+def set_up(workload: str, threads: int) -> SetUp:
+    """Measure the way from ``privatize`` to the end of the first step."""
+    runs = []
+    for _ in range(_FIRST_STEPS):
+        *_, found = ask("first", workload, threads, rounds=_FIRST_ROUNDS)
+        if "failed" in found:
+            raise RuntimeError(f"the first step of {workload}: {found['failed']}")
+        runs.append(found)
+    return SetUp(
+        statistics.median(run["first_ms"] / run["plain_ms"] for run in runs),
+        statistics.median((run["first_ms"] - run["step_ms"]) / run["plain_ms"] for run in runs),
+    )
+
+
 def logical_batch(workload: str, threads: int, records: int = LOGICAL_BATCH) -> tuple[float, int]:
     """Return the peak of a step on many records over that of a step on a single chunk, and the size
     of a chunk.
@@ -250,6 +275,8 @@ def write(figures: list[Figure], path: Path = RESULTS) -> None:
     measured = {(figure.workload, figure.threads) for figure in figures}
     kept = [figure for figure in read(path) if (figure.workload, figure.threads) not in measured]
     ordered = sorted(kept + figures, key=lambda figure: (figure.threads, figure.workload))
-    path.write_text(
-        json.dumps([asdict(figure) for figure in ordered], indent=1) + "\n", encoding="utf-8"
-    )
+    rows = [
+        {key: value for key, value in asdict(figure).items() if value is not None}
+        for figure in ordered
+    ]
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from benchmarks.engines.measure import ROOT, Figure, read
+from benchmarks.engines.workloads import LARGE
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
@@ -13,6 +14,7 @@ _PEERS = {
     "opacus:ghost": "Opacus, ghost",
     "vmap": "`torch.func` by hand",
 }
+_FIRST = "dpfy, from `privatize` to the end of the first step"
 _COLUMNS = ("mlp", "transformer", "cnn-mnist", "cnn-cifar", "wrn16-4", "lstm-imdb")
 
 
@@ -34,18 +36,24 @@ def _table(figures: list[Figure]) -> str:
         **{engine: f"dpfy, `{engine.removeprefix('dpfy:')}`" for engine in others},
         **_PEERS,
     }
+    columns = [*_COLUMNS, *(name for name in LARGE if ("dpfy", name) in found)]
     rows = [
         [
             label,
-            *(_cell(found.get((engine, workload))) for workload in _COLUMNS),
+            *(_cell(found.get((engine, workload))) for workload in columns[: len(_COLUMNS)]),
             _mean(
                 [found[engine, workload] for workload in _COLUMNS if (engine, workload) in found]
             ),
+            *(_cell(found.get((engine, workload))) for workload in columns[len(_COLUMNS) :]),
         ]
         for engine, label in labels.items()
         if any(figure.engine == engine for figure in figures)
     ]
-    header = ["time / memory", *_COLUMNS, "geo-mean"]
+    header = ["time / memory", *_COLUMNS, "geo-mean", *columns[len(_COLUMNS) :]]
+    first = [found.get(("dpfy", workload)) for workload in columns]
+    if any(figure is not None and figure.first_step is not None for figure in first):
+        shown = [_steps(figure) for figure in first]
+        rows.append([_FIRST, *shown[: len(_COLUMNS)], "–", *shown[len(_COLUMNS) :]])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
 
 
@@ -55,6 +63,11 @@ def _cell(figure: Figure | None) -> str:
     if figure.engine == "torch":
         return f"{figure.step_ms:.0f} ms / {figure.peak_mb:.0f} MB"
     return f"{_short(figure.time_ratio)} / {_short(figure.memory_ratio)}"
+
+
+def _steps(figure: Figure | None) -> str:
+    """The way to the end of the first step, in plain steps."""
+    return "–" if figure is None or figure.first_step is None else f"{figure.first_step:.1f} steps"
 
 
 def _mean(figures: list[Figure]) -> str:

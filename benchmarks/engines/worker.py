@@ -6,6 +6,7 @@ error."""
 import gc
 import json
 import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.engines.contenders import Ready, prepare, private
-from benchmarks.engines.workloads import WORKLOADS, Workload
+from benchmarks.engines.workloads import ALL, Workload
 
 _WARM_UP = 2  # steps: the first one of dpfy probes the model
 _LONG_ENOUGH = (
@@ -90,6 +91,22 @@ def clock(workload: Workload, folder: Path, contenders: list[str], rounds: int, 
         for name in list(running)[:: -1 if turn % 2 else 1]:
             if turn < _SLOW_ROUNDS or name not in slow:
                 answer(contender=name, ms=milliseconds(running[name]))
+
+
+def first(workload: Workload, folder: Path, rounds: int) -> None:
+    """Answer with the time from ``privatize`` to the end of the first step in a fresh process, and
+    with those of later steps and of plain ones, which take turns.
+    """
+    plain = prepare("torch", workload, folder)
+    for _ in range(_WARM_UP):
+        plain.step()
+    gc.collect()
+    ready = prepare("dpfy", workload, folder)
+    ready.step()
+    first_ms = 1e3 * (time.perf_counter() - ready.began)
+    turns = [(milliseconds(plain), milliseconds(ready)) for _ in range(rounds)]
+    plain_ms, step_ms = map(statistics.median, zip(*turns, strict=True))
+    answer(first_ms=first_ms, plain_ms=plain_ms, step_ms=step_ms)
 
 
 def divided(
@@ -170,6 +187,7 @@ TASKS: dict[str, Callable[..., None]] = {
     "peak": peak,
     "logical": logical,
     "clock": clock,
+    "first": first,
     "divided": divided,
     "operations": operations,
 }
@@ -180,7 +198,7 @@ def main(request: dict[str, Any]) -> None:
     sys.stdout = sys.stderr
     warnings.simplefilter("ignore")  # peers warn about their own deprecations and generators
     torch.set_num_threads(request.pop("threads"))
-    task, workload = TASKS[request.pop("task")], WORKLOADS[request.pop("workload")]
+    task, workload = TASKS[request.pop("task")], ALL[request.pop("workload")]
     Path("runs").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir="runs"

@@ -1,4 +1,4 @@
-"""Six networks with made-up data of their shapes; nothing is downloaded."""
+"""Six networks, and a large one, with made-up data of their shapes; nothing is downloaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,6 +89,12 @@ def _mlp() -> nn.Module:
     )
 
 
+def _large_mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 9600), nn.ReLU(), nn.Linear(9600, 9600), nn.ReLU(), nn.Linear(9600, 10)
+    )
+
+
 def _numbers(*shape: int) -> Callable[[int], torch.Tensor]:
     return lambda records: torch.rand(records, *shape)
 
@@ -129,4 +135,15 @@ WORKLOADS = {
         ),
     )
 }
+"""The workloads that all contenders are compared on and means are taken over, by name."""
+
+LARGE = {
+    workload.name: workload
+    for workload in (
+        Workload("mlp-100m", 128, _large_mlp, _numbers(784), classes=10, time_limit=2.0),
+    )
+}
+"""Workloads for plain torch and dpfy only, as others would keep a model for each record."""
+
+ALL = {**WORKLOADS, **LARGE}
 """Every workload by its name."""

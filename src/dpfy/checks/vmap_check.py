@@ -26,7 +26,7 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
     """
     try:
         with traceable_recurrence(model):
-            _of_each(model, loss_fn, chunk, lambda returned: per_example(returned, 1))
+            _of_each(model, loss_fn, chunk, lambda returned: per_example(returned, 1), "different")
     except Exception as error:
         return type(error).__name__
     return None
@@ -35,17 +35,22 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
 def alone_at_once(model: nn.Module, loss_fn: Any, chunk: Chunk) -> torch.Tensor | None:
     """Return losses and statistics of each record as if it were alone; None if that fails.
 
-    A vectorised loss is given one record, whose axis in the chunk it cannot see.
+    A vectorised loss is given one record, and cannot see that there are others. Random numbers it
+    would draw for all of them at once: then it fails.
     """
     try:
-        rows = _of_each(model, loss_fn, chunk, lambda returned: shown_of_each(returned, 1))
+        rows = _of_each(model, loss_fn, chunk, lambda returned: shown_of_each(returned, 1), "error")
     except Exception:  # recurrent layers, for instance, are not vectorised
         return None
     return rows.flatten(0, 1)
 
 
 def _of_each(
-    model: nn.Module, loss_fn: Any, chunk: Chunk, shown: Callable[[Any], torch.Tensor]
+    model: nn.Module,
+    loss_fn: Any,
+    chunk: Chunk,
+    shown: Callable[[Any], torch.Tensor],
+    randomness: str,
 ) -> torch.Tensor:
     """Return what is shown of the loss of one record, vectorised over the records of a chunk."""
     tensors, rebuild = chunk.flatten()
@@ -58,7 +63,7 @@ def _of_each(
         warnings.filterwarnings(
             "ignore", message="There is a performance drop", category=UserWarning
         )
-        return vmap(loss, randomness="different")(*tensors)
+        return vmap(loss, randomness=randomness)(*tensors)
 
 
 @contextmanager
