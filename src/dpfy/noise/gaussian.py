@@ -67,10 +67,10 @@ class LatticeGaussian:
             grid: The lattice step, a power of two.
         """
         if stddev != 0:
-            spread, _ = _columns(stddev, grid)
+            spread, unit = _columns(stddev, grid)
             count = _validate.count("count", count, minimum=0)
             with self._prefetcher.lock:
-                self._prefetcher.prefetch(count, spread, self._stream)
+                self._prefetcher.prefetch(count, spread, grid / unit, self._stream)
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
@@ -165,10 +165,10 @@ class LatticeGaussian:
 
         with (
             prefetcher.lock,
-            prefetcher.segments(len(vector), spread, self._stream) as segments,
+            prefetcher.segments(len(vector), spread, grid / unit, self._stream) as segments,
         ):
-            for start, noise in segments.drawn:
-                kernels.add(vector, start, noise.result())
+            for start, steps in segments.drawn:
+                kernels.add_steps(vector, start, steps.result())
             prefetcher.waits_for_device = not vector.is_cpu
             alone = prefetcher.waits_for_device or kernels.threads > 1
             own, *others = segments.buffers_for(1 if alone else torch.get_num_threads() - 1)

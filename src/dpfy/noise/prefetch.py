@@ -21,6 +21,7 @@ import torch
 from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.random_stream import Parts, SecureStream, this_process
 from dpfy.noise.rejection_table import Floats
+from dpfy.noise.vector import Integers, Steps
 
 SEGMENT = 1 << 19  # values that are drawn in one go
 _SERIAL = 1 << 14  # fewer values than this are not worth drawing ahead
@@ -41,14 +42,14 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self.arrays: list[Floats] = []
+        self.arrays: list[Integers] = []
 
-    def get(self, index: int, size: int) -> Floats:
-        """Return the buffer of this index with room for ``size`` values."""
+    def get(self, index: int, size: int) -> Integers:
+        """Return the buffer of this index with room for ``size`` steps, of four bytes each."""
         if index == len(self.arrays):
-            self.arrays.append(np.empty(0))
+            self.arrays.append(np.empty(0, dtype=np.int32))
         if len(self.arrays[index]) < size:
-            self.arrays[index] = np.empty(size)
+            self.arrays[index] = np.empty(size, dtype=np.int32)
         return self.arrays[index][:size]
 
 
@@ -58,8 +59,9 @@ class _Prefetched:
 
     count: int
     spread: float
+    cells: float
     generation: int  # of the key that the streams were drawn from
-    segments: list[tuple[Segment, "Future[Floats]"]]
+    segments: list[tuple[Segment, "Future[Steps]"]]
     buffers: Buffers
 
     def cancel(self) -> list[Segment]:
@@ -77,7 +79,7 @@ class Segments:
         buffers: Memory for threads that draw the waiting segments.
     """
 
-    drawn: list[tuple[int, "Future[Floats]"]]
+    drawn: list[tuple[int, "Future[Steps]"]]
     waiting: deque[Segment]
     buffers: Buffers
 
@@ -92,7 +94,7 @@ class Segments:
         """Return a buffer for each of ``threads`` threads: at least one, and no more than wait."""
         size = max((segment.size for segment in self.waiting), default=0)
         count = max(1, min(len(self.waiting), threads))
-        return [self.buffers.get(index, size) for index in range(count)]
+        return [self.buffers.get(index, 2 * size).view(np.float64) for index in range(count)]
 
 
 class NoisePrefetcher:
@@ -112,7 +114,7 @@ class NoisePrefetcher:
         self._prefetched: _Prefetched | None = None
         self.waits_for_device = False  # the last sums were on a device, so the CPU has time
 
-    def prefetch(self, count: int, spread: float, stream: SecureStream) -> None:
+    def prefetch(self, count: int, spread: float, cells: float, stream: SecureStream) -> None:
         """Begin to draw what :meth:`segments` will be asked for, if it pays.
 
         It pays for a long vector, if torch leaves a core free, or computes on a device.
@@ -129,7 +131,11 @@ class NoisePrefetcher:
                     (
                         each,
                         self.submit(
-                            kernels.draw, buffers.get(index, each.size), spread, each.parts
+                            kernels.draw_steps,
+                            buffers.get(index, each.size),
+                            spread,
+                            cells,
+                            each.parts,
                         ),
                     )
                     for index, each in enumerate(_divide(count, stream))
@@ -138,10 +144,12 @@ class NoisePrefetcher:
                 self.close()
                 raise
             # An incomplete list would leave values without noise.
-            self._prefetched = _Prefetched(count, spread, generation, futures, buffers)
+            self._prefetched = _Prefetched(count, spread, cells, generation, futures, buffers)
 
     @contextmanager
-    def segments(self, count: int, spread: float, stream: SecureStream) -> Iterator[Segments]:
+    def segments(
+        self, count: int, spread: float, cells: float, stream: SecureStream
+    ) -> Iterator[Segments]:
         """Lend the segments of a vector of fresh noise to the caller, who uses each once.
 
         What was prefetched for such a vector, under the stream's present key, is among them. If the
@@ -150,9 +158,10 @@ class NoisePrefetcher:
         """
         prefetched, waiting = self._take_prefetched(), deque[Segment]()
         try:
-            wanted = count, spread, stream.generation
+            wanted = count, spread, cells, stream.generation
             if prefetched is not None and (
-                (prefetched.count, prefetched.spread, prefetched.generation) == wanted
+                (prefetched.count, prefetched.spread, prefetched.cells, prefetched.generation)
+                == wanted
             ):
                 buffers = prefetched.buffers
                 waiting.extend(prefetched.cancel())

@@ -6,12 +6,58 @@ Tests: tests/noise/test_gaussian.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dpfy.noise.lattice import add_on_lattice, add_steps
 from dpfy.noise.rejection_table import Floats
+
+Integers = npt.NDArray[np.int32]
+
+
+class Steps(NamedTuple):
+    """Noise in steps of the lattice, in four bytes a number.
+
+    Noise beyond 2³¹ steps, which no more than one number in 15 000 is, has its low 32 bits where
+    all others are, and the rest beside them.
+
+    Args:
+        low: The low 32 bits of every number.
+        cells: The cells of the noise in a step, a power of two.
+        places: The places of numbers that have more bits.
+        rests: The rest of these numbers, multiples of 2³².
+    """
+
+    low: Integers
+    cells: float
+    places: Integers
+    rests: Floats
+
+    @classmethod
+    def of(cls, noise: Floats, cells: float, low: Integers, places: Integers) -> "Steps":
+        """Return noise, in cells, whose low bits and places of larger numbers are known."""
+        return cls(low, cells, places, np.rint(noise[places] / cells) - low[places])
+
+    def between(self, first: int, last: int) -> "Steps":
+        """Return the numbers from ``first`` to before ``last``."""
+        if (first, last) == (0, len(self.low)):
+            return self
+        some = (self.places >= first) & (self.places < last)
+        places = self.places[some] - np.int32(first)
+        return Steps(self.low[first:last], self.cells, places, self.rests[some])
+
+
+def whole_steps(noise: Floats, cells: float, low: Integers) -> Steps:
+    """Return noise, in cells, rounded to steps of so many; the low bits are written to ``low``.
+
+    There is never a tie: lemma 2 of docs/proofs/lattice-noise.md.
+    """
+    whole = np.rint(noise / cells)
+    low[:] = whole.astype(np.int64).astype(np.int32)  # of a larger number, the low bits
+    return Steps.of(noise, cells, low, np.flatnonzero(low != whole).astype(np.int32))
 
 
 @dataclass(frozen=True)
@@ -81,42 +127,39 @@ class Vector:
 
     def add(self, start: int, noise: Floats) -> None:
         """Add noise, which may be overwritten, to the coordinates from ``start`` on."""
-        found = [
-            (piece, first, last)
-            for piece in self.pieces
-            if (first := max(start, piece.begin)) < (last := min(start + len(noise), piece.end))
-        ]
+        if not self.is_cpu:
+            low = np.empty(len(noise), dtype=np.int32)
+            self.add_steps(start, whole_steps(noise, self.grid / self.unit, low))
+            return
+        for piece, first, last in self._pieces(start, len(noise)):
+            where = slice(first - piece.begin, last - piece.begin)
+            piece.add(where, noise[first - start : last - start], self.unit, self.grid)
+
+    def add_steps(self, start: int, steps: Steps) -> None:
+        """Add noise in steps to the coordinates from ``start`` on."""
+        found = self._pieces(start, len(steps.low))
         for device, some in groupby(found, lambda each: each[0].sums.device):
             here = [*some]
-            if device.type == "cpu":
-                for piece, first, last in here:
-                    where = slice(first - piece.begin, last - piece.begin)
-                    piece.add(where, noise[first - start : last - start], self.unit, self.grid)
-                continue
             begin, end = here[0][1], here[-1][2]  # one copy serves all pieces of a device
-            steps = steps_on(device, noise[begin - start : end - start], self.unit / self.grid)
+            whole = _steps_on(device, steps.between(begin - start, end - start))
             for piece, first, last in here:
                 where = slice(first - piece.begin, last - piece.begin)
-                piece.add_steps(where, steps[first - begin : last - begin], self.grid)
+                piece.add_steps(where, whole[first - begin : last - begin], self.grid)
+
+    def _pieces(self, start: int, count: int) -> list[tuple[Piece, int, int]]:
+        """Return the pieces that have some of ``count`` coordinates, the first, and the end."""
+        return [
+            (piece, first, last)
+            for piece in self.pieces
+            if (first := max(start, piece.begin)) < (last := min(start + count, piece.end))
+        ]
 
 
-def steps_on(device: torch.device, noise: Floats, scale: float) -> torch.Tensor:
-    """Return noise on a device, in float64 and in steps of the lattice; it is copied in four bytes.
-
-    Noise beyond 2³¹ steps, which no more than one number in 15 000 is, has its low 32 bits copied
-    as all others do, and the rest beside them with its place.
-
-    Args:
-        device: The device.
-        noise: The middles of cells.
-        scale: The width of a cell in steps, a power of two.
-    """
-    whole = np.rint(noise * scale)  # never a tie: lemma 2 of docs/proofs/lattice-noise.md
-    low = whole.astype(np.int64).astype(np.int32)  # of a larger number, the low bits
-    steps = torch.from_numpy(low).to(device, non_blocking=True).double()
-    (far,) = np.nonzero(low != whole)
-    if len(far):
-        rest = (whole[far] - low[far]).astype(np.float32)  # a few times 2³²
-        places = torch.from_numpy(far.astype(np.int32)).to(device)
-        steps[places] += torch.from_numpy(rest).to(device).double()
-    return steps
+def _steps_on(device: torch.device, steps: Steps) -> torch.Tensor:
+    """Return noise on a device, in float64 and in steps; it is copied in four bytes a number."""
+    whole = torch.from_numpy(steps.low).to(device, non_blocking=True).double()
+    if len(steps.places):
+        places = torch.from_numpy(steps.places).to(device)
+        rests = torch.from_numpy(steps.rests.astype(np.float32))  # a few times 2³²
+        whole[places] += rests.to(device).double()
+    return whole

@@ -540,6 +540,9 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
             "(uint8_t)(number >> (8 * i))",
         ),  # words of another number
         ("noise + (first - start)", "noise"),  # the noise of other coordinates
+        ("+= steps->rest[k] * steps->cells", "+= 0"),  # large noise loses its high bits
+        ("low = middle + 1", "low = middle + 2"),
+        ("low[i] = (int32_t)bits", "low[i] = (int32_t)sum"),
         ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32
         ("weight * (double)row[j]", "(float)weight * row[j]"),
     ],

@@ -224,6 +224,81 @@ void add(parallel call, unsigned threads, ptrdiff_t count, const struct vector *
     walk_over(call, threads, count, add_part, &task);
 }
 
+/* Noise in steps of the lattice: the low 32 bits of every number, and the multiples of 2^32 that a few have besides. */
+struct steps {
+    const int32_t *low;
+    double cells;  /* in a step */
+    ptrdiff_t far;
+    const int32_t *place;  /* of these few, in order */
+    const double *rest;
+};
+
+struct addition_of_steps {
+    const struct vector *vector;
+    ptrdiff_t start;
+    const struct steps *steps;
+};
+
+/* Return which of the few is the first at a place or after it. */
+static ptrdiff_t first_at(const struct steps *steps, ptrdiff_t place)
+{
+    ptrdiff_t low = 0, high = steps->far;
+    while (low < high) {
+        ptrdiff_t middle = (low + high) / 2;
+        if (steps->place[middle] < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void add_part_of_steps(void *task, ptrdiff_t first, ptrdiff_t last)
+{
+    const struct addition_of_steps *a = task;
+    const struct steps *steps = a->steps;
+    double noise[PART];
+    for (ptrdiff_t i = first; i < last; i++)
+        noise[i - first] = steps->low[i] * steps->cells;
+    for (ptrdiff_t k = first_at(steps, first); k < steps->far && steps->place[k] < last; k++)
+        noise[steps->place[k] - first] += steps->rest[k] * steps->cells;
+    add_to(a->vector, a->start + first, last - first, noise);
+}
+
+/* Add noise in steps to the coordinates of a vector from start on. */
+void add_steps(parallel call, unsigned threads, ptrdiff_t count, const struct vector *vector, ptrdiff_t start,
+               const int32_t *low, double cells, ptrdiff_t far, const int32_t *place, const double *rest)
+{
+    struct steps steps = {low, cells, far, place, rest};
+    struct addition_of_steps task = {vector, start, &steps};
+    walk_over(call, threads, count, add_part_of_steps, &task);
+}
+
+/* Round noise to whole steps of so many cells; note the places of those that 32 bits do not hold, and return how many. */
+ptrdiff_t whole_steps(parallel call, unsigned threads, ptrdiff_t count, const double *restrict noise, double cells,
+                      int32_t *restrict low, int32_t *restrict place)
+{
+    (void)call, (void)threads;
+    const double far_away = 0x1.8p52;  /* where neighbouring doubles are 1 apart, and the low bits are those of a sum */
+    ptrdiff_t far = 0;
+    for (ptrdiff_t start = 0; start < count; start += PART) {
+        ptrdiff_t end = start + PART < count ? start + PART : count;
+        int large = 0;
+        for (ptrdiff_t i = start; i < end; i++) {
+            double sum = noise[i] / cells + far_away;
+            int64_t bits;
+            memcpy(&bits, &sum, sizeof bits);
+            low[i] = (int32_t)bits;
+            large |= sum - far_away != low[i];
+        }
+        for (ptrdiff_t i = start; large && i < end; i++) {
+            place[far] = (int32_t)i;  /* overwritten unless it is one of them; there is room for one more */
+            far += rint(noise[i] / cells) != low[i];
+        }
+    }
+    return far;
+}
+
 struct drawing {
     const struct cipher *cipher;
     const uint8_t *key;

@@ -7,6 +7,7 @@ curve are compared in more digits, so the sampler accepts the same points.
 """
 
 import ctypes
+import threading
 from copy import copy
 from functools import cache, partial
 from pathlib import Path
@@ -30,10 +31,9 @@ from dpfy.noise.native.openmp import openmp_threads
 from dpfy.noise.native.openssl import Cipher, cipher
 from dpfy.noise.random_stream import Parts
 from dpfy.noise.rejection_table import CELL_BITS, Floats, RejectionTable, rejection_table
-from dpfy.noise.vector import Piece, Vector
+from dpfy.noise.vector import Integers, Piece, Steps, Vector, whole_steps
 
 Flags = npt.NDArray[np.bool_]
-Integers = npt.NDArray[np.int32]
 Positions = npt.NDArray[np.intp]
 Singles = npt.NDArray[np.float32]
 
@@ -56,8 +56,14 @@ class Kernels(Protocol):
     def draw(self, buffer: Floats, spread: float, parts: Parts) -> Floats:
         """Fill ``buffer`` with the cells of independent reals from N(0, spread²), and return it."""
 
+    def draw_steps(self, buffer: Integers, spread: float, cells: float, parts: Parts) -> Steps:
+        """Return what ``draw`` draws in steps of the lattice, of so many cells, in ``buffer``."""
+
     def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """Add noise, which may be overwritten, to the coordinates from ``start`` on."""
+
+    def add_steps(self, vector: Vector, start: int, steps: Steps) -> None:
+        """Add noise in steps to the coordinates from ``start`` on."""
 
     def draw_and_add(
         self, vector: Vector, start: int, buffer: Floats, spread: float, parts: Parts
@@ -84,9 +90,17 @@ class InNumpy:
         rejection.draw_parts(buffer, spread, parts, rejection.part_numbers(len(buffer)))
         return buffer
 
+    def draw_steps(self, buffer: Integers, spread: float, cells: float, parts: Parts) -> Steps:
+        """See :class:`Kernels`."""
+        return whole_steps(self.draw(_scratch(len(buffer)), spread, parts), cells, buffer)
+
     def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """See :class:`Kernels`."""
         vector.add(start, noise)
+
+    def add_steps(self, vector: Vector, start: int, steps: Steps) -> None:
+        """See :class:`Kernels`."""
+        vector.add_steps(start, steps)
 
     def draw_and_add(
         self, vector: Vector, start: int, buffer: Floats, spread: float, parts: Parts
@@ -131,6 +145,15 @@ class InC:
             size,
             array_of(np.bool_),
         )
+        integers = array_of(np.int32)
+        self._add_steps = declare(
+            library.add_steps,
+            None,
+            *(vector, size, integers, ctypes.c_double, size, integers, floats),
+        )
+        self._whole_steps = declare(
+            library.whole_steps, size, floats, ctypes.c_double, integers, integers
+        )
         self._total = declare(library.total, ctypes.c_int64, array_of(np.int32))
         self._measure = declare(
             library.measure, None, size, array_of(np.float32, 3), array_of(np.float64, 2)
@@ -166,12 +189,28 @@ class InC:
         rejection.draw_parts(buffer, spread, parts, self._draw_most(buffer, spread, parts))
         return buffer
 
+    def draw_steps(self, buffer: Integers, spread: float, cells: float, parts: Parts) -> Steps:
+        """See :class:`Kernels`."""
+        noise = self.draw(_scratch(len(buffer)), spread, parts)
+        place = np.empty(len(noise) + 1, dtype=np.int32)
+        far = self._whole_steps(*self._openmp, len(noise), noise, cells, buffer, place)
+        return Steps.of(noise, cells, buffer, place[:far].copy())
+
     def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """See :class:`Kernels`."""
         if (target := vector_for_c(vector)) is None:
             vector.add(start, noise)
         else:
             self._add(*self._openmp, len(noise), target, start, noise)
+
+    def add_steps(self, vector: Vector, start: int, steps: Steps) -> None:
+        """See :class:`Kernels`."""
+        if (target := vector_for_c(vector)) is None:
+            vector.add_steps(start, steps)
+            return
+        far = len(steps.places), steps.places, steps.rests
+        count = len(steps.low)
+        self._add_steps(*self._openmp, count, target, start, steps.low, steps.cells, *far)
 
     def draw_and_add(
         self, vector: Vector, start: int, buffer: Floats, spread: float, parts: Parts
@@ -245,6 +284,17 @@ class InC:
 
 
 IN_NUMPY = InNumpy()
+_own = threading.local()
+
+
+def _scratch(count: int) -> Floats:
+    """Return memory for ``count`` numbers that this thread uses again."""
+    if len(getattr(_own, "scratch", ())) < count:
+        _own.scratch = np.empty(count)
+    scratch: Floats = _own.scratch[:count]
+    return scratch
+
+
 _begun: list[Compilation] = []  # ahead of the first use, one at most
 
 
@@ -306,7 +356,12 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
             Piece(begin, values[2, begin:end]) for begin, end in zip((0, *ends), ends, strict=False)
         ]
         these.draw_and_add(Vector(two, 2.0**-33, 0.5), 0, np.empty(_TESTED), table.spread, parts)
-        return [noise, values.numpy(), released.numpy(), np.array(these.total(words))]
+        # steps so short that some noise takes more than 32 bits
+        steps = these.draw_steps(np.empty(_TESTED, dtype=np.int32), table.spread, 2.0**5, parts)
+        small = sums * 2.0**-20
+        these.add_steps(Vector([Piece(0, small)], 2.0**-33, 2.0**-28), 0, steps)
+        found = [small.numpy(), steps.low, steps.places, steps.rests, np.array(these.total(words))]
+        return [noise, values.numpy(), released.numpy(), *found]
 
     def in_any_order(these: Kernels) -> list[Floats]:
         rows = (words[:4096] * 2.0**-20).astype(np.float32).reshape(2, -1, 64)

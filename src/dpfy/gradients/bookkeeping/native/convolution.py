@@ -78,15 +78,15 @@ def products_over_windows(
         math.prod(sliding.image),
         table.pixels,
         table.size,
-        _numbers(image),
+        image.data_ptr(),
         small.shape[1],
         math.prod(sliding.positions),
         table.positions,
-        _numbers(small),
+        small.data_ptr(),
         len(table.runs),
         table.runs,
         written.shape[2] * written.shape[3] // len(table.runs),
-        _numbers(written),
+        written.data_ptr(),
     )
     return written.unflatten(2, sliding.kernel) if made else None
 
@@ -194,7 +194,3 @@ def _is_right(function: Any) -> bool:
         *(3, table.runs, 3 * channels, written.data_ptr()),
     )
     return bool(made) and torch.allclose(written.double(), expected, rtol=_CLOSE, atol=_CLOSE)
-
-
-def _numbers(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr()
