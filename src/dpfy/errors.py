@@ -75,7 +75,16 @@ class DivergenceError(DpfyError):
 
 
 class TrainingInterrupted(DpfyError):
-    """Training was interrupted; the message says how to go on."""
+    """Training was interrupted; the message says how to go on.
+
+    Args:
+        text: the message.
+        signal: the number of the signal that interrupted it: 2 for Ctrl-C, 15 for SIGTERM.
+    """
+
+    def __init__(self, text: str, signal: int = 2) -> None:
+        super().__init__(text)
+        self.signal = signal
 
 
 class CheckpointError(DpfyError):
