@@ -50,6 +50,13 @@ class LedgerWriteFailed(LedgerError):
     """An append could not be made durable; nothing is released after it."""
 
 
+class UnsafeStorage(LedgerError):
+    """The file system lacks the locks or the fsync that a ledger rests on; the message says which.
+
+    No record was read.
+    """
+
+
 class UnreleasedGradient(DpfyError):
     """The optimizer was about to apply a gradient that no release produced."""
 

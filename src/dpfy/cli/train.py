@@ -69,7 +69,7 @@ def train(
     try:  # what goes wrong goes wrong on rank 0 too, which says so
         _trained(config, config_file, resume, resume_if_exists, flags)
     except DpfyError as error:
-        raise typer.Exit(status_of(error)) from error
+        sys.exit(status_of(error))
 
 
 def _trained(
