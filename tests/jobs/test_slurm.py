@@ -39,7 +39,7 @@ MpiDefault=none
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-SETTINGS = "epochs = 150\nbatch_size = 500\ndelta = 1e-3\n"
+SETTINGS = "epochs = 100\nbatch_size = 500\ndelta = 1e-3\n"
 PATIENCE = 300  # seconds until something that does not happen is a failure
 
 
@@ -139,6 +139,7 @@ def test_a_job_that_is_stopped_and_requeued_ends_with_every_step_paid_for_once(c
     ledger, log = tmp_path / "runs" / "nightly" / "ledger.dpl", tmp_path / "job.log"
 
     def steps():
+        assert cluster.state(job)[0] != "FAILED", log.read_text(encoding="utf-8")
         return dpfy.Ledger.read(ledger).count if ledger.exists() else 0
 
     submitted = cluster("sbatch", f"--output={log}", "nightly.sh", cwd=tmp_path)
@@ -153,7 +154,7 @@ def test_a_job_that_is_stopped_and_requeued_ends_with_every_step_paid_for_once(c
     cluster("scontrol", "requeue", job)  # as Slurm does for a preempted job: all processes are told
     until(lambda: cluster.state(job)[1] == 2, "the requeue from outside")
 
-    until(lambda: cluster.state(job) == ("COMPLETED", 2), "the end of the job")
+    until(lambda: steps() and cluster.state(job) == ("COMPLETED", 2), "the end of the job")
     told = log.read_text(encoding="utf-8")
     assert told.count("Ended by SIGTERM; the state is saved") == 2, told
     assert "lost" not in told  # every step that was paid for is in the model
