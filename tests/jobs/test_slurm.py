@@ -94,9 +94,12 @@ class Cluster:
                 )
             )
 
+    def cancel(self):
+        """End the jobs of a test that has failed, while there is a daemon that can do so."""
+        self("scancel", "--user=root")
+        until(lambda: not self("squeue", "--noheader"), "the end of all jobs")
+
     def stop(self):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self("scancel", "--signal=KILL", "--full", "--user=root")
         for daemon in reversed(self.daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(timeout=60)
@@ -125,6 +128,7 @@ def cluster(tmp_path):
     try:
         subject.start()
         yield subject
+        subject.cancel()
     finally:
         subject.stop()
 
