@@ -23,6 +23,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: lint experiments-quick
+	.ci/install-servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term -m "slow or not slow"
 
 # The tests on every supported Python that this machine has, each in an environment of its own.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         RankFailed as RankFailed,
         TrainingInterrupted as TrainingInterrupted,
         UnreleasedGradient as UnreleasedGradient,
+        UnsafeStorage as UnsafeStorage,
         UnsupportedEvent as UnsupportedEvent,
     )
     from dpfy.gradients.losses import Losses as Losses
@@ -97,6 +98,7 @@ _HOMES = {
         "RankFailed",
         "TrainingInterrupted",
         "UnreleasedGradient",
+        "UnsafeStorage",
         "UnsupportedEvent",
     ),
     "ledger": ("Ledger",),

@@ -50,6 +50,13 @@ class LedgerWriteFailed(LedgerError):
     """An append could not be made durable; nothing is released after it."""
 
 
+class UnsafeStorage(LedgerError):
+    """The file system lacks the locks or the fsync that a ledger rests on; the message says which.
+
+    No record was read.
+    """
+
+
 class UnreleasedGradient(DpfyError):
     """The optimizer was about to apply a gradient that no release produced."""
 
@@ -75,7 +82,16 @@ class DivergenceError(DpfyError):
 
 
 class TrainingInterrupted(DpfyError):
-    """Training was interrupted; the message says how to go on."""
+    """Training was interrupted; the message says how to go on.
+
+    Args:
+        text: the message.
+        signal: the number of the signal that interrupted it: 2 for Ctrl-C, 15 for SIGTERM.
+    """
+
+    def __init__(self, text: str, signal: int = 2) -> None:
+        super().__init__(text)
+        self.signal = signal
 
 
 class CheckpointError(DpfyError):

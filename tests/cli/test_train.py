@@ -1,6 +1,7 @@
 """``dpfy train`` and ``dpfy init`` as a user types them."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfy.cli._progress import ProgressBar
 from dpfy.cli.app import main
 from dpfy.data import load
+from dpfy.ledger import Ledger
 from dpfy.models import default_model
 
 OWN = """
@@ -98,6 +101,21 @@ def test_a_run_of_version_0_1_is_resumed(tmp_path, capsys, monkeypatch):
     assert (code, err) == (0, "") and "differential privacy" in out
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch, number, code):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", *SHORT, "--name", "a", "--resume-if-exists"]
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressBar, "on_step", lambda *_: signal.raise_signal(number))
+        stopped, _, err = run(capsys, *command)
+    assert stopped == code and err.count("\n") == 1
+    assert "the state is saved" in err and "dpfy train --resume runs/a" in err
+    assert Ledger.read(tmp_path / "runs" / "a" / "ledger.dpl").count == 1
+    done, out, err = run(capsys, *command)
+    assert (done, err) == (0, "") and "differential privacy" in out and "lost" not in out
+    assert Ledger.read(tmp_path / "runs" / "a" / "ledger.dpl").count == 3
+
+
 def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -132,6 +150,8 @@ def test_own_data_and_own_model(tmp_path, capsys, monkeypatch):
         (["--resume", "/nowhere"], "/nowhere"),
         (["--resume", "/nowhere", "--epsilon", "1"], "leave"),
         (["--resume", "/nowhere", "--config", "a.toml"], "leave"),
+        (["--resume", "/nowhere", "--resume-if-exists"], "leave"),
+        (["--resume-if-exists"], "--name"),
         (["--data", "json:missing"], "missing"),
         (["--model", "no_such_module:x"], "no_such_module"),
         (["--engine", "warp"], "warp"),

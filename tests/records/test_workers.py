@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -123,6 +125,31 @@ DEEDS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": crashing,
 }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_process_group_ends_no_worker(started, number):
+    """Launchers signal the group; the parent still has a step to end and a state to save."""
+
+    def told():
+        os.kill(os.getpid(), number)
+
+    expected = started(ROWS, num_workers=1).release()
+    assert torch.equal(started(Rows({5}, told), num_workers=1).release(), expected)
+
+
+def test_a_program_that_does_not_close_its_run_still_ends():
+    """Multiprocessing would wait for workers that ignore its SIGTERM."""
+    program = """
+import tempfile
+kept = tempfile.TemporaryDirectory()  # registers finalizers to run after multiprocessing's
+import torch
+from torch.utils.data import TensorDataset
+from dpfy.records.records import Records
+records = Records(TensorDataset(torch.eye(4)), None, 1)
+assert len(list(records.chunks([torch.arange(4)]))) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
 
 
 @pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)

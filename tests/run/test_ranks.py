@@ -43,7 +43,7 @@ class Group:
     """What every scenario returned on every rank, and all that the processes printed."""
 
     def __init__(self, size, folder):
-        self.size = size
+        self.size, self.folder = size, folder
         names = [name for name in processes.SCENARIOS if not name.startswith("killed")]
         ended = processes.finish_once(
             folder, lambda: processes.start(__file__, names, size, folder)
@@ -607,6 +607,50 @@ def test_the_trainer_writes_one_folder_and_returns_the_same_on_every_rank(group)
     assert folder.name == "trainer" and not (folder.parent / "elsewhere").exists()
     assert dpfy.Ledger.read(folder / "ledger.dpl").count == 8
     assert (folder / "report.html").exists() and found[0]["again"][0] == "InvalidArgument"
+
+
+@scenario
+def signalled(rank, size, folder):
+    """SIGTERM reaches the last rank only, in the middle of step 3; then all ranks start again."""
+    y = torch.arange(200) % 2
+    data = TensorDataset(torch.eye(3)[torch.arange(200) % 3] + y.unsqueeze(1), y)
+    settings = dpfy.TrainConfig(
+        data="own",
+        records=200,
+        batch_size=50,
+        epochs=2,
+        learning_rate=0.5,
+        delta=1e-3,
+        out=str(folder),
+        name="signalled",
+    )
+
+    def make():
+        torch.manual_seed(rank)
+        return dpfy.Trainer(settings, model=nn.Linear(3, 2), train=data, test=data)
+
+    first, steps = make(), iter(range(1, 9))
+
+    def arrive(*_):
+        if next(steps) == 3 and rank == size - 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    first.optimizer.register_step_pre_hook(arrive)
+    try:
+        first.fit(resume_if_exists=True)
+    except dpfy.TrainingInterrupted as error:
+        number, weights = error.signal, first.model.weight.tolist()
+    again = make()
+    again.fit(resume_if_exists=True)
+    return {"signal": number, "saved": weights, "end": again.model.weight.tolist()}
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(group):
+    found = group[signalled]
+    assert [each["signal"] for each in found] == [signal.SIGTERM] * group.size
+    assert found == [found[0]] * group.size
+    ledger = Path(group.folder, "signalled", "ledger.dpl")
+    assert dpfy.Ledger.read(ledger).count == 8  # three steps and five, none of them twice
 
 
 # Processes that were not told about each other, and processes that die

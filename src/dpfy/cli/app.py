@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from dpfy._extras import require
-from dpfy.errors import DpfyError, InvalidArgument, MissingExtra
-
-_INTERRUPTED = 130
+from dpfy.cli._status import INTERRUPTED, status_of
+from dpfy.errors import DpfyError, MissingExtra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exit with 2 for what was asked wrongly and with 1 for what failed."""
+    """Run the command line, and exit with a status that says how it went."""
     try:
         for package in ("typer", "rich"):
             require(package, "cli")
@@ -36,14 +35,14 @@ def _run(arguments: list[str], debug: bool) -> NoReturn:
     try:
         code = command()(arguments, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("Interrupted.", _INTERRUPTED)
+        _fail("Interrupted.", INTERRUPTED)
     except _rejected() as error:
         _fail(_complaint(error), error.exit_code)
     except Exception as error:
         if debug:
             raise
-        _fail(_sentence(error), 2 if isinstance(error, InvalidArgument) else 1)
-    if code == _INTERRUPTED:  # some versions of Typer turn Ctrl-C into this number and say nothing
+        _fail(_sentence(error), status_of(error))
+    if code == INTERRUPTED:  # some versions of Typer turn Ctrl-C into this number and say nothing
         _fail("Interrupted.", code)
     sys.exit(code)
 

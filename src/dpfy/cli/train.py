@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from dpfy._renamed import warn_renamed
 from dpfy.cli._options import SettingsArgument, SettingsOption, settings_from
+from dpfy.cli._status import status_of
 from dpfy.errors import DpfyError, InvalidArgument
 from dpfy.trainer.config import OLD_NAMES, all_settings, template
 
@@ -26,18 +27,28 @@ ResumeOption = Annotated[
         help="Folder of an interrupted run to go on with, such as runs/small.", show_default=False
     ),
 ]
+ResumeIfExistsOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume-if-exists",
+        help="Go on with the run of this --name if there is one, with the same settings; else "
+        "begin it. For jobs that a scheduler starts again.",
+    ),
+]
 
 
 def train(
     config: SettingsArgument = None,
     config_file: SettingsOption = None,
     resume: ResumeOption = None,
+    resume_if_exists: ResumeIfExistsOption = False,
     **flags: Any,
 ) -> None:
     """Train with differential privacy; without arguments, on the embedded digits at ε = 3.
 
     Flags override the settings in the file. The folder of the run holds the model, the ledger and
-    the report.
+    the report. Ctrl-C and SIGTERM end the run after the step under way, save it, and exit with 130
+    and 143.
 
     Examples:
     dpfy train
@@ -48,22 +59,28 @@ def train(
 
     dpfy train --resume runs/digits-20260101-120000
 
+    dpfy train --config dpfy.toml --name nightly --resume-if-exists
+
     torchrun --nproc-per-node 2 -m dpfy train
     """
     if os.environ.get("RANK", "0") == "0":
-        _conclude(_trained(config, config_file, resume, flags), Console())
+        _conclude(_trained(config, config_file, resume, resume_if_exists, flags), Console())
         return
     try:  # what goes wrong goes wrong on rank 0 too, which says so
-        _trained(config, config_file, resume, flags)
+        _trained(config, config_file, resume, resume_if_exists, flags)
     except DpfyError as error:
-        raise typer.Exit(2 if isinstance(error, InvalidArgument) else 1) from error
+        sys.exit(status_of(error))
 
 
 def _trained(
-    config: Path | None, config_file: Path | None, resume: Path | None, flags: dict[str, Any]
+    config: Path | None,
+    config_file: Path | None,
+    resume: Path | None,
+    resume_if_exists: bool,
+    flags: dict[str, Any],
 ) -> "TrainingResult":
     given = {name: value for name, value in flags.items() if value is not None}
-    if resume is not None and (config is not None or config_file is not None or given):
+    if resume is not None and (config or config_file or resume_if_exists or given):
         raise InvalidArgument(
             "--resume goes on with the settings of the run; leave the other settings out."
         )
@@ -82,7 +99,7 @@ def _trained(
     return (
         resume_training(resume, [bar])
         if resume is not None
-        else Trainer(settings, callbacks=[bar]).fit()
+        else Trainer(settings, callbacks=[bar]).fit(resume_if_exists=resume_if_exists)
     )
 
 

@@ -105,6 +105,7 @@ class Ledger:
             LedgerLocked: if another process is writing to it.
             LedgerDamaged: if it was truncated, edited or rolled back.
             LedgerMismatch: if it was begun for something else.
+            UnsafeStorage: if its file system has no working locks or no fsync.
             LedgerWriteFailed: if it cannot be written.
         """
         _validate.count("block", block)

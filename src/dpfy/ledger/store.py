@@ -16,6 +16,7 @@ from typing import Protocol
 
 from dpfy.errors import LedgerDamaged, LedgerError, LedgerLocked, LedgerWriteFailed
 from dpfy.ledger.events import canonical_json
+from dpfy.ledger.file_system import LOCKS, SYNC, check_exclusion, check_mount, required
 from dpfy.ledger.journal import GENESIS, Head, seal
 
 _SLOT = 256
@@ -235,6 +236,7 @@ class FileStore:
         Raises:
             LedgerLocked: if another process is writing to it.
             LedgerDamaged: if head or anchor do not match.
+            UnsafeStorage: if its file system has no working locks or no fsync.
             LedgerWriteFailed: if it cannot be opened for writing.
         """
         if not self.path.parent.is_dir():
@@ -283,7 +285,11 @@ class FileStore:
         create = not self.path.exists()
         if not create and not self._head.path.exists():
             self._head.marks()  # raises: an existing ledger without a head
-        _lock(self._head.open(create), self.name)
+        check_mount(self.path.parent)
+        descriptor = self._head.open(create)
+        with required(LOCKS, self.path):
+            _lock(descriptor, self.name)
+            check_exclusion(self._head.path)
         create = not self.path.exists()  # another process may have created it meanwhile
         if create:
             self._create()
@@ -293,6 +299,9 @@ class FileStore:
             for head in self._heads[1:]:
                 head.open(create=False)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        with required(SYNC, self.path):
+            os.fsync(self._fd)
+            sync_directory(self.path.parent)
         self._size = os.fstat(self._fd).st_size
 
     def _create(self) -> None:
@@ -304,10 +313,10 @@ class FileStore:
         for head in self._heads[1:]:
             head.open(create=True)
         for head in self._heads:
-            head.reset()
-            sync_directory(head.path.parent)
+            with required(SYNC, head.path):
+                head.reset()
+                sync_directory(head.path.parent)
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
-        sync_directory(self.path.parent)
 
     def _check_not_deleted(self) -> None:
         for head in self._heads:

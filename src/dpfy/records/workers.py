@@ -4,6 +4,7 @@ When one of torch's own loading workers dies, it raises in the main process, whe
 prints to stderr. Here, rows that a dead worker was asked for are asked for again, one at a time.
 """
 
+import atexit
 import faulthandler
 import os
 import pickle
@@ -58,6 +59,7 @@ class Workers(Generic[Found]):
             for number in range(count)
         ]
         weakref.finalize(self, _stop, self._team)
+        _pools.add(self)
 
     def close(self) -> None:
         """End the processes."""
@@ -199,7 +201,8 @@ def _serve(
 ) -> None:
     """Load rows until the parent is gone."""
     parents.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # a launcher signals the whole process group
+        signal.signal(number, signal.SIG_IGN)  # the parent decides
     _hush()
     torch.set_num_threads(1)
     torch_worker._worker_info = info
@@ -213,3 +216,13 @@ def _serve(
         except EOFError:
             return
         line.send_bytes(pickle.dumps(load(key, rows)))
+
+
+_pools: "weakref.WeakSet[Workers[Any]]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    """Kill workers before multiprocessing asks them to end by SIGTERM, which they ignore."""
+    for pool in list(_pools):
+        pool.close()

@@ -93,11 +93,15 @@ class Ranks:
 
     def any(self, found: bool) -> bool:
         """Return whether ``found`` is true on some rank."""
+        return bool(self.largest(int(found)))
+
+    def largest(self, number: int) -> int:
+        """Return the largest ``number`` of all ranks."""
         if self.size == 1:
-            return found
-        flag = torch.tensor([int(found)])
-        _exchange(lambda part: dist.all_reduce(part, dist.ReduceOp.MAX), flag)
-        return bool(flag)
+            return number
+        found = torch.tensor([number])
+        _exchange(lambda part: dist.all_reduce(part, dist.ReduceOp.MAX), found)
+        return int(found)
 
     def agree(self, declared: Mapping[str, Any]) -> None:
         """Raise on every rank if one has another value than rank 0; no value is sent."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -46,6 +47,7 @@ from dpfy.trainer.builders import (
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
 from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
+from dpfy.trainer.signals import StopSignals
 from dpfy.types import Budget, Interval, Unit
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
@@ -139,17 +141,24 @@ class Trainer:
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
 
-    def fit(self) -> TrainingResult:
+    def fit(self, *, resume_if_exists: bool = False) -> TrainingResult:
         """Train from the beginning and write everything to a new folder.
+
+        Args:
+            resume_if_exists: Whether to go on with a run of this name that was begun with the same
+                settings, so that a job can be started again by the same command.
 
         Returns:
             The results of the run.
 
         Raises:
-            InvalidArgument: The folder exists.
-            TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
+            InvalidArgument: The folder exists; with ``resume_if_exists``, its run has other
+                settings, or the configuration names no run.
+            TrainingInterrupted: Ctrl-C or SIGTERM came; the message says how to go on.
         """
         with joined() as ranks:
+            if resume_if_exists and ranks.from_first(self._begun_before):
+                return self.resume()
             self.folder = Path(ranks.from_first(self._make_folder).decode())
             try:
                 run = self._begin()
@@ -171,7 +180,7 @@ class Trainer:
 
         Raises:
             CheckpointError: The settings make another plan than the one that was registered.
-            TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
+            TrainingInterrupted: Ctrl-C or SIGTERM came; the message says how to go on.
         """
         with joined() as ranks:
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
@@ -195,6 +204,28 @@ class Trainer:
 
     def _has_checkpoint(self) -> bool:
         return any((self.folder / name).exists() for name in (CHECKPOINT, MODEL))
+
+    def _begun_before(self) -> bytes:
+        """Tell whether the folder holds a run with these settings; refuse one with others."""
+        if self.config.name is None:
+            raise InvalidArgument(
+                "Expected a name for a run that may exist: without one, every start makes a new "
+                "run. Give --name, or the setting name."
+            )
+        if not self.folder.exists():
+            return b""
+        saved = completed(TrainConfig.from_mapping(_saved_settings(self.folder)))
+        differ = [
+            item.name
+            for item in fields(TrainConfig)
+            if item.name != "out" and getattr(saved, item.name) != getattr(self.config, item.name)
+        ]
+        if differ:
+            raise InvalidArgument(
+                f"{self.folder} was begun with another {' and '.join(differ)}, and a run keeps its "
+                "settings. Give the same ones, or another name."
+            )
+        return b"begun"
 
     def _make_folder(self) -> bytes:
         """Make the folder with its settings at once, so that a killed run can be resumed."""
@@ -367,17 +398,16 @@ class Trainer:
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
-        with run:
+        with StopSignals(announce=Ranks.present().first) as stop, run:
             try:
                 _tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
                 self._save(run)
-                stopped_early = self._steps(run, callbacks)
+                stopped_early = self._steps(run, callbacks, stop)
             except KeyboardInterrupt:
+                if stop.received:  # the second one, in the middle of a step
+                    raise
                 self._save(run)
-                raise TrainingInterrupted(
-                    "Interrupted; the state is saved and the ledger keeps what was spent. Go on "
-                    f"with: dpfy train --resume {self.folder}"
-                ) from None
+                raise self._interrupted(signal.SIGINT) from None
             finally:
                 _tell(callbacks, "on_end")
             self._save(run)
@@ -393,8 +423,19 @@ class Trainer:
             share,
         )
 
-    def _steps(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
-        """Take the steps of the plan; return whether the public data stopped them early."""
+    def _interrupted(self, number: int) -> TrainingInterrupted:
+        cause = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
+        return TrainingInterrupted(
+            f"{cause}; the state is saved and the ledger keeps what was spent. Go on with: dpfy "
+            f"train --resume {self.folder}",
+            number,
+        )
+
+    def _steps(self, run: Run, callbacks: tuple[Callback, ...], stop: StopSignals) -> bool:
+        """Take the steps of the plan; return whether the public data stopped them early.
+
+        A signal stops them between two steps, on all ranks at once.
+        """
         ranks = Ranks.present()
         per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
         epsilon = (
@@ -419,8 +460,11 @@ class Trainer:
             _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
             if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
                 return True
-            if step % (self.config.checkpoint_every * per_epoch) == 0:
+            received = ranks.largest(stop.received)
+            if received or step % (self.config.checkpoint_every * per_epoch) == 0:
                 self._save(run)
+            if received:
+                raise self._interrupted(received)
         return False
 
     def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
@@ -532,27 +576,25 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
 
     Raises:
         CheckpointError: The folder holds no run that could be resumed.
-        TrainingInterrupted: Ctrl-C was pressed; the message says how to go on.
+        TrainingInterrupted: Ctrl-C or SIGTERM came; the message says how to go on.
     """
     path = Path(folder)
-
-    def settings() -> bytes:
-        try:
-            return json.dumps(
-                dict(json.loads((path / CONFIG).read_text(encoding="utf-8")))
-            ).encode()
-        except (OSError, ValueError, TypeError):
-            raise CheckpointError(
-                f"{path} holds no run that could be resumed ({CONFIG} is missing or damaged)."
-            ) from None
-
     with joined() as ranks:
-        values = json.loads(ranks.from_first(settings))
-        values.setdefault("contributing", False)  # an older version has released nothing of it
-        config = TrainConfig.from_mapping(
-            {**current_names(values), "out": str(path.parent), "name": path.name}
-        )
+        values = json.loads(ranks.from_first(lambda: json.dumps(_saved_settings(path)).encode()))
+        config = TrainConfig.from_mapping(values)
         return Trainer(config, callbacks=callbacks).resume()
+
+
+def _saved_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder, which may have been moved, by today's names."""
+    try:
+        values = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise CheckpointError(
+            f"{folder} holds no run that could be resumed ({CONFIG} is missing or damaged)."
+        ) from None
+    values.setdefault("contributing", False)  # an older version has released nothing of it
+    return {**current_names(values), "out": str(folder.parent), "name": folder.name}
 
 
 def _shared_plan(plan: Plan) -> Plan:
