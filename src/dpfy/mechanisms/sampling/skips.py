@@ -16,7 +16,7 @@ from dpfy.noise.random_stream import SecureStream, Words
 
 Indices = npt.NDArray[np.int64]
 
-LARGEST_RATE = 1 / 8  # above, a word for every coin is quicker
+LARGEST_RATE = 1 / 8  # at larger ones, a word for every coin is quicker
 _HEADS = 1 << 13  # expected in a stretch: its arrays take half a megabyte
 _LONGEST = 1 << 48  # coins of a stretch: sums of gaps stay far below 2⁶³
 _ERROR = 2.0**-48  # of a float64 logarithm, with room for the roundings that follow it
