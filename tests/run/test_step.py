@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,3 +209,33 @@ def test_a_reader_opens_few_files_and_seldom_changes_the_room():
     files, changes, *names = ended.stdout.split()
     assert "run/step.py" in names and "ledger/ledger.py" in names and "records/records.py" in names
     assert int(files) <= 22 and int(changes) <= 12, names
+
+
+# The cost
+
+
+class Counted(torch.utils.data.Dataset):
+    """A hundred million records that exist when they are asked for."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __len__(self):
+        return 10**8
+
+    def __getitem__(self, index):
+        self.asked += 1
+        return torch.ones(3)
+
+
+def test_a_step_reads_and_holds_its_sample_and_not_the_records(started):
+    """An array with a single byte for each record would be a hundred megabytes."""
+    data = Counted()
+    s = started(data, rate=64 / len(data))
+    s.release()  # what is kept from the first step on
+    data.asked = 0
+    tracemalloc.start()
+    s.release()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6 and 16 < data.asked < 160  # 64 expected: 1e-10 outside

@@ -113,53 +113,12 @@ def test_the_suite_notices(make, message):
 
 
 def test_the_coin_is_heads_exactly_below_the_rate():
-    threshold = int(
-        Fraction(0.3) * 2**64
-    )  # 0.3 has 54 binary digits: nothing is left after the first word
+    threshold = Fraction(0.3) * 2**64  # a whole number: 0.3 has 54 binary digits
     assert draw(0.3, [threshold - 1, threshold, threshold + 1, 0, 2**64 - 1], 5) == [0, 3]
 
 
-def test_a_tie_is_decided_by_the_next_words():
-    rate = 2.0**-60 + 2.0**-100  # 16·2^-64, then 2^-36 of the second word, then nothing
-    below, at, above = 2**28 - 1, 2**28, 2**28 + 1
-    assert draw(rate, [16, 16, 16, 15, 17, below, at, above], 5) == [0, 3]
-
-
-@pytest.mark.parametrize(
-    "words, expected",
-    [
-        ([0, 0], [0]),
-        ([0, 2**58 - 1], [0]),
-        ([0, 2**58], []),
-        ([0, 2**58 + 1], []),
-        ([1], []),
-    ],
-)
-def test_a_rate_of_two_to_the_minus_70(words, expected):
-    assert draw(2.0**-70, words, 1) == expected
-
-
-def test_a_rate_with_many_words():
-    assert draw(2.0**-1000, [0] * 15 + [2**24 - 1], 1) == [0]
-    assert draw(2.0**-1000, [0] * 15 + [2**24], 1) == []
-
-
-def test_a_rate_of_one_in_a_thousand_million():
-    threshold = int(Fraction(1e-9) * 2**64)
-    assert threshold / 2**64 == pytest.approx(1e-9)
-    assert draw(1e-9, [threshold - 1, threshold + 1], 2) == [0]
-    assert (
-        len(
-            PoissonSampler(1e-9, SecureStream(insecure_test_key=1, purpose="sampling")).draw(
-                200_000
-            )
-        )
-        == 0
-    )
-
-
 def test_rates_zero_and_one_are_exact():
-    assert draw(0.0, [0, 1, 2**64 - 1], 3) == []
+    assert draw(0.0, [], 3) == []
     assert draw(1.0, [], 3) == [0, 1, 2]
     assert draw(1 - 2.0**-53, [2**64 - 2**11 - 1, 2**64 - 2**11], 2) == [0]
 
@@ -181,7 +140,7 @@ def test_sample_sizes_are_binomial_including_empty_ones():
 def test_chunks_are_independent_and_complete(monkeypatch):
     words = SecureStream(insecure_test_key=4, purpose="sampling").words(1000)
     expected = np.flatnonzero(words < np.uint64(2**62))
-    monkeypatch.setattr(poisson, "_CHUNK", 64)
+    monkeypatch.setattr(poisson.Coins, "stretch", 64)
     drawn = PoissonSampler(0.25, SecureStream(insecure_test_key=4, purpose="sampling")).draw(1000)
     assert (drawn == expected).all() and drawn.dtype == np.int64
 

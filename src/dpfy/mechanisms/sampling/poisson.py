@@ -1,27 +1,24 @@
 """Poisson sampling: every record flips its own coin."""
 
-from fractions import Fraction
-
 import numpy as np
 import numpy.typing as npt
 
 from dpfy import _validate
 from dpfy.ledger.events import Poisson
+from dpfy.mechanisms.sampling.skips import LARGEST_RATE, Skips
 from dpfy.noise.random_stream import SecureStream, require_purpose
-
-_CHUNK = 1 << 16  # coins at a time: half a megabyte of words
 
 
 class PoissonSampler:
     """Includes each record independently with probability exactly ``rate``.
 
-    *Formal guarantee.* A uniform real, given bit by bit, is compared with the float64 ``rate``,
-    itself a finite binary fraction, until they differ: each coin has probability ``rate`` without
-    any rounding, and no two share a bit. The sample size is Binomial(n, rate) and is never
-    adjusted; empty samples are ordinary.
+    *Formal guarantee.* Each record has a coin of its own, which is heads with probability the
+    float64 ``rate`` without any rounding, and no two coins share a bit. The sample size is
+    Binomial(n, rate) and is never adjusted; empty samples are ordinary. Up to a rate of 1/8 only
+    the heads are drawn, so a draw takes time and memory for its sample, whatever n is.
 
     *Assumes* that the stream is uniform and made for sampling, so that noise and sample share no
-    randomness.
+    randomness; and at rates up to 1/8 that float64 logarithms err by at most 2⁻⁵⁰ of their value.
 
     Args:
         rate: The probability of each record, in [0, 1].
@@ -53,27 +50,33 @@ class PoissonSampler:
     def draw(self, n: int) -> npt.NDArray[np.int64]:
         """Return the sorted indices, of ``range(n)``, of a fresh sample."""
         _validate.count("n", n, minimum=0)
-        if self._policy.rate == 1:
-            return np.arange(n)
+        rate = self._policy.rate
+        if rate in (0, 1):
+            return np.arange(n if rate else 0)
+        coins = (Skips if rate <= LARGEST_RATE else Coins)(rate, self._stream)
         parts = [np.empty(0, dtype=np.int64)]
-        for start in range(0, n, _CHUNK):
-            parts.append(start + self._heads(min(_CHUNK, n - start)))
+        for start in range(0, n, coins.stretch):
+            parts.append(start + coins.heads(min(coins.stretch, n - start)))
         return np.concatenate(parts)
 
-    def _heads(self, count: int) -> npt.NDArray[np.int64]:
-        """Return which of ``count`` coins came up heads."""
-        words = self._stream.words(count)
-        first, rest = divmod(Fraction(self._policy.rate) * 2**64, 1)
-        candidates = np.flatnonzero(words <= np.uint64(first))
-        ties = np.flatnonzero(words[candidates] == np.uint64(first))
-        tails = [tie for tie in ties if not self._continue_comparison(rest)]
-        return np.delete(candidates, tails)
 
-    def _continue_comparison(self, rest: Fraction) -> bool:
-        """Return whether a uniform real is below ``rest``, compared word by word."""
-        while rest:
-            first, rest = divmod(rest * 2**64, 1)
-            word = int(self._stream.words(1)[0])
-            if word != first:
-                return word < first
-        return False
+class Coins:
+    """Independent coins of one rate, a word for each.
+
+    *Formal guarantee.* Each coin is heads with probability exactly the float64 ``rate``. A float64
+    number from 2⁻¹² on has at most 64 binary digits, and so the first 64 digits of a uniform real
+    tell whether it is below.
+
+    Args:
+        rate: The probability of heads, above ``LARGEST_RATE`` and below 1.
+        stream: The source of randomness.
+    """
+
+    stretch = 1 << 16  # coins at a time: half a megabyte of words
+
+    def __init__(self, rate: float, stream: SecureStream) -> None:
+        self._threshold, self._stream = np.uint64(int(rate * 2.0**64)), stream
+
+    def heads(self, count: int) -> npt.NDArray[np.int64]:
+        """Return which of ``count`` coins came up heads."""
+        return np.flatnonzero(self._stream.words(count) < self._threshold)
