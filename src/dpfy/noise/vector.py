@@ -102,7 +102,7 @@ class Piece:
             self.out[where].copy_(values * self.factor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vector:
     """Pieces of one vector, in order.
 

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import torch
 
+from dpfy.gradients.bookkeeping.workspace import Workspace
+
 # numbers whose squares are added in the gradient's own precision; the runs are added in float64
 _RUN = 256
 # records of a product, or of a sum of written-out gradients, in the gradients' own precision
@@ -64,7 +66,9 @@ def add_in_float64(total: torch.Tensor, summed: torch.Tensor) -> None:
         part += piece
 
 
-def product_sum(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+def product_sum(
+    weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor, memory: Workspace
+) -> torch.Tensor:
     """Return the weighted sum of the outer products of records, few records per product."""
     # all products in one call
     if len(weights) % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:
@@ -80,12 +84,11 @@ def product_sum(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tens
         )
     )
     b, x = next(pairs)
-    product = b.t() @ x
-    at_once = _completes_products(
-        *product.shape, product.dtype, product.device, torch.get_num_threads()
-    )
+    product = torch.mm(b.t(), x, out=memory.like(b, b.shape[1], x.shape[1]))
     for b, x in pairs:
-        if at_once and len(b) == PRODUCT_ROWS:
+        if len(b) == PRODUCT_ROWS and _completes_products(
+            *product.shape, product.dtype, product.device, torch.get_num_threads()
+        ):
             product.addmm_(b.t(), x)
         else:
             product += b.t() @ x
@@ -123,10 +126,7 @@ def _completes_products(
     if p * d < _TELLING:
         return False
     b, x, before = (
-        torch.arange(rows * columns, dtype=torch.float64, device=device)
-        .sin_()
-        .to(dtype)
-        .view(rows, -1)
+        torch.arange(rows * columns, dtype=dtype, device=device).sin_().view(rows, -1)
         for rows, columns in ((PRODUCT_ROWS, p), (PRODUCT_ROWS, d), (p, d))
     )
     return torch.equal(before + b.t() @ x, before.addmm_(b.t(), x))

@@ -25,6 +25,7 @@ from dpfy.gradients.bookkeeping.arithmetic import (
     squared_norm_bounds,
     weighted_sum,
 )
+from dpfy.gradients.bookkeeping.workspace import Workspace
 
 _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
 
@@ -52,7 +53,7 @@ class Contribution(ABC):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add Σ weight·gradient to the float64 ``total``."""
 
-    def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
+    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
         """Return the sum as one tensor in the gradients' precision, or None if it has parts."""
         return None
 
@@ -90,7 +91,7 @@ class Materialized(Contribution):
         for summed in self._products(weights):
             add_in_float64(total, summed)
 
-    def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
+    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
         """Return the sum if it has few enough products for the gradients' own precision."""
         return (
             next(self._products(weights))
@@ -176,16 +177,16 @@ class OuterProduct(Contribution):
         if self.inputs.shape[1] != 1:
             self.add_sum_in_float64(weights, total)
             return
-        for summed in self._products(weights):
+        for summed in self._products(weights, Workspace()):
             add_in_float64(total, summed)
 
-    def summed(self, weights: torch.Tensor) -> torch.Tensor | None:
+    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
         """Return the sum if it has few enough products for the gradients' own precision."""
         if self.inputs.shape[1] != 1 or len(weights) > PRODUCT_ROWS * PRODUCTS_PER_SUM:
             return None
-        return next(self._products(weights))
+        return next(self._products(weights, memory))
 
-    def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _products(self, weights: torch.Tensor, memory: Workspace) -> Iterator[torch.Tensor]:
         """Yield sums over as many records as the gradients' precision allows, for one time step."""
         outputs, inputs = (
             in_working_precision(self.outputs[:, 0]),
@@ -196,7 +197,7 @@ class OuterProduct(Contribution):
             *(each.split(PRODUCT_ROWS * PRODUCTS_PER_SUM) for each in (weights, outputs, inputs)),
             strict=True,
         ):
-            yield product_sum(*part)
+            yield product_sum(*part, memory)
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products in float64, whose rounding is far below the norm even if terms cancel."""
@@ -215,11 +216,11 @@ class OuterProduct(Contribution):
             ):
                 total += b.t() @ x
 
-    def instantiate(self) -> Materialized:
-        """Write the gradients out."""
-        return Materialized.of(
-            torch.bmm(in_working_precision(self.outputs).mT, in_working_precision(self.inputs))
-        )
+    def instantiate(self, memory: Workspace | None = None) -> Materialized:
+        """Write the gradients out, in fresh memory or in some that is used again."""
+        b, x = in_working_precision(self.outputs).mT, in_working_precision(self.inputs)
+        written = (memory or Workspace()).like(b, len(b), b.shape[1], x.shape[2])
+        return Materialized.of(torch.bmm(b, x, out=written))
 
     def folded(self, rows: int) -> "OuterProduct":
         """Treat the rows of a unit as time steps."""
@@ -267,7 +268,7 @@ class Rematerialized(OuterProduct):
         for block, weight in zip(self._blocks(), weights.split(self.records_at_once), strict=True):
             block.add_sum(weight, total)
 
-    def summed(self, weights: torch.Tensor) -> None:
+    def summed(self, weights: torch.Tensor, memory: Workspace) -> None:
         """Return None: there is a product for every few records."""
         return
 

@@ -4,6 +4,7 @@ Tests: tests/checks/test_explain.py.
 """
 
 from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, Rematerialized
+from dpfy.gradients.bookkeeping.workspace import Workspace
 
 # per record and parameter: 8 MB; beyond, gradients are not kept until the weights are known
 _KEPT_NUMBERS = 2**21
@@ -41,22 +42,22 @@ def outer_rule(steps: int, inputs: int, outputs: int, keep: bool = True) -> str:
     return min(costs, key=costs.__getitem__)
 
 
-def cheapest_kept(outer: OuterProduct) -> Contribution:
-    """Return the cheapest form of a product that is kept until its weights are known."""
-    return _in_form(outer, keep=True)
+def cheapest_kept(outer: OuterProduct, memory: Workspace | None = None) -> Contribution:
+    """Return the cheapest form of a product that is kept, in ``memory``, until it is summed."""
+    return _in_form(outer, True, memory)
 
 
 def cheapest_measured(outer: OuterProduct) -> Contribution:
     """Return the cheapest form of a product that is measured and then dropped."""
-    return _in_form(outer, keep=False)
+    return _in_form(outer, False)
 
 
-def _in_form(outer: OuterProduct, keep: bool) -> Contribution:
+def _in_form(outer: OuterProduct, keep: bool, memory: Workspace | None = None) -> Contribution:
     """Return the product in the cheapest form, kept until it is summed or not."""
     steps, inputs, outputs = outer.inputs.shape[1], outer.inputs.shape[2], outer.outputs.shape[2]
     match outer_rule(steps, inputs, outputs, keep):
         case "keep":
-            return outer.instantiate()
+            return outer.instantiate(memory)
         case "blocks":
             return Rematerialized(
                 outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs))

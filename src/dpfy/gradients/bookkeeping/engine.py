@@ -338,7 +338,7 @@ class BookkeepingEngine(CapturingEngine):
             stats = self._pass(loss_fn, chunk, each).stats
             if each.norms.largest_exact == 0:
                 return each.norms, each.sums(stats)
-        kept = StoreThenClip(len(self.parameters), chunk.size, self.device)
+        kept = StoreThenClip(len(self.parameters), chunk.size, self.device, self._memory)
         stats = self._pass(loss_fn, chunk, kept).stats
         return kept.norms, None if kept.norms.largest_exact == 1 else kept.sums(clipping, stats)
 

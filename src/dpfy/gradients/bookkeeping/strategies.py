@@ -13,6 +13,7 @@ from dpfy.gradients.base import BoundedSums, RecordStats, set_to_zero
 from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct
 from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 
 # by which terms cancel, from where a record is done exactly in part to where it is as a whole
@@ -69,9 +70,16 @@ class ChunkNorms:
 class StoreThenClip(Consumer):
     """Keeps every contribution until the weights are known: book-keeping in one pass."""
 
-    def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        parameters: int,
+        records: int,
+        device: torch.device | None = None,
+        memory: Workspace | None = None,
+    ) -> None:
         self.norms = ChunkNorms(parameters, records, device)
         self.parts: list[Parts] = [[] for _ in range(parameters)]
+        self._memory = memory or Workspace()
 
     def take(self, position: int, parts: Parts) -> None:
         """Measure the contributions and keep them."""
@@ -80,14 +88,13 @@ class StoreThenClip(Consumer):
 
     def form(self, outer: OuterProduct) -> Contribution:
         """Return the form that trades memory for time best."""
-        return cheapest_kept(outer)
+        return cheapest_kept(outer, self._memory)
 
     def sums(self, clipping: Clipping, stats: Mapping[str, torch.Tensor]) -> BoundedSums:
         """Return the weighted sums of the kept contributions."""
         norms = clipping.norms(self.norms.squared)
-        return PendingSum(
-            self.parts, self.norms.weights(clipping, norms), (RecordStats(norms, stats),)
-        )
+        weights, seen = self.norms.weights(clipping, norms), (RecordStats(norms, stats),)
+        return PendingSum(self.parts, weights, seen, memory=self._memory)
 
 
 class NormPass(Consumer):
@@ -195,6 +202,7 @@ class PendingSum(BoundedSums):
     weights: Sequence[torch.Tensor]
     seen: tuple[RecordStats, ...]
     sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    memory: Workspace = field(default_factory=Workspace)
 
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add one weighted sum per parameter."""
@@ -215,7 +223,7 @@ class PendingSum(BoundedSums):
         elif (
             len(parts) == 1
             and parts[0][0] is None
-            and (summed := parts[0][1].summed(weights)) is not None
+            and (summed := parts[0][1].summed(weights, self.memory)) is not None
         ):
             parts.clear()
             return summed

@@ -30,6 +30,12 @@ class Workspace:
             return torch.empty(shape)
         return torch.from_numpy(self._array(count)[:count]).view(shape)
 
+    def like(self, tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+        """Return a tensor of this shape, of the type and on the device of another one."""
+        if tensor.dtype == torch.float32 and tensor.is_cpu:
+            return self.floats(*shape)
+        return tensor.new_empty(shape)
+
     def _array(self, count: int) -> npt.NDArray[np.float32]:
         """Return the smallest unused array with room for ``count`` numbers, or a new one.
 

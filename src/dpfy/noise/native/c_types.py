@@ -5,6 +5,7 @@ Tests: tests/noise/native/test_kernels.py.
 
 import ctypes
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,16 @@ def vector_for_c(vector: Vector) -> CVector | None:
 
     It is valid while the tensors are.
     """
+    if vector not in _seen:
+        _seen[vector] = _seen_by_c(vector)
+    return _seen[vector]
+
+
+# every segment of noise asks for the whole vector, which has a piece for each parameter
+_seen: "WeakKeyDictionary[Vector, CVector | None]" = WeakKeyDictionary()
+
+
+def _seen_by_c(vector: Vector) -> CVector | None:
     if not all(map(_is_plain, vector.pieces)):
         return None
     pieces = [
