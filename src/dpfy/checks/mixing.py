@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
-from dpfy.records.records import Loading, Records, fetches_together, is_stacked
+from dpfy.records.records import Loading, Records, fetches_together
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES
 from dpfy.sandbox.rng_isolation import bookmark
@@ -148,7 +148,7 @@ def _followed(looking: "_Looking", problems: dict[int, str | None]) -> dict[int,
 
 
 def _runs_code(records: Records) -> bool:
-    return not (is_stacked(records.data) and records.loading.collate_fn is None)
+    return records.loading.runs_code
 
 
 def _refusal(data: Any, problem: str) -> DataError:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from dpfy.data.arrow import ArrowRecords
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
@@ -112,8 +113,9 @@ class Records:
         """Yield the records of each part as one chunk or, where shapes differ, as several."""
         physical = [part for part in parts if len(part)]
         for part, groups in zip(physical, self._groups(physical), strict=True):
+            rows = part.tolist()
             for chunk, positions in groups:
-                yield LoadedChunk(chunk, tuple(part[positions].tolist()))
+                yield LoadedChunk(chunk, tuple(rows[position] for position in positions))
 
     def alone(self, index: int) -> Chunk | None:
         """Return one record as a chunk, or None if it cannot be loaded or does not fit."""
@@ -133,7 +135,7 @@ class Records:
                 yield [(pickle.loads(chunk), positions) for chunk, positions in found]
         else:
             for part in parts:
-                back = bookmark()
+                back = bookmark() if self.loading.runs_code else lambda: None
                 try:
                     groups = self.loading.groups(self._key, part.tolist())
                 finally:
@@ -142,7 +144,7 @@ class Records:
                 yield groups
 
     def load_together(self) -> None:
-        """Let the data set load several rows in one call of ``__getitems__``, where it can.
+        """Let the data set load several rows in one call, where it can.
 
         *Assumes* that what it gives for a row does not depend on the other rows, which
         :func:`dpfy.checks.mixing.refuse_mixing` tests before it calls this.
@@ -245,19 +247,20 @@ def shape_of(value: Any) -> Any:
 class Loading:
     """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped.
 
-    ``together``, which :meth:`Records.load_together` sets, lets the data set load a part in one
-    call of ``__getitems__``. A part counts only if every row of it loads, collates and fits;
-    otherwise each of its rows is loaded alone. *Formal guarantee*: all rows are those that
-    ``data[i]`` gives if ``__getitems__`` gives the same for each of its rows, draws random
-    numbers, or raises.
+    With ``together``, the data set loads a part in one call of ``__getitems__``, or of
+    ``take_columns``, which gives columns with a row for each index and no object per row. A part
+    counts only if every row of it loads, collates and fits; otherwise each of its rows is loaded
+    alone. *Formal guarantee*: all rows are those that ``data[i]`` gives if this call gives the
+    same for each of its rows, draws random numbers, or raises. Where the call is the user's code,
+    :meth:`Records.load_together` has to allow it.
     """
 
     def __init__(
         self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None
     ) -> None:
         self.data, self.collate_fn, self.example = data, collate_fn, example
-        self.together = False
-        self._runs_code = not is_stacked(data) or collate_fn is not None
+        self.runs_code = not is_stored(data) or collate_fn is not None
+        self.together = not self.runs_code and fetches_together(data)
 
     def groups(self, key: bytes, rows: RowIndices) -> Groups:
         """Return chunks with the positions of their records in ``rows``."""
@@ -277,7 +280,11 @@ class Loading:
 
     def _together(self, key: bytes, wanted: Mapping[int, int]) -> Groups | None:
         """Return rows that were fetched in one call, or None unless all of them can be used."""
-        found = _guarded(self._fetched, key, [*wanted.values()])
+        rows = [*wanted.values()]
+        if self.collate_fn is None and hasattr(self.data, "take_columns"):
+            chunk = _guarded(self._columns, key, rows)
+            return None if chunk is None else [(chunk, [*wanted])]
+        found = _guarded(self._fetched, key, rows)
         if found is None:
             return None
         fetched = dict(zip(wanted, found, strict=True))
@@ -291,18 +298,29 @@ class Loading:
         # A missing value in one row may change the type of the whole column.
         return groups if sum(len(places) for _, places in groups) == len(wanted) else None
 
+    def _columns(self, key: bytes, rows: list[int]) -> Chunk | None:
+        """Return rows that the data set gives as columns, without an item for each."""
+        columns = self._called(key, self.data.take_columns, rows)
+        return None if columns is None else self._collated(lambda _: columns, rows)
+
     def _fetched(self, key: bytes, rows: list[int]) -> Sequence[Any] | None:
-        """Return what one call gives for rows, or None if it is not one item for each.
+        """Return what one call gives for rows, or None if it is not one item for each."""
+        found = self._called(key, self.data.__getitems__, rows)
+        return found if isinstance(found, list | tuple) and len(found) == len(rows) else None
+
+    def _called(self, key: bytes, load: Callable[[list[int]], Any], rows: list[int]) -> Any:
+        """Return what a function gives for rows, or None if it draws random numbers for it.
 
         The generators start from a state that depends on no row. Code that draws from them would
         give a row other numbers than the row has alone; it is not called again.
         """
+        if not self.runs_code:
+            return load(rows)
         set_generators(key, _NO_ROW)
         before = generator_states()
-        found = self.data.__getitems__(rows)
+        found = load(rows)
         self.together = generator_states() == before
-        fits = isinstance(found, list | tuple) and len(found) == len(rows)
-        return found if fits and self.together else None
+        return found if self.together else None
 
     def _grouped(self, places: Iterable[int], record: Callable[[int], Any]) -> Groups:
         """Return the records that load and collate, those of one shape in a chunk."""
@@ -318,7 +336,7 @@ class Loading:
         return [group for places in shapes.values() for group in self._stacked(records, places)]
 
     def _record(self, key: bytes, row: int) -> Any:
-        if self._runs_code:
+        if self.runs_code:
             set_generators(key, row)
         return self.data[row]
 
@@ -385,14 +403,14 @@ def fetches_together(data: Any) -> bool:
     """Whether a data set loads several rows in one call; a ``Subset`` has to pass it on."""
     while type(data) is Subset:
         data = data.dataset
-    return callable(getattr(data, "__getitems__", None))
+    return any(callable(getattr(data, name, None)) for name in ("__getitems__", "take_columns"))
 
 
-def is_stacked(data: Any) -> bool:
-    """Whether records are rows of stacked tensors, so that no user code loads them."""
+def is_stored(data: Any) -> bool:
+    """Whether records are rows of tensors or Arrow files, so that no user code loads them."""
     while type(data) is Subset:
         data = data.dataset
-    return type(data) is TensorDataset
+    return type(data) in (TensorDataset, ArrowRecords)
 
 
 def check_map_style(data: Any) -> None:
