@@ -9,6 +9,7 @@ from dpfy.data.arrow import ArrowRecords
 from dpfy.data.arrow_layout import Column
 from dpfy.data.catalog import NAMES, load
 from dpfy.data.images import cifar10, digits, fashion_mnist, mnist
+from dpfy.data.index import index_files
 from dpfy.data.source import DataSource, UserSource
 from dpfy.data.text import glove, imdb, shakespeare
 
@@ -24,6 +25,7 @@ __all__ = [
     "fashion_mnist",
     "glove",
     "imdb",
+    "index_files",
     "load",
     "mnist",
     "shakespeare",

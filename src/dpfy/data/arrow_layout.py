@@ -171,7 +171,7 @@ def _opened(path: Path, columns: Sequence[Column]) -> _Opened:
             raise malformed(path, "an empty file", "an Arrow file")
         content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     try:
-        schema, batches = _batches(content)
+        schema, batches = batches_of(content)
         fields = tuple(_field(path, column, schema) for column in columns)
         counts: list[int] = []
         found: list[list[list[int]]] = [[] for _ in columns]
@@ -190,7 +190,7 @@ def _opened(path: Path, columns: Sequence[Column]) -> _Opened:
     return _Opened(fields, counts, buffers)
 
 
-def _batches(content: Any) -> tuple[Any, Iterable[Any]]:
+def batches_of(content: Any) -> tuple[Any, Iterable[Any]]:
     """Return the schema and the batches of a file, in the format of files or of streams."""
     import pyarrow as pa
 
