@@ -348,8 +348,8 @@ def _by_user(ids: list[Any], path: Path) -> tuple[Any, Any]:
     order = compute.sort_indices(found)[: len(found) - found.null_count]  # stable, nulls last
     ordered = found.combine_chunks().take(order)
     changes = compute.not_equal(ordered[1:], ordered[:-1]).to_numpy(zero_copy_only=False)
-    starts = [[0], np.flatnonzero(changes) + 1, [len(order)][: len(order)]]
-    return order.to_numpy(), np.concatenate(starts).astype(np.int64)
+    bounds = np.arange(0, len(order) + 1, max(1, len(order)))  # 0 and, if there are rows, the end
+    return order.to_numpy(), np.insert(bounds, 1, np.flatnonzero(changes) + 1).astype(np.int64)
 
 
 def _reorder(source: Path, out: Path, order: Any, advance: Callable[[float], None]) -> None:
