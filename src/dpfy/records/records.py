@@ -235,12 +235,14 @@ def _done(
 
 def shape_of(value: Any) -> Any:
     """Return the structure, shapes and types of a record, and none of its values."""
+    if isinstance(value, torch.Tensor):  # first, since it is asked for every field of every row
+        return value.shape, value.dtype
+    if isinstance(value, Mapping):
+        return tuple(value), tuple(map(shape_of, value.values()))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return (tuple(value.shape), str(value.dtype))
-    if isinstance(value, Mapping):
-        return tuple((key, shape_of(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return (type(value).__name__, *(shape_of(item) for item in value))
+        return type(value).__name__, tuple(map(shape_of, value))
     return type(value).__name__
 
 
@@ -267,9 +269,7 @@ class Loading:
         wanted = {place: row for place, row in enumerate(rows) if row is not None}
         with users_code():
             together = self._together(key, wanted) if self.together and len(wanted) > 1 else None
-            if together is not None:
-                return together
-            return self._grouped(wanted, lambda place: self._record(key, wanted[place]))
+            return self._one_by_one(key, wanted) if together is None else together
 
     def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
         """Return the groups in a form that passes between processes; others are left out."""
@@ -288,13 +288,16 @@ class Loading:
         if found is None:
             return None
         fetched = dict(zip(wanted, found, strict=True))
+        if self.collate_fn is None:
+            alike = _guarded(_by_shape, fetched)
+            groups = self._stacked(fetched, alike) if alike is not None else []
+        else:
 
-        def record(place: int) -> Any:
-            if self.collate_fn is not None:
+            def record(place: int) -> Any:
                 set_generators(key, wanted[place])
-            return fetched[place]
+                return fetched[place]
 
-        groups = self._grouped(wanted, record)
+            groups = self._each_collated(wanted, record)
         # A missing value in one row may change the type of the whole column.
         return groups if sum(len(places) for _, places in groups) == len(wanted) else None
 
@@ -322,18 +325,22 @@ class Loading:
         self.together = generator_states() == before
         return found if self.together else None
 
-    def _grouped(self, places: Iterable[int], record: Callable[[int], Any]) -> Groups:
-        """Return the records that load and collate, those of one shape in a chunk."""
+    def _one_by_one(self, key: bytes, wanted: Mapping[int, int]) -> Groups:
+        """Return the rows that load and collate, those of one shape in a chunk."""
         if self.collate_fn is not None:
-            alone = ((_guarded(self._alone, record, place), [place]) for place in places)
-            return _joined((chunk, place) for chunk, place in alone if chunk is not None)
+            return self._each_collated(wanted, lambda place: self._record(key, wanted[place]))
         records: dict[int, Any] = {}
         shapes: dict[Any, list[int]] = {}
-        for place in places:
-            if (found := _guarded(_with_shape, record, place)) is not None:
+        for place, row in wanted.items():
+            if (found := _guarded(self._with_shape, key, row)) is not None:
                 records[place], shape = found
                 shapes.setdefault(shape, []).append(place)
-        return [group for places in shapes.values() for group in self._stacked(records, places)]
+        return self._stacked(records, shapes)
+
+    def _each_collated(self, places: Iterable[int], record: Callable[[int], Any]) -> Groups:
+        """Return the records that load, each of which the user's function has collated alone."""
+        alone = ((_guarded(self._alone, record, place), [place]) for place in places)
+        return _joined((chunk, place) for chunk, place in alone if chunk is not None)
 
     def _record(self, key: bytes, row: int) -> Any:
         if self.runs_code:
@@ -344,8 +351,18 @@ class Loading:
         assert self.collate_fn is not None
         return self._collated(self.collate_fn, [record(place)])
 
-    def _stacked(self, records: Mapping[int, Any], places: list[int]) -> Groups:
+    def _with_shape(self, key: bytes, row: int) -> tuple[Any, Any]:
+        """Return a record and its hashable shape, whatever its attributes do when read."""
+        record = self._record(key, row)
+        shape = shape_of(record)
+        hash(shape)
+        return record, shape
+
+    def _stacked(self, records: Mapping[int, Any], alike: Mapping[Any, list[int]]) -> Groups:
         """Collate records of one shape by stacking, which treats every record alone."""
+        return [group for places in alike.values() for group in self._of_one_shape(records, places)]
+
+    def _of_one_shape(self, records: Mapping[int, Any], places: list[int]) -> Groups:
         together = _guarded(self._collated, default_collate, [records[place] for place in places])
         if together is not None:
             return [(together, places)]
@@ -361,12 +378,12 @@ class Loading:
         return chunk if self.example is None or chunk.fits(self.example) else None
 
 
-def _with_shape(record: Callable[[int], Any], place: int) -> tuple[Any, Any]:
-    """Return a record and its hashable shape, whatever its attributes do when read."""
-    found = record(place)
-    shape = shape_of(found)
-    hash(shape)
-    return found, shape
+def _by_shape(records: Mapping[int, Any]) -> dict[Any, list[int]]:
+    """Return the places of the records of each shape."""
+    alike: dict[Any, list[int]] = {}
+    for place, record in records.items():
+        alike.setdefault(shape_of(record), []).append(place)
+    return alike
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
