@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import dpfy
+import dpfy.data
 from dpfy._extras import require
 from dpfy.cli.app import main
 from dpfy.errors import DpfyError, MissingExtra
@@ -125,3 +126,9 @@ def test_a_command_that_draws_says_so_before_it_computes(
         main(command)
     err = capsys.readouterr().err
     assert stopped.value.code == 1 and "'dpfy[report]'" in err and err.count("\n") == 1
+
+
+def test_rows_of_arrow_files_need_pyarrow(without, tmp_path):
+    without("pyarrow")
+    with names("arrow"):
+        dpfy.data.ArrowRecords(tmp_path / "train.arrow", ["x"])

@@ -20,6 +20,7 @@ import dpfy
 ROOT = Path(__file__).parents[1]
 HARD = {"torch", "numpy", "scipy", "cryptography", "safetensors"}
 EXTRAS = {  # what a part of dpfy needs that one can do without
+    "arrow": {"pyarrow"},
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
     "report": {"matplotlib"},

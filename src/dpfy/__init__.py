@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.plans.dpis import dpis as dpis
     from dpfy.plans.dpsgd import dpsgd as dpsgd
     from dpfy.plans.plan import Plan as Plan
+    from dpfy.records.users import Users as Users
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
     from dpfy.run.privatize import privatize as privatize
@@ -113,6 +114,7 @@ _HOMES = {
     "mechanisms.query": ("Contributing", "RecordNormsBelow", "SampleSize", "Statistic"),
     "mechanisms.statistics": ("soft_accuracy",),
     "plans": ("Plan", "dpis", "dpsgd"),
+    "records.users": ("Users",),
     "run.checkpoint": ("resume",),
     "run.contributing": ("ContributingShare",),
     "checks.explain": ("Explanation", "explain"),

@@ -478,3 +478,52 @@ def test_the_unit_may_be_given_where_the_plan_is_bound():
     assert started.run.plan.unit == "user" and started.run.ledger.header.unit == "user"
     with pytest.raises(InvalidArgument, match="protects users"):
         Started(data, plan=started.run.plan, unit="record")
+
+
+SORTED_IDS = np.repeat(np.arange(9), [3, 1, 40, 2, 2, 7, 1, 1, 4])
+STARTS = np.array([0, 3, 4, 44, 46, 48, 55, 56, 57, 61])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint32, list, "file"])
+def test_starts_of_sorted_rows_name_the_users_that_ids_name(started, tmp_path, kind):
+    """The same rows of the same users take part, and the same release follows."""
+    if kind == "file":
+        np.save(tmp_path / "starts.npy", STARTS)
+        starts = tmp_path / "starts.npy"
+    else:
+        starts = STARTS.tolist() if kind is list else STARTS.astype(kind)
+    users, expected = Users.sorted(starts), Users.of(SORTED_IDS, 61)
+    assert len(users) == 9 and users.digest() == expected.digest() and users.rows is None
+    assert all(users.rows_of(u).tolist() == expected.rows_of(u).tolist() for u in range(9))
+    data = TensorDataset(torch.randn(61, WIDTH, generator=torch.Generator().manual_seed(1)))
+    releases = [
+        started(data, plan=users_plan(), unit_of=unit_of, rows_per_user=4).release()
+        for unit_of in (users, SORTED_IDS)
+    ]
+    assert torch.equal(*releases) and releases[0].any()
+
+
+@pytest.mark.parametrize("block", [1, 2, 100])
+@pytest.mark.parametrize(
+    "starts",
+    [[1, 2, 3], [0, 2, 2, 3], [0, 3, 2, 4], [0, 1, 2, 1], [], [[0, 1]], [0.0, 1.0], "text"],
+)
+def test_starts_that_are_no_order_are_refused(starts, block, monkeypatch):
+    """The last number of a block is compared with the first one of the next."""
+    monkeypatch.setattr("dpfy.records.users._BLOCK", block)
+    with pytest.raises((dpfy.InvalidArgument, dpfy.DataError)):
+        Users.sorted(starts)
+
+
+def test_starts_of_other_rows_are_refused(started):
+    data = TensorDataset(torch.ones(60, WIDTH))
+    with pytest.raises(dpfy.InvalidArgument, match="as many rows"):
+        started(data, plan=users_plan(), unit_of=Users.sorted(STARTS))
+
+
+def test_the_hash_of_users_is_of_all_rows_and_owners(monkeypatch):
+    one = Users.of([1, 1, 2, 2], 4)
+    others = [[1, 2, 2, 2], [1, 2, 1, 2], [2, 1, 1, 2], [1, 1, 2, None]]
+    for block in (1, 100):
+        monkeypatch.setattr("dpfy.records.users._BLOCK", block)
+        assert len({users.digest() for users in (one, *(Users.of(ids, 4) for ids in others))}) == 5

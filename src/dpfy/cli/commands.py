@@ -11,6 +11,7 @@ from dpfy.cli.audit import audit
 from dpfy.cli.calibrate import calibrate
 from dpfy.cli.check import check
 from dpfy.cli.convert import convert
+from dpfy.cli.data import data_app
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
@@ -37,6 +38,7 @@ _app.command()(report)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(init)
+_app.add_typer(data_app, name="data")
 _app.add_typer(ledger_app, name="ledger")
 _app.add_typer(plan_app, name="plan")
 

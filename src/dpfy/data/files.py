@@ -144,6 +144,17 @@ def read_array(path: Path) -> NDArray[Any]:
     return found
 
 
+def mapped_array(path: Path) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file without reading it into memory."""
+    if not path.is_file():
+        raise missing(path)
+    try:
+        found: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+    except _DAMAGE:
+        raise malformed(path, "no readable array of numbers", "a plain .npy file") from None
+    return found
+
+
 def check_labels(path: Path, labels: NDArray[Any], records: int, classes: int) -> NDArray[np.int64]:
     """Return the labels as int64 if there is one per record and each is one of the classes."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":

@@ -9,6 +9,6 @@ __getattr__, __all__ = exports(
         "inspection": ("Finding", "inspect_records"),
         "loaders": ("policy_of_loader",),
         "records": ("Records",),
-        "users": ("records_by_unit",),
+        "users": ("Users", "records_by_unit"),
     },
 )

@@ -15,15 +15,17 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from dpfy.data.arrow import ArrowRecords
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES, set_generators
-from dpfy.sandbox.rng_isolation import bookmark, reseed_from_stream
+from dpfy.sandbox.rng_isolation import bookmark, generator_states, reseed_from_stream
 from dpfy.sandbox.torch_settings import users_code
 
 _WITNESSES = 32  # records that are looked at where processes compare their data sets
+_NO_ROW = -1  # the index under which generators are set while several rows are loaded
 
 Groups = list[tuple[Chunk, list[int]]]
 """Chunks of rows of one shape each, and the places that their rows had among those that were asked
@@ -111,8 +113,9 @@ class Records:
         """Yield the records of each part as one chunk or, where shapes differ, as several."""
         physical = [part for part in parts if len(part)]
         for part, groups in zip(physical, self._groups(physical), strict=True):
+            rows = part.tolist()
             for chunk, positions in groups:
-                yield LoadedChunk(chunk, tuple(part[positions].tolist()))
+                yield LoadedChunk(chunk, tuple(rows[position] for position in positions))
 
     def alone(self, index: int) -> Chunk | None:
         """Return one record as a chunk, or None if it cannot be loaded or does not fit."""
@@ -132,13 +135,22 @@ class Records:
                 yield [(pickle.loads(chunk), positions) for chunk, positions in found]
         else:
             for part in parts:
-                back = bookmark()
+                back = bookmark() if self.loading.runs_code else lambda: None
                 try:
                     groups = self.loading.groups(self._key, part.tolist())
                 finally:
                     # what user code drew, or seeded, has no part in the masks that come after it
                     back()
                 yield groups
+
+    def load_together(self) -> None:
+        """Let the data set load several rows in one call, where it can.
+
+        *Assumes* that what it gives for a row does not depend on the other rows, which
+        :func:`dpfy.checks.mixing.refuse_mixing` tests before it calls this.
+        """
+        self.loading.together = fetches_together(self.data)
+        self.close()  # processes that are running would not know
 
     def close(self) -> None:
         """End the loading processes; they are started again when needed."""
@@ -223,43 +235,41 @@ def _done(
 
 def shape_of(value: Any) -> Any:
     """Return the structure, shapes and types of a record, and none of its values."""
+    if isinstance(value, torch.Tensor):  # first, since it is asked for every field of every row
+        return value.shape, value.dtype
+    if isinstance(value, Mapping):
+        return tuple(value), tuple(map(shape_of, value.values()))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return (tuple(value.shape), str(value.dtype))
-    if isinstance(value, Mapping):
-        return tuple((key, shape_of(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return (type(value).__name__, *(shape_of(item) for item in value))
+        return type(value).__name__, tuple(map(shape_of, value))
     return type(value).__name__
 
 
 class Loading:
-    """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped."""
+    """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped.
+
+    With ``together``, the data set loads a part in one call of ``__getitems__``, or of
+    ``take_columns``, which gives columns with a row for each index and no object per row. A part
+    counts only if every row of it loads, collates and fits; otherwise each of its rows is loaded
+    alone. *Formal guarantee*: all rows are those that ``data[i]`` gives if this call gives the
+    same for each of its rows, draws random numbers, or raises. Where the call is the user's code,
+    :meth:`Records.load_together` has to allow it.
+    """
 
     def __init__(
         self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None
     ) -> None:
         self.data, self.collate_fn, self.example = data, collate_fn, example
-        self._runs_code = not is_stacked(data) or collate_fn is not None
+        self.runs_code = not is_stored(data) or collate_fn is not None
+        self.together = not self.runs_code and fetches_together(data)
 
     def groups(self, key: bytes, rows: RowIndices) -> Groups:
         """Return chunks with the positions of their records in ``rows``."""
+        wanted = {place: row for place, row in enumerate(rows) if row is not None}
         with users_code():
-            return self._groups(key, rows)
-
-    def _groups(self, key: bytes, rows: RowIndices) -> Groups:
-        if self.collate_fn is not None:
-            return _joined(
-                (chunk, [place])
-                for place, row in enumerate(rows)
-                if row is not None and (chunk := _guarded(self._alone, key, row)) is not None
-            )
-        records: dict[int, Any] = {}
-        shapes: dict[Any, list[int]] = {}
-        for place, row in enumerate(rows):
-            if row is not None and (found := _guarded(self._with_shape, key, row)) is not None:
-                records[place], shape = found
-                shapes.setdefault(shape, []).append(place)
-        return [group for places in shapes.values() for group in self._stacked(records, places)]
+            together = self._together(key, wanted) if self.together and len(wanted) > 1 else None
+            return self._one_by_one(key, wanted) if together is None else together
 
     def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
         """Return the groups in a form that passes between processes; others are left out."""
@@ -268,14 +278,78 @@ class Loading:
         # has one alone.
         return [(chunk, places) for chunk, places in found if chunk is not None]
 
+    def _together(self, key: bytes, wanted: Mapping[int, int]) -> Groups | None:
+        """Return rows that were fetched in one call, or None unless all of them can be used."""
+        rows = [*wanted.values()]
+        if self.collate_fn is None and hasattr(self.data, "take_columns"):
+            chunk = _guarded(self._columns, key, rows)
+            return None if chunk is None else [(chunk, [*wanted])]
+        found = _guarded(self._fetched, key, rows)
+        if found is None:
+            return None
+        fetched = dict(zip(wanted, found, strict=True))
+        if self.collate_fn is None:
+            alike = _guarded(_by_shape, fetched)
+            groups = self._stacked(fetched, alike) if alike is not None else []
+        else:
+
+            def record(place: int) -> Any:
+                set_generators(key, wanted[place])
+                return fetched[place]
+
+            groups = self._each_collated(wanted, record)
+        # A missing value in one row may change the type of the whole column.
+        return groups if sum(len(places) for _, places in groups) == len(wanted) else None
+
+    def _columns(self, key: bytes, rows: list[int]) -> Chunk | None:
+        """Return rows that the data set gives as columns, without an item for each."""
+        columns = self._called(key, self.data.take_columns, rows)
+        return None if columns is None else self._collated(lambda _: columns, rows)
+
+    def _fetched(self, key: bytes, rows: list[int]) -> Sequence[Any] | None:
+        """Return what one call gives for rows, or None if it is not one item for each."""
+        found = self._called(key, self.data.__getitems__, rows)
+        return found if isinstance(found, list | tuple) and len(found) == len(rows) else None
+
+    def _called(self, key: bytes, load: Callable[[list[int]], Any], rows: list[int]) -> Any:
+        """Return what a function gives for rows, or None if it draws random numbers for it.
+
+        The generators start from a state that depends on no row. Code that draws from them would
+        give a row other numbers than the row has alone; it is not called again.
+        """
+        if not self.runs_code:
+            return load(rows)
+        set_generators(key, _NO_ROW)
+        before = generator_states()
+        found = load(rows)
+        self.together = generator_states() == before
+        return found if self.together else None
+
+    def _one_by_one(self, key: bytes, wanted: Mapping[int, int]) -> Groups:
+        """Return the rows that load and collate, those of one shape in a chunk."""
+        if self.collate_fn is not None:
+            return self._each_collated(wanted, lambda place: self._record(key, wanted[place]))
+        records: dict[int, Any] = {}
+        shapes: dict[Any, list[int]] = {}
+        for place, row in wanted.items():
+            if (found := _guarded(self._with_shape, key, row)) is not None:
+                records[place], shape = found
+                shapes.setdefault(shape, []).append(place)
+        return self._stacked(records, shapes)
+
+    def _each_collated(self, places: Iterable[int], record: Callable[[int], Any]) -> Groups:
+        """Return the records that load, each of which the user's function has collated alone."""
+        alone = ((_guarded(self._alone, record, place), [place]) for place in places)
+        return _joined((chunk, place) for chunk, place in alone if chunk is not None)
+
     def _record(self, key: bytes, row: int) -> Any:
-        if self._runs_code:
+        if self.runs_code:
             set_generators(key, row)
         return self.data[row]
 
-    def _alone(self, key: bytes, row: int) -> Chunk | None:
+    def _alone(self, record: Callable[[int], Any], place: int) -> Chunk | None:
         assert self.collate_fn is not None
-        return self._collated(self.collate_fn, [self._record(key, row)])
+        return self._collated(self.collate_fn, [record(place)])
 
     def _with_shape(self, key: bytes, row: int) -> tuple[Any, Any]:
         """Return a record and its hashable shape, whatever its attributes do when read."""
@@ -284,8 +358,11 @@ class Loading:
         hash(shape)
         return record, shape
 
-    def _stacked(self, records: Mapping[int, Any], places: list[int]) -> Groups:
+    def _stacked(self, records: Mapping[int, Any], alike: Mapping[Any, list[int]]) -> Groups:
         """Collate records of one shape by stacking, which treats every record alone."""
+        return [group for places in alike.values() for group in self._of_one_shape(records, places)]
+
+    def _of_one_shape(self, records: Mapping[int, Any], places: list[int]) -> Groups:
         together = _guarded(self._collated, default_collate, [records[place] for place in places])
         if together is not None:
             return [(together, places)]
@@ -299,6 +376,14 @@ class Loading:
         """Return records of one shape as a chunk, if they fit the declaration."""
         chunk = Chunk.of(collate_fn(records), len(records))
         return chunk if self.example is None or chunk.fits(self.example) else None
+
+
+def _by_shape(records: Mapping[int, Any]) -> dict[Any, list[int]]:
+    """Return the places of the records of each shape."""
+    alike: dict[Any, list[int]] = {}
+    for place, record in records.items():
+        alike.setdefault(shape_of(record), []).append(place)
+    return alike
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -331,11 +416,18 @@ def _joined_packed(found: list[list[tuple[bytes, list[int]]]]) -> list[tuple[byt
     return [(packed(chunk), places) for chunk, places in _joined(groups)]
 
 
-def is_stacked(data: Any) -> bool:
-    """Whether records are rows of stacked tensors, so that no user code loads them."""
+def fetches_together(data: Any) -> bool:
+    """Whether a data set loads several rows in one call; a ``Subset`` has to pass it on."""
     while type(data) is Subset:
         data = data.dataset
-    return type(data) is TensorDataset
+    return any(callable(getattr(data, name, None)) for name in ("__getitems__", "take_columns"))
+
+
+def is_stored(data: Any) -> bool:
+    """Whether records are rows of tensors or Arrow files, so that no user code loads them."""
+    while type(data) is Subset:
+        data = data.dataset
+    return type(data) in (TensorDataset, ArrowRecords)
 
 
 def check_map_style(data: Any) -> None:

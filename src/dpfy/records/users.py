@@ -10,6 +10,7 @@ clipped sum by at most one bound. Proof in docs/proofs/user-level.md.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from dpfy import _validate
+from dpfy.data.files import mapped_array
 from dpfy.errors import InvalidArgument
 from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
@@ -29,9 +31,16 @@ _ROWS_PER_USER = 16
 _SEED_WORDS = 4  # 256 bits
 # bytes of a number that chooses a row: each of n rows has a probability within 2^-128 of 1/n
 _DRAW = 16
+_BLOCK = 2**20  # numbers of a file that are looked at in one piece
+_STARTS = (
+    "Expected starts to be whole numbers that begin with 0 and increase: the first row of each "
+    "user, and at the end the number of rows. Sort the rows by user; `dpfy data index --users` "
+    "does."
+)
 _EXPECTED = (
     "Expected unit_of to name the user of each row of the data set: a sequence with one whole "
-    "number, text or bytes per row, or a function from a row's index to one of these."
+    "number, text or bytes per row, a function from a row's index to one of these, or "
+    "dpfy.Users.sorted(starts)."
 )
 
 
@@ -52,9 +61,8 @@ def records_by_unit(
         collate_fn: The user's collate function, or None for torch's default.
         num_workers: The number of processes that load records.
         unit: The plan's unit of privacy.
-        unit_of: The user id of each row, as a sequence or a function of a row's index; None for
-            record
-            level.
+        unit_of: The user id of each row, as a sequence or a function of a row's index, or
+            :class:`Users`; None for record level.
         rows_per_user: The most rows of one user in a step; None for record level.
         example: The declared example; rows that do not fit it are left out.
         stream: The secret stream that keys are drawn from; by default a fresh one.
@@ -91,18 +99,36 @@ def records_by_unit(
 
 @dataclass(frozen=True)
 class Users:
-    """The rows of each user, in the order of the data set. Sensitive.
+    """The rows of each user. Sensitive: never printed.
 
-    Users are numbered in the order of their ids: adding a user leaves the others in the same
-    order.
+    Made by :meth:`sorted`, or by :meth:`of` from the ``unit_of`` of a run. Users are numbered in
+    the order of their ids, or of their rows where these are sorted by user: adding a user leaves
+    the others in the same order.
+
+    Args:
+        rows: The rows user by user, each in the order of the data set; None where they are the rows
+            of the data set as it is.
+        starts: Where each user's rows begin, and where the last one's end.
+        count: The number of rows of the data set.
     """
 
-    rows: Whole
+    rows: Whole | None
     starts: Whole
+    count: int
 
     @classmethod
     def of(cls, unit_of: Any, rows: int) -> "Users":
         """Return the users of ``rows`` rows; a row without an id takes part in nothing.
+
+        Args:
+            unit_of: The user id of each row, as a sequence or a function of a row's index.
+            rows: The number of rows.
+
+        Returns:
+            The users.
+
+        Raises:
+            InvalidArgument: There are no ids, or not as many as rows.
 
         >>> users = Users.of(["b", "a", "b", None], rows=4)
         >>> [users.rows_of(user).tolist() for user in range(len(users))]
@@ -112,14 +138,71 @@ class Users:
         order = np.argsort(numbers, kind="stable")
         order = order[np.count_nonzero(numbers < 0) :]
         starts = np.searchsorted(numbers[order], np.arange(numbers.max(initial=-1) + 2))
-        return cls(order, starts)
+        return cls(order, starts, rows)
+
+    @classmethod
+    def sorted(cls, starts: Any) -> "Users":
+        """Return the users of a data set whose rows are sorted by user.
+
+        Nothing is kept in memory for a row: a file of starts is mapped, and read in parts. `dpfy
+        data index --users` writes one.
+
+        Args:
+            starts: The first row of each user, in order, and at the end the number of rows: an
+                array of whole numbers, or the path of one in a ``.npy`` file.
+
+        Returns:
+            The users, to be given as ``unit_of``.
+
+        Raises:
+            InvalidArgument: The starts are no whole numbers that begin with 0 and increase.
+            DataError: The file is missing or holds something else.
+
+        >>> users = Users.sorted([0, 2, 3])
+        >>> [users.rows_of(user).tolist() for user in range(len(users))]
+        [[0, 1], [2]]
+        """
+        path = Path(starts) if isinstance(starts, str | Path) else None
+        found = np.asarray(starts) if path is None else mapped_array(path)
+        if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found) or found[0] != 0:
+            raise InvalidArgument(_STARTS)
+        for first in range(0, len(found) - 1, _BLOCK):
+            if not (np.diff(found[first : first + _BLOCK + 1].astype(np.int64)) > 0).all():
+                raise InvalidArgument(_STARTS)
+        if path is not None:
+            found = mapped_array(path)  # a fresh map, of which nothing is in memory
+        return cls(None, found, int(found[-1]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def rows_of(self, user: int) -> Whole:
-        """Return the rows of one user."""
-        return self.rows[self.starts[user] : self.starts[user + 1]]
+        """Return the rows of one user.
+
+        Args:
+            user: The number of the user.
+
+        Returns:
+            The indices of its rows, in order.
+        """
+        first, last = int(self.starts[user]), int(self.starts[user + 1])
+        return np.arange(first, last) if self.rows is None else self.rows[first:last]
+
+    def digest(self) -> str:
+        """Return a hash of who owns which rows, computed in parts. Sensitive.
+
+        Returns:
+            The hash; the same for the same users, whichever way they were made.
+        """
+        digest = hashlib.sha256(f"{self.count} {len(self)}".encode())
+        total = int(self.starts[-1])
+        for first in range(0, total, _BLOCK):
+            last = min(first + _BLOCK, total)
+            rows = np.arange(first, last) if self.rows is None else self.rows[first:last]
+            digest.update(rows.astype("<i8").tobytes())
+        for first in range(0, len(self.starts), _BLOCK):
+            digest.update(self.starts[first : first + _BLOCK].astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         return "Users(sensitive)"
@@ -146,7 +229,12 @@ class UserRecords(Records):
     ) -> None:
         super().__init__(data, collate_fn, num_workers, example, stream)
         self.rows_per_unit = _validate.count("rows_per_user", rows_per_user)
-        self._users = Users.of(unit_of, len(data))
+        self._users = unit_of if isinstance(unit_of, Users) else Users.of(unit_of, len(data))
+        if self._users.count != len(data):
+            raise InvalidArgument(
+                "Expected the users of as many rows as the data set has. Make Users.sorted of the "
+                "starts that were written with its files."
+            )
         self._seeds: dict[int, bytes] | None = None
 
     def __len__(self) -> int:
@@ -155,8 +243,7 @@ class UserRecords(Records):
     @property
     def owners(self) -> str:
         """A hash of who owns which rows, and of the number of rows that take part."""
-        facts = (self._users.rows.tobytes(), self._users.starts.tobytes(), self.rows_per_unit)
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
+        return f"{self._users.digest()} {self.rows_per_unit}"
 
     def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
         """Return the same users, the drawn ones with rows chosen by their column of words."""

@@ -18,7 +18,7 @@ from dpfy.gradients import Engine, LoopEngine
 from dpfy.gradients.base import LossCall, Substitutes
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
-from dpfy.records.records import is_stacked
+from dpfy.records.records import is_stored
 from dpfy.run.terms import partition_for
 from dpfy.sandbox.rng_isolation import bookmark, device_states, numpy_state
 from dpfy.sandbox.torch_settings import TorchSettings
@@ -129,7 +129,7 @@ def _grounds(context: "StepContext", engine: Engine, draws: bool) -> Iterator[Gr
             "from the cipher for every chunk. That their output stands in for independent numbers "
             "is not proved.",
         )
-    if not is_stacked(context.records.data):
+    if not is_stored(context.records.data):
         yield Ground(
             Kind.THEOREM,
             "loading",

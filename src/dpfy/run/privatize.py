@@ -103,12 +103,11 @@ def privatize(
         block: the number of steps to reserve at once. Default: 1.
         announce: whether to print that steps were spent on the ledger before. Default: True.
         unit: ``record`` or ``user``: what is protected. Default: as the plan says.
-        unit_of: whose the rows are, for users: one id per row, or a function from a row's index to
-        its
-            id. A step draws users; ``loss_fn`` still returns one loss per row.
+        unit_of: whose the rows are, for users: one id per row, a function from a row's index to its
+            id, or :class:`dpfy.Users` where rows are sorted by user. A step draws users;
+            ``loss_fn`` still returns one loss per row.
         rows_per_user: the most rows of a user in a step, drawn for each step; a user counts with
-        the
-            mean of their losses. Default: 16.
+            the mean of their losses. Default: 16.
         strict: whether to refuse whatever rests on an allowance instead of a proof; see
             docs/how-to/engines.md. Default: False.
 
