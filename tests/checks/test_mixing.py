@@ -252,3 +252,63 @@ def test_other_records_in_lists_arrays_and_by_functions_of_torch_are_noticed(kin
     )  # as it was
     with pytest.raises(dpfy.DataError, match="reads other records"):
         dpfy.check_data_set(Stored(kind, mixes=True))
+
+
+class Fetching(Plain):
+    """Several records are loaded at once, each as it is alone."""
+
+    def __init__(self, rows=ROWS):
+        super().__init__(rows)
+        self.calls = []
+
+    def __getitems__(self, indices):
+        self.calls.append(len(indices))
+        return [self.given(index, indices) for index in indices]
+
+    def given(self, index, indices):
+        return self.rows[index]
+
+
+class Padded(Fetching):
+    """Records are cut where their zeros begin, and padded to the longest of those that come along;
+    only the first one is shorter.
+    """
+
+    def __getitem__(self, index):
+        return self.rows[index][: 2 if index == 0 else 3]
+
+    def given(self, index, indices):
+        return self.rows[index] * torch.tensor([1, 1, index != 0])
+
+
+class Centred(Fetching):
+    def given(self, index, indices):
+        return self.rows[index] - self.rows[list(indices)].mean(0)
+
+
+class InOrder(Fetching):
+    def __getitems__(self, indices):
+        return super().__getitems__(sorted(indices))
+
+
+@pytest.mark.parametrize("kind", [Padded, Centred, InOrder])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_records_that_differ_in_company_are_loaded_alone(started, kind, workers):
+    """One record is enough, and does not show: the release is that of the records alone."""
+
+    class Alone(kind):
+        __getitems__ = None
+
+    data = kind()
+    release = started(data, num_workers=workers).release()
+    assert torch.equal(release, started(Alone()).release())
+    assert data.calls == ([] if workers else [16])  # the check alone
+    with pytest.raises(dpfy.DataError, match="__getitems__"):
+        check_data_set(data)
+
+
+def test_records_that_are_the_same_in_company_are_loaded_together(started):
+    data = Fetching()
+    check_data_set(data)
+    assert torch.equal(started(data).release(), started(Plain()).release())
+    assert data.calls[:2] == [16, 16] and sum(data.calls[2:]) == 40  # after two checks, all records

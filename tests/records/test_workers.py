@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from runs import Dot
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, get_worker_info
 
+from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
 from dpfy.records.records import Records
 from dpfy.sandbox.record_keys import set_generators
@@ -225,3 +226,140 @@ def test_a_pass_that_was_left_does_not_answer_the_next():
     passing.close()
     assert [loaded.indices for loaded in records.chunks([ALL])] == [tuple(range(24))]
     records.close()
+
+
+class Fetching(Rows):
+    """Rows that are loaded several at once, and how often each way was used."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = []
+
+    def __getitem__(self, index):
+        self.calls.append(1)
+        return super().__getitem__(index)
+
+    def __getitems__(self, indices):
+        self.calls.append(len(indices))
+        return [Rows.__getitem__(self, index) for index in indices]
+
+
+def fetched(data, collate_fn=None, example=None):
+    """What a data set gives that may load several rows at once, by index, and its calls."""
+    records = Records(data, collate_fn, 0, example, SecureStream(1, purpose="training"))
+    records.load_together()
+    rows = {
+        index: row
+        for loaded in records.chunks([ALL[3:13]])
+        for index, row in zip(loaded.indices, loaded.chunk.arguments[0], strict=True)
+    }
+    return rows, getattr(data, "calls", None)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def failing():
+    raise ValueError("record 5")
+
+
+@pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: Subset(data, range(24))])
+def test_several_rows_are_loaded_in_one_call(wrapped):
+    expected, _ = fetched(Rows())
+    data = Fetching()
+    assert same(fetched(wrapped(data))[0], expected) and data.calls == [10]
+    assert same(fetched(wrapped(Fetching({5}, failing)))[0], fetched(Rows({5}, failing))[0])
+
+
+def test_a_subset_of_rows_that_load_alone_loads_them_alone(monkeypatch):
+    """Its own __getitems__ is a loop, which would draw random numbers for nothing."""
+    monkeypatch.setattr(Subset, "__getitems__", None)
+    assert same(fetched(Subset(Rows(), range(24)))[0], fetched(Rows())[0])
+
+
+class Wrong(Fetching):
+    """Several rows come in a form that does not say which is which."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+
+    def __getitems__(self, indices):
+        return self.given(super().__getitems__(indices))
+
+
+@pytest.mark.parametrize(
+    "given", [lambda rows: rows[1:], torch.stack, lambda rows: None, dict.fromkeys]
+)
+def test_another_number_or_type_than_one_item_per_row_is_not_used(given):
+    assert same(fetched(Wrong(given))[0], fetched(Rows())[0])
+
+
+class Nullable(Fetching):
+    """A missing value makes a whole column of numbers floating, as Arrow and pandas do."""
+
+    def __getitems__(self, indices):
+        rows = super().__getitems__(indices)
+        return [row.double() for row in rows] if 5 in indices else rows
+
+    def __getitem__(self, index):
+        row = super().__getitem__(index)
+        return row.double() if index == 5 else row
+
+
+def test_a_record_does_not_change_the_type_of_others():
+    """Nine rows would no longer fit the declaration and drop out, because of the tenth."""
+    example = Chunk.of(torch.zeros(1, 3), 1)
+    expected, _ = fetched(Rows({5}, failing), example=example)
+    found, _ = fetched(Nullable(), example=example)
+    assert same(found, expected) and len(found) == 9
+
+
+class AugmentedTogether(Augmented):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.calls = []
+
+    def __getitems__(self, indices):
+        self.calls.append(len(indices))
+        return [self[index] for index in indices]
+
+
+def test_rows_that_draw_random_numbers_have_those_that_they_have_alone():
+    """The second row of a call would draw numbers that depend on what the first one drew."""
+    alone, together = Augmented(), AugmentedTogether({3}, seeding)
+    expected, _ = fetched(alone)
+    found, calls = fetched(together)
+    del expected[3], found[3]
+    assert same(found, expected) and calls == [10]
+    records = Records(together, None, 0)
+    records.load_together()
+    list(records.chunks([*ALL.split(6)]))
+    assert together.calls == [10, 6]  # the call is made once, and given up
+
+
+def test_collation_has_the_numbers_of_the_record():
+    def noisy(records):
+        return torch.stack(records) + torch.rand(1, 3) + random.random()
+
+    assert same(fetched(Fetching(), noisy)[0], fetched(Rows(), noisy)[0])
+
+
+def test_workers_load_several_rows_in_one_call_and_survive(started, capfd):
+    """A process that ends in a call for several rows is asked for each of them."""
+
+    class Counting(Fetching):
+        def __getitem__(self, index):
+            raise ValueError  # only a call for several rows succeeds, where it has more than one
+
+    records = Records(Counting(), None, 1)
+    records.load_together()
+    assert [loaded.indices for loaded in records.chunks([ALL[:6]])] == [(0, 1, 2, 3, 4, 5)]
+    records.close()
+    s = started(Fetching({5}, DEEDS["exit"]), num_workers=1)
+    expected = started(torch.cat([ROWS[:5], ROWS[6:]])).release()
+    for _ in range(2):
+        assert torch.equal(s.release(), expected)
+    s.run.close()
+    assert capfd.readouterr() == ("", "")

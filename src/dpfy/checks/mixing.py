@@ -4,6 +4,7 @@ A data set that mixes two images in ``__getitem__``, draws from a generator of i
 running state lets one record change what others contribute, and no noise is scaled for that.
 """
 
+import copy
 import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from dpfy.errors import DataError
-from dpfy.records.records import Loading, Records, is_stacked
+from dpfy.gradients.chunk import Chunk
+from dpfy.records.records import Loading, Records, fetches_together, is_stacked
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES
 from dpfy.sandbox.rng_isolation import bookmark
@@ -65,13 +67,19 @@ _READS = (
     "reads other records than the one it is asked for, as mixup inside of __getitem__ does. Let "
     "data[i] depend on record i alone; what is combined with others has to be public"
 )
+_IN_COMPANY = (
+    "gives another record by __getitems__, together with others, than by data[i], so that a run "
+    "loads it one record at a time. Let __getitems__ treat every record alone, and pad to a public "
+    "length"
+)
 
 
 def check_data_set(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
     """Refuse a data set in which ``data[i]`` visibly depends on more than record i.
 
     A few records are loaded with the generators in a known state: twice, in another order with
-    others in between, and in a fresh process. Reads of other records are observed.
+    others in between, in a fresh process and, where the data set has ``__getitems__``, all at
+    once. Reads of other records are observed.
 
     For the owner of the data: whether it raises may depend on a single record, and nothing is
     recorded. A run makes the same check before its first release, in a form that one record cannot
@@ -108,12 +116,17 @@ def refuse_mixing(records: Records) -> None:
     """Refuse a data set if at least three, and half, of up to 16 records that load show mixing.
 
     Where there are loading workers, one of them looks: a record may end the process that loads it.
+    Records are loaded several at once, by ``__getitems__``, only if not a single one of these
+    differs then from what it is alone. Whether they are cannot be seen in a release.
     """
     if not _runs_code(records):
         return
     looking, rows = _Looking(records.loading), records.witnesses(_WITNESSES)
     seen = _in_a_worker(looking.problems, rows) if records.num_workers else looking.at(rows)[1]
-    problems = _followed(looking, seen)
+    if fetches_together(records.data) and not any(seen.values()):
+        records.load_together()
+    alone = {row: None if problem == _IN_COMPANY else problem for row, problem in seen.items()}
+    problems = _followed(looking, alone)
     found = sorted(problem for problem in problems.values() if problem)
     if len(found) >= max(_LEAST, len(problems) / 2):
         raise _refusal(records.data, max(found, key=found.count))
@@ -160,7 +173,8 @@ class _Looking:
     """Loads a few records several times."""
 
     def __init__(self, loading: Loading) -> None:
-        self.loading = loading
+        self.loading = copy.copy(loading)
+        self.loading.together = fetches_together(loading.data)
 
     def fingerprints(self, key: bytes, rows: RowIndices) -> dict[int, str]:
         """Return a hash of each record that loads. Sensitive."""
@@ -187,22 +201,40 @@ class _Looking:
             for _ in range(2)
             if self._fingerprint(key, row) != first[row]
         }
+        company = self._in_company(key, [*reversed(first)]) if self.loading.together else first
         problems: dict[int, str | None] = {}
         for row in first:
             with _watching(self.loading.data) as reads:
                 self._fingerprint(key, row)
-            problems[row] = _READS if reads.several else _CHANGES if row in changed else None
+            problems[row] = (
+                _READS
+                if reads.several
+                else _CHANGES
+                if row in changed
+                else _IN_COMPANY
+                if company.get(row) != first[row]
+                else None
+            )
         return first, problems
 
     def _fingerprint(self, key: bytes, row: int) -> str | None:
-        groups = self.loading.groups(key, [row])
-        if not groups:
-            return None
-        chunk, digest = groups[0][0], hashlib.sha256()
-        for leaf in chunk.leaves():
-            plain = packed(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf).encode()
-            digest.update(plain)
-        return digest.hexdigest()
+        return self._in_company(key, [row]).get(row)
+
+    def _in_company(self, key: bytes, rows: list[int]) -> dict[int, str]:
+        """Return the hashes of records that are loaded at once, as far as they load. Sensitive."""
+        return {
+            rows[place]: _hashed(chunk.record(position))
+            for chunk, places in self.loading.groups(key, rows)
+            for position, place in enumerate(places)
+        }
+
+
+def _hashed(chunk: Chunk) -> str:
+    digest = hashlib.sha256()
+    for leaf in chunk.leaves():
+        plain = packed(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf).encode()
+        digest.update(plain)
+    return digest.hexdigest()
 
 
 class _Reads(TorchFunctionMode):

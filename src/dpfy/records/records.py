@@ -20,10 +20,11 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES, set_generators
-from dpfy.sandbox.rng_isolation import bookmark, reseed_from_stream
+from dpfy.sandbox.rng_isolation import bookmark, generator_states, reseed_from_stream
 from dpfy.sandbox.torch_settings import users_code
 
 _WITNESSES = 32  # records that are looked at where processes compare their data sets
+_NO_ROW = -1  # the index under which generators are set while several rows are loaded
 
 Groups = list[tuple[Chunk, list[int]]]
 """Chunks of rows of one shape each, and the places that their rows had among those that were asked
@@ -140,6 +141,15 @@ class Records:
                     back()
                 yield groups
 
+    def load_together(self) -> None:
+        """Let the data set load several rows in one call of ``__getitems__``, where it can.
+
+        *Assumes* that what it gives for a row does not depend on the other rows, which
+        :func:`dpfy.checks.mixing.refuse_mixing` tests before it calls this.
+        """
+        self.loading.together = fetches_together(self.data)
+        self.close()  # processes that are running would not know
+
     def close(self) -> None:
         """End the loading processes; they are started again when needed."""
         if self._workers is not None:
@@ -233,33 +243,30 @@ def shape_of(value: Any) -> Any:
 
 
 class Loading:
-    """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped."""
+    """Loads and collates rows, each under its own key; rows that fail or do not fit are dropped.
+
+    ``together``, which :meth:`Records.load_together` sets, lets the data set load a part in one
+    call of ``__getitems__``. A part counts only if every row of it loads, collates and fits;
+    otherwise each of its rows is loaded alone. *Formal guarantee*: all rows are those that
+    ``data[i]`` gives if ``__getitems__`` gives the same for each of its rows, draws random
+    numbers, or raises.
+    """
 
     def __init__(
         self, data: Any, collate_fn: Callable[[list[Any]], Any] | None, example: Chunk | None
     ) -> None:
         self.data, self.collate_fn, self.example = data, collate_fn, example
+        self.together = False
         self._runs_code = not is_stacked(data) or collate_fn is not None
 
     def groups(self, key: bytes, rows: RowIndices) -> Groups:
         """Return chunks with the positions of their records in ``rows``."""
+        wanted = {place: row for place, row in enumerate(rows) if row is not None}
         with users_code():
-            return self._groups(key, rows)
-
-    def _groups(self, key: bytes, rows: RowIndices) -> Groups:
-        if self.collate_fn is not None:
-            return _joined(
-                (chunk, [place])
-                for place, row in enumerate(rows)
-                if row is not None and (chunk := _guarded(self._alone, key, row)) is not None
-            )
-        records: dict[int, Any] = {}
-        shapes: dict[Any, list[int]] = {}
-        for place, row in enumerate(rows):
-            if row is not None and (found := _guarded(self._with_shape, key, row)) is not None:
-                records[place], shape = found
-                shapes.setdefault(shape, []).append(place)
-        return [group for places in shapes.values() for group in self._stacked(records, places)]
+            together = self._together(key, wanted) if self.together and len(wanted) > 1 else None
+            if together is not None:
+                return together
+            return self._grouped(wanted, lambda place: self._record(key, wanted[place]))
 
     def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
         """Return the groups in a form that passes between processes; others are left out."""
@@ -268,21 +275,56 @@ class Loading:
         # has one alone.
         return [(chunk, places) for chunk, places in found if chunk is not None]
 
+    def _together(self, key: bytes, wanted: Mapping[int, int]) -> Groups | None:
+        """Return rows that were fetched in one call, or None unless all of them can be used."""
+        found = _guarded(self._fetched, key, [*wanted.values()])
+        if found is None:
+            return None
+        fetched = dict(zip(wanted, found, strict=True))
+
+        def record(place: int) -> Any:
+            if self.collate_fn is not None:
+                set_generators(key, wanted[place])
+            return fetched[place]
+
+        groups = self._grouped(wanted, record)
+        # A missing value in one row may change the type of the whole column.
+        return groups if sum(len(places) for _, places in groups) == len(wanted) else None
+
+    def _fetched(self, key: bytes, rows: list[int]) -> Sequence[Any] | None:
+        """Return what one call gives for rows, or None if it is not one item for each.
+
+        The generators start from a state that depends on no row. Code that draws from them would
+        give a row other numbers than the row has alone; it is not called again.
+        """
+        set_generators(key, _NO_ROW)
+        before = generator_states()
+        found = self.data.__getitems__(rows)
+        self.together = generator_states() == before
+        fits = isinstance(found, list | tuple) and len(found) == len(rows)
+        return found if fits and self.together else None
+
+    def _grouped(self, places: Iterable[int], record: Callable[[int], Any]) -> Groups:
+        """Return the records that load and collate, those of one shape in a chunk."""
+        if self.collate_fn is not None:
+            alone = ((_guarded(self._alone, record, place), [place]) for place in places)
+            return _joined((chunk, place) for chunk, place in alone if chunk is not None)
+        records: dict[int, Any] = {}
+        shapes: dict[Any, list[int]] = {}
+        for place in places:
+            if (found := _guarded(_with_shape, record, place)) is not None:
+                records[place], shape = found
+                shapes.setdefault(shape, []).append(place)
+        return [group for places in shapes.values() for group in self._stacked(records, places)]
+
     def _record(self, key: bytes, row: int) -> Any:
         if self._runs_code:
             set_generators(key, row)
         return self.data[row]
 
-    def _alone(self, key: bytes, row: int) -> Chunk | None:
+    def _alone(self, record: Callable[[int], Any], place: int) -> Chunk | None:
         assert self.collate_fn is not None
-        return self._collated(self.collate_fn, [self._record(key, row)])
-
-    def _with_shape(self, key: bytes, row: int) -> tuple[Any, Any]:
-        """Return a record and its hashable shape, whatever its attributes do when read."""
-        record = self._record(key, row)
-        shape = shape_of(record)
-        hash(shape)
-        return record, shape
+        return self._collated(self.collate_fn, [record(place)])
 
     def _stacked(self, records: Mapping[int, Any], places: list[int]) -> Groups:
         """Collate records of one shape by stacking, which treats every record alone."""
@@ -299,6 +341,14 @@ class Loading:
         """Return records of one shape as a chunk, if they fit the declaration."""
         chunk = Chunk.of(collate_fn(records), len(records))
         return chunk if self.example is None or chunk.fits(self.example) else None
+
+
+def _with_shape(record: Callable[[int], Any], place: int) -> tuple[Any, Any]:
+    """Return a record and its hashable shape, whatever its attributes do when read."""
+    found = record(place)
+    shape = shape_of(found)
+    hash(shape)
+    return found, shape
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -329,6 +379,13 @@ def _joined_packed(found: list[list[tuple[bytes, list[int]]]]) -> list[tuple[byt
     """Join packed groups on their way between processes."""
     groups = ((pickle.loads(chunk), places) for each in found for chunk, places in each)
     return [(packed(chunk), places) for chunk, places in _joined(groups)]
+
+
+def fetches_together(data: Any) -> bool:
+    """Whether a data set loads several rows in one call; a ``Subset`` has to pass it on."""
+    while type(data) is Subset:
+        data = data.dataset
+    return callable(getattr(data, "__getitems__", None))
 
 
 def is_stacked(data: Any) -> bool:

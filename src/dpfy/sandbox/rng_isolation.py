@@ -170,6 +170,13 @@ def numpy_state() -> tuple[Any, ...]:
     return (name, np.asarray(words).tobytes(), *rest)
 
 
+def generator_states() -> tuple[Any, ...]:
+    """Return the states of all generators that are in use, in a form that can be compared."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    of_torch = (state.numpy().tobytes() for state in (torch.get_rng_state(), *devices))
+    return (random.getstate(), numpy_state(), *of_torch)
+
+
 @contextmanager
 def watched_generators() -> Iterator["GeneratorUse"]:
     """Watch what code does to the generators of torch, numpy and Python inside the block."""
