@@ -63,7 +63,12 @@ def test_a_line_is_plain_json_whose_last_key_is_the_documented_hash():
         ),
         (
             "voided in part",
-            lambda h, e: [("header", h), ("define", e.to_json()), use(e, 4), ("void", {"unused": 3})],
+            lambda h, e: [
+                ("header", h),
+                ("define", e.to_json()),
+                use(e, 4),
+                ("void", {"unused": 3}),
+            ],
         ),
         (
             "voided after a settlement",

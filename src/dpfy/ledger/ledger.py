@@ -369,8 +369,9 @@ class Ledger:
     def uses(self) -> Envelope:
         """Everything that a reader must count as spent, in order.
 
-        A torn tail and all steps that were paid for in advance are included. A selection that has begun and not
-        ended counts as an event without any guarantee, because it is not known what was seen of it.
+        A torn tail and all steps that were paid for in advance are included. A selection that has
+        begun and not ended counts as an event without any guarantee, because it is not known what
+        was seen of it.
         """
         return run_lengths([*self._journal.runs(), *self._unfinished])
 

@@ -94,7 +94,9 @@ class OneAhead(Draws):
     ) -> None:
         """Begin to load this step, unless it is under way, and then the next one of the plan."""
         ready, self._next = self._next, None
-        records = ready.records if ready and ready.step == step else super().records(context, sample)
+        records = (
+            ready.records if ready and ready.step == step else super().records(context, sample)
+        )
         if self._records is not None:
             self._records.begin([])  # a step that failed may have left something
         self._records = records
