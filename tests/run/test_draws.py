@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import Dot, Started
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import dpfy
 from dpfy.ledger import Ledger
@@ -40,8 +40,9 @@ class Rows(Dataset):
 
 
 def ahead(started, data=None, **options):
-    """A run of five steps that is one step ahead, with two workers."""
-    return started(data or Rows(), **{"num_workers": 2, "prefetch": 1, "rate": 0.5, **options})
+    """A run of five steps that is one step ahead, with a worker."""
+    options = {"num_workers": 1, "prefetch": 1, "rate": 0.5, **options}
+    return started(ROWS if data is None else data, **options)
 
 
 def released(s, steps=5):
@@ -107,7 +108,7 @@ def test_the_ledger_holds_a_step_before_the_workers_load_it(started, tmp_path):
     "options",
     [
         {},
-        {"max_physical_batch": 4},
+        {"max_physical_batch": 4, "num_workers": 2},
         {"microbatches": 3},
         {"rate": 0.02},
         {"plan": dpfy.dpsgd(records=40, batch_size=8, steps=8, noise_multiplier=1.0,
@@ -153,24 +154,19 @@ def fail():
 
 @pytest.mark.parametrize(
     ("deed", "model"),
-    [
-        (fail, Dot),
-        (lambda: os._exit(1), Dot),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), Dot),
-        (fail, Brittle),
-    ],
-    ids=["raises", "exits", "killed", "raises in the loss as well"],
+    [(lambda: os._exit(1), Dot), (fail, Brittle)],
+    ids=["exits", "raises, as others do in the loss"],
 )
 def test_records_that_fail_to_load_ahead_are_left_out_in_silence(started, deed, model, capfd):
     """They may end a worker that has loaded parts of two steps; nothing of these is lost."""
     bad = {5, 6, 23}
     kept = ROWS.clone()
     kept[list(bad)] = torch.nan  # as records without a finite gradient, which contribute nothing
-    settings = {"engine": "loop", "max_physical_batch": 6, "steps": 3}
-    s = ahead(started, Rows(ROWS, bad, deed), model=model(), **settings)
+    settings = {"engine": "loop", "max_physical_batch": 6}
+    s = ahead(started, Rows(ROWS, bad, deed), model=model(), num_workers=2, **settings)
     found = released(s, 3)
     s.run.close()
-    assert torch.equal(found, released(started(Rows(kept), rate=0.5, model=model(), **settings), 3))
+    assert torch.equal(found, released(started(kept, rate=0.5, model=model(), **settings), 3))
     assert capfd.readouterr() == ("", "")
 
 
@@ -191,8 +187,7 @@ def test_a_step_in_other_parts_than_were_loaded_ahead_is_loaded_again(started, m
 # Paid for and not taken
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3, 5])
-@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize(("taken", "block"), [(0, 1), (2, 1), (5, 1), (2, 3), (3, 3)])
 def test_a_clean_close_hands_the_step_ahead_back(started, tmp_path, taken, block):
     path = tmp_path / "run.dpl"
     s = ahead(started, ledger=path, noise_multiplier=1.0, block=block)
@@ -208,7 +203,7 @@ def test_an_epoch_that_was_paid_for_ahead_is_handed_back(started):
         records=40, batch_size=20, steps=6, noise_multiplier=1.0, sampling="shuffled",
         relation="replace_one",
     )  # fmt: skip
-    for taken, epochs in ((1, 1), (2, 1), (3, 2)):
+    for taken, epochs in ((2, 1), (3, 2)):
         s = ahead(started, plan=plan)
         released(s, taken)
         s.run.close()
@@ -257,7 +252,9 @@ def test_a_budget_that_ends_before_the_plan_stops_at_its_own_step(started, tmp_p
 def resumed(folder, **options):
     model = Dot()
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
-    return dpfy.resume(folder, model, opt, Rows(), num_workers=2, prefetch=1, **options)
+    return dpfy.resume(
+        folder, model, opt, TensorDataset(ROWS), num_workers=1, prefetch=1, **options
+    )
 
 
 def test_a_checkpoint_counts_the_step_ahead_as_lost_only_if_it_was_not_handed_back(
@@ -276,8 +273,8 @@ def test_after_a_crash_the_step_ahead_is_lost_and_not_drawn_again(tmp_path, caps
     child = os.fork()
     if child == 0:
         s = Started(
-            Rows(), ledger=tmp_path / "run.dpl", noise_multiplier=1.0, key=None, rate=0.5,
-            num_workers=2, prefetch=1,
+            TensorDataset(ROWS), ledger=tmp_path / "run.dpl", noise_multiplier=1.0, key=None,
+            rate=0.5, num_workers=1, prefetch=1,
         )  # fmt: skip
         released(s, 2)
         s.run.save(tmp_path)
@@ -311,8 +308,10 @@ DPIS = dpfy.dpis(records=40, batch_size=8, steps=5, ratio=0.5, noise_multiplier=
 def test_what_cannot_be_ahead_is_refused_before_a_ledger_is_begun(started, tmp_path, options, says):
     controllers = options.pop("controllers", None)
     if controllers:
-        plan = dpfy.dpsgd(records=40, batch_size=8, steps=5, controllers=controllers)
-        options = {**options, "plan": plan.calibrate(epsilon=3.0, delta=1e-3)}
+        plan = dpfy.dpsgd(
+            records=40, batch_size=8, steps=5, noise_multiplier=1.0, controllers=controllers
+        )
+        options = {**options, "plan": plan}
     with pytest.raises(dpfy.InvalidArgument, match=says):
         ahead(started, ledger=tmp_path / "run.dpl", **options)
     assert not (tmp_path / "run.dpl").exists()
@@ -334,8 +333,8 @@ def kill_after(path, calls):
     child = os.fork()
     if child == 0:
         s = Started(
-            Rows(ROWS[:8]), ledger=path, noise_multiplier=1.0, key=None, rate=0.5, steps=10**6,
-            num_workers=1, prefetch=1,
+            TensorDataset(ROWS[:8]), ledger=path, noise_multiplier=1.0, key=None, rate=0.5,
+            steps=10**6, num_workers=1, prefetch=1,
         )  # fmt: skip
         s.release()
         os.write(write_end, b".")
