@@ -61,6 +61,35 @@ def test_a_line_is_plain_json_whose_last_key_is_the_documented_hash():
                 ("settle", {"unused": -1}),
             ],
         ),
+        (
+            "voided in part",
+            lambda h, e: [
+                ("header", h),
+                ("define", e.to_json()),
+                use(e, 4),
+                ("void", {"unused": 3}),
+            ],
+        ),
+        (
+            "voided after a settlement",
+            lambda h, e: [
+                ("header", h),
+                ("define", e.to_json()),
+                use(e, 2),
+                ("settle", {"unused": 1}),
+                ("void", {"unused": 1}),
+            ],
+        ),
+        (
+            "voided behind another line",
+            lambda h, e: [
+                ("header", h),
+                ("define", e.to_json()),
+                use(e),
+                ("basis", {"engine": "loop"}),
+                ("void", {"unused": 1}),
+            ],
+        ),
         ("no times", lambda h, e: [("header", h), ("define", e.to_json()), use(e, 0)]),
         ("boolean times", lambda h, e: [("header", h), ("define", e.to_json()), use(e, True)]),
         ("negative times", lambda h, e: [("header", h), ("define", e.to_json()), use(e, -3)]),
@@ -137,8 +166,9 @@ def test_every_flip_of_a_sealed_torn_tail_is_found(header, step):
     again = feed(*lines)
     again.feed(sealed)
     assert list(again.runs()) == [Repeated(step, 2)]
-    with pytest.raises(LedgerDamaged):  # a recovered step is not a block that could be handed back
-        feed(("settle", {"unused": 1}), journal=again)
+    for kind in ("settle", "void"):  # a recovered step is no block that could be handed back
+        with pytest.raises(LedgerDamaged):
+            feed((kind, {"unused": 1}), journal=again)
 
 
 def test_header_round_trip_and_bad_headers(header):

@@ -165,6 +165,44 @@ def test_a_block_is_paid_once_and_its_rest_handed_back_on_close(path, header, st
     assert Ledger.read(path).count == guard.spent == 12
 
 
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_step_paid_in_advance_is_taken_by_its_reservation_or_handed_back(
+    path, header, step, block
+):
+    """A second line for it would count it twice; one that stays would count what never was."""
+    guard = Limit(100)
+    with Ledger.open(path, guard, header, block=block) as ledger:
+        for taken in range(5):
+            ledger.prepay(step)
+            ledger.prepay(step)
+            assert ledger.count == taken < Ledger.read(path).count
+            ledger.reserve(step)
+            assert ledger.count == taken + 1
+        ledger.prepay(step)
+    assert Ledger.read(path).count == guard.spent == 5
+    assert path.read_bytes().count(b'"void"') == (1 if block == 1 else 0)
+
+
+def test_a_line_between_hands_a_prepaid_step_back_and_its_reservation_pays_again(
+    path, header, step
+):
+    with Ledger.open(path, header=header) as ledger:
+        ledger.prepay(step)
+        ledger.record_basis({"engine": "loop"})
+        assert Ledger.read(path).count == 0
+        ledger.reserve(step)
+        assert Ledger.read(path).uses == (Repeated(step, 1),)
+
+
+def test_a_crash_does_not_hand_a_prepaid_step_back(path, header, step):
+    ledger = Ledger.open(path, header=header)
+    ledger.prepay(step)
+    ledger._store.close()  # as when the process dies
+    with Ledger.open(path, header=header) as again:
+        again.prepay(step)
+    assert Ledger.read(path).count == 1
+
+
 def test_a_crash_does_not_hand_back(path, header, step):
     ledger = Ledger.open(path, header=header, block=10)
     ledger.reserve(step)

@@ -14,6 +14,7 @@ HEADER = Header(envelope=(Repeated(EVENTS[0], 5), Repeated(EVENTS[1], 50)), filt
 
 actions = st.one_of(
     st.tuples(st.just("reserve"), st.integers(0, 2)),
+    st.tuples(st.just("prepay"), st.integers(0, 2)),
     st.tuples(st.just("close"), st.integers(1, 6)),
     st.tuples(st.just("crash"), st.integers(1, 6)),
     st.tuples(
@@ -35,6 +36,11 @@ def test_no_history_of_reservations_stops_and_crashes_counts_too_little(history)
             if action == "reserve":
                 ledger.reserve(EVENTS[argument])
                 released[EVENTS[argument]] += 1
+                continue
+            if action == "prepay":
+                before = ledger.count
+                ledger.prepay(EVENTS[argument])
+                assert ledger.count == before and Ledger.read(path).count > before
                 continue
             if action == "close":
                 ledger.close()

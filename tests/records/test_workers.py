@@ -390,3 +390,105 @@ def test_workers_load_several_rows_in_one_call_and_survive(started, capfd):
         assert torch.equal(s.release(), expected)
     s.run.close()
     assert capfd.readouterr() == ("", "")
+
+
+class Processes(Rows):
+    """The process that loads a record."""
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            self.deed()
+        return torch.tensor([os.getpid()])
+
+
+def fail():
+    raise ValueError("a record")
+
+
+def test_processes_live_over_passes_and_share_each_part():
+    """A pass that starts processes anew would show in their numbers, as would an idle one."""
+    records = Records(Processes({3}, fail), None, 2)
+    found = [
+        set(loaded.chunk.arguments[0].flatten().tolist())
+        for _ in range(3)
+        for loaded in records.fresh().chunks([ALL[:8]])
+    ]
+    records.close()
+    assert found == [found[0]] * 3 and len(found[0]) == 2 and os.getpid() not in found[0]
+
+
+def ended(worker):
+    """Whether a process is gone, or waits to be collected."""
+    return worker.process is None or not worker.process.is_alive()
+
+
+def test_what_was_begun_outlives_passes_between_and_passes_that_were_left(capfd):
+    """Parts of the next step are with processes that the present one may end or give up."""
+    records = Records(Rows({5}, DEEDS["exit"]), None, 2)
+    later, now = records.fresh(), records.fresh()
+    later.begin([[ALL[10:18], ALL[18:]]])
+    passing = now.chunks([*ALL[:10].split(2)])
+    assert next(passing).indices == (0, 1)
+    assert torch.equal(now.alone(20).arguments[0], ROWS[20:21])
+    passing.close()
+    assert [loaded.indices for loaded in now.chunks([ALL[:10]])] == [(0, 1, 2, 3, 4, 6, 7, 8, 9)]
+    found = [*later.chunks([ALL[10:18], ALL[18:]])]
+    assert [loaded.indices for loaded in found] == [(*range(10, 18),), (*range(18, 24),)]
+    assert torch.equal(torch.cat([loaded.chunk.arguments[0] for loaded in found]), ROWS[10:])
+    records.close()
+    assert all(map(ended, records._workers._team)) and capfd.readouterr() == ("", "")
+
+
+def test_what_was_begun_and_is_not_wanted_is_given_up():
+    records = Records(Rows(), None, 2)
+    records.begin([[ALL[:10]], [ALL[10:]]])
+    records.begin([])
+    assert not records._workers._ahead and not records._workers._waiting
+    assert [loaded.indices for loaded in records.chunks([ALL])] == [tuple(range(24))]
+    records.close()
+
+
+def test_processes_are_a_few_parts_ahead_and_no_more():
+    """All that is loaded and not taken is in memory."""
+    records = Records(Rows(), None, 3)
+    records.begin([[*ALL.split(2)]])
+    taken = records.chunks([*ALL.split(2)])
+    for _ in range(4):
+        next(taken)
+        assert len(records._workers._ahead) == 3
+    taken.close()
+    records.close()
+
+
+class Large(Rows):
+    """Records of more than fit into the pipes between processes."""
+
+    def __getitem__(self, index):
+        return torch.full((300_000,), float(index))
+
+
+def test_large_parts_wait_for_one_another_without_a_deadlock():
+    records = Records(Large(), None, 1)
+    records.begin([[*ALL[:4].split(1)], [*ALL[4:8].split(1)]])
+    firsts = [
+        float(loaded.chunk.arguments[0][0, 0])
+        for parts in (ALL[:4], ALL[4:8])
+        for loaded in records.chunks([*parts.split(1)])
+    ]
+    records.close()
+    assert firsts == [*map(float, range(8))]
+
+
+class Mixed(Rows):
+    """Numbers of two types, which collate to one."""
+
+    def __getitem__(self, index):
+        return index if index % 3 else np.int64(index)
+
+
+def test_the_rows_of_a_part_keep_their_order_whoever_loads_them():
+    """A user's rows have to stay together."""
+    records = Records(Mixed(), None, 2)
+    (loaded,) = records.chunks([ALL[:8]])
+    records.close()
+    assert loaded.indices == (*range(8),) == (*loaded.chunk.arguments[0].tolist(),)

@@ -245,6 +245,23 @@ def test_ranks_without_a_record_take_part_and_an_empty_sample_is_noised_and_reco
 
 
 @scenario
+def ahead(rank, size, folder):
+    found = []
+    for prefetch in (0, 1):
+        options = {"rate": 0.5, "noise_multiplier": 1.0, "num_workers": prefetch}
+        started = Started(Counted(EYE), dimension=7, steps=4, prefetch=prefetch, **options)
+        found.append([started.release().tolist() for _ in range(3)])
+        started.run.close()
+        found.append(started.run.ledger.count if rank == 0 else 3)
+    return found
+
+
+def test_ranks_that_are_one_step_ahead_release_and_spend_the_same(group):
+    for releases, count, *same in group[ahead]:
+        assert same == [releases, count] == [group[ahead][0][0], 3]
+
+
+@scenario
 def noise(rank, size, folder):
     started = Started(
         TensorDataset(torch.zeros(size, DIMENSION)),

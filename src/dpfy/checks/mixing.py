@@ -160,11 +160,10 @@ def _refusal(data: Any, problem: str) -> DataError:
 
 def _in_a_worker(look: Callable[[bytes, RowIndices], Any], rows: RowIndices) -> dict[int, Any]:
     """Return what is found about rows in a fresh process, without those that end it."""
-    workers = Workers(
-        1, look, lambda parts: {row: found for part in parts for row, found in part.items()}, None
-    )
+    workers = Workers(1, look, None)
     try:
-        return next(iter(workers.found(_KEY, [rows])))
+        (found,) = workers.begin(_KEY, [rows])
+        return {row: each for some in found for row, each in some.items()}
     finally:
         workers.close()
 

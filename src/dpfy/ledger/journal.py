@@ -190,7 +190,7 @@ class Journal:
         self._events: dict[str, Event] = {}
         self._runs: list[tuple[Event, int]] = []
         self._known_uses: dict[bytes, tuple[Event, int]] = {}
-        self._settleable = 0  # paid steps of the last line that can still be handed back
+        self._last_use = 0  # steps that the last line paid for, if it can still hand some back
         self._spent = 0
         self.header_start = 0
         self._envelope_ends: list[int] = []
@@ -210,7 +210,7 @@ class Journal:
             body, digest = opened
             use = self._known_uses.get(body)
             if use is not None:
-                self._spend(*use)
+                self._pay(*use)
             else:
                 self._interpret(body)
         self.head = Head(self.head.count + 1, digest)
@@ -268,11 +268,13 @@ class Journal:
             hashlib.sha256(line[:start]).hexdigest(),
         ):
             raise self.damaged("the torn bytes that this line recovered were edited.")
+        self._last_use = 0
         if payload["event"] is not None:
             self._spend(Event.from_json(payload["event"]), 1)
         return opened[1]
 
     def _interpret(self, body: bytes) -> None:
+        last_use, self._last_use = self._last_use, 0
         try:
             ((kind, payload),) = json.loads(body).items()
             if canonical_json({kind: payload}) != body:
@@ -284,7 +286,9 @@ class Journal:
             elif kind == "use" and self.headers:
                 self._use(body, payload)
             elif kind == "settle":
-                self._settle(payload["unused"])
+                self._hand_back(payload["unused"], range(1, last_use))  # the first was taken
+            elif kind == "void":
+                self._hand_back(payload["unused"], range(last_use, last_use + 1))  # none was
             elif kind == "begin" and self.headers:
                 self._begin(**payload)
             elif kind == "end":
@@ -312,12 +316,10 @@ class Journal:
         self.headers.append(header)
         self.header_start = self._spent
         self._envelope_ends = list(accumulate(run.times for run in header.envelope))
-        self._settleable = 0
 
     def _define(self, event: Event) -> None:
         self._events[event.address] = event
         self.addresses[event] = event.address
-        self._settleable = 0
 
     def _use(self, body: bytes, payload: dict[str, Any]) -> None:
         if not set(payload) <= {"event", "times", "note"}:
@@ -325,7 +327,11 @@ class Journal:
         use = self._events[payload["event"]], _validate.count("times", payload["times"])
         if len(self._known_uses) < _MAX_REMEMBERED:
             self._known_uses[body] = use
-        self._spend(*use)
+        self._pay(*use)
+
+    def _pay(self, event: Event, times: int) -> None:
+        self._spend(event, times)
+        self._last_use = times
 
     def _spend(self, event: Event, times: int) -> None:
         last, so_far = self._runs[-1] if self._runs else (None, 0)
@@ -334,22 +340,21 @@ class Journal:
         else:
             self._runs.append((event, times))
         self._spent += times
-        self._settleable = times - 1  # the reservation that paid took the first step itself
+        self._last_use = 0
 
-    def _settle(self, value: object) -> None:
+    def _hand_back(self, value: object, allowed: range) -> None:
         unused = _validate.count("unused", value)
-        if unused > self._settleable:
-            raise ValueError("more steps settled than the line before left unused")
-        event, times = self._runs[-1]
-        self._runs[-1] = event, times - unused
+        if unused not in allowed:
+            raise ValueError("more steps handed back than the line before left unused")
+        event, times = self._runs.pop()
+        if times > unused:
+            self._runs.append((event, times - unused))
         self._spent -= unused
-        self._settleable = 0
 
     def _found(self, facts: object) -> None:
         if not isinstance(facts, dict):
             raise ValueError("what a run rests on is an object with names")
         self.basis.append(facts)
-        self._settleable = 0
 
     def _begin(self, scope: str, event: str) -> None:
         if scope in self.open or not isinstance(scope, str):
@@ -364,9 +369,7 @@ class Journal:
         of it.
         """
         del self.open[scope]
-        self._settleable = 0
         if charge is not None:
             run = Repeated.from_json(charge)
             self.interruptions.append(run)
             self._spend(run.event, _validate.count("times", run.times))
-            self._settleable = 0

@@ -74,7 +74,7 @@ class Ledger:
         self._writable = writable
         self._guard: Guard | None = None
         self._paid_for: tuple[Event, bytes] | None = None
-        self._prepaid = 0
+        self._paid = self._prepaid = 0  # steps of the last use, and those of them not taken
         self._intact = True
         self._pid = os.getpid()
         self._mutex = threading.RLock()
@@ -204,11 +204,30 @@ class Ledger:
             LedgerMismatch: if the step is adaptive and the ledger declares no filter.
             LedgerWriteFailed: if the write fails, and for every reservation after that.
         """
+        with self._mutex:
+            self.prepay(event, note)
+            self._prepaid -= 1
+
+    def prepay(self, event: Event, note: dict[str, Any] | None = None) -> None:
+        """Pay durably for a step that comes next, or raise; records may be read for it after this.
+
+        Nothing that was computed from them may be released before :meth:`reserve` returned for the
+        same event and note, which takes the step and writes no further line. A clean :meth:`close`,
+        or a line about something else, hands back a step that was not taken; a crash does not.
+
+        Args:
+            event: the step.
+            note: as of :meth:`reserve`.
+
+        Raises:
+            BudgetExhausted: if the guard does not admit the step.
+            LedgerMismatch: if the step is adaptive and the ledger declares no filter.
+            LedgerWriteFailed: if the write fails, and for every reservation after that.
+        """
         annotation = _as_json(note, "note")
         with self._mutex:
             self._check_writable()
             if self._prepaid and self._paid_for == (event, annotation):
-                self._prepaid -= 1
                 return
             self._settle()
             guard = self._ready_guard()
@@ -216,7 +235,7 @@ class Ledger:
             times = self._affordable(guard, event)
             self._append(self._entries(event, times, note))
             guard.record(event, times)
-            self._paid_for, self._prepaid = (event, annotation), times - 1
+            self._paid_for, self._paid, self._prepaid = (event, annotation), times, times
 
     def begin(self, event: Event, before: Callable[[str], None] = lambda scope: None) -> str:
         """Reserve ``event`` and return a name under which to :meth:`end` it.
@@ -320,7 +339,7 @@ class Ledger:
         return journal.head.hash if journal.head.count == count else None
 
     def close(self) -> None:
-        """Hand back the unused rest of a pre-paid block and release the file."""
+        """Hand back the steps that were paid for in advance and not taken; release the file."""
         if self._pid != os.getpid() or not self._writable:
             return
         with self._mutex:
@@ -351,8 +370,9 @@ class Ledger:
     def uses(self) -> Envelope:
         """Everything that a reader must count as spent, in order.
 
-        A torn tail and the whole of an open block are included. A selection that has begun and not
-        ended counts as an event without any guarantee, because it is not known what was seen of it.
+        A torn tail and all steps that were paid for in advance are included. A selection that has
+        begun and not ended counts as an event without any guarantee, because it is not known what
+        was seen of it.
         """
         return run_lengths([*self._journal.runs(), *self._unfinished])
 
@@ -374,7 +394,7 @@ class Ledger:
     def count(self) -> int:
         """The number of steps that were reserved or lost.
 
-        The unused rest of an open block, which :meth:`close` hands back, is not counted.
+        Steps that were paid for in advance, which :meth:`close` hands back, are not counted.
         """
         return sum(run.times for run in self._journal.runs()) - self._prepaid
 
@@ -526,7 +546,8 @@ class Ledger:
     def _settle(self) -> None:
         if self._prepaid and self._paid_for is not None:
             unused, self._prepaid = self._prepaid, 0
-            self._append([("settle", {"unused": unused})])
+            kind = "settle" if unused < self._paid else "void"
+            self._append([(kind, {"unused": unused})])
             if self._guard is not None:
                 self._guard.record(self._paid_for[0], -unused)
 

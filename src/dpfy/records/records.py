@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
@@ -19,7 +20,7 @@ from dpfy.data.arrow import ArrowRecords
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
-from dpfy.records.workers import RowIndices, Workers, packed
+from dpfy.records.workers import Pass, RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES, set_generators
 from dpfy.sandbox.rng_isolation import bookmark, generator_states, reseed_from_stream
 from dpfy.sandbox.torch_settings import users_code
@@ -31,6 +32,8 @@ Groups = list[tuple[Chunk, list[int]]]
 """Chunks of rows of one shape each, and the places that their rows had among those that were asked
 for.
 """
+
+_Packed = list[tuple[bytes, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,8 @@ class Records:
         self._in_memory = type(data) is TensorDataset and collate_fn is None and num_workers == 0
         self._stream = stream if stream is not None else SecureStream(purpose="training")
         self._key = self._fresh_key()
-        self._workers = (
-            Workers(num_workers, self.loading.packed, _joined_packed, data) if num_workers else None
-        )
+        self._workers = Workers(num_workers, self.loading.packed, data) if num_workers else None
+        self._begun: list[Pass[_Packed]] = []
 
     def __len__(self) -> int:
         return len(self.data)
@@ -103,15 +105,28 @@ class Records:
     def keyed(self, key: bytes) -> Self:
         """Return the same records under a key."""
         keyed = copy.copy(self)
-        keyed._key = key
+        keyed._key, keyed._begun = key, []
         return keyed
 
     def _fresh_key(self) -> bytes:
         return self._stream.words(KEY_BYTES // 8).tobytes()
 
+    def begin(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Let the workers load what later calls of :meth:`chunks` ask for, in this order.
+
+        What was begun before and is no longer wanted is given up.
+        """
+        if self._workers is None:
+            return
+        wanted = [[rows.tolist() for rows in self._rows(parts)] for parts in several]
+        if [each.parts for each in self._begun] != wanted:
+            for each in self._begun:
+                each.close()
+            self._begun = [self._workers.begin(self._key, parts) for parts in wanted]
+
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
         """Yield the records of each part as one chunk or, where shapes differ, as several."""
-        physical = [part for part in parts if len(part)]
+        physical = self._rows(parts)
         for part, groups in zip(physical, self._groups(physical), strict=True):
             rows = part.tolist()
             for chunk, positions in groups:
@@ -122,6 +137,17 @@ class Records:
         groups = self._loaded([index])
         return groups[0][0] if groups else None
 
+    def _rows(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the rows of each part that has some."""
+        return [part for part in parts if len(part)]
+
+    def _passing(self, workers: Workers[_Packed], parts: list[RowIndices]) -> Pass[_Packed]:
+        """Return the pass over some parts: one that was begun, or a new one."""
+        for place, each in enumerate(self._begun):
+            if each.parts == parts:
+                return self._begun.pop(place)
+        return workers.begin(self._key, parts)
+
     def _groups(self, parts: Sequence[torch.Tensor]) -> Iterator[Groups]:
         """Yield the rows at the indices of each part, in order."""
         if self._in_memory:
@@ -131,8 +157,9 @@ class Records:
                 )
                 yield [(rows, [*range(len(part))])]
         elif self._workers is not None:
-            for found in self._workers.found(self._key, [part.tolist() for part in parts]):
-                yield [(pickle.loads(chunk), positions) for chunk, positions in found]
+            for found in self._passing(self._workers, [part.tolist() for part in parts]):
+                groups = [(pickle.loads(chunk), places) for some in found for chunk, places in some]
+                yield groups if len(found) == 1 else _joined(groups)
         else:
             for part in parts:
                 back = bookmark() if self.loading.runs_code else lambda: None
@@ -271,7 +298,7 @@ class Loading:
             together = self._together(key, wanted) if self.together and len(wanted) > 1 else None
             return self._one_by_one(key, wanted) if together is None else together
 
-    def packed(self, key: bytes, rows: RowIndices) -> list[tuple[bytes, list[int]]]:
+    def packed(self, key: bytes, rows: RowIndices) -> _Packed:
         """Return the groups in a form that passes between processes; others are left out."""
         found = [(_guarded(packed, chunk), places) for chunk, places in self.groups(key, rows)]
         # The records of a group have their types in common: where it has no such form, none of them
@@ -401,19 +428,16 @@ def _joined(groups: Iterable[tuple[Chunk, list[int]]]) -> Groups:
     alike: dict[Any, Groups] = {}
     for chunk, places in groups:
         alike.setdefault(chunk.signature, []).append((chunk, places))
-    return [
-        (
-            Chunk.joined([chunk for chunk, _ in group]),
-            [place for _, places in group for place in places],
-        )
-        for group in alike.values()
-    ]
+    return [_in_order(group) for group in alike.values()]
 
 
-def _joined_packed(found: list[list[tuple[bytes, list[int]]]]) -> list[tuple[bytes, list[int]]]:
-    """Join packed groups on their way between processes."""
-    groups = ((pickle.loads(chunk), places) for each in found for chunk, places in each)
-    return [(packed(chunk), places) for chunk, places in _joined(groups)]
+def _in_order(groups: Groups) -> tuple[Chunk, list[int]]:
+    """Join chunks of one signature."""
+    chunk = Chunk.joined([chunk for chunk, _ in groups])
+    places = [place for _, some in groups for place in some]
+    if (ordered := sorted(places)) == places:
+        return chunk, places
+    return chunk.taken(torch.from_numpy(np.argsort(places)), 1), ordered
 
 
 def fetches_together(data: Any) -> bool:

@@ -256,11 +256,18 @@ class UserRecords(Records):
     def chunks(self, parts: Sequence[torch.Tensor]) -> Iterator[LoadedChunk]:
         """Yield the users of each part, those with equally many rows of one shape in a chunk."""
         users = [part.tolist() for part in parts if len(part)]
-        rows = [[self._chosen(user) for user in some] for some in users]
-        loaded = self._groups([torch.from_numpy(np.concatenate(each)) for each in rows])
-        for some, each, groups in zip(users, rows, loaded, strict=True):
-            for chunk, places in by_unit(groups, list(map(len, each))):
+        for some, groups in zip(users, self._groups(self._rows(parts)), strict=True):
+            lengths = [len(self._chosen(user)) for user in some]
+            for chunk, places in by_unit(groups, lengths):
                 yield LoadedChunk(chunk, tuple(some[place] for place in places))
+
+    def _rows(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the rows of the users of each part that has some."""
+        return [
+            torch.from_numpy(np.concatenate([self._chosen(user) for user in part.tolist()]))
+            for part in parts
+            if len(part)
+        ]
 
     def alone(self, index: int) -> Chunk | None:
         """Return one user as a chunk, or None if none of its rows can be loaded and collated."""

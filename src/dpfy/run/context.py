@@ -26,6 +26,7 @@ from dpfy.run.record_bounds import RecordBounds, UniformBounds
 from dpfy.run.sum_accumulator import SumBuffer
 
 if TYPE_CHECKING:
+    from dpfy.run.draws import Draws
     from dpfy.run.engine_choice import EngineChoice
     from dpfy.run.sampling_strategy import SamplingStrategy
 
@@ -73,6 +74,7 @@ class StepContext:
         ranks: the processes of the run.
         streams: the cryptographic generators.
         sampling: how records come into a step.
+        draws: when samples are drawn: each in its step, or one step ahead.
         noise: the noise that is added to sums.
         controllers: what is chosen from released values.
         engines: which engine differentiates the records.
@@ -92,6 +94,7 @@ class StepContext:
     ranks: Ranks
     streams: Streams
     sampling: "SamplingStrategy"
+    draws: "Draws"
     noise: NoiseStrategy
     controllers: ControllerStates
     engines: "EngineChoice"

@@ -52,6 +52,11 @@ class _Search:
             raise InvalidArgument(
                 "Searches over losses run in one process; this one is one of several."
             )
+        if run.context.draws.ahead:
+            raise InvalidArgument(
+                "A search over losses is an event between two steps, and prefetch=1 has paid for "
+                "the step after it by then. Use prefetch=0."
+            )
         if run.strict:
             raise InvalidArgument(
                 "A strict run compares no losses: that last bits of the others' losses hardly move "

@@ -33,6 +33,7 @@ from dpfy.records.records import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
 from dpfy.run.controller_states import ControllerStates
+from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
 from dpfy.run.norm_sums import extra_releases
@@ -56,6 +57,7 @@ def privatize(
     engine: str = "auto",
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
+    prefetch: int = 0,
     example_input: Any = None,
     insecure_test_key: int | bytes | None = None,
     anchor: str | Path | None = None,
@@ -91,6 +93,9 @@ def privatize(
             fastest that is safe for the model.
         collate_fn: turns a list of one record into a batch of one. Default: torch's.
         num_workers: processes that load records. Default: 0.
+        prefetch: 1 to pay for, draw and load the next step while a step computes; see
+            docs/how-to/own-loop.md. It needs ``num_workers``, and a plan whose next event follows
+            from no output. Default: 0.
         example_input: a collated batch of synthetic examples, of the largest shape that a record
         may
             have. It decides the engine and the scale of the noise; records that do not fit it
@@ -132,6 +137,7 @@ def privatize(
     if isinstance(data, DataLoader):
         data, collate_fn, num_workers = taken_from(data, plan.sampling, collate_fn, num_workers)
     check_map_style(data)
+    draws = draws_for(prefetch, plan, num_workers)
     example = declared_example(data, collate_fn, example_input)
     if collate_fn is not None and example.record is not None:
         check_collation(collate_fn, example.record)
@@ -168,6 +174,7 @@ def privatize(
                 "number of records": len(records),
                 "unit_of or rows_per_user": records.owners,
                 "engine or max_physical_batch": (engine, max_physical_batch),
+                "prefetch": prefetch,
                 "example_input": repr(example.chunk.signature),
                 "set of trained parameters": [
                     (name, p.shape, p.dtype) for name, p in parameters.items()
@@ -196,6 +203,7 @@ def privatize(
             ranks=ranks,
             streams=streams,
             sampling=sampling,
+            draws=draws,
             noise=LatticeGaussian(streams.noise),
             controllers=controllers,
             engines=EngineChoice(engine, engines),

@@ -18,13 +18,14 @@ from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.records.records import LoadedChunk, visit, visit_loaded
 from dpfy.run.context import StepContext
+from dpfy.run.draws import shares_of
 from dpfy.run.microbatches import clipped_mean
-from dpfy.run.partition import BatchPartition, drawn_from, even_parts
+from dpfy.run.partition import BatchPartition
 from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.released import Batch, Released
 from dpfy.run.sampling_strategy import Sample
 from dpfy.run.sum_accumulator import SumAccumulator
-from dpfy.run.terms import event_of, mechanism_for, noise_multiplier_of, partition_for
+from dpfy.run.terms import event_of, mechanism_for, noise_multiplier_of, note_of, partition_for
 from dpfy.sandbox.rng_isolation import isolated_rng
 
 
@@ -46,6 +47,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
             engine = context.engine_for(loss_fn)
             partition = partition_for(context, engine, step, config, context.ranks.size)
             mechanism = mechanism_for(context, engine, step, config, layout)
+            context.draws.begin(context, engine, sample, step, config, partition)
             with context.ranks.together():
                 if context.ranks.first:  # drawn while the engine works; used in this step or never
                     context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
@@ -67,11 +69,11 @@ def _reserve_and_draw(context: StepContext, event: Event, step: int, config: Ste
     """Make the step durable, then draw its sample."""
     progress = context.progress
     if progress.prepaid == 0:
-        context.ledger.reserve(event, note={"clip": config.query.bound})
+        context.ledger.reserve(event, note=note_of(config))
         progress.prepaid = context.sampling.steps_per_event
     progress.prepaid -= 1
     progress.taken = step  # whatever happens now, it is paid for
-    return context.sampling.draw(context).to_bytes()
+    return context.draws.draw(context, step).to_bytes()
 
 
 def _add_bounded(
@@ -87,13 +89,11 @@ def _add_bounded(
     """Add the bounded gradients of this rank's share of the sample to ``sums``."""
     if not len(sample):
         return
-    slots = config.query.slots
-    records = context.records.sample(sample.indices, sample.seeds)
-    if slots is not None:
+    records = context.draws.records(context, sample)
+    shares = shares_of(context, engine, sample, config, partition)
+    if config.query.slots is not None:
         sums.several = True
-        places = drawn_from(slots, sample.tags)
-        for slot in places[places % context.ranks.size == context.ranks.rank].unique():
-            parts = even_parts(sample.indices[places == slot], context.largest_chunk(engine))
+        for parts in shares:
             sums.add_chunk(clipped_mean(engine, loss_fn, partial(visit, records, parts), clipping))
         return
 
@@ -103,11 +103,8 @@ def _add_bounded(
         return engine.bounded_sums(loss_fn, loaded.chunk, weighed)
 
     sums.several = partition.count > 1
-    # Owners follow from tags and not from blocks: whatever the size of blocks, ranks share nothing.
-    mine = drawn_from(context.ranks.size, sample.tags) == context.ranks.rank
-    parts = partition.parts(sample.indices, sample.tags, mine)
-    parts.sort(key=len, reverse=True)  # the memory of a large chunk has room for a smaller one
-    visit_loaded(records, parts, bounded, sums.add_chunk)
+    for parts in shares:
+        visit_loaded(records, parts, bounded, sums.add_chunk)
 
 
 def _add_noise(

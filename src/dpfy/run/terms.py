@@ -40,6 +40,11 @@ def event_of(context: StepContext, step: int, config: StepConfig) -> Event:
     return event
 
 
+def note_of(config: StepConfig) -> dict[str, float]:
+    """Return what the ledger notes beside the event of a step: the bound that is in force."""
+    return {"clip": config.query.bound}
+
+
 def mechanism_for(
     context: StepContext, engine: Engine, step: int, config: StepConfig, layout: ReleaseLayout
 ) -> GaussianSum:

@@ -377,6 +377,10 @@ class TrainConfig:
         otherwise="chosen by the engine",
     )
     num_workers: int = option(0, "Number of processes that load records.")
+    prefetch: int = option(
+        0,
+        "Number of steps, 0 or 1, that are paid for, drawn and loaded ahead; 1 needs num_workers.",
+    )
     seed: int = option(0, "Seed of the initial weights; never of noise, sampling or dropout.")
     name: str | None = option(
         None,
@@ -427,7 +431,7 @@ class TrainConfig:
             )
         for name in ("evaluate_every", "checkpoint_every"):
             _validate.count(name, getattr(self, name))
-        for name in ("warmup_steps", "early_stop", "num_workers", "seed"):
+        for name in ("warmup_steps", "early_stop", "num_workers", "prefetch", "seed"):
             _validate.count(name, getattr(self, name), minimum=0)
         if named_optimizer(self.optimizer)[0] == "adadp" and self.momentum:
             raise InvalidArgument(

@@ -293,6 +293,7 @@ class Trainer:
             "engine": config.engine,
             "max_physical_batch": config.max_physical_batch,
             "num_workers": config.num_workers,
+            "prefetch": config.prefetch,
             "anchor": config.anchor,
             "unit_of": self.data.owners,
             "rows_per_user": config.rows_per_user,
