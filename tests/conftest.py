@@ -18,11 +18,10 @@ hypothesis.settings.load_profile("dpfy")
 
 @pytest.fixture
 def device() -> str:
-    """The device that ``DPFY_TEST_DEVICE`` names: ``cpu`` (default), ``pretend`` or ``cuda``."""
-    name = os.environ.get("DPFY_TEST_DEVICE", "cpu")
-    if name == "pretend":
-        import pretend  # noqa: F401  # which makes the device known to torch
-    return name
+    """The device that ``DPFY_TEST_DEVICE`` names."""
+    from runs import tested_device  # after the number of threads was set
+
+    return tested_device()
 
 
 @pytest.fixture
