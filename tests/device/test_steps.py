@@ -211,7 +211,7 @@ def test_an_engine_that_mixes_devices_is_reported_and_not_replaced(training, mon
     monkeypatch.setattr(
         engine, "bounded_sums", lambda self, *_: torch.ones(2) + torch.ones(2, device="pretend")
     )
-    with pytest.raises(dpfy.IsolationError, match="'bookkeeping'.*device"):
+    with pytest.raises(dpfy.IsolationError, match=r"'bookkeeping'.*device"):
         there.step()
 
 
@@ -223,7 +223,7 @@ def test_ghost_is_refused_where_its_passes_may_differ(training):
     def running():
         return Running(8, 3)
 
-    with pytest.raises(dpfy.IsolationError, match="'ghost'.*deterministic"):
+    with pytest.raises(dpfy.IsolationError, match=r"'ghost'.*deterministic"):
         training(running, pretend.NAME, engine="ghost").step()
     other = training(running, pretend.NAME)
     other.step()
