@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-pythons coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-device test-pythons coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -25,6 +25,13 @@ test: lint
 test-all: lint experiments-quick
 	.ci/install-servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term -m "slow or not slow"
+
+# The tests that run on any device, on DPFY_TEST_DEVICE=pretend (default) or cuda; see docs/how-to/devices.md.
+DPFY_TEST_DEVICE ?= pretend
+test-device: setup
+	DPFY_TEST_DEVICE=$(DPFY_TEST_DEVICE) $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" \
+	  tests/device tests/gradients/test_engines.py tests/run/test_gate.py tests/noise/test_conformance.py \
+	  tests/checks/test_probe.py tests/trainer/test_trainer.py
 
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13

@@ -16,13 +16,20 @@ hypothesis.settings.register_profile("dpfy", deadline=None, derandomize=True, ma
 hypothesis.settings.load_profile("dpfy")
 
 
+def pytest_collection_modifyitems(items):
+    """Leave out what is for the CPU where another device is tested."""
+    if os.environ.get("DPFY_TEST_DEVICE", "cpu") != "cpu":
+        for item in items:
+            if "cpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="for the CPU"))
+
+
 @pytest.fixture
 def device() -> str:
-    """The device that ``DPFY_TEST_DEVICE`` names: ``cpu`` (default), ``pretend`` or ``cuda``."""
-    name = os.environ.get("DPFY_TEST_DEVICE", "cpu")
-    if name == "pretend":
-        import pretend  # noqa: F401  # which makes the device known to torch
-    return name
+    """The device that ``DPFY_TEST_DEVICE`` names."""
+    from runs import tested_device  # after the number of threads was set
+
+    return tested_device()
 
 
 @pytest.fixture

@@ -109,6 +109,7 @@ def test_batch_norm_in_eval_mode_passes_and_is_probed_again_when_the_mode_change
         s.release(lambda x: model(x).square().sum(1))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
@@ -167,6 +168,7 @@ def test_the_probe_disturbs_neither_torch_s_generator_nor_the_training_mode(star
     assert all(module.training for module in model.modules())
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("loss", "match"),
     [
@@ -189,6 +191,7 @@ def test_losses_that_cannot_be_used_are_explained(started, loss, match):
     assert s.ledger.count == 1  # the step was reserved before the first shape was looked at
 
 
+@pytest.mark.cpu
 def test_a_declared_example_replaces_the_synthetic_labels(started):
     model = nn.Linear(4, 2)
 
@@ -224,6 +227,7 @@ def test_the_probe_never_looks_at_values(started):
     assert first_release(started, model, poisoned)[1].isfinite().all()
 
 
+@pytest.mark.cpu
 def test_one_oddly_shaped_record_does_not_decide_the_public_shape(started):
     model = nn.Linear(4, 2)
     s = started([torch.zeros(9), *ROWS], model=model, example_input=torch.zeros(1, 4))
@@ -244,6 +248,7 @@ def fixed(records):
     )
 
 
+@pytest.mark.cpu
 def test_padding_to_the_longest_neighbour_is_refused_and_to_a_public_length_accepted(started):
     model = nn.Linear(1, 1)
     records = [(torch.ones(n), 1.0) for n in (3, 5, 2, 4)]
@@ -259,6 +264,7 @@ def test_padding_to_the_longest_neighbour_is_refused_and_to_a_public_length_acce
     )
 
 
+@pytest.mark.cpu
 def test_buckets_of_several_lengths_are_collated_by_length(started):
     model = nn.Linear(1, 1)
     records = [torch.ones(n) for n in (4, 8, 4, 8, 8)]

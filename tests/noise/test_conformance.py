@@ -8,8 +8,28 @@ from dpfy.testing import check_noise
 
 
 @pytest.mark.parametrize("name", NOISES)
-def test_every_noise_conforms(kernels, name):
-    check_noise(NOISES[name])
+def test_every_noise_conforms(kernels, name, device):
+    def make(stream):
+        return OnDevice(NOISES[name](stream), device)
+
+    check_noise(NOISES[name] if device == "cpu" else make)
+
+
+class OnDevice:
+    """A noise that is added on a device."""
+
+    def __init__(self, noise, device):
+        self.noise, self.device, self.key_source = noise, device, noise.key_source
+
+    def add_noise(self, values, stddev, grid):
+        found = self.noise.add_noise(values.to(self.device), stddev, grid)
+        return values.copy_(found.cpu())
+
+    def release(self, sums, factors, outs, stddev, grid):
+        there, found = ([each.to(self.device) for each in some] for some in (sums, outs))
+        self.noise.release(there, factors, found, stddev, grid)
+        for place, each in zip((*sums, *outs), (*there, *found), strict=True):
+            place.copy_(each.cpu())
 
 
 class Broken(LatticeGaussian):

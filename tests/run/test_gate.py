@@ -210,6 +210,7 @@ def test_an_edit_that_fails_halfway_is_not_vouched_for(started):
         s.opt.step()
 
 
+@pytest.mark.cpu
 def test_gradients_of_public_data_pass_and_add_up(started):
     s = started(ROWS)
     with s.run.public():

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.gradients import ENGINES
 from dpfy.run import step
 from dpfy.sandbox import torch_settings
-from dpfy.sandbox.torch_settings import TorchSettings, certified, users_code
+from dpfy.sandbox.torch_settings import TorchSettings, certified, reproducible, users_code
 
 RECORDS = 300
 
@@ -55,6 +56,14 @@ STATES = {
     "products of a backend": lambda: setting(
         lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
         lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "none"),
+    ),
+    "products of all backends": lambda: setting(
+        lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+        lambda: setattr(torch.backends, "fp32_precision", "none"),
+    ),
+    "products of CUDA": lambda: setting(
+        lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+        lambda: setattr(torch.backends.cudnn, "fp32_precision", "none"),
     ),
     "doubles": lambda: default_dtype(torch.float64),
     "short floats": lambda: default_dtype(torch.bfloat16),
@@ -219,3 +228,68 @@ def test_two_threads_take_turns(started):
     for worker in workers:
         worker.join()
     assert len(found) == 40 and all(torch.equal(gradient, torch.ones(3)) for gradient in found)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "state", ["medium products", "products of all backends", "products of CUDA"]
+)
+def test_norms_and_sums_are_computed_in_ieee_float32(engine, state, monkeypatch):
+    """Whatever the user set, for the CPU and for CUDA; and the engine's own products are there."""
+    modes, reductions = set(), set()
+    backends = torch.backends
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv):
+                modes.update(each.fp32_precision for each in MULTIPLIERS)
+                reductions.add(backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
+            return func(*args, **(kwargs or {}))
+
+    with Spy():
+        released(5, engine, STATES[state](), monkeypatch)
+    assert modes <= {"ieee", "none"} and modes
+    assert reductions == {False}
+    assert backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+MULTIPLIERS = (
+    torch.backends.mkldnn.matmul,
+    torch.backends.mkldnn.conv,
+    torch.backends.cuda.matmul,
+    torch.backends.cudnn.conv,
+    torch.backends.cudnn.rnn,
+)
+
+
+def test_what_followed_another_setting_follows_it_again():
+    followers = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    for each in followers:
+        each.fp32_precision = "none"
+    with STATES["products of all backends"]():
+        with certified():
+            assert {each.fp32_precision for each in MULTIPLIERS} == {"ieee"}
+        assert {each.fp32_precision for each in followers} == {"tf32"}
+        torch.backends.fp32_precision = "ieee"
+        assert {each.fp32_precision for each in followers} == {"ieee"}
+
+
+def test_what_has_a_setting_of_its_own_keeps_it():
+    matmul = torch.backends.cuda.matmul
+    with STATES["products of all backends"]():
+        matmul.fp32_precision = "tf32"
+        try:
+            with certified():
+                assert matmul.fp32_precision == "ieee"
+            torch.backends.fp32_precision = "ieee"
+            assert matmul.fp32_precision == "tf32"
+        finally:
+            matmul.fp32_precision = "none"
+
+
+def test_a_kernel_without_equal_bits_raises_where_they_are_needed():
+    with certified():
+        before = TorchSettings.present()
+        with reproducible(), users_code():
+            assert torch.get_deterministic_debug_mode() == 2
+        assert TorchSettings.present() == before

@@ -1,5 +1,7 @@
 """Small models whose gradients are known, and runs on them."""
 
+import os
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -18,8 +20,16 @@ class Dot(nn.Module):
         return x @ self.weight
 
 
+def tested_device() -> str:
+    """The device that ``DPFY_TEST_DEVICE`` names: ``cpu`` (default), ``pretend`` or ``cuda``."""
+    name = os.environ.get("DPFY_TEST_DEVICE", "cpu")
+    if name == "pretend":
+        import pretend  # noqa: F401  # which makes the device known to torch
+    return name
+
+
 class Started:
-    """A model, its optimizer and the run over them."""
+    """A model, its optimizer and the run over them, with the data on the tested device."""
 
     def __init__(self, data, *, dimension=3, model=None, key=1, ledger=None, plan=None, **options):
         noise = options.pop("noise_multiplier", 0.0)
@@ -27,7 +37,10 @@ class Started:
         clip = options.pop("clip", 1.0)
         rate = options.pop("rate", 1.0)
         microbatches = options.pop("microbatches", None)
-        self.model = model or Dot(dimension)
+        self.device = tested_device()
+        self.model = (model or Dot(dimension)).to(self.device)
+        if type(data) is TensorDataset:
+            data = TensorDataset(*(tensor.to(self.device) for tensor in data.tensors))
         self.opt = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.plan = plan or dpfy.dpsgd(
             rate=rate,
@@ -47,9 +60,9 @@ class Started:
         )
 
     def loss(self, x, *_):
-        return self.model(x)
+        return self.model(x.to(self.device))
 
     def release(self, loss_fn=None):
         """The flat released gradient of the next batch."""
         released = self.run.release(loss_fn or self.loss, next(iter(self.run)))
-        return torch.cat([gradient.flatten() for gradient in released.gradients.values()])
+        return torch.cat([gradient.flatten() for gradient in released.gradients.values()]).cpu()

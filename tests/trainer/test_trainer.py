@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import tested_device
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -50,6 +51,7 @@ def config(folder, **settings):
             "clip": 1.0,
             "learning_rate": 0.5,
             "delta": 1e-3,
+            "device": None if (device := tested_device()) == "cpu" else device,
             **settings,
         }
     )

@@ -126,10 +126,10 @@ class TorchSettings:
         ):
             if own != found:
                 backend.fp32_precision = own
-        for name, reduction, found in zip(
+        for name, reduction, before in zip(
             _REDUCTIONS, self.reduces_halves, now.reduces_halves, strict=True
         ):
-            if reduction != found:
+            if reduction != before:
                 setattr(_BACKENDS.cuda.matmul, name, reduction)
         if self.caches_casts != now.caches_casts:
             torch.set_autocast_cache_enabled(self.caches_casts)

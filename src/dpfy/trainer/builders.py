@@ -5,6 +5,7 @@ Tests: tests/trainer/test_trainer.py.
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -211,13 +212,25 @@ def make_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
+def on_device_of(model: nn.Module, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors on the device of a model's first parameter."""
+    device = next(model.parameters()).device
+    return [tensor.to(device) for tensor in tensors]
+
+
+def on_cpu(model: nn.Module) -> nn.Module:
+    """Return the model if the CPU has it, and otherwise a copy there."""
+    return model if all(p.is_cpu for p in model.parameters()) else deepcopy(model).cpu()
+
+
 def accuracy_of(model: nn.Module, public: Any) -> float:
     """Return the share of public records that the model classifies correctly."""
     was_training = model.training
     model.eval()
     right = total = 0
     with torch.no_grad():
-        for x, y in DataLoader(public, batch_size=_EVALUATION_BATCH):
+        for batch in DataLoader(public, batch_size=_EVALUATION_BATCH):
+            x, y = on_device_of(model, *batch)
             right += int((model(x).argmax(1) == y).sum())
             total += len(y)
     model.train(was_training)

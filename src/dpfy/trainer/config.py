@@ -365,6 +365,12 @@ class TrainConfig:
     engine: str = option(
         "auto", "Engine for per-record gradients: auto, bookkeeping, ghost, vmap or loop."
     )
+    device: str | None = option(
+        None,
+        "Device to train on, by its name in torch.",
+        example="cpu",
+        otherwise="where the model is",
+    )
     strict: bool = option(
         False,
         "Whether to refuse everything that rests on an allowance instead of a proof; records are "

@@ -42,6 +42,8 @@ from dpfy.trainer.builders import (
     make_model,
     make_optimizer,
     make_scheduler,
+    on_cpu,
+    on_device_of,
     without_batchnorm,
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
@@ -129,6 +131,8 @@ class Trainer:
             model if model is not None else make_model(self.config, self.data),
             self.data,
         )
+        if self.config.device is not None:
+            self.model.to(self.config.device)
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
@@ -493,6 +497,7 @@ class Trainer:
             yield released, rate
 
     def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | Losses:
+        x, y = on_device_of(self.model, x, y)
         scores = self.model(x)
         losses = F.cross_entropy(scores, y, reduction="none")
         if not self.config.private_metrics:
@@ -530,7 +535,7 @@ class Trainer:
 
     def _finish(self, run: Run, stopped_early: bool) -> bytes:
         """Write the model and the report; return the ε spent and the claim, as JSON."""
-        save_model(self._evaluated_model(), str(self.folder / MODEL))
+        save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
         use = (
             "evaluation and for the statistics of BatchNorm"
