@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from benchmarks.engines import contenders as field, measure, table
 from benchmarks.engines.measure import Figure, Settings
-from benchmarks.engines.workloads import WORKLOADS, TextLstm, TextTransformer, Workload
+from benchmarks.engines.workloads import LARGE, WORKLOADS, TextLstm, TextTransformer, Workload
 from torch import nn
 
 import dpfy
@@ -60,6 +60,12 @@ def test_workloads_have_the_sizes_that_figures_are_published_for(name: str) -> N
     x, y = workload.data()[:2]
     assert len(workload.data()) == workload.batch
     assert F.cross_entropy(model(x), y).isfinite()  # labels and tokens are inside their ranges
+
+
+def test_the_large_workload_has_100_million_parameters() -> None:
+    with torch.device("meta"):
+        model = LARGE["mlp-100m"].model()
+    assert sum(p.numel() for p in model.parameters()) == 99_801_610
 
 
 @pytest.mark.filterwarnings("ignore")  # of peers, about themselves
@@ -188,6 +194,23 @@ def test_ratios_are_medians_over_plain_torch(monkeypatch: pytest.MonkeyPatch) ->
     assert found.missing == {"vmap": "needs more than 8 GB", "opacus:ghost": "ValueError: no rule"}
 
 
+def test_the_first_step_is_counted_in_plain_steps_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = iter(
+        [
+            {"first_ms": 50.0, "plain_ms": 10.0, "step_ms": 15.0},
+            {"first_ms": 90.0, "plain_ms": 20.0, "step_ms": 30.0},
+            {"first_ms": 900.0, "plain_ms": 10.0, "step_ms": 10.0},
+            {"failed": "died"},
+        ]
+    )
+    monkeypatch.setattr(measure, "ask", lambda *_, **__: iter([next(runs)]))
+    assert measure.set_up("mlp", 1) == measure.SetUp(first_step=5.0, beyond=3.5)
+    with pytest.raises(RuntimeError, match="died"):
+        measure.set_up("mlp", 1)
+
+
 def test_no_ratio_without_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"torch": {"failed": "died"}, "dpfy": {"peak_mb": 1.0, "engine": "vmap"}}
     monkeypatch.setattr(measure, "ask", Workers(peaks, [("dpfy", 1.0)]))
@@ -292,6 +315,15 @@ def test_tables_show_ratios_means_and_gaps() -> None:
     assert lines[7][1:] == ["–"] + ["12 / 12"] * 5 + [
         "– |"
     ]  # no mean over fewer workloads than the others have
+
+
+def test_tables_show_the_first_step_and_large_workloads_where_they_were_measured() -> None:
+    own = [replace(each, first_step=4.26) for each in figures("dpfy", 1.25)]
+    large = Figure("mlp-100m", "dpfy", 1, 900.0, 1.5, 900.0, 1.6, first_step=4.9)
+    lines = [line.split(" | ") for line in table.tables([*own, large]).splitlines()[2:]]
+    assert lines[0][-1] == "mlp-100m |" and lines[2][-2:] == ["1.25 / 1.25", "1.50 / 1.60 |"]
+    assert lines[3][1:] == ["4.3 steps"] * 6 + ["–", "4.9 steps |"]
+    assert len({len(cells) for cells in lines}) == 1
 
 
 def test_columns_are_the_workloads() -> None:

@@ -11,6 +11,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
+from dpfy.checks.tolerance import are_equal_sums, squared_norm
+from dpfy.checks.vmap_check import alone_at_once
+from dpfy.gradients.base import LossCall
+from dpfy.gradients.chunk import Chunk
 
 ROWS = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))
 
@@ -399,3 +403,51 @@ def test_half_precision_inside_a_loss_is_not_taken_for_mixing(started):
             return model(x).float().square().sum(1)
 
     assert started(ROWS, model=model).release(loss).any()
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "most"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), ROWS, 62),
+        (nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)), ROWS.long().abs(), 42),
+    ],
+    ids=["numbers", "tokens"],
+)
+def test_a_model_is_judged_in_few_passes(started, monkeypatch, model, rows, most):
+    """Fails if a check makes passes of its own where it could share them: set-up takes longer."""
+    calls, forward = [], LossCall.forward
+    monkeypatch.setattr(
+        LossCall, "forward", lambda self, *given: calls.append(1) or forward(self, *given)
+    )
+    s, _ = first_release(started, model, rows)
+    assert s.run.engine == "bookkeeping" and len(calls) <= most
+
+
+def test_records_alone_are_computed_at_once_unless_that_is_something_else():
+    model, chunk = nn.Linear(4, 2), Chunk((ROWS,), len(ROWS))
+
+    def by_size(x):  # what it sees is a batch of one record
+        return model(x).sum(1) * len(x) - x.mean(0).sum()
+
+    found = alone_at_once(model, by_size, chunk)
+    alone = torch.cat([by_size(row.unsqueeze(0)) for row in ROWS]).detach().double()
+    assert torch.allclose(found.squeeze(1), alone, rtol=1e-5)
+    # drawn for all records at once, or of a value
+    for loss in (lambda x: F.dropout(model(x)).sum(1), lambda x: model(x).sum(1) + x.max().item()):
+        assert alone_at_once(model, loss, chunk) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-5], ids=["as they are", "small"])
+def test_a_loss_that_mixes_in_its_last_operation_is_refused(started, scale):
+    model = nn.Linear(4, 2)
+    with pytest.raises(dpfy.IsolationError, match="loss_fn"):
+        first_release(started, model, loss=lambda x: (scale * model(x).sum(1)).cumsum(0))
+
+
+def test_sums_are_compared_in_every_block():
+    ones = torch.ones(3 * 2**16)
+    wrong = ones.clone()
+    wrong[-(2**15) :] = 0.0  # a sixth of the numbers
+    assert squared_norm(ones) == len(ones) and squared_norm(ones, wrong) == 2**15
+    assert are_equal_sums([ones], [ones], 2.0**-23)
+    assert not are_equal_sums([wrong], [ones], 2.0**-23)

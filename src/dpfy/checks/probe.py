@@ -102,7 +102,7 @@ class Probe:
                 )
             self._check_side_doors(doors)
             if self._keeps_apart and not self._random:
-                # larger numbers were tried with every operation
+                # on numbers of scale 1 every operation was observed, with each record changed
                 self._check_neighbours(_SIZES[1:2], self._scales[1:])
             else:
                 self._check_neighbours()
@@ -426,7 +426,9 @@ class Probe:
 
         def losses(chunk: Chunk) -> torch.Tensor:
             fix_seed(_SEED)
-            return per_example(call(*chunk.arguments), chunk.size)
+            returned = call(*chunk.arguments)
+            shown_of_each(returned, chunk.size)  # a use of all that is returned
+            return per_example(returned, chunk.size)
 
         try:
             with traceable_recurrence(self.model), torch.enable_grad():
