@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dpfy.checks.places import Place, calling
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import with_row_from
 
@@ -31,7 +32,11 @@ _READ = "aten._local_scalar_dense.default"
 
 
 class Mixed(Exception):
-    """An operation mixes records; the text says which."""
+    """An operation mixes records; the text says which, and ``place`` where it is called."""
+
+    def __init__(self, text: str, place: Place | None = None) -> None:
+        super().__init__(text)
+        self.place = place
 
 
 def check_dataflow(
@@ -60,12 +65,13 @@ def check_dataflow(
 
 @dataclass
 class _Operation:
-    """One call: the storages of its inputs, and its results if they depend on records."""
+    """One call: the storages of its inputs, its results if they depend on records, its place."""
 
     name: str
     given: set[int]
     made: list[torch.Tensor]
     storages: list[int]
+    place: Place | None
 
 
 class _Operations(TorchDispatchMode):
@@ -95,7 +101,7 @@ class _Operations(TorchDispatchMode):
             made = [leaf.detach().clone() for leaf in made]
         else:
             made = []
-        self.calls.append(_Operation(name, given, made, storages))
+        self.calls.append(_Operation(name, given, made, storages, calling()))
         return result
 
 
@@ -207,7 +213,10 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
     for number, (call, other) in enumerate(zip(before.calls, after.calls, strict=True)):
         for place, (one, now) in enumerate(zip(call.made, other.made, strict=True)):
             if one.shape != now.shape:
-                raise Mixed(f"values of records decide about the shape of what {call.name} returns")
+                raise Mixed(
+                    f"values of records decide about the shape of what {call.name} returns",
+                    call.place,
+                )
             # two NaNs are alike
             found[number, place] = (one != now) & ~((one != one) & (now != now))
     return found
@@ -218,7 +227,7 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
     storages: set[int] = set()
     for number, call in enumerate(seen.calls):
         if storages & call.given:
-            raise Mixed(f"{call.name} uses what several records have a part in")
+            raise Mixed(f"{call.name} uses what several records have a part in", call.place)
         storages.update(
             call.storages[place] for place in range(len(call.made)) if (number, place) in mixed
         )

@@ -16,7 +16,8 @@ from dpfy.checks.collation import check_collation
 from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.loss_state import Reader, changed
-from dpfy.checks.preconditions import check_layers, check_statistics
+from dpfy.checks.places import at, stopped_at
+from dpfy.checks.preconditions import check_layers, check_statistics, without_scalers
 from dpfy.checks.tolerance import are_equal, are_equal_sums
 from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
@@ -158,13 +159,16 @@ class Probe:
         fix_seed(_SEED + seed)
         try:
             # as in a step: a module may observe only what is differentiated
-            with torch.enable_grad():
+            with torch.enable_grad(), without_scalers():
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
+        except LossError:
+            raise
         except Exception as error:
             raise LossError(
                 f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: "
-                f"{error}). If valid input has to look otherwise (labels, token ids, lengths of "
-                "sequences), pass example_input= a collated batch of synthetic but valid examples."
+                f"{error}){at(stopped_at(error))}. If valid input has to look otherwise (labels, "
+                "token ids, lengths of sequences), pass example_input= a collated batch of "
+                "synthetic but valid examples."
             ) from None
         shown = shown_of_each(returned, chunk.size)
         if not bool(shown[:, 0].isfinite().all()):
@@ -300,7 +304,13 @@ class Probe:
                     engine.prepare(self.loss_fn, self._input)
                     found = self._sums(engine)
                 except Exception as error:
-                    reason = f"fails on synthetic input ({type(error).__name__}: {error})"
+                    reason = (
+                        f"fails on synthetic input ({type(error).__name__}: {error})"
+                        f"{at(stopped_at(error))}"
+                    )
+                    continue
+                if engine.defeats_checkpointing and wanted == "auto" and "ghost" in names:
+                    reason = "keeps the activations that the model recomputes to save memory"
                     continue
                 if (random and engine.isolates) or self._equal_sums(found, expected):
                     return engine
@@ -342,8 +352,8 @@ class Probe:
 
     def _mixing(self) -> str:
         """Return why the loss must not be called on a whole chunk, or nothing."""
-        if self._refuses_tracing():
-            return "values of the input may decide what is computed"
+        if (refused := refuses_tracing(self.model, self.loss_fn, self._input(3))) is not None:
+            return f"values of the input may decide what is computed{at(refused.place)}"
         call = LossCall(self.model, self.loss_fn)
 
         def losses(chunk: Chunk) -> torch.Tensor:
@@ -354,12 +364,8 @@ class Probe:
             with traceable_recurrence(self.model), torch.enable_grad():
                 check_dataflow(losses, lambda size, seed: self._input(size, seed))
         except Mixed as mixed:
-            return str(mixed)
+            return f"{mixed}{at(mixed.place or stopped_at(mixed))}"
         return ""
-
-    def _refuses_tracing(self) -> bool:
-        """Whether values of records may decide what is computed, which is safe one by one only."""
-        return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> list[torch.Tensor]:
         """Return the sums of the loop engine; refuse a loss that no parameter takes part in."""
@@ -375,8 +381,13 @@ class Probe:
                 )
             return self._sums(oracle)
         except RuntimeError as error:
+            remedy = (
+                " Give torch.utils.checkpoint.checkpoint use_reentrant=False."
+                if "use_reentrant" in str(error)
+                else ""
+            )
             raise LossError(
-                f"The loss of one synthetic example cannot be differentiated ({error})."
+                f"The loss of one synthetic example cannot be differentiated ({error}).{remedy}"
             ) from None
 
     def _sums(self, engine: Engine) -> list[torch.Tensor]:

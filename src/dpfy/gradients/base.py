@@ -132,6 +132,11 @@ class Engine(ABC):
         # whether the records of a chunk may be computed together, or else one by one
         self.accepts: Callable[[Chunk], bool] = lambda chunk: True
 
+    @property
+    def defeats_checkpointing(self) -> bool:
+        """Whether it keeps much of what the model computes again in order not to keep it."""
+        return False
+
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
         """Learn the structure of the model from synthetic records.
 
