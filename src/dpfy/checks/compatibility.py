@@ -400,13 +400,6 @@ COMPONENTS = (
         lambda part: not any(p.requires_grad for p in part.parameters()),
         whole=True,
     ),
-    Component(
-        "gradient scaler",
-        CHANGE,
-        "It scales losses for float16, and divides by the scale what was clipped and released.",
-        "Use torch.autocast with torch.bfloat16 inside the loss, without a GradScaler.",
-        _all(_is(torch.amp.GradScaler), lambda part: part.is_enabled()),
-    ),
     # Compression
     Component(
         "pruned layer",

@@ -76,7 +76,7 @@ def released(engine, checkpointed, grouped=False, size=8, **options):
     ("engine", "grouped"), [(StrictGhost, False), (Strict, True)], ids=["ghost", "bounds by group"]
 )
 def test_checkpointing_saves_memory_and_changes_no_bit(engine, grouped):
-    """Rules that close over the inputs of layers keep what checkpointing drops: a peak of 0.96."""
+    """Rules that close over the inputs of layers keep what checkpointing drops: 0.71 and 0.76."""
     plain, without, _ = released(engine, None, grouped)
     found, peak, prepared = released(engine, "checkpointed", grouped)
     assert torch.equal(found, plain) and prepared.recomputes

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -217,3 +218,9 @@ def test_what_cannot_be_registered_is_refused(kind, forward, said):
     with pytest.raises(dpfy.InvalidArgument, match=said):
         register_layer_rule(kind, forward)
     assert Gate not in RULES
+
+
+def test_the_documentation_lists_every_rule():
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "layers.md").read_text("utf-8")
+    names = {kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__ for kind in RULES}
+    assert not {name for name in names if f"`{name}`" not in page}
