@@ -8,7 +8,7 @@ from against_oracle import Subject, in_float64, pattern_loss, shaken, trained_of
 from torch import nn
 
 import dpfy
-from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine
+from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine, VmapEngine
 from dpfy.mechanisms.clipping import clip_to
 
 ENGINES = pytest.mark.parametrize(
@@ -110,6 +110,76 @@ def test_short_floats_are_as_accurate_as_they_can_be_and_stay_within_the_bound(e
     for row in range(len(fields[0])):
         alone = flat(subject.sums(tuple(f[row : row + 1] for f in fields), clip_to(bound)))
         assert bound * 0.98 <= float(alone.norm()) <= bound * (1 + 1e-6)
+
+
+ROUNDING = 4e-2  # of the sums of two engines in bfloat16, whose own rounding is 2⁻⁸
+
+
+def adversarial(fields):
+    """Records that are huge, tiny, zero, or made of steps that cancel, among ordinary ones."""
+    if not fields[0].is_floating_point():
+        return fields
+    x = fields[0].float().clone()
+    x[0] *= 1e4
+    x[1] *= 1e-20
+    x[2] = 0
+    if x.ndim > 2:  # bfloat16 has eight digits: steps that cancel to the last of them
+        x[3, 1::2] = -(1 + 2.0**-7) * x[3, ::2][: len(x[3, 1::2])]
+    return (x, *fields[1:])
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "adversarial"])
+@pytest.mark.parametrize("case", CASES)
+def test_all_engines_agree_under_autocast_and_add_no_record_beyond_the_bound(case, kind):
+    """What is measured is the very vector that is added, whatever autocast did before."""
+    make, fields = CASES[case]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = shaken(make().float())
+    fields = tuple(f.float() if f.is_floating_point() else f for f in fields)
+    given = adversarial(fields) if kind == "adversarial" else fields
+    oracle = Subject(LoopEngine(model, trained_of(model)), autocast(model))
+    oracle.sums(given, clip_to(1.0))
+    bound = 0.5 * float(norms_of(oracle, given).median())  # some are clipped, and some are not
+    expected = flat(oracle.sums(given, clip_to(bound)))
+    for engine in (BookkeepingEngine, GhostEngine, VmapEngine, LoopEngine):
+        subject = Subject.prepared(model, fields, engine=engine, loss=autocast)
+        if engine is VmapEngine and case == "sequences":
+            with pytest.raises(RuntimeError, match="scalar type"):  # torch's, of a LayerNorm
+                subject.sums(given, clip_to(bound))
+            continue
+        found = flat(subject.sums(given, clip_to(bound)))
+        assert float((found - expected).norm()) <= ROUNDING * float(expected.norm()), engine.name
+        for row in range(len(given[0])):
+            alone = flat(subject.sums(tuple(f[row : row + 1] for f in given), clip_to(bound)))
+            assert float(alone.norm()) <= bound * (1 + 1e-6), engine.name
+
+
+def norms_of(subject, fields):
+    """The norm of each record's gradient."""
+    rows = (tuple(f[row : row + 1] for f in fields) for row in range(len(fields[0])))
+    return torch.stack([flat(subject.sums(row, clip_to(1e30))).norm() for row in rows])
+
+
+def test_autocast_inside_the_loss_trains_with_book_keeping(started):
+    model = CASES["transformer"][0]()
+
+    def loss(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().sum(1)
+
+    s = started(torch.rand(8, 5, 16), model=model)
+    s.release(loss)
+    assert s.run.engine == "bookkeeping"
+
+
+def test_losses_that_are_scaled_for_half_precision_are_refused(started):
+    model, scaler = nn.Linear(3, 2), torch.amp.GradScaler("cpu")
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    with pytest.raises(dpfy.LossError, match=r"GradScaler.*bfloat16"):
+        started(torch.rand(8, 3), model=model).release(lambda x: scaler.scale(model(x).sum(1)))
+    started(torch.rand(8, 3), model=model).release(lambda x: off.scale(model(x).sum(1)))
+    assert torch.amp.GradScaler.scale.__module__.startswith("torch")
 
 
 @ENGINES

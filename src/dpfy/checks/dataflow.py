@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dpfy.checks.places import Place, calling
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import with_row_from
 
@@ -31,7 +32,11 @@ _READ = "aten._local_scalar_dense.default"
 
 
 class Mixed(Exception):
-    """An operation mixes records; the text says which."""
+    """An operation mixes records; the text says which, and ``place`` where it is called."""
+
+    def __init__(self, text: str, place: Place | None = None) -> None:
+        super().__init__(text)
+        self.place = place
 
 
 def check_dataflow(
@@ -59,7 +64,7 @@ def check_dataflow(
 
 @dataclass
 class _Operation:
-    """One call: the storages of its inputs, and its results if they depend on records.
+    """One call: the storages of its inputs, its results if they depend on records, its place.
 
     ``values`` are copies of the results, or where they have moved since an earlier pass. A view has
     none: its numbers are those of another result, or of a record.
@@ -70,6 +75,7 @@ class _Operation:
     shapes: list[torch.Size]
     values: list[torch.Tensor]
     storages: list[int]
+    place: Place | None
 
 
 class _Operations(TorchDispatchMode):
@@ -106,7 +112,7 @@ class _Operations(TorchDispatchMode):
             made = []
         values = self._noted(made) if self._values and not getattr(func, "is_view", False) else []
         shapes = [leaf.shape for leaf in made]
-        self.calls.append(_Operation(name, given, shapes, values, storages))
+        self.calls.append(_Operation(name, given, shapes, values, storages, calling()))
         return result
 
     def _noted(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -236,7 +242,9 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
     found = {}
     for number, (call, other) in enumerate(zip(before.calls, after.calls, strict=True)):
         if call.shapes != other.shapes:
-            raise Mixed(f"values of records decide about the shape of what {call.name} returns")
+            raise Mixed(
+                f"values of records decide about the shape of what {call.name} returns", call.place
+            )
         for place, moved in enumerate(other.values):
             found[number, place] = moved
     return found
@@ -255,7 +263,7 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
     storages: set[int] = set()
     for number, call in enumerate(seen.calls):
         if storages & call.given:
-            raise Mixed(f"{call.name} uses what several records have a part in")
+            raise Mixed(f"{call.name} uses what several records have a part in", call.place)
         storages.update(
             call.storages[place] for place in range(len(call.shapes)) if (number, place) in mixed
         )

@@ -3,7 +3,9 @@
 Tests: tests/checks/test_probe.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +22,28 @@ def check_layers(model: nn.Module) -> None:
                 f"The module {name!r} ({type(module).__name__}) has max_norm, which rewrites "
                 "the rows that the records use. Make it with max_norm=None."
             )
+
+
+@contextmanager
+def without_scalers() -> Iterator[None]:
+    """Refuse losses that are scaled for float16 inside the block."""
+    original = torch.amp.GradScaler.scale
+
+    def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        if not self.is_enabled():
+            return original(self, outputs)
+        raise LossError(
+            "loss_fn scales losses with a GradScaler. Gradients are clipped and released as the "
+            "loss gives them, so that a scale changes what the clip bound means and scaler.step "
+            "divides released gradients by it. Use torch.autocast with torch.bfloat16, which needs "
+            "no GradScaler."
+        )
+
+    try:
+        setattr(torch.amp.GradScaler, "scale", scale)  # noqa: B010 - a method of torch's
+        yield
+    finally:
+        setattr(torch.amp.GradScaler, "scale", original)  # noqa: B010
 
 
 def check_statistics(statistics: tuple[Statistic, ...], stats: Mapping[str, torch.Tensor]) -> None:

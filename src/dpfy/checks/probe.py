@@ -18,7 +18,8 @@ from dpfy.checks.collation import check_collation
 from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.loss_state import Reader, Readings, changed
-from dpfy.checks.preconditions import check_layers, check_statistics
+from dpfy.checks.places import at, stopped_at
+from dpfy.checks.preconditions import check_layers, check_statistics, without_scalers
 from dpfy.checks.tolerance import are_equal, are_equal_sums, squared_norm
 from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import alone_at_once, refuses_tracing, traceable_recurrence
@@ -181,13 +182,16 @@ class Probe:
         fix_seed(_SEED + seed)
         try:
             # as in a step: a module may observe only what is differentiated
-            with torch.enable_grad():
+            with torch.enable_grad(), without_scalers():
                 returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
+        except LossError:
+            raise
         except Exception as error:
             raise LossError(
                 f"loss_fn fails on synthetic input of the public shape ({type(error).__name__}: "
-                f"{error}). If valid input has to look otherwise (labels, token ids, lengths of "
-                "sequences), pass example_input= a collated batch of synthetic but valid examples."
+                f"{error}){at(stopped_at(error))}. If valid input has to look otherwise (labels, "
+                "token ids, lengths of sequences), pass example_input= a collated batch of "
+                "synthetic but valid examples."
             ) from None
         shown = shown_of_each(returned, chunk.size)
         if not bool(shown[:, 0].isfinite().all()):
@@ -366,12 +370,18 @@ class Probe:
                     engine.prepare(self.loss_fn, self._input)
                     found = self._sums(engine)
                 except Exception as error:
-                    reason = f"fails on synthetic input ({type(error).__name__}: {error})"
+                    reason = (
+                        f"fails on synthetic input ({type(error).__name__}: {error})"
+                        f"{at(stopped_at(error))}"
+                    )
                     if self._mixes_devices(error):  # another engine would hide it
                         raise IsolationError(
                             f"Engine {name!r} {reason}. The model's device is at fault, and not "
                             "the model: please report it, and name another engine until then."
                         ) from None
+                    continue
+                if engine.defeats_checkpointing and wanted == "auto" and "ghost" in names:
+                    reason = "keeps the activations that the model recomputes to save memory"
                     continue
                 if (random and engine.isolates) or self._equal_sums(found, expected):
                     return engine
@@ -420,8 +430,8 @@ class Probe:
     @cached_property
     def _mixing(self) -> str:
         """Return why the loss must not be called on a whole chunk, or nothing."""
-        if self._refuses_tracing():
-            return "values of the input may decide what is computed"
+        if (refused := refuses_tracing(self.model, self.loss_fn, self._input(3))) is not None:
+            return f"values of the input may decide what is computed{at(refused.place)}"
         call = LossCall(self.model, self.loss_fn)
 
         def losses(chunk: Chunk) -> torch.Tensor:
@@ -434,12 +444,8 @@ class Probe:
             with traceable_recurrence(self.model), torch.enable_grad():
                 check_dataflow(losses, lambda size, seed: self._input(size, seed))
         except Mixed as mixed:
-            return str(mixed)
+            return f"{mixed}{at(mixed.place or stopped_at(mixed))}"
         return ""
-
-    def _refuses_tracing(self) -> bool:
-        """Whether values of records may decide what is computed, which is safe one by one only."""
-        return refuses_tracing(self.model, self.loss_fn, self._input(3)) is not None
 
     def _oracle_sums(self) -> list[torch.Tensor]:
         """Return clipped sums of gradients that plain autograd computes one record at a time.
@@ -461,8 +467,13 @@ class Probe:
                     )
                 sums = _with_clipped(sums, found, self.parameters.values(), clipping)
         except RuntimeError as error:
+            remedy = (
+                " Give torch.utils.checkpoint.checkpoint use_reentrant=False."
+                if "use_reentrant" in str(error)
+                else ""
+            )
             raise LossError(
-                f"The loss of one synthetic example cannot be differentiated ({error})."
+                f"The loss of one synthetic example cannot be differentiated ({error}).{remedy}"
             ) from None
         assert sums is not None
         return sums

@@ -1,16 +1,18 @@
-"""Contexts in which a model is probed and left as it was found.
-
-Tests: tests/checks/test_probe.py.
-"""
+"""Contexts in which a model is probed and left as it was found."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from dpfy.sandbox.rng_isolation import bookmark
+
+_PROBABILITY = 4  # its place among the arguments of attention
 
 
 @contextmanager
@@ -56,18 +58,55 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
     active = [m for m in model.modules() if isinstance(m, kinds) and m.training]
     functions = {
-        name: getattr(F, name)
-        for name in vars(F)
-        if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
+        (home, name): (getattr(home, name), without)
+        for home in (F, torch)
+        for name in vars(home)
+        if (without := _without_masks(name)) is not None
     }
     try:
         for module in active:
             module.training = False
-        for name in functions:
-            setattr(F, name, lambda input, *_, **__: input)
-        yield
+        for (home, name), (function, without) in functions.items():
+            setattr(home, name, partial(without, function))
+        with _NoMasks():
+            yield
     finally:
         for module in active:
             module.training = True
-        for name, function in functions.items():
-            setattr(F, name, function)
+        for (home, name), (function, _) in functions.items():
+            setattr(home, name, function)
+
+
+class _NoMasks(TorchFunctionMode):
+    """Switches dropout off in functions that code has imported by name, and in ``torch.ops``.
+
+    What they call inside of torch is not seen here: the functions in torch's own modules are
+    replaced besides.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        without = _without_masks(getattr(func, "__name__", "").partition(".")[0])
+        return (without or _as_it_is)(func, *args, **(kwargs or {}))
+
+
+def _without_masks(name: str) -> Callable[..., Any] | None:
+    """Return what takes the place of a function that draws masks; None for other functions."""
+    if name == "scaled_dot_product_attention":
+        return _attention
+    if name == "native_dropout":
+        return lambda func, input, *_, **__: (input, torch.ones_like(input, dtype=torch.bool))
+    if name.removesuffix("_").endswith(("dropout", "dropout1d", "dropout2d", "dropout3d")):
+        return lambda func, input, *_, **__: input
+    return None
+
+
+def _as_it_is(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _attention(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Compute attention without its masks, whether their probability is given by place or name."""
+    if len(args) > _PROBABILITY:
+        args = (*args[:_PROBABILITY], 0.0, *args[_PROBABILITY + 1 :])
+        return func(*args, **kwargs)
+    return func(*args, **{**kwargs, "dropout_p": 0.0})

@@ -6,19 +6,34 @@ Tests: tests/run/test_engine_choice.py.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import vmap
 
+from dpfy.checks.places import Place, stopped_at
 from dpfy.gradients.base import LossCall
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example, shown_of_each
 
 
-def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
-    """Return why the loss of a record cannot be traced; None if it can.
+@dataclass(frozen=True)
+class TracingRefused:
+    """The loss of a record cannot be traced.
+
+    Args:
+        error: The type of torch's error.
+        place: The line of the user's or a library's code at which tracing stopped, if there is one.
+    """
+
+    error: str
+    place: Place | None
+
+
+def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> TracingRefused | None:
+    """Return where the loss of a record cannot be traced; None if it can.
 
     A loss function that is given a whole chunk could branch on a value that depends on all
     records, and no synthetic input need ever take the other branch. Tracing stops at every value
@@ -28,7 +43,7 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> str | None:
         with traceable_recurrence(model):
             _of_each(model, loss_fn, chunk, lambda returned: per_example(returned, 1), "different")
     except Exception as error:
-        return type(error).__name__
+        return TracingRefused(type(error).__name__, stopped_at(error))
     return None
 
 

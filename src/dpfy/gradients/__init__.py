@@ -8,6 +8,10 @@ Tests: tests/gradients/test_engines.py.
 
 from dpfy.gradients.base import BoundedSums, Engine, Examples, Summed, Unsupported
 from dpfy.gradients.bookkeeping import BookkeepingEngine, ExactBookkeepingEngine, GhostEngine
+from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct
+from dpfy.gradients.bookkeeping.layers import register_layer_rule
+from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.recorder import Recorder
 from dpfy.gradients.loop import LoopEngine
 from dpfy.gradients.vmap import VmapEngine
 
@@ -36,8 +40,13 @@ __all__ = [
     "ExactBookkeepingEngine",
     "Examples",
     "GhostEngine",
+    "Layout",
     "LoopEngine",
+    "Materialized",
+    "OuterProduct",
+    "Recorder",
     "Summed",
     "Unsupported",
     "VmapEngine",
+    "register_layer_rule",
 ]

@@ -137,6 +137,11 @@ class Engine(ABC):
         """The device of the trained parameters."""
         return next(iter(self.parameters.values())).device
 
+    @property
+    def defeats_checkpointing(self) -> bool:
+        """Whether it keeps much of what the model computes again in order not to keep it."""
+        return False
+
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
         """Learn the structure of the model from synthetic records.
 

@@ -1,4 +1,4 @@
-"""Public conformance suites for controllers, engines, samplers, noise and accounting rules.
+"""Public conformance suites for controllers, engines, layers, samplers, noise and accounting.
 
 Each suite raises ``AssertionError`` with what it found. Run them over your own values; dpfy's
 tests run them over every registered one.
@@ -14,6 +14,7 @@ _HOME_OF = {
     "EngineCase": "dpfy.testing.engines",
     "check_controller": "dpfy.testing.controllers",
     "check_engine": "dpfy.testing.engines",
+    "check_layer_rule": "dpfy.testing.layer_rules",
     "check_noise": "dpfy.testing.noise",
     "check_rule": "dpfy.testing.rules",
     "check_sampler": "dpfy.testing.sampling",

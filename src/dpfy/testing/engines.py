@@ -184,8 +184,9 @@ def check_engine(
             for _ in range(3)
         )
     tolerance = 1e-5 if dtype == torch.float64 else 1e-4
-    subject = _Subject(engine(model, dict(model.named_parameters())), case.loss(model), grouped)
-    oracle = _Subject(LoopEngine(model, dict(model.named_parameters())), case.loss(model), grouped)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    subject = _Subject(engine(model, trained), case.loss(model), grouped)
+    oracle = _Subject(LoopEngine(model, trained), case.loss(model), grouped)
     subject.engine.prepare(
         subject.loss_fn,
         lambda size, variant: Chunk(

@@ -68,9 +68,11 @@ class Contribution(ABC):
 
 @dataclass(frozen=True)
 class Materialized(Contribution):
-    """One gradient per record, written out.
+    """One gradient per record, written out; made by :meth:`of`.
 
-    ``gradients`` are [blocks, records, numbers]; ``shaped`` gives a sum the parameter's shape.
+    Args:
+        gradients: The gradients, [blocks, records, numbers].
+        shaped: Gives a sum the parameter's shape.
     """
 
     gradients: torch.Tensor
@@ -132,9 +134,12 @@ class Materialized(Contribution):
 class OuterProduct(Contribution):
     """Σ_t b_t ⊗ a_t per record, not written out.
 
-    ``inputs`` are a [records, time, d] and ``outputs`` the output gradients b [records, time, p].
     Norms come from the two Gram matrices over time, in float64: float32 loses all digits where
     time steps cancel.
+
+    Args:
+        inputs: The inputs a, [records, time, d].
+        outputs: The output gradients b, [records, time, p], for a parameter of the shape [p, d].
     """
 
     inputs: torch.Tensor

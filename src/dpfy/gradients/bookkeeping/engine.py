@@ -43,6 +43,7 @@ from dpfy.gradients.bookkeeping.capture import (
 from dpfy.gradients.bookkeeping.functional_params import RecordedUses
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
+from dpfy.gradients.bookkeeping.live_memory import LiveMemory
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, Recorder
 from dpfy.gradients.bookkeeping.strategies import (
     RAMP_ROUNDING,
@@ -67,6 +68,7 @@ _LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
 # up to this number of records a chunk may be twice as large: sums and kernels serve all at once
 _FEW = 16
+_BYTES = 4  # of a number, for most
 _LARGEST_RECORD = 2**28  # numbers of a single record that are worth keeping for the sake of time
 
 
@@ -261,7 +263,18 @@ class CapturingEngine(Engine):
         self._uses, self.recomputes = recorder.uses, recorder.recomputes
         for parameter in self.parameters.values():
             saved.pop(parameter.untyped_storage()._cdata, None)
-        return max(1, (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size)
+        found = (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size
+        return max(1, found, self._peak(loss_fn, chunk) if self.recomputes else 0)
+
+    def _peak(self, loss_fn: LossFn, chunk: Chunk) -> int:
+        """Return how many numbers a record has in memory at most, what is recomputed included."""
+        with LiveMemory() as live:
+            self._pass(loss_fn, chunk, self._measuring(chunk.size))
+        return live.peak // _BYTES // chunk.size
+
+    @abstractmethod
+    def _measuring(self, records: int) -> Consumer:
+        """Return the consumer of the first pass of a step."""
 
     def _kept(self, parts: list[Parts]) -> int:
         """Return how many numbers of the contributions are kept until the weights are known."""
@@ -330,6 +343,14 @@ class BookkeepingEngine(CapturingEngine):
         if self.numbers_per_record > _LARGEST_RECORD:
             raise Unsupported("a record's activations and gradients are too large to keep")
 
+    @property
+    def defeats_checkpointing(self) -> bool:
+        """Whether only a few records fit into memory though activations are computed again."""
+        return self.recomputes and (self.records_at_once or _FEW) < _FEW
+
+    def _measuring(self, records: int) -> Consumer:
+        return StoreThenClip(len(self.parameters), records, self.device)
+
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
     ) -> tuple[ChunkNorms, BoundedSums | None]:
@@ -377,6 +398,9 @@ class GhostEngine(CapturingEngine):
             totals, norms = self._zeros(), clipping.norms(measuring.norms.squared)
             self._pass(loss_fn, chunk, ClipPass(totals, measuring.norms.weights(clipping, norms)))
         return measuring.norms, Summed(totals, RecordStats(norms, stats))
+
+    def _measuring(self, records: int) -> Consumer:
+        return NormPass(len(self.parameters), records, self.device)
 
     def _kept(self, parts: list[Parts]) -> int:
         return 0

@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dpfy.gradients.base import Unsupported
-from dpfy.gradients.bookkeeping.contributions import OuterProduct
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts, per_record
-from dpfy.gradients.bookkeeping.layers.linear import _Linear, recorded_linear
+from dpfy.gradients.bookkeeping.layers.linear import recorded_linear, recorded_product
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.recorder import Recorder
 
@@ -238,10 +237,4 @@ class RecordedUses(DirectUses):
             raise Unsupported("a product with a part of a parameter")
         if func is F.linear:
             return recorded_linear(recorder, layout, inputs, weight, bias)
-
-        def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
-            rows = layout.sequences(inputs, recorder.records)
-            recorder.outer(weight, OuterProduct(layout.sequences(gradient, recorder.records), rows))
-
-        layout.items(inputs, recorder.records)
-        return _Linear.apply(recorder.anchor, inputs, weight.t(), None, record)
+        return recorded_product(recorder, layout, inputs, weight)

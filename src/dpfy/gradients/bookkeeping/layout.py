@@ -16,6 +16,10 @@ class Layout:
 
     Layouts are learnt from synthetic batches of several sizes, never guessed from one: with as
     many records as time steps, both axes would look alike.
+
+    Args:
+        axis: The axis of the records.
+        flat: Whether each record is a run of equal length along axis 0.
     """
 
     axis: int = 0

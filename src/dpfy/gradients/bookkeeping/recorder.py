@@ -4,7 +4,7 @@ Tests: tests/gradients/bookkeeping/test_capture.py.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TypeGuard
 
@@ -40,7 +40,15 @@ class Recorder:
     Layers compute with parameters that are off the graph, so that autograd forms gradients of
     activations only; ``anchor`` keeps the layers' outputs on the graph. ``uses`` counts how often
     each parameter is used in a pass. Layers see ``records`` one by one; their contributions are
-    folded into units of ``fold`` consecutive records. Gradients are written out in ``memory``.
+    folded into units of ``fold`` consecutive records.
+
+    Args:
+        trained: The trained parameters by name, off the graph.
+        records: The number of records that layers see.
+        consumer: The receiver of all contributions to a parameter.
+        uses: How often each parameter is used, if that is known.
+        fold: The number of consecutive records that are one unit of privacy.
+        memory: Where gradients are written out; fresh memory by default.
     """
 
     def __init__(
@@ -68,6 +76,16 @@ class Recorder:
     def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         """Whether a tensor stands for a trained parameter."""
         return parameter is not None and id(parameter) in self._positions
+
+    def observed(
+        self, outputs: torch.Tensor, record: Callable[..., None], *saved: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the outputs of a layer; on the way back ``record`` is given their gradient.
+
+        It is also given the tensors that are saved for it, which activation checkpointing may drop
+        and compute again. Let it close over nothing but parameters.
+        """
+        return CaptureGrad.apply(self.anchor, outputs, record, *saved)
 
     def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
         """Add to the gradients of a parameter, or of some of its rows."""

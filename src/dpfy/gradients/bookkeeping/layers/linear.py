@@ -3,6 +3,8 @@
 Tests: tests/gradients/bookkeeping/layers/test_layers.py.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -43,6 +45,34 @@ def recorded_linear(
     layout.items(inputs, recorder.records)
     shift = None if bias is None else region(bias, bias_rows)
     return _Linear.apply(recorder.anchor, inputs, region(weight, weight_rows), shift, record)
+
+
+def transposed_linear(
+    module: Any, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute and record a linear layer whose weight is [inputs, outputs], as GPT-2 has them."""
+    return recorded_product(recorder, layout, inputs, module.weight, module.bias)
+
+
+def recorded_product(
+    recorder: Recorder,
+    layout: Layout,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return inputs @ weight + bias, and record contributions to the parameters."""
+
+    def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
+        outputs = layout.sequences(gradient, recorder.records)
+        if recorder.trains(weight):
+            rows = layout.sequences(inputs, recorder.records)
+            recorder.outer(weight, OuterProduct(outputs, rows))
+        if recorder.trains(bias):
+            recorder.add(bias, Materialized.of(outputs.sum(1)))
+
+    layout.items(inputs, recorder.records)
+    return _Linear.apply(recorder.anchor, inputs, weight.t(), bias, record)
 
 
 class _Linear(torch.autograd.Function):

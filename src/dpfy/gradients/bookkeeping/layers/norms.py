@@ -32,6 +32,30 @@ def rms_norm(
     return _scaled_and_shifted(recorder, layout, normal, module.weight, None)
 
 
+def rms_norm_of_transformers(
+    module: Any, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute and record the RMSNorm of Llama and its relatives, rounded as they round it."""
+    normal = _root_mean_square(inputs.float(), inputs, module.variance_epsilon)
+    return _scaled_and_shifted(recorder, layout, normal.to(inputs.dtype), module.weight, None)
+
+
+def layer_norm_of_t5(
+    module: Any, recorder: Recorder, layout: Layout, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute and record the LayerNorm of T5, which neither centres nor shifts."""
+    normal = _root_mean_square(inputs, inputs, module.variance_epsilon)
+    if module.weight.dtype in (torch.float16, torch.bfloat16):
+        normal = normal.to(module.weight.dtype)
+    return _scaled_and_shifted(recorder, layout, normal, module.weight, None)
+
+
+def _root_mean_square(numbers: torch.Tensor, inputs: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return numbers divided by the root of the inputs' mean square, which is taken in float32."""
+    squared = inputs.float().square().mean(-1, keepdim=True)
+    return numbers * torch.rsqrt(squared + epsilon)
+
+
 def group_norm(
     module: nn.GroupNorm, recorder: Recorder, layout: Layout, inputs: torch.Tensor
 ) -> torch.Tensor:
