@@ -198,11 +198,11 @@ class OuterProduct(Contribution):
             in_working_precision(self.inputs[:, 0]),
         )
         weights = rounded_weights(weights, outputs.dtype)
-        for part in zip(
+        for some, b, x in zip(
             *(each.split(PRODUCT_ROWS * PRODUCTS_PER_SUM) for each in (weights, outputs, inputs)),
             strict=True,
         ):
-            yield product_sum(*part, memory)
+            yield product_sum(some, b, x, memory)
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products in float64, whose rounding is far below the norm even if terms cancel."""

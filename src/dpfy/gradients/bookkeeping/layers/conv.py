@@ -131,10 +131,10 @@ def weight_gradients(
     """Return the gradients of the weight, written out record by record."""
     dtype = _at_least_float32(gradient.dtype)
     inputs, gradient = inputs.to(dtype).contiguous(), gradient.to(dtype).contiguous()
-    for written_by in (_by_compiled_products, _by_grouped_convolution, _by_tap_products):
-        if (found := written_by(inputs, gradient, shape, geometry, memory)) is not None:
-            break
-    written, shaped = found
+    given = inputs, gradient, shape, geometry, memory
+    written, shaped = (
+        _by_compiled_products(*given) or _by_grouped_convolution(*given) or _by_tap_products(*given)
+    )
     if written.shape[1] != records:  # several images of a record
         written = written.unflatten(1, (records, -1)).sum(2)
     return Materialized(written, shaped)

@@ -178,6 +178,7 @@ def _is_right(function: Any) -> bool:
     image = torch.arange(2 * channels * 9 * 9, dtype=torch.float64).sin().view(2, channels, 9, 9)
     small = torch.arange(2 * rows * 4 * 4, dtype=torch.float64).cos().view(2, rows, 4, 4)
     table = _table(Sliding((9, 9), (4, 4), (3, 3), (2, 2), (0, 0), (1, 1)), channels)
+    assert table is not None
     expected = torch.stack(
         [
             torch.einsum("nryx,ncyx->nrc", small, image[:, :, y : y + 7 : 2, x : x + 7 : 2])
