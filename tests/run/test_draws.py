@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import Dot, Started
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpfy
@@ -288,6 +289,32 @@ def test_after_a_crash_the_step_ahead_is_lost_and_not_drawn_again(tmp_path, caps
     assert "1 step after the checkpoint was paid for" in capsys.readouterr().out
 
 
+class Stopping(dpfy.Callback):
+    """Interrupts training after its third step."""
+
+    def on_step(self, step):
+        if step.step == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_trainer_that_is_interrupted_pays_for_what_it_released_and_goes_on(tmp_path, capsys):
+    data = TensorDataset(ROWS, torch.arange(40) % 2)
+    config = dpfy.TrainConfig(
+        data="own", records=40, batch_size=8, epochs=1, delta=1e-3, learning_rate=0.1, csv=False,
+        num_workers=1, prefetch=1, out=str(tmp_path), name="a",
+    )  # fmt: skip
+    ledger = tmp_path / "a" / "ledger.dpl"
+
+    def trainer(*callbacks):
+        return dpfy.Trainer(config, model=nn.Linear(3, 2), train=data, callbacks=callbacks)
+
+    with pytest.raises(dpfy.TrainingInterrupted):
+        trainer(Stopping()).fit()
+    assert Ledger.read(ledger).count == 3
+    trainer().resume()
+    assert Ledger.read(ledger).count == 5 and "lost" not in capsys.readouterr().out
+
+
 # Refusals
 
 
@@ -360,6 +387,9 @@ def kill_after(path, calls):
 
 
 def check_kills(path: Path, instants):
+    warm = Started(TensorDataset(ROWS[:8]), rate=0.5, noise_multiplier=1.0)
+    warm.release()  # imports and caches, before the first fork
+    warm.run.close()
     spent = 0
     for calls in instants:
         found = kill_after(path, calls)
