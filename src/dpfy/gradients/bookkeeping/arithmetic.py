@@ -81,11 +81,10 @@ def product_sum(weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tens
     )
     b, x = next(pairs)
     product = b.t() @ x
-    at_once = _completes_products(
-        *product.shape, product.dtype, product.device, torch.get_num_threads()
-    )
+    facts = (*product.shape, product.dtype, product.device, torch.get_num_threads())
     for b, x in pairs:
-        if at_once and len(b) == PRODUCT_ROWS:
+        # in this order: to try it takes longer than all products of a large layer
+        if len(b) == PRODUCT_ROWS and _completes_products(*facts):
             product.addmm_(b.t(), x)
         else:
             product += b.t() @ x
