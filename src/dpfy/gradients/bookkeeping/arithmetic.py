@@ -85,10 +85,10 @@ def product_sum(
     )
     b, x = next(pairs)
     product = torch.mm(b.t(), x, out=memory.like(b, b.shape[1], x.shape[1]))
+    facts = (*product.shape, product.dtype, product.device, torch.get_num_threads())
     for b, x in pairs:
-        if len(b) == PRODUCT_ROWS and _completes_products(
-            *product.shape, product.dtype, product.device, torch.get_num_threads()
-        ):
+        # in this order: to try it takes longer than all products of a large layer
+        if len(b) == PRODUCT_ROWS and _completes_products(*facts):
             product.addmm_(b.t(), x)
         else:
             product += b.t() @ x
