@@ -27,9 +27,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def device() -> str:
     """The device that ``DPFY_TEST_DEVICE`` names."""
-    from runs import tested_device  # after the number of threads was set
+    from runs import chosen_device  # after the number of threads was set
 
-    return tested_device()
+    return chosen_device()
 
 
 @pytest.fixture

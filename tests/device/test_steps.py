@@ -161,7 +161,7 @@ def test_groups_and_slots_do_not_wait_for_every_tensor(options, training):
 @pytest.mark.parametrize(
     "options",
     [
-        {"controllers": [dpfy.QuantileClipping(0.5)]},
+        pytest.param({"controllers": [dpfy.QuantileClipping(0.5)]}, marks=pytest.mark.slow),
         pytest.param({"controllers": [dpfy.AdaClip()]}, marks=pytest.mark.slow),
     ],
     ids=["quantile", "adaclip"],

@@ -30,6 +30,8 @@ REFUSED = {  # "auto" then takes the next engine
 @pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_every_engine_conforms(engine, case, dtype, grouped, device):
+    if device != "cpu" and dtype == torch.float64:
+        pytest.skip("devices compute as they do in float32, and more slowly")
     refusal = REFUSED.get((engine.name, case.name, dtype))
     with pytest.raises(refusal) if refusal else contextlib.nullcontext():
         check_engine(engine, case, dtype, grouped=grouped, device=device)

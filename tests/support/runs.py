@@ -20,7 +20,7 @@ class Dot(nn.Module):
         return x @ self.weight
 
 
-def tested_device() -> str:
+def chosen_device() -> str:
     """The device that ``DPFY_TEST_DEVICE`` names: ``cpu`` (default), ``pretend`` or ``cuda``."""
     name = os.environ.get("DPFY_TEST_DEVICE", "cpu")
     if name == "pretend":
@@ -37,7 +37,7 @@ class Started:
         clip = options.pop("clip", 1.0)
         rate = options.pop("rate", 1.0)
         microbatches = options.pop("microbatches", None)
-        self.device = tested_device()
+        self.device = chosen_device()
         self.model = (model or Dot(dimension)).to(self.device)
         if type(data) is TensorDataset:
             data = TensorDataset(*(tensor.to(self.device) for tensor in data.tensors))

@@ -23,12 +23,20 @@ _MULTIPLIERS: tuple[tuple[Any, Any], ...] = (
     (_BACKENDS.mkldnn.matmul, _BACKENDS),
     (_BACKENDS.mkldnn.conv, _BACKENDS),
     (_BACKENDS.mkldnn.rnn, _BACKENDS),
+)
+_CUDA_MULTIPLIERS = (
     (_BACKENDS.cuda.matmul, _BACKENDS.cudnn),
     (_BACKENDS.cudnn.conv, _BACKENDS.cudnn),
     (_BACKENDS.cudnn.rnn, _BACKENDS.cudnn),
 )
 # whether CUDA rounds partial sums of half-precision products to half precision
-_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+_CUDA_REDUCTIONS = (
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+)
+_REDUCTIONS: tuple[str, ...] = ()
+if torch.cuda.is_available():
+    _MULTIPLIERS, _REDUCTIONS = _MULTIPLIERS + _CUDA_MULTIPLIERS, _CUDA_REDUCTIONS
 # of float32 products; "none" is what a backend says that knows no other way
 _FULL = ("ieee", "none")
 # of torch.set_deterministic_debug_mode; both choose deterministic kernels where there are any
