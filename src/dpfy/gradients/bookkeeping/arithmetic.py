@@ -21,6 +21,13 @@ _NARROW = 2**14  # entries of a product of which several are formed in one call
 _TELLING = 2**12
 _PIECE = 2**17  # numbers that are converted to float64 and added while they stay in the cache
 FLOAT64_ROWS = 4096  # of a product in float64
+# numbers of a sum that records with several time steps are added to while it stays in the cache
+_TILE = 2**20
+RECORD_ROUNDING = (PRODUCT_ROWS + PRODUCTS_PER_SUM + 8) * 2.0**-24
+"""The rounding error of a record's own products in float32, relative to terms that do not cancel.
+
+See docs/proofs/clipping-engines.md.
+"""
 SUM_ROUNDING = (PRODUCT_ROWS + PRODUCTS_PER_SUM + 8) * 2.0**-24
 """The most that another record may move the share of each co-batched one in a sum, in clip bounds.
 
@@ -93,6 +100,47 @@ def product_sum(
         else:
             product += b.t() @ x
     return product
+
+
+def record_product_sum(
+    weights: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor, memory: Workspace
+) -> torch.Tensor:
+    """Return the weighted sum of Σ_t b_t ⊗ a_t, with products of their own for every record.
+
+    Terms of a record may cancel, so none of its products has rows of another one, and what each
+    record adds does not depend on the others.
+
+    Args:
+        weights: [records].
+        outputs: b, [records, time, p].
+        inputs: a, [records, time, d].
+        memory: Where the sum is written.
+    """
+    p, d = outputs.shape[2], inputs.shape[2]
+    total = memory.like(outputs, p, d)
+    rows = max(1, _TILE // d)
+    weighed = [weight * b for weight, b in zip(weights, outputs, strict=True)]
+    for start in range(0, p, rows):
+        tile = total[start : start + rows]
+        first = True
+        for b, x in zip(weighed, inputs, strict=True):
+            these = b[:, start : start + rows]
+            for left, right in zip(these.split(PRODUCT_ROWS), x.split(PRODUCT_ROWS), strict=True):
+                _add_product(tile, left, right, first)
+                first = False
+    return total
+
+
+def _add_product(total: torch.Tensor, b: torch.Tensor, x: torch.Tensor, first: bool) -> None:
+    """Add bᵀx to a total, or write it there if it is the first one; it is complete before."""
+    if first:
+        torch.mm(b.t(), x, out=total)
+        return
+    facts = (*total.shape, total.dtype, total.device, torch.get_num_threads())
+    if len(b) == PRODUCT_ROWS and _completes_products(*facts):
+        total.addmm_(b.t(), x)
+    else:
+        total += b.t() @ x
 
 
 def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:

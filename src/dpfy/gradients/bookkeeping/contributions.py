@@ -17,9 +17,11 @@ from dpfy.gradients.bookkeeping.arithmetic import (
     FLOAT64_ROWS,
     PRODUCT_ROWS,
     PRODUCTS_PER_SUM,
+    RECORD_ROUNDING,
     add_in_float64,
     in_working_precision,
     product_sum,
+    record_product_sum,
     rounded_weights,
     row_norms,
     squared_norm_bounds,
@@ -27,6 +29,10 @@ from dpfy.gradients.bookkeeping.arithmetic import (
 )
 from dpfy.gradients.bookkeeping.workspace import Workspace
 
+LARGE_WEIGHT = 2**19
+"""Numbers of a weight from which on several time steps are summed in float32."""
+
+_GRAM_NUMBERS = 2**22  # inputs and output gradients that are in float64 at the same time
 _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
 
 
@@ -159,10 +165,30 @@ class OuterProduct(Contribution):
         """
         return squared_norm_bounds(self.outputs)
 
+    @property
+    def in_float32(self) -> bool:
+        """Whether a sum over several time steps is formed in float32, from shapes alone.
+
+        It is for large weights, where float64 would take as long as the rest of the layer. The
+        rounding error of a record's own terms is then part of its norm.
+        """
+        steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
+        return (
+            1 < steps <= PRODUCT_ROWS * PRODUCTS_PER_SUM
+            and d * p >= LARGE_WEIGHT
+            and torch.float64 not in (self.inputs.dtype, self.outputs.dtype)
+        )
+
     def gram(self) -> torch.Tensor:
-        """Return the squared norms as computed in float64."""
-        a, b = self.inputs.double(), self.outputs.double()
-        return (torch.bmm(a, a.mT) * torch.bmm(b, b.mT)).sum((1, 2))
+        """Return the squared norms as computed in float64, a few records at a time."""
+        records = max(1, _GRAM_NUMBERS // (self.inputs[0].numel() + self.outputs[0].numel()))
+        found = []
+        for inputs, outputs in zip(
+            self.inputs.split(records), self.outputs.split(records), strict=True
+        ):
+            a, b = inputs.double(), outputs.double()
+            found.append((torch.bmm(a, a.mT) * torch.bmm(b, b.mT)).sum((1, 2)))
+        return torch.cat(found)
 
     def magnitude(self) -> torch.Tensor:
         """Return the norms that the sums over time would have if nothing cancelled."""
@@ -174,22 +200,54 @@ class OuterProduct(Contribution):
         """Add the rounding error of the Gram matrices and that of the record's terms in a sum."""
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
         lost = (d + p + (steps + more_steps) ** 2 + 8) * 2.0**-52 * magnitude.square()
-        own = (FLOAT64_ROWS + 8) * 2.0**-53 * magnitude + _NOTHING
+        rounding = RECORD_ROUNDING if self.in_float32 else (FLOAT64_ROWS + 8) * 2.0**-53
+        own = rounding * magnitude + _NOTHING
         return NormBounds(((squared + lost).clamp(min=0).sqrt() + own).square(), magnitude)
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """Add products over many records; several time steps may cancel and take float64."""
+        """Add products over many records; several time steps may cancel and are apart."""
         if self.inputs.shape[1] != 1:
-            self.add_sum_in_float64(weights, total)
+            self.add_steps(weights, total)
             return
         for summed in self._products(weights, Workspace()):
             add_in_float64(total, summed)
 
+    def add_steps(self, weights: torch.Tensor, total: torch.Tensor) -> None:
+        """Add what several time steps contribute, in float64 or record by record."""
+        if not self.in_float32:
+            self.add_sum_in_float64(weights, total)
+            return
+        for summed in self.record_products(weights, Workspace()):
+            add_in_float64(total, summed)
+
     def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
         """Return the sum if it has few enough products for the gradients' own precision."""
+        if self.in_float32:
+            return self.summed_steps(weights, memory)
         if self.inputs.shape[1] != 1 or len(weights) > PRODUCT_ROWS * PRODUCTS_PER_SUM:
             return None
         return next(self._products(weights, memory))
+
+    def summed_steps(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
+        """Return what several time steps contribute if it is one sum in float32."""
+        if not self.in_float32 or len(weights) > self._records_per_sum:
+            return None
+        return next(self.record_products(weights, memory))
+
+    @property
+    def _records_per_sum(self) -> int:
+        """How many records are added up in float32, each in one product or a few."""
+        return PRODUCT_ROWS // -(-self.inputs.shape[1] // PRODUCT_ROWS)
+
+    def record_products(self, weights: torch.Tensor, memory: Workspace) -> Iterator[torch.Tensor]:
+        """Yield sums in float32, for which every record has products of its own."""
+        outputs, inputs = in_working_precision(self.outputs), in_working_precision(self.inputs)
+        weights = rounded_weights(weights, outputs.dtype)
+        for some, b, x in zip(
+            *(each.split(self._records_per_sum) for each in (weights, outputs, inputs)),
+            strict=True,
+        ):
+            yield record_product_sum(some, b, x, memory)
 
     def _products(self, weights: torch.Tensor, memory: Workspace) -> Iterator[torch.Tensor]:
         """Yield sums over as many records as the gradients' precision allows, for one time step."""

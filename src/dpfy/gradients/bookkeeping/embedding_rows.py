@@ -18,6 +18,7 @@ from dpfy.gradients.bookkeeping.contributions import (
     OuterProduct,
     as_steps,
 )
+from dpfy.gradients.bookkeeping.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class EmbeddingRows(Contribution):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the rows that occur; noise is added to all rows later."""
         rows, owners, tokens, _ = self.distinct
-        total.index_add_(0, tokens, rows * weights.double()[owners].unsqueeze(1))
+        weighed = rows * weights.double()[owners].unsqueeze(1)
+        total.index_add_(0, tokens, weighed.to(total.dtype))
 
     def instantiate(self) -> Materialized:
         """Write out dense gradients, for a table that is tied to something other than a Linear."""
@@ -100,7 +102,7 @@ class EmbeddingRows(Contribution):
         )
         products = torch.bmm(placed[:-1].unflatten(0, self.tokens.shape), other.inputs.double().mT)
         tokens = self.tokens.unsqueeze(2).expand(-1, -1, other.inputs.shape[1])
-        entries = other.outputs.double().mT.gather(1, tokens)
+        entries = other.outputs.mT.gather(1, tokens).double()
         return (products * entries).sum((1, 2))
 
 
@@ -137,7 +139,14 @@ class TiedEmbedding(Contribution):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add both forms."""
         self.rows.add_sum(weights, total)
-        self.outer.add_sum_in_float64(weights, total)
+        self.outer.add_steps(weights, total)
+
+    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
+        """Return the sum of both forms if that of the product is one tensor."""
+        summed = self.outer.summed_steps(weights, memory)
+        if summed is not None:
+            self.rows.add_sum(weights, summed)
+        return summed
 
     def instantiate(self) -> Materialized:
         """Write both forms out."""
