@@ -17,6 +17,7 @@ from torch import nn
 from dpfy.checks.collation import check_collation
 from dpfy.checks.culprits import first_moved, first_unlike_alone, outputs_of, refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
+from dpfy.checks.forward import Forward
 from dpfy.checks.loss_state import Reader, Readings, changed
 from dpfy.checks.places import at, stopped_at
 from dpfy.checks.preconditions import check_layers, check_statistics, without_scalers
@@ -168,6 +169,11 @@ class Probe:
         return self._input(_SIZES[-1], 1, scale).part(0, size)
 
     @cached_property
+    def _forward(self) -> Forward:
+        """How the loss is called where nothing is differentiated."""
+        return Forward()
+
+    @cached_property
     def _scales(self) -> tuple[float, ...]:
         """The scales of numbers to try: one if there are only whole numbers, which have none."""
         ones, others = (self._base(_SIZES[-1], scale).leaves() for scale in _SCALES)
@@ -179,11 +185,11 @@ class Probe:
 
     def _losses(self, chunk: Chunk, seed: int = 0) -> torch.Tensor:
         """Return losses and statistics of a chunk, with the randomness of dropout held fixed."""
-        fix_seed(_SEED + seed)
+        call = LossCall(self.model, self.loss_fn)
         try:
             # as in a step: a module may observe only what is differentiated
             with torch.enable_grad(), without_scalers():
-                returned = LossCall(self.model, self.loss_fn)(*chunk.arguments)
+                returned = self._forward.call(lambda: call(*chunk.arguments), _SEED + seed)
         except LossError:
             raise
         except Exception as error:

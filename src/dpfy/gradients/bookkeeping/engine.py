@@ -95,10 +95,10 @@ class CapturingEngine(Engine):
             self._learn(loss_fn, examples, direct_uses=True)
         except Unsupported:
             self._learn(loss_fn, examples, direct_uses=False)
-        room = _NUMBERS_AT_ONCE // self.numbers_per_record
-        self.records_at_once = max(
-            1, room, min(_FEW, 2 * _NUMBERS_AT_ONCE // self.numbers_per_record)
-        )
+        # every chunk adds to a sum as long as the model: more records for a large one
+        numbers = max(_NUMBERS_AT_ONCE, 2 * sum(p.numel() for p in self.parameters.values()))
+        room = numbers // self.numbers_per_record
+        self.records_at_once = max(1, room, min(_FEW, 2 * numbers // self.numbers_per_record))
 
     def _learn(self, loss_fn: LossFn, examples: Examples, direct_uses: bool) -> None:
         """Divide the model into layers, and learn where the records are in each.
