@@ -16,6 +16,10 @@ hypothesis.settings.register_profile("dpfy", deadline=None, derandomize=True, ma
 hypothesis.settings.load_profile("dpfy")
 
 
+# A device starts threads of autograd, and then no test of the same process may fork and go on.
+collect_ignore = [] if "DPFY_TEST_DEVICE" in os.environ else ["device", "support/pretend.py"]
+
+
 def pytest_collection_modifyitems(items):
     """Leave out what is for the CPU where another device is tested."""
     if os.environ.get("DPFY_TEST_DEVICE", "cpu") != "cpu":

@@ -308,7 +308,9 @@ def test_the_help_of_a_setting_names_its_default():
     for setting in all_settings():
         assert helps.pop(setting.flag) == setting.description
         assert setting.description.endswith(f" Default: {setting.default_text}.")
-    assert set(helps) == {"config", "config_file", "resume", "help"} & set(helps)
+    assert set(helps) == {"config", "config_file", "resume", "resume_if_exists", "help"} & set(
+        helps
+    )
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_an_exception_reaches_the_caller_and_the_next_noise_is_fresh(monkeypatch
 
 def test_noise_whose_addition_failed_is_never_taken_again(monkeypatch):
     source, twin = noise(), noise()
-    monkeypatch.setattr(InNumpy, "add", lambda *_: 1 / 0)
+    monkeypatch.setattr(InNumpy, "add_steps", lambda *_: 1 / 0)
     source.prefetch(1200, STDDEV, GRID)
     try:
         take(source)

@@ -80,7 +80,7 @@ def test_checkpointing_saves_memory_and_changes_no_bit(engine, grouped):
     plain, without, _ = released(engine, None, grouped)
     found, peak, prepared = released(engine, "checkpointed", grouped)
     assert torch.equal(found, plain) and prepared.recomputes
-    assert peak <= 0.5 * without
+    assert peak <= 0.7 * without
 
 
 def test_book_keeping_of_a_flat_bound_gives_the_same_bits():

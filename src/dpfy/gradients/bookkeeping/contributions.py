@@ -181,7 +181,8 @@ class OuterProduct(Contribution):
 
     def gram(self) -> torch.Tensor:
         """Return the squared norms as computed in float64, a few records at a time."""
-        records = max(1, _GRAM_NUMBERS // (self.inputs[0].numel() + self.outputs[0].numel()))
+        steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
+        records = max(1, _GRAM_NUMBERS // max(1, steps * (d + p)))
         found = []
         for inputs, outputs in zip(
             self.inputs.split(records), self.outputs.split(records), strict=True
