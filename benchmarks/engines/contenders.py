@@ -127,7 +127,7 @@ def private(
 
     def step() -> None:
         optimizer.zero_grad()
-        run.backward(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), next(batches))
+        run.backward(lambda x, y: workload.losses(model(x), y), next(batches))
         optimizer.step()
 
     return Ready(step, model, lambda: run.engine, lambda: run.largest_chunk, began)

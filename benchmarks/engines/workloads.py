@@ -1,15 +1,17 @@
-"""Six networks, and a large one, with made-up data of their shapes; nothing is downloaded."""
+"""Six networks, and small and large ones, with made-up data of their shapes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpfy.models import cifar_cnn, mnist_cnn, wide_resnet
 
 _VOCABULARY = 20_000
+_GPT2_VOCABULARY = 50_257
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Workload:
     inputs: Callable[[int], torch.Tensor]
     classes: int
     time_limit: float
+    labels: tuple[int, ...] = ()  # the shape of a record's label
 
     def model(self) -> nn.Module:
         """Return the network with the same weights every time, in training mode."""
@@ -33,7 +36,13 @@ class Workload:
     def data(self) -> TensorDataset:
         """Return one batch of records; more would only change where the rows are copied from."""
         torch.manual_seed(1)
-        return TensorDataset(self.inputs(self.batch), torch.randint(self.classes, (self.batch,)))
+        labels = torch.randint(self.classes, (self.batch, *self.labels))
+        return TensorDataset(self.inputs(self.batch), labels)
+
+    def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each record: of a sequence, the mean over time."""
+        found = F.cross_entropy(outputs, labels, reduction="none")
+        return found.flatten(1).mean(1) if self.labels else found
 
 
 class TextTransformer(nn.Module):
@@ -83,9 +92,54 @@ class TextLstm(nn.Module):
         return self.head(torch.cat([last[0], last[1]], dim=1))
 
 
+class Block(nn.Module):
+    """A pre-norm layer of GPT-2: causal attention and a feed-forward network."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states after this layer."""
+        parts = self.attend(self.before(x)).unflatten(2, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).flatten(2))
+        return x + self.narrow(F.gelu(self.widen(self.between(x)), approximate="tanh"))
+
+
+class LanguageModel(nn.Module):
+    """The shape of GPT-2: the table of tokens is the weight of the head too."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the next tokens, [records, vocabulary, time]."""
+        places = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
+        x = self.tokens(tokens) + self.positions(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).transpose(1, 2)
+
+
 def _mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+
+
+def _small_mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 640), nn.ReLU(), nn.Linear(640, 448), nn.ReLU(), nn.Linear(448, 10)
     )
 
 
@@ -140,7 +194,17 @@ WORKLOADS = {
 LARGE = {
     workload.name: workload
     for workload in (
-        Workload("mlp-100m", 128, _large_mlp, _numbers(784), classes=10, time_limit=2.0),
+        Workload("mlp-small", 64, _small_mlp, _numbers(784), classes=10, time_limit=2.0),
+        Workload("mlp-100m", 128, _large_mlp, _numbers(784), classes=10, time_limit=1.25),
+        Workload(
+            "gpt2-small",
+            4,
+            lambda: LanguageModel(_GPT2_VOCABULARY, length=1024, width=768, layers=12, heads=12),
+            lambda records: torch.randint(_GPT2_VOCABULARY, (records, 128)),
+            classes=_GPT2_VOCABULARY,
+            time_limit=1.35,
+            labels=(128,),
+        ),
     )
 }
 """Workloads for plain torch and dpfy only, as others would keep a model for each record."""

@@ -12,12 +12,13 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine
-from dpfy.gradients.bookkeeping import arithmetic
-from dpfy.gradients.bookkeeping.arithmetic import SUM_ROUNDING
+from dpfy.gradients.bookkeeping import arithmetic, contributions
+from dpfy.gradients.bookkeeping.arithmetic import RECORD_ROUNDING, SUM_ROUNDING
 from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct, Rematerialized
 from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.recorder import combined
 from dpfy.gradients.bookkeeping.strategies import RAMP_ROUNDING
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
 
@@ -75,6 +76,7 @@ def opposed(size, steps, features, order):
 
 CANCELLING = {
     "linear, ghost": (lambda: nn.Linear(32, 4096), "features last"),
+    "linear, large weight": (lambda: nn.Linear(128, 4096), "features last"),
     "linear, written out": (lambda: nn.Linear(4, 3), "features last"),
     "linear, used twice": (Twice, "features last"),
     "conv, few channels": (lambda: nn.Conv1d(4, 3, 2), "features first"),
@@ -96,6 +98,52 @@ def test_time_steps_that_cancel_stay_within_the_bound(engine, case, size, steps)
     subject = Subject.prepared(model, (x,), engine=engine, loss=summed)
     for position in (0, 2):
         assert moved_by(subject, (x,), position) <= BOUND * (1 + 6 * SUM_ROUNDING)
+
+
+@pytest.mark.parametrize("steps", [2, 128, 129, 300])
+def test_a_large_weight_is_given_what_each_record_has_and_nothing_of_the_others(monkeypatch, steps):
+    """Fails if rows of two records meet in a product, a record is left out, or rounding that only
+    cancelling terms have is missing in the norm.
+    """
+    monkeypatch.setattr(contributions, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(arithmetic, "_TILE", 64)
+    generator = torch.Generator().manual_seed(steps)
+    a, b = (torch.randn(5, steps, width, generator=generator) for width in (16, 21))
+    a[1, 1::2] = -a[1, : steps - steps % 2 : 2] * (1 + 1e-6)  # the second record cancels
+    b[1] = b[1, :1]
+    outer, weights = OuterProduct(1e6 * a, b), torch.rand(5, generator=generator)
+    together = outer.summed(weights, Workspace())
+    written = torch.einsum("n,ntp,ntd->npd", weights.double(), b.double(), 1e6 * a.double())
+    norms = outer.norms()
+    for record in range(5):
+        only = torch.zeros(5).index_fill_(0, torch.tensor([record]), float(weights[record]))
+        alone = OuterProduct(outer.inputs[[record]], b[[record]]).summed(
+            only[[record]], Workspace()
+        )
+        assert torch.equal(outer.summed(only, Workspace()), alone)
+        error = float((alone.double() - written[record]).norm())
+        assert error <= RECORD_ROUNDING * float(weights[record] * norms.magnitude[record])
+        assert alone.double().norm() <= weights[record] * norms.squared[record].sqrt()
+    allowed = RECORD_ROUNDING * float((weights * norms.magnitude).sum())
+    assert float((together.double() - written.sum(0)).norm()) <= allowed
+    total = torch.zeros(21, 16, dtype=torch.float64)
+    outer.add_sum(weights, total)
+    assert torch.equal(total.float(), together)
+
+
+def test_a_large_tied_table_has_both_of_its_sums(monkeypatch):
+    tokens, rows = torch.tensor([[1, 4, 1], [0, 0, 5]]), torch.randn(2, 3, 8)
+    tied = TiedEmbedding(
+        EmbeddingRows(tokens, rows, 6), OuterProduct(torch.randn(2, 3, 8), torch.randn(2, 3, 6))
+    )
+    weights, expected = torch.tensor([0.3, 2.0]), torch.zeros(6, 8, dtype=torch.float64)
+    assert tied.summed(weights, Workspace()) is None  # in float64
+    tied.add_sum(weights, expected)
+    before = tied.norms()
+    monkeypatch.setattr(contributions, "LARGE_WEIGHT", 1)
+    found = tied.summed(weights, Workspace())
+    assert found.dtype == torch.float32 and torch.allclose(found.double(), expected, atol=1e-5)
+    assert bool((tied.norms().squared >= before.squared).all())
 
 
 # A record at the edge between the two ways of doing it

@@ -23,6 +23,7 @@ _PIECE = 2**17  # numbers that are converted to float64 and added while they sta
 FLOAT64_ROWS = 4096  # of a product in float64
 # numbers of a sum that records with several time steps are added to while it stays in the cache
 _TILE = 2**20
+RECORD_PRODUCTS_PER_SUM = 40  # products of single records that are added up in float32
 RECORD_ROUNDING = (PRODUCT_ROWS + PRODUCTS_PER_SUM + 8) * 2.0**-24
 """The rounding error of a record's own products in float32, relative to terms that do not cancel.
 

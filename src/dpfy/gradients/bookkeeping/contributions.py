@@ -17,6 +17,7 @@ from dpfy.gradients.bookkeeping.arithmetic import (
     FLOAT64_ROWS,
     PRODUCT_ROWS,
     PRODUCTS_PER_SUM,
+    RECORD_PRODUCTS_PER_SUM,
     RECORD_ROUNDING,
     add_in_float64,
     in_working_precision,
@@ -238,7 +239,7 @@ class OuterProduct(Contribution):
     @property
     def _records_per_sum(self) -> int:
         """How many records are added up in float32, each in one product or a few."""
-        return PRODUCT_ROWS // -(-self.inputs.shape[1] // PRODUCT_ROWS)
+        return RECORD_PRODUCTS_PER_SUM // -(-self.inputs.shape[1] // PRODUCT_ROWS)
 
     def record_products(self, weights: torch.Tensor, memory: Workspace) -> Iterator[torch.Tensor]:
         """Yield sums in float32, for which every record has products of its own."""
