@@ -50,7 +50,7 @@ def test_wheel_holds_every_module_and_the_typing_marker(unpacked: Path) -> None:
     source = {
         p.relative_to(ROOT / "src")
         for p in (ROOT / "src" / "dpfy").rglob("*")
-        if p.suffix in {".c", ".js", ".json", ".md", ".py"}
+        if p.suffix in {".c", ".h", ".js", ".json", ".md", ".py"}
     }
     shipped = {
         p.relative_to(unpacked)

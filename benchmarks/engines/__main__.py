@@ -37,9 +37,9 @@ _FOR_LARGE = ("torch", "dpfy")
 _SET_UP_LIMIT, _FIRST_STEP_LIMIT = 3.0, 5.0  # plain steps; the second is for large models
 _DIVIDED, _DIVIDED_RECORDS, _SPEED_UP = "cnn-cifar", 512, 1.6
 _TIME_LIMIT_ON_AVERAGE, _MEMORY_LIMIT, _MEMORY_LIMIT_ON_AVERAGE, _LOGICAL_LIMIT = (
-    1.55,
-    1.5,
-    1.35,
+    1.15,
+    1.15,
+    1.15,
     1.1,
 )
 

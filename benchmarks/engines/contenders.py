@@ -123,11 +123,15 @@ def private(
     privatize = dpfy.privatize  # its import is not part of what a run needs
     began = time.perf_counter()
     run = privatize(model, optimizer, data, plan, ledger=ledger, **options)
-    batches = iter(run)
+    batches, sequences = iter(run), bool(workload.labels)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = F.cross_entropy(model(x), y, reduction="none")
+        return found.mean(1) if sequences else found
 
     def step() -> None:
         optimizer.zero_grad()
-        run.backward(lambda x, y: workload.losses(model(x), y), next(batches))
+        run.backward(loss, next(batches))
         optimizer.step()
 
     return Ready(step, model, lambda: run.engine, lambda: run.largest_chunk, began)

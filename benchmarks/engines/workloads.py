@@ -39,11 +39,6 @@ class Workload:
         labels = torch.randint(self.classes, (self.batch, *self.labels))
         return TensorDataset(self.inputs(self.batch), labels)
 
-    def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each record: of a sequence, the mean over time."""
-        found = F.cross_entropy(outputs, labels, reduction="none")
-        return found.flatten(1).mean(1) if self.labels else found
-
 
 class TextTransformer(nn.Module):
     """A trained embedding with positions, pre-norm encoder layers, the mean over time, and a linear
@@ -160,24 +155,24 @@ def _tokens(length: int) -> Callable[[int], torch.Tensor]:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("mlp", 1024, _mlp, _numbers(784), classes=10, time_limit=1.35),
+        Workload("mlp", 1024, _mlp, _numbers(784), classes=10, time_limit=1.25),
         Workload(
             "transformer",
             32,
             lambda: TextTransformer(_VOCABULARY, length=128, width=256, layers=4, classes=2),
             _tokens(128),
             classes=2,
-            time_limit=1.45,
+            time_limit=1.25,
         ),
-        Workload("cnn-mnist", 512, mnist_cnn, _numbers(1, 28, 28), classes=10, time_limit=1.70),
-        Workload("cnn-cifar", 256, cifar_cnn, _numbers(3, 32, 32), classes=10, time_limit=1.65),
+        Workload("cnn-mnist", 512, mnist_cnn, _numbers(1, 28, 28), classes=10, time_limit=1.25),
+        Workload("cnn-cifar", 256, cifar_cnn, _numbers(3, 32, 32), classes=10, time_limit=1.25),
         Workload(
             "wrn16-4",
             64,
             lambda: wide_resnet(depth=16, width=4),
             _numbers(3, 32, 32),
             classes=10,
-            time_limit=1.65,
+            time_limit=1.25,
         ),
         Workload(
             "lstm-imdb",
@@ -185,7 +180,7 @@ WORKLOADS = {
             lambda: TextLstm(torch.randn(_VOCABULARY, 100), hidden=32, classes=2),
             _tokens(80),
             classes=2,
-            time_limit=1.60,
+            time_limit=1.25,
         ),
     )
 }

@@ -118,9 +118,10 @@ def device_states() -> list[torch.Tensor]:
 
 def has_known_generators(device: torch.device) -> bool:
     """Whether the generators of a device can be saved, restored and seeded."""
-    return device.type == "cpu" or all(
-        hasattr(torch.get_device_module(device), name) for name in _GENERATOR_FUNCTIONS
-    )
+    if device.type in ("cpu", "meta"):  # nothing is drawn on the latter
+        return True
+    module = getattr(torch, device.type, None)
+    return all(hasattr(module, name) for name in _GENERATOR_FUNCTIONS)
 
 
 _GENERATOR_FUNCTIONS = ("get_rng_state_all", "set_rng_state_all", "manual_seed_all")

@@ -66,6 +66,7 @@ from dpfy.sandbox.torch_settings import reproducible
 _SIZES = (3, 5)
 _LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
+_NUMBERS_PER_PARAMETER = 2  # that it may keep besides, for the sake of fewer sums
 # up to this number of records a chunk may be twice as large: sums and kernels serve all at once
 _FEW = 16
 _BYTES = 4  # of a number, for most
@@ -96,7 +97,8 @@ class CapturingEngine(Engine):
         except Unsupported:
             self._learn(loss_fn, examples, direct_uses=False)
         # every chunk adds to a sum as long as the model: more records for a large one
-        numbers = max(_NUMBERS_AT_ONCE, 2 * sum(p.numel() for p in self.parameters.values()))
+        trained = sum(p.numel() for p in self.parameters.values())
+        numbers = max(_NUMBERS_AT_ONCE, _NUMBERS_PER_PARAMETER * trained)
         room = numbers // self.numbers_per_record
         self.records_at_once = max(1, room, min(_FEW, 2 * numbers // self.numbers_per_record))
 
