@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self
 
-from scipy.optimize import brentq, minimize_scalar
-
 from dpfy import _validate
 from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Pair, unsampled
 from dpfy.accounting.guarantee import account
 from dpfy.accounting.guards import AdditiveGuard, DominationGuard, FilterGuard
 from dpfy.accounting.known_samples import as_if_known
+from dpfy.accounting.solvers import brentq, minimize_scalar
 from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import (

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.optimize import brentq
 from scipy.special import logsumexp, ndtr, xlog1py, xlogy
 
 from dpfy import _validate
 from dpfy.accounting.conversions import group_claim
 from dpfy.accounting.dominating_pairs import Pair
 from dpfy.accounting.guarantee import account
+from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
 from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from scipy.optimize import brentq
-
 from dpfy import _validate
 from dpfy.accounting.calibrate import calibrate_noise, calibrate_rate
 from dpfy.accounting.guarantee import Guarantee, account
+from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Event, Poisson, Repeated, Sampled, SumQuery

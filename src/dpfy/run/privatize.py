@@ -20,12 +20,13 @@ from dpfy.checks.parameters import trainable
 from dpfy.checks.probe import check_collation
 from dpfy.errors import InvalidArgument
 from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
+from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import LatticeGaussian, SecureStream
-from dpfy.noise.native.kernels import compile_ahead
+from dpfy.noise.native import kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
@@ -131,7 +132,8 @@ def privatize(
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
-    compile_ahead(sum(p.numel() for p in parameters.values()))
+    kernels.compile_ahead(sum(p.numel() for p in parameters.values()))
+    convolution.compile_ahead(model)
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):

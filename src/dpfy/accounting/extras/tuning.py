@@ -6,10 +6,9 @@ Tests: tests/accounting/rules_for/test_selection.py.
 import math
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
-
 from dpfy import _validate
 from dpfy.accounting.guarantee import account
+from dpfy.accounting.solvers import brentq
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, Repeated
 from dpfy.ledger.selection import Selected, Trials

@@ -5,9 +5,9 @@ Tests: tests/accounting/test_edges.py.
 
 import math
 
-from scipy.optimize import brentq
 from scipy.special import betainc, erfcx
 
+from dpfy.accounting.solvers import brentq
 from dpfy.types import Interval
 
 _ROUNDING = 1e-12

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from scipy.optimize import brentq
-
 from dpfy.accounting.pld.contour import log_chernoff, saddle, saddle_at
 from dpfy.accounting.pld.fourier import Moments, Spectrum
+from dpfy.accounting.solvers import brentq
 
 _MIN_LOG_DELTA = -630.0
 _CLEARLY = 3.0  # how far log δ must be off for a guess to be given up

@@ -1,10 +1,12 @@
 """Compiled gradients of convolutions beside autograd's, record by record."""
 
+from functools import cache
 from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from dpfy.gradients.bookkeeping.layers import conv
 from dpfy.gradients.bookkeeping.layers.conv import Geometry, weight_gradients
@@ -139,3 +141,14 @@ def test_torch_writes_gradients_where_no_compiler_works(monkeypatch, compiler):
     summed = found.shaped(found.gradients.sum(1))
     expected = F.conv2d(inputs.transpose(0, 1), gradient.transpose(0, 1), padding=1)
     assert torch.allclose(summed, expected.transpose(0, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "calls"), [(nn.Conv1d(1, 1, 1), 1), (nn.Linear(1, 1), 0)])
+def test_the_compiler_is_started_once_and_only_for_convolutions(monkeypatch, model, calls):
+    started, begun = [], []
+    monkeypatch.setattr(convolution, "_begun", begun)
+    monkeypatch.setattr(convolution, "compiled", cache(lambda: None))
+    monkeypatch.setattr(convolution, "compilations", lambda *given: started.append(1) or [object()])
+    for _ in range(2):
+        convolution.compile_ahead(nn.Sequential(model))
+    assert len(started) == len(begun) == calls

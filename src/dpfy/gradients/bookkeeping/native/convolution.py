@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.noise.native.c_types import array_of, declare
@@ -136,9 +138,13 @@ def _grid(counts: tuple[int, ...], steps: list[int]) -> Places:
 _begun: list[Compilation] = []  # ahead of the first use, one at most
 
 
-def compile_ahead() -> None:
-    """Start the compiler; it runs in a process of its own until the first convolution needs it."""
-    if not _begun and not compiled.cache_info().currsize:
+def compile_ahead(model: nn.Module) -> None:
+    """Start the compiler if the model has convolutions; the first of them waits for it.
+
+    It runs in a process of its own while this one has other things to do.
+    """
+    needed = any(isinstance(module, _ConvNd) for module in model.modules())
+    if needed and not _begun and not compiled.cache_info().currsize:
         _begun.extend(compilations(_SOURCE, _OPTIONS))
 
 
