@@ -8,7 +8,6 @@ import numpy.typing as npt
 import torch
 
 _LARGE = 2**16  # numbers; smaller tensors are left to torch
-_UNUSED = 2  # references to an array: that of its workspace, and that of the call which counts them
 
 
 class Workspace:
@@ -54,4 +53,12 @@ class Workspace:
     def _unused(self) -> list[int]:
         """Return the places of arrays that only the workspace refers to."""
         places = range(len(self._arrays))
-        return [place for place in places if sys.getrefcount(self._arrays[place]) == _UNUSED]
+        return [place for place in places if _references(self._arrays, place) == _UNUSED]
+
+
+def _references(arrays: list[npt.NDArray[np.float32]], place: int) -> int:
+    """Return the number of references to an array of a list, as this interpreter counts them."""
+    return sys.getrefcount(arrays[place])
+
+
+_UNUSED = _references([np.empty(1, dtype=np.float32)], 0)  # the list's own, and the call's
