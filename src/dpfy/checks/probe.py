@@ -73,6 +73,7 @@ class Probe:
     declared: bool
     statistics: tuple[Statistic, ...] = ()
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
+    _compared: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def choose(self, engine: str, isolating: bool = False) -> Engine:
         """Return the engine to use, after every check has passed.
@@ -112,16 +113,24 @@ class Probe:
 
     def check_size(self, largest: int) -> None:
         """Refuse a loss that treats a chunk of the largest size unlike a few examples."""
+        if largest <= max(self._compared, default=0):  # when the engine was chosen
+            return
         with certified(), undisturbed(self.model), without_dropout(self.model):
-            many, coarse = self._input(largest, 1), max(self._shortest, _COARSE)
-            if not self._random and not self._same(
-                self._losses(many)[:3], self._losses(many.part(0, 3)), coarse
-            ):
-                raise refusal(
-                    self.model,
-                    None,
-                    "gives an example another loss in a large batch than in a small one",
-                )
+            precision = self._shortest if largest <= _MANY else max(self._shortest, _COARSE)
+            self._check_many(largest, precision)
+
+    def _check_many(self, size: int, precision: float) -> None:
+        """Refuse a loss that gives examples other losses among ``size`` than among three."""
+        self._compared.append(size)
+        many = self._input(size, 1)
+        if not self._random and not self._same(
+            self._losses(many)[:3], self._losses(many.part(0, 3)), precision
+        ):
+            raise refusal(
+                self.model,
+                None,
+                "gives an example another loss in a large batch than in a small one",
+            )
 
     def is_safe_for(self, chunk: Chunk) -> bool:
         """Whether records of another shape than declared, such as shorter ones, do not mix."""
@@ -285,13 +294,6 @@ class Probe:
                     raise refusal(
                         self.model, culprit, "gives an example another loss alone than in a batch"
                     )
-        many = self._input(_MANY, 1)
-        if not self._same(self._losses(many)[:3], self._losses(many.part(0, 3)), self._shortest):
-            raise refusal(
-                self.model,
-                None,
-                "gives an example another loss in a large batch than in a small one",
-            )
 
     def _alone(self, chunk: Chunk) -> torch.Tensor:
         """Return losses and statistics of each record by itself.
@@ -390,6 +392,9 @@ class Probe:
                     reason = "keeps the activations that the model recomputes to save memory"
                     continue
                 if (random and engine.isolates) or self._equal_sums(found, expected):
+                    if not engine.isolates:
+                        at_once = min(engine.records_at_once or _MANY, _MANY)
+                        self._check_many(at_once, self._shortest)
                     return engine
                 reason = (
                     "cannot be compared with one example at a time: the loss draws random numbers"
