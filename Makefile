@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-device test-pythons coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-pythons coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -25,6 +25,10 @@ test: lint
 test-all: lint experiments-quick
 	.ci/install-servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term -m "slow or not slow"
+
+# Pages of the documentation from top to bottom, the self-test of audits, a short hunt for neighbours.
+test-apart: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m apart
 
 # The tests that run on any device, on DPFY_TEST_DEVICE=pretend (default) or cuda; see docs/how-to/devices.md.
 DPFY_TEST_DEVICE ?= pretend

@@ -63,6 +63,7 @@ def run_command(line: str) -> None:
     assert not stop.value.code, line
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ def test_the_correct_pipeline_is_never_flagged():
     assert not verdict.flagged
 
 
+@pytest.mark.apart
 def test_the_command_flags_every_planted_mistake_and_nothing_else(capfd):
     with pytest.raises(SystemExit) as caught:
         main(["audit", "--self-test", "--quick", "--json"])

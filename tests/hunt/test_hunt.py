@@ -70,6 +70,7 @@ def hunt(numbers: Iterable[int]) -> None:
     tally.judge()
 
 
+@pytest.mark.apart
 def test_no_neighbour_is_seen_in_a_short_hunt():
     quick = (
         number for number in count() if "two threads" not in drawn(number).ambient
