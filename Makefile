@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-pythons coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-pythons coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -36,6 +36,15 @@ test-device: setup
 	DPFY_TEST_DEVICE=$(DPFY_TEST_DEVICE) $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" \
 	  tests/device tests/gradients/test_engines.py tests/run/test_gate.py tests/noise/test_conformance.py \
 	  tests/checks/test_probe.py tests/trainer/test_trainer.py
+
+# Hugging Face and Lightning, with their packages in the same environment.
+INTEGRATIONS := $(VENV)/.integrations
+$(INTEGRATIONS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[integrations]"
+	touch $@
+
+test-integrations: $(INTEGRATIONS)
+	DPFY_TEST_INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations src/dpfy/integrations
 
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13
