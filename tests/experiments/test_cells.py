@@ -93,7 +93,11 @@ def test_cells_are_told_apart() -> None:
         )
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.experiment}-{cell.epsilon:g}")
+@pytest.mark.parametrize(
+    "cell",
+    [cell for cell in CELLS if cell.features != "minilm"],  # a step of which takes minutes
+    ids=lambda cell: f"{cell.experiment}-{cell.epsilon:g}",
+)
 def test_a_checkpoint_is_small_enough_to_follow_every_step(cell: Cell) -> None:
     copies = 1 + (cell.momentum > 0) + (cell.ema > 0)
     size = (

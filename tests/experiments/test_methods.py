@@ -36,7 +36,7 @@ CELL = Cell(
         "time",
         "exponential:fast",
         "quantile:2",
-        "adam",
+        "adam:1",
         "adadp:x",
         "dpis",
         "dpis:0.5:2:1",
