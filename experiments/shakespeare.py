@@ -1,0 +1,189 @@
+"""A small GPT-2 on Shakespeare's characters, with a role of a play as the unit of privacy.
+
+``python -m experiments.shakespeare`` trains once for each ε and once without privacy, side by side
+in everything else, and keeps the perplexity on held-out text along the way in
+``results/shakespeare.json``. A role is in one part of the text as a whole: what is held out are the
+last lines of each, public as the rest."""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from torch.utils.data import ConcatDataset, TensorDataset
+
+import dpfy
+from dpfy.data import UserSource, shakespeare
+
+RESULTS = Path(__file__).parent / "results" / "shakespeare.json"
+_HELD_OUT = 2000  # windows of held-out text, evenly over the roles
+_READINGS = 10
+_PADDING, _IGNORED = 0, -100
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides a curve; ε of None is without clipping and noise."""
+
+    epsilon: float | None
+    steps: int = 100
+    roles: int = 400  # in a step, of 1,341
+    windows: int = 4  # of each role, with 80 characters each
+    layers: int = 2
+    width: int = 128
+    clip: float = 0.5
+    learning_rate: float = 3e-3
+    delta: float = 1e-5
+    seed: int = 0
+
+
+def model_for(setting: Setting, classes: int, length: int) -> Any:
+    """Return GPT-2 in a small shape with the initial weights of the seed."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(setting.seed)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=classes,
+            n_positions=length,
+            n_embd=setting.width,
+            n_layer=setting.layers,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def loss_of(model: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the mean loss over the characters of each window."""
+    from dpfy.integrations.huggingface import private_loss
+
+    loss = private_loss(model, "causal_lm")
+
+    def of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen = x != _PADDING
+        labels = x.masked_fill(~seen, _IGNORED)
+        return loss({"input_ids": x, "attention_mask": seen, "labels": labels})
+
+    return of_windows
+
+
+def perplexity(model: Any, windows: torch.Tensor) -> float:
+    """Return the perplexity of held-out characters, each given those before it in its window."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for part in windows.split(200):
+            logits = model(part).logits[:, :-1].transpose(1, 2)
+            targets = part[:, 1:].masked_fill(part[:, 1:] == _PADDING, _IGNORED)
+            total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            count += int((targets != _IGNORED).sum())
+    return math.exp(total / count)
+
+
+def trained(setting: Setting, source: UserSource) -> dict[str, Any]:
+    """Train one model and return its curve of perplexity, with what it cost."""
+    model = model_for(setting, source.classes, *source.input_shape)
+    optimizer = torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, setting.steps)
+    held_out = torch.cat([each.tensors[0] for each in source.test if len(each)])
+    held_out = held_out[:: max(1, len(held_out) // _HELD_OUT)]
+    steps = _plain_steps if setting.epsilon is None else _private_steps
+    curve, spent = [(0, perplexity(model, held_out))], None
+    label = "no privacy" if setting.epsilon is None else f"ε {setting.epsilon:g}"
+    for step, cost in track(
+        steps(setting, source, model, optimizer), label, total=setting.steps, transient=True
+    ):
+        schedule.step()
+        spent = cost
+        if step % max(1, setting.steps // _READINGS) == 0:
+            curve.append((step, perplexity(model, held_out)))
+    return {"setting": asdict(setting), "curve": curve, "spent": spent}
+
+
+def _private_steps(
+    setting: Setting, source: UserSource, model: Any, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[int, float | None]]:
+    assert setting.epsilon is not None
+    plan = dpfy.dpsgd(
+        records=source.users,
+        batch_size=setting.roles,
+        steps=setting.steps,
+        clip=setting.clip,
+        unit="user",
+    ).calibrate(setting.epsilon, setting.delta)
+    rows: ConcatDataset[Any] = ConcatDataset(source.train)
+    owner = [user for user, windows in enumerate(source.train) for _ in range(len(windows))]
+    example = tuple(torch.zeros_like(field[:2]) for field in source.train[0].tensors)
+    loss = loss_of(model)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        dpfy.privatize(
+            model,
+            optimizer,
+            rows,
+            plan,
+            Path(folder) / "ledger.dpl",
+            unit_of=owner,
+            rows_per_user=setting.windows,
+            example_input=example,
+        ) as run,
+    ):
+        for batch in run:
+            optimizer.zero_grad()
+            run.backward(loss, batch)
+            optimizer.step()
+            yield batch.step, run.spent(setting.delta).upper if run.steps_left == 0 else None
+
+
+def _plain_steps(
+    setting: Setting, source: UserSource, model: Any, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[int, float | None]]:
+    loss, chance = loss_of(model), torch.Generator().manual_seed(setting.seed)
+    speaking = [windows for windows in source.train if len(windows)]
+    for step in range(1, setting.steps + 1):
+        chosen = torch.randperm(len(speaking), generator=chance)[: setting.roles]
+        parts = [_some(speaking[role], setting.windows, chance) for role in chosen]
+        optimizer.zero_grad()
+        for x in torch.cat(parts).split(400):
+            (loss(x, x).sum() / sum(map(len, parts))).backward()
+        optimizer.step()
+        yield step, None
+
+
+def _some(windows: TensorDataset, count: int, chance: torch.Generator) -> torch.Tensor:
+    return windows.tensors[0][torch.randperm(len(windows), generator=chance)[:count]]
+
+
+def main(
+    epsilon: Annotated[str, typer.Option(help="The curves to train, beside no privacy.")] = "2,8",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Has the folder shakespeare; default: DPFY_DATA.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Of each curve; fewer keep no results.")] = 100,
+) -> None:
+    """Train the curves that have no result yet, and keep each as it is done."""
+    source, base = shakespeare(data_dir), Setting(None)
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    for each in (None, *map(float, epsilon.split(","))):
+        setting = replace(base, epsilon=each, steps=steps)
+        if any(result["setting"] == asdict(setting) for result in found):
+            continue
+        result = trained(setting, source)
+        typer.echo(f"ε {each}: perplexity {result['curve'][-1][1]:.2f}")
+        if steps == base.steps:
+            found.append(result)
+            RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
