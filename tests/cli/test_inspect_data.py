@@ -87,10 +87,14 @@ authors = ["a", "a", "b", "c"]
 @pytest.mark.parametrize(
     ("options", "exact", "similar"),
     [
-        (["texts"], "1 texts are in several units; 2 of 4", "records 0, 1, 3"),
-        (["labelled", "--field", "0"], "1 texts are in several units; 2 of 4", "records 0, 1, 3"),
-        (["labelled"], "0 texts are in several units; 0 of 4", ""),
-        (["texts", "--users", "authors"], "2 of 3 units have one of them, and at most 2", ""),
+        (["texts"], "have to the letter: 1; units with one of them: 2 of 4", "records 0, 1, 3"),
+        (
+            ["labelled", "--field", "0"],
+            "have to the letter: 1; units with one of them: 2 of 4",
+            "records 0, 1, 3",
+        ),
+        (["labelled"], "have to the letter: 0; units with one of them: 0 of 4", ""),
+        (["texts", "--users", "authors"], "2 of 3; most units with the same: 2", "records 0, 1, 3"),
     ],
     ids=str,
 )

@@ -109,8 +109,8 @@ def inspect_data(
 def _describe(how: str, shared: "Shared", units: int, limit: int) -> None:
     """Print how much several units share; not the texts themselves."""
     typer.echo(
-        f"the same {how}: {shared.texts} texts are in several units; {shared.units} of {units} "
-        f"units have one of them, and at most {shared.most} have the same."
+        f"texts that several units have {how}: {shared.texts}; units with one of them: "
+        f"{shared.units} of {units}; most units with the same: {shared.most}."
     )
     for rows in shared.groups[:limit]:
         typer.echo(f"records {', '.join(map(str, rows))}: the same {how}")
