@@ -226,6 +226,12 @@ _SPECTRAL = _any(
 _OBSERVERS = _derives_from("ObserverBase", "FakeQuantizeBase")
 
 FINE, DEPENDS, CHANGE, IMPOSSIBLE = Verdict
+is_tokenizer = _any(
+    _is_called("tokenizer", "sentencepiece", "wordpiece"),
+    _comes_from("tokenizers", "sentencepiece"),
+)
+"""Whether an object is a tokenizer; many of them can be called, as a loss can."""
+
 COMPONENTS = (
     # Normalisation
     Component(
@@ -521,10 +527,7 @@ COMPONENTS = (
         DEPENDS,
         "A vocabulary that was trained on private text shows parts of it, and no run covers that.",
         "Say where it comes from: return dpfy.data.Vocabulary('public', 'trained on ...') with it.",
-        _any(
-            _is_called("tokenizer", "sentencepiece", "wordpiece"),
-            _comes_from("tokenizers", "sentencepiece"),
-        ),
+        is_tokenizer,
     ),
     Component(
         "vocabulary trained on private text",

@@ -12,6 +12,7 @@ from tests.integrations.lightning.classifiers import Classifier, Validated, plan
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpfy
+from dpfy.checks.loss_state import Reader
 from dpfy.errors import BatchAlreadyReleased, InvalidArgument, LossError, UnreleasedGradient
 from dpfy.integrations.lightning import PrivateTraining
 
@@ -72,6 +73,27 @@ def test_bf16_of_the_trainer_is_autocast_around_the_loss(tmp_path, trainer) -> N
     found = weights(module)
     assert all(torch.equal(found[name], expected[name]) for name in found)
     assert any(not torch.equal(found[name], in_float32[name]) for name in found)
+
+
+FACTOR = 1.0
+
+
+def test_loss_under_autocast_is_judged_again_when_what_it_reads_changes(tmp_path, trainer) -> None:
+    class Scaled(Classifier):
+        def per_example_loss(self, x, y):
+            return super().per_example_loss(x, y) * FACTOR
+
+    module, callback = Scaled(), private(tmp_path)
+    fit = trainer(callback, max_steps=1, precision="bf16-mixed")
+    losses = []
+
+    class Keeps(pl.Callback):
+        def on_train_start(self, trainer, module):
+            losses.append(callback._loss)
+
+    fit.callbacks.append(Keeps())
+    fit.fit(module, callback.steps)
+    assert any("FACTOR" in way for way in Reader(module).read(losses[0]))
 
 
 def test_module_is_its_own_again_after_the_fit(tmp_path, trainer) -> None:

@@ -7,12 +7,15 @@ constant.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.plugins.precision import Precision
 
 from dpfy.errors import InvalidArgument
 from dpfy.integrations.lightning.position import Position
@@ -327,14 +330,25 @@ class PrivateTraining(pl.Callback):
 
 
 def _loss_of(trainer: Any, module: Any) -> Callable[..., Any]:
-    """Return the module's loss, under autocast if the trainer has it around a training step."""
-    context = trainer.precision_plugin.forward_context
+    """Return the module's loss, on the device and in the precision of a training step.
 
-    def loss(*fields: Any) -> Any:
-        with context():
-            return module.per_example_loss(*fields)
+    The result is no closure: what the module's loss reads is compared before every step, and that
+    is found through a ``partial``.
+    """
+    loss, device, plugin = module.per_example_loss, module.device, trainer.precision_plugin
+    if device.type == "cpu" and type(plugin) is Precision:
+        return loss  # type: ignore[no-any-return]
+    return partial(_as_in_a_step, loss, device, plugin.forward_context)
 
-    return module.per_example_loss if isinstance(context(), nullcontext) else loss
+
+def _as_in_a_step(
+    loss: Callable[..., Any],
+    device: torch.device,
+    context: Callable[[], AbstractContextManager[Any]],
+    *fields: Any,
+) -> Any:
+    with context():
+        return loss(*move_data_to_device(fields, device))
 
 
 @contextmanager

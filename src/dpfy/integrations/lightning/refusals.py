@@ -1,7 +1,4 @@
-"""Refuse settings of a Lightning trainer that would change what a step is.
-
-Tests: tests/integrations/lightning/test_refusals.py.
-"""
+"""Refuse settings of a Lightning trainer that would change what a step is."""
 
 from typing import Any
 
