@@ -27,6 +27,10 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "tune": {"optuna"},
     "yaml": {"pyyaml"},
 }
+FRAMEWORKS = {  # what a room of dpfy.integrations needs; no part of dpfy[all]
+    "huggingface": {"accelerate", "transformers"},
+    "lightning": {"lightning"},
+}
 _LARGEST_SDIST = 1_000_000
 
 
@@ -140,14 +144,14 @@ def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
     assert required == HARD  # a new one is a decision: docs/decisions/dependencies.md
     # One that is imported and not installed breaks elsewhere; one that is installed and not
     # imported is a burden. Each of the others is behind an error that names the extra or package.
-    optional = {"pillow", "dp-accounting"}.union(*EXTRAS.values())
+    optional = {"pillow", "dp-accounting"}.union(*EXTRAS.values(), *FRAMEWORKS.values())
     assert imported_distributions() - optional <= required <= imported_distributions()
 
 
 def test_extras_bring_what_their_parts_import() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for name, packages in EXTRAS.items():
+    for name, packages in (EXTRAS | FRAMEWORKS).items():
         assert {re.match(r"[\w-]+", line)[0] for line in extras[name]} == packages
     assert extras["all"] == [f"dpfy[{','.join(sorted(EXTRAS))}]"]
     assert "dpfy[all]" in extras["test"] and "dpfy[all]" in extras["docs"]

@@ -31,6 +31,16 @@ PAGES = [
         and re.search("^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     ),
 ]
+# Pages that need other frameworks: `make test-integrations` runs them.
+APART = [
+    page
+    for page in PAGES
+    if re.search(
+        r"^from (accelerate|dpfy\.integrations|peft|transformers)\b",
+        page.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -64,11 +74,20 @@ def run_command(line: str) -> None:
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page not in APART],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    run_page(page, monkeypatch)
+
+
+def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page in the current folder, or write those that name a file."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # a command may add the current folder
     torch.manual_seed(
         0

@@ -71,6 +71,19 @@ def test_what_the_probe_refuses_is_told(made, fields, reason):
     assert not found.trainable and re.search(reason, found.probed.reason)
 
 
+class CallableTokenizer:
+    def __call__(self, *fields):
+        raise AssertionError("it is no loss")
+
+
+def test_tokenizer_is_not_taken_for_the_loss():
+    model = net()
+    for made in ((model, CallableTokenizer()), (model, CallableTokenizer(), F.cross_entropy)):
+        found = check(made, FIELDS)
+        assert found.trainable and found.probed.passed
+        assert "tokenizer" in {finding.component.name for finding in found.findings}
+
+
 class Frames(nn.Module):
     """Log-probabilities of four letters, as CTC takes them."""
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, prune
 
 import dpfy
 from dpfy.checks.compatibility import COMPONENTS, Verdict, examine
+from dpfy.data import Vocabulary
 from dpfy.models import FrozenBatchNorm, PrivateBatchNorm
 
 ROWS = {row.name: row for row in COMPONENTS}
@@ -190,6 +191,15 @@ EXAMPLES = {
         lambda: (net(), fake("BertTokenizerFast")),
         lambda: attribute(fake("Tokenizer")),
         lambda: attribute(fake("SentencePieceProcessor")),
+    ],
+    "vocabulary trained on private text": [
+        lambda: (net(), Vocabulary("private")),
+        lambda: attribute(Vocabulary("private", "the patients' letters")),
+    ],
+    "vocabulary without private text": [
+        lambda: (net(), Vocabulary("public", "trained on Wikipedia")),
+        lambda: (net(), Vocabulary("fixed", "bytes")),
+        lambda: attribute(Vocabulary("released", "words.dpl")),
     ],
 }
 CASES = [

@@ -9,6 +9,8 @@ import pytest
 from dpfy.cli.app import main
 
 MODULE = """
+import dpfy
+import dpfy.data
 import torch
 from torch import nn
 
@@ -29,6 +31,12 @@ def alone():
 
 def mixing():
     return nn.Sequential(nn.Linear(4, 3), Mixing(), nn.Linear(3, 2))
+
+def private_words():
+    return alone(), dpfy.data.Vocabulary("private", "the letters")
+
+def public_words():
+    return alone(), dpfy.data.Vocabulary("public", "Wikipedia")
 
 def nothing():
     return [1, 2]
@@ -164,3 +172,11 @@ def test_a_data_set_is_looked_at_too(run):
     assert code == 0 and "nothing shows that one depends on another" in out
     code, _, err = run("checked_models:alone", "--data", "checked_models:Mixup")
     assert code == 1 and "reads other records" in " ".join(err.split())
+
+
+def test_a_vocabulary_that_was_trained_on_private_text_is_refused(run):
+    code, out, _ = run("checked_models:private_words")
+    assert code == 1 and "needs a change" in out and "repeats parts of it" in out
+    assert "trained on public text" in out and "docs/how-to/text.md" in out
+    code, out, _ = run("checked_models:public_words")
+    assert code == 0 and "vocabulary without private text" in out

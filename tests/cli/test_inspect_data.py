@@ -75,3 +75,39 @@ def test_a_data_set_that_mixes_is_an_error(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["inspect-data", "inspected_mixing:Mixing"])
     assert caught.value.code == 1 and "reads other records" in capsys.readouterr().err
+
+
+TEXTS = """
+texts = ["Call me.", "call  ME!", "Goodbye", "Call me."]
+labelled = [(text, number) for number, text in enumerate(texts)]
+authors = ["a", "a", "b", "c"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "exact", "similar"),
+    [
+        (["texts"], "have to the letter: 1; units with one of them: 2 of 4", "records 0, 1, 3"),
+        (
+            ["labelled", "--field", "0"],
+            "have to the letter: 1; units with one of them: 2 of 4",
+            "records 0, 1, 3",
+        ),
+        (["labelled"], "have to the letter: 0; units with one of them: 0 of 4", ""),
+        (["texts", "--users", "authors"], "2 of 3; most units with the same: 2", "records 0, 1, 3"),
+    ],
+    ids=str,
+)
+def test_texts_of_several_units_are_counted(tmp_path, monkeypatch, capsys, options, exact, similar):
+    module = f"inspected_{abs(hash(str(options)))}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{module}.py").write_text(TEXTS)
+    options = [f"{module}:{each}" if each[0] not in "-0" else each for each in options]
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect-data", *options, "--duplicates"])
+    output = capsys.readouterr()
+    assert not caught.value.code, output.err
+    assert "rivate facts" in output.err
+    assert exact in output.out
+    assert (f"{similar}: the same word for word" in output.out) == bool(similar)
+    assert "Call" not in output.out + output.err

@@ -11,6 +11,7 @@ import dpfy
 from dpfy.errors import InvalidArgument, IsolationError
 from dpfy.ledger.events import Sampled
 from dpfy.models import FrozenBatchNorm, PrivateBatchNorm
+from dpfy.trainer.builders import load_data
 from dpfy.trainer.trainer import resume_training
 
 MODULE = """
@@ -135,3 +136,15 @@ def test_users_are_counted_by_declaration(tmp_path):
     config = dpfy.TrainConfig(out=str(tmp_path), rows_per_user=3)
     with pytest.raises(InvalidArgument, match="protects records"):
         dpfy.Trainer(config).fit()
+
+
+@pytest.mark.parametrize("unit_of", [None, range(6)])
+def test_data_set_says_what_one_unit_is(unit_of, tmp_path):
+    class Letters(torch.utils.data.TensorDataset):
+        unit = "one letter: the first 2 tokens"
+
+    train = Letters(torch.randn(6, 2), torch.zeros(6, dtype=torch.long))
+    config = dpfy.TrainConfig(records=6, out=str(tmp_path))
+    for data, unit in ((train, Letters.unit), (torch.utils.data.Subset(train, range(6)), None)):
+        found = load_data(config, data, None, unit_of).unit
+        assert found == (unit or ("one record" if unit_of is None else "all rows of one user"))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpfy.checks.compare_engines import Parity, parity
-from dpfy.checks.compatibility import Finding, examine
+from dpfy.checks.compatibility import Finding, examine, is_tokenizer
 from dpfy.checks.explain import Explanation, explain, sum_of_outputs
 from dpfy.checks.parameters import trainable
 from dpfy.errors import InvalidArgument
@@ -149,7 +149,12 @@ class Parts:
     def loss(self, fields: int) -> LossFn:
         """Return the loss as a function of this number of fields, or a stand-in for one."""
         given = next(
-            (part for part in self.others if callable(part) and part not in self.optimizers), None
+            (
+                part
+                for part in self.others
+                if callable(part) and part not in self.optimizers and not is_tokenizer(part)
+            ),
+            None,
         )
         if given is not None:
             return of_fields(self.model, given)

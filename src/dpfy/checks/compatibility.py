@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.loss import _Loss
 
+from dpfy.data.vocabulary import LEAK, REMEDY, Vocabulary
 from dpfy.models.batchnorm import FrozenBatchNorm, PrivateBatchNorm
 
 Predicate = Callable[[Any], bool]
@@ -225,6 +226,12 @@ _SPECTRAL = _any(
 _OBSERVERS = _derives_from("ObserverBase", "FakeQuantizeBase")
 
 FINE, DEPENDS, CHANGE, IMPOSSIBLE = Verdict
+is_tokenizer = _any(
+    _is_called("tokenizer", "sentencepiece", "wordpiece"),
+    _comes_from("tokenizers", "sentencepiece"),
+)
+"""Whether an object is a tokenizer; many of them can be called, as a loss can."""
+
 COMPONENTS = (
     # Normalisation
     Component(
@@ -518,12 +525,23 @@ COMPONENTS = (
     Component(
         "tokenizer",
         DEPENDS,
-        "A vocabulary that was built from private text is not covered by the run.",
-        "Take one that was trained on public text.",
-        _any(
-            _is_called("tokenizer", "sentencepiece", "wordpiece"),
-            _comes_from("tokenizers", "sentencepiece"),
-        ),
+        "A vocabulary that was trained on private text shows parts of it, and no run covers that.",
+        "Say where it comes from: return dpfy.data.Vocabulary('public', 'trained on ...') with it.",
+        is_tokenizer,
+    ),
+    Component(
+        "vocabulary trained on private text",
+        CHANGE,
+        LEAK,
+        REMEDY,
+        _all(_is(Vocabulary), lambda part: not part.sound),
+    ),
+    Component(
+        "vocabulary without private text",
+        FINE,
+        "It is declared to come from public text, a fixed alphabet or a private release.",
+        "",
+        _all(_is(Vocabulary), lambda part: part.sound),
     ),
 )
 """The rows, in the order in which they are reported."""

@@ -3,11 +3,14 @@
 It prints private facts, and says so.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpfy._objects import load_object, make_object
+
+if TYPE_CHECKING:
+    from dpfy.records.duplicates import Shared
 
 
 def inspect_data(
@@ -33,6 +36,27 @@ def inspect_data(
             show_default=False,
         ),
     ] = None,
+    duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--duplicates", help="Also count the texts that several units of privacy have."
+        ),
+    ] = False,
+    users: Annotated[
+        str | None,
+        typer.Option(
+            help="The unit of each row for --duplicates, the unit_of of the run, as "
+            "package.module:name. Default: every row is one.",
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Name or number of the field to compare for --duplicates. Default: whole records.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Largest number of findings to print.")] = 50,
 ) -> None:
     """List the records that a run would leave out, and why. FOR THE OWNER OF THE DATA ONLY.
@@ -42,6 +66,10 @@ def inspect_data(
     notice that the data were standardised by their own mean, or encoded by the values in their
     rows.
 
+    A guarantee is about one unit of privacy. With --duplicates the command counts the texts that
+    several units have, to the letter and but for case, spaces and punctuation; what k units have
+    is protected by about k times the ε.
+
     The output has facts about single records: it is not differentially private, and no ledger
     records it.
 
@@ -49,6 +77,8 @@ def inspect_data(
     dpfy inspect-data mydata:train_set
 
     dpfy inspect-data mydata:load --collate mydata:collate --example mydata:example
+
+    dpfy inspect-data mydata:texts --duplicates --users mydata:authors
     """
     from dpfy.checks.mixing import check_data_set
     from dpfy.records.inspection import inspect_records  # torch is loaded only when it is needed
@@ -67,3 +97,20 @@ def inspect_data(
         typer.echo(f"record {finding.index}: {finding.problem}")
     more = f", of which {limit} are shown; see --limit" if len(findings) > limit else ""
     typer.echo(f"{len(findings)} findings in {len(records)} records{more}.")
+    if duplicates:
+        from dpfy.records.duplicates import find_duplicates
+
+        place = int(field) if field is not None and field.isdecimal() else field
+        found = find_duplicates(records, make_object(users) if users else None, place)
+        _describe("to the letter", found.exact, found.units, limit)
+        _describe("word for word", found.similar, found.units, limit)
+
+
+def _describe(how: str, shared: "Shared", units: int, limit: int) -> None:
+    """Print how much several units share; not the texts themselves."""
+    typer.echo(
+        f"texts that several units have {how}: {shared.texts}; units with one of them: "
+        f"{shared.units} of {units}; most units with the same: {shared.most}."
+    )
+    for rows in shared.groups[:limit]:
+        typer.echo(f"records {', '.join(map(str, rows))}: the same {how}")

@@ -5,6 +5,7 @@ from dpfy._lazy import exports
 __getattr__, __all__ = exports(
     __name__,
     {
+        "duplicates": ("Duplicates", "Shared", "find_duplicates"),
         "example": ("declared_example",),
         "inspection": ("Finding", "inspect_records"),
         "loaders": ("policy_of_loader",),

@@ -172,8 +172,8 @@ def _output(facts: RunFacts, record: LedgerRecord) -> str:
 def _unit(facts: RunFacts, record: LedgerRecord) -> str:
     if record.unit is Unit.USER:
         return (
-            "User: everything that one user contributed, features and labels. A record is "
-            f"(declared): {facts.record}."
+            "User: everything that one user contributed, all rows with the same id, features and "
+            f"labels. What has one id (declared): {facts.record}."
         )
     owned = {
         True: "declared to be at most one",

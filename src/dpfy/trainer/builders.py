@@ -103,10 +103,11 @@ def load_data(
             "Data that is protected by user needs records=, the declared public number of users: "
             "it is never read off the data."
         )
+    found = _load_records(config, train, test)
     return replace(
-        _load_records(config, train, test),
+        found,
         owners=owners,
-        unit="all rows of one user",
+        unit=_unit_of(found.train, "all rows of one user"),
         example=example_input,
     )
 
@@ -126,7 +127,14 @@ def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:
             "Your own data needs records=, the declared public number of records: it is never read "
             "off the data."
         )
-    return TrainingData(train, test, config.records, f"own data ({config.data})", "one record")
+    unit = _unit_of(train, "one record")
+    return TrainingData(train, test, config.records, f"own data ({config.data})", unit)
+
+
+def _unit_of(data: Any, otherwise: str) -> str:
+    """Return what one unit of privacy is, if the data set says so in its attribute ``unit``."""
+    unit = getattr(data, "unit", None)
+    return unit if isinstance(unit, str) else otherwise
 
 
 def _own_data(reference: str) -> tuple[Any, Any]:
