@@ -14,5 +14,6 @@ __getattr__, __all__ = exports(
         "collation": ("collate_to",),
         "losses": ("private_loss",),
         "participation": ("require_gradients",),
+        "trainer": ("DPTrainer",),
     },
 )
