@@ -92,7 +92,8 @@ class PrivateLoss:
         labels = batch["labels"]
         with self._precision(labels.device):
             logits = self.model(**self._inputs(batch)).logits
-        return self._losses(logits.float(), labels, batch)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return self._losses(logits.to(wide), labels, batch)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[None]:
         if self.autocast is None:
@@ -188,4 +189,4 @@ def _classification(logits: torch.Tensor, labels: torch.Tensor, config: Any) -> 
     if kind == "single_label_classification":
         return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
     loss = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
-    return loss(logits, labels.float().reshape(logits.shape), reduction="none").mean(1)
+    return loss(logits, labels.to(logits).reshape(logits.shape), reduction="none").mean(1)
