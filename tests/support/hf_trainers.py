@@ -7,7 +7,26 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments
 import dpfy
 from dpfy.integrations.huggingface import DPTrainer, collate_to
 
-WORDS = "the a cat dog bird sat ran flew on under over mat hill tree and then".split()
+WORDS = tuple(
+    [
+        "the",
+        "a",
+        "cat",
+        "dog",
+        "bird",
+        "sat",
+        "ran",
+        "flew",
+        "on",
+        "under",
+        "over",
+        "mat",
+        "hill",
+        "tree",
+        "and",
+        "then",
+    ]
+)
 LENGTH, RECORDS = 8, 40
 
 
@@ -61,7 +80,9 @@ def small_plan(steps=6, **settings):
 def arguments(folder, **settings):
     """Return arguments that print nothing and log every step."""
     quiet = {"disable_tqdm": True, "report_to": "none", "logging_steps": 1, "use_cpu": True}
-    return TrainingArguments(**{"output_dir": str(folder), "learning_rate": 1e-2, **quiet} | settings)
+    return TrainingArguments(
+        **{"output_dir": str(folder), "learning_rate": 1e-2, **quiet} | settings
+    )
 
 
 def trainer(folder, *, model=None, plan=None, data=None, args=None, **options):

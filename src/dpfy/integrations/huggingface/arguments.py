@@ -59,6 +59,7 @@ _RULES = {
     "deepspeed": _Rule((None,), "shards the model", _SHARDED),
     "parallelism_config": _Rule((None,), "divides records or layers among ranks", _SHARDED),
 }
+_CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 _IN_BACKWARD = ("lomo", "adalomo")  # optimizers that step while gradients are computed
 
 
@@ -82,6 +83,12 @@ def for_plan(args: Any, plan: Plan) -> Any:
             f"optim={optimizer!r} steps while gradients are computed, before they are released. "
             "Use another, such as 'adamw_torch'."
         )
+    for name in _CHECKPOINTING:
+        if (getattr(args, f"{name}_kwargs", None) or {}).get("use_reentrant"):
+            raise InvalidArgument(
+                "Checkpoints with use_reentrant=True start a backward of their own, in which no "
+                f"record has a gradient. Use {name}_kwargs={{'use_reentrant': False}}."
+            )
     if args.n_gpu > 1:
         raise InvalidArgument(f"{args.n_gpu} GPUs in one process average raw gradients. {_SHARDED}")
     _check_lengths(args, plan)
@@ -89,6 +96,11 @@ def for_plan(args: Any, plan: Plan) -> Any:
     copied.max_steps = plan.steps
     copied.per_device_train_batch_size = _per_device(args, plan)
     return copied
+
+
+def checkpoints_activations(args: Any) -> bool:
+    """Whether activations are to be computed again in backward, by either name of the setting."""
+    return any(getattr(args, name, None) for name in _CHECKPOINTING)
 
 
 def _plain(value: Any) -> Any:

@@ -70,7 +70,23 @@ class RunCallback(TrainerCallback):
         control.should_training_stop = ended(self._run)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Stop after the last step that is paid for, which may come early, and keep its model."""
+        """Stop after the last step that is paid for, which may come early."""
+        self._stop_if_ended(args, state, control)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **objects: Any
+    ) -> None:
+        """Tell controllers that follow a metric of public data; they may end the run."""
+        name = args.metric_for_best_model
+        if self._run is None or name is None or not args.greater_is_better:
+            return
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        if value is not None:
+            self._run.measured(value)
+            self._stop_if_ended(args, state, control)
+
+    def _stop_if_ended(self, args: Any, state: Any, control: Any) -> None:
+        """Stop training that ends before its last step, and keep the model."""
         assert self._run is not None
         if state.global_step < state.max_steps and ended(self._run):
             control.should_training_stop = control.should_log = True

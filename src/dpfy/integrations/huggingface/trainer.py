@@ -6,6 +6,7 @@ run: records are read inside of :meth:`dpfy.Run.backward` and nowhere else.
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -40,7 +41,6 @@ from dpfy.types import Interval
 
 require("transformers", "huggingface")
 from transformers import Trainer, TrainingArguments  # noqa: E402
-from transformers.utils import logging  # noqa: E402
 
 LEDGER = "ledger.dpl"
 _LOSS = "loss"
@@ -53,7 +53,7 @@ _UNRELEASED = (
     "train_samples_per_second",
     "train_steps_per_second",
 )
-_log = logging.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class DPTrainer(Trainer):
@@ -330,6 +330,8 @@ class DPTrainer(Trainer):
         plan = self.plan
         if self._resumed is not None:
             plan = self.plan = checkpoint.registered_plan(plan, self._resumed[0])
+        if arguments.checkpoints_activations(self.args):
+            self.model.disable_input_require_grads()  # which only checkpoints inside backward need
         self._loss = self._make_loss()
         example = self._example()
         if example is not None:
