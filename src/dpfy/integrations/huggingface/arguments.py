@@ -172,13 +172,11 @@ def check_public(args: Any, callbacks: Sequence[Any], eval_is_public: bool) -> N
     Raises:
         InvalidArgument: A setting evaluates, and nobody said on what.
     """
-    scheduler = str(_plain(args.lr_scheduler_type))
     asked = {
         f"eval_strategy={_plain(args.eval_strategy)!r}": _plain(args.eval_strategy) != "no",
         "eval_on_start=True": args.eval_on_start,
         "load_best_model_at_end=True": args.load_best_model_at_end,
         "save_strategy='best'": _plain(args.save_strategy) == "best",
-        f"lr_scheduler_type={scheduler!r}": scheduler in ("reduce_lr_on_plateau", "greedy"),
         "EarlyStoppingCallback": any(
             isinstance(each, EarlyStoppingCallback) or each is EarlyStoppingCallback
             for each in callbacks
