@@ -159,6 +159,45 @@ def test_private_metrics_log_the_released_loss_within_the_same_budget(tmp_path, 
     assert {query.name for query in made.plan.event.queries} == {"gradient", "loss"}
 
 
+def test_a_plan_that_releases_the_loss_needs_no_setting(tmp_path):
+    plan = small_plan(2, statistics=[dpfy.Statistic("loss", bound=4.0)])
+    made = trainer(tmp_path, plan=plan)
+    made.train()
+    assert made.plan == plan
+    assert sum("loss" in each for each in made.state.log_history) == 2
+
+
+def test_classifies_rows_of_a_table(tmp_path):
+    """Records of ``datasets`` with more columns than the model takes."""
+    import datasets
+
+    rows = [Sentences()[index] | {"author": "somebody"} for index in range(40)]
+    hf.set_seed(0)
+    config = hf.BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=LENGTH,
+    )
+    made = trainer(
+        tmp_path,
+        model=hf.BertForSequenceClassification(config),
+        plan=small_plan(2),
+        data=datasets.Dataset.from_list(rows),
+        eval_dataset=datasets.Dataset.from_list(rows[:3]),
+        eval_is_public=True,
+        data_collator=collate_to(word_tokenizer(), LENGTH),
+        task="classification",
+        private_metrics=True,
+    )
+    made.train()
+    (statistic,) = made.plan.query.statistics
+    assert statistic.bound == 4.0  # a guess between two labels has less
+    assert made.evaluate()["eval_loss"] > 0
+
+
 def test_the_norm_of_gradients_is_computed_without_writing(tmp_path):
     watch = Watch()
     made = trainer(tmp_path, plan=small_plan(2), args={"max_grad_norm": 0.0}, callbacks=[watch])
@@ -238,6 +277,7 @@ def test_a_report_is_written(tmp_path):
     made.train()
     written = json.loads((made.report(tmp_path / "report") / "report.json").read_text())
     facts = written["facts"]
+    assert made.evaluate()["epsilon"] == made.spent(1e-3).upper  # also after the run
     assert facts["engine"] == "bookkeeping"
     assert [step for step, _ in facts["history"]] == [1, 2]
     assert facts["hyperparameters"]["learning_rate"] == 0.01

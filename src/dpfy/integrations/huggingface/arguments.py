@@ -1,7 +1,7 @@
 """Read TrainingArguments beside a plan: what contradicts it, or would show records, is refused."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -131,6 +131,20 @@ def _check_lengths(args: Any, plan: Plan) -> None:
         raise InvalidArgument(
             f"per_device_train_batch_size={batch}, but a sample of the plan has "
             f"{plan.expected_batch:.4g} records on average. {_SAMPLE}."
+        )
+
+
+def check_loss(task: object, loss_fn: object, options: Mapping[str, Any]) -> None:
+    """Refuse to train without one loss, or with one of a whole batch."""
+    if options.get("compute_loss_func") is not None:
+        raise InvalidArgument(
+            "compute_loss_func returns one loss for a whole batch. Give loss_fn=, which returns "
+            "one for each record."
+        )
+    if (task is None) == (loss_fn is None):
+        raise InvalidArgument(
+            "Expected either task=, such as 'causal_lm' or 'classification', or loss_fn=, which "
+            "returns one loss per record."
         )
 
 

@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,15 +20,19 @@ from torch import nn
 from dpfy._extras import require
 from dpfy.accounting import account
 from dpfy.errors import InvalidArgument
-from dpfy.gradients.losses import Losses
 from dpfy.integrations.huggingface import arguments, checkpoint
 from dpfy.integrations.huggingface.collation import Collator
 from dpfy.integrations.huggingface.facts import facts_of
 from dpfy.integrations.huggingface.losses import Normalise, Task, private_loss
 from dpfy.integrations.huggingface.participation import require_gradients
+from dpfy.integrations.huggingface.released_loss import (
+    LOSS,
+    WithStatistic,
+    releases_loss,
+    with_loss,
+)
 from dpfy.integrations.huggingface.steps import RunCallback, StepsOfEpoch, handles
 from dpfy.ledger import Ledger
-from dpfy.mechanisms.query import Statistic
 from dpfy.plans import Plan
 from dpfy.records.records import check_map_style
 from dpfy.reporting import RunFacts, report
@@ -43,7 +46,6 @@ require("transformers", "huggingface")
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 LEDGER = "ledger.dpl"
-_LOSS = "loss"
 # What the loop makes of losses, records and the time that they take.
 _UNRELEASED = (
     "loss",
@@ -79,8 +81,8 @@ class DPTrainer(Trainer):
         eval_is_public: Says that no private record is in the data that is evaluated or predicted.
             Evaluations are refused without it. Default: False.
         private_metrics: Whether to release the loss of each sample, with noise, and to log it. A
-            plan with a budget gets more noise for it, so that its ε stays. Default: False, and no
-            loss is known.
+            plan with a budget gets more noise for it, so that its ε stays. Default: False: no loss
+            is known, unless the plan has a statistic ``loss``.
         example_input: Collated synthetic records that declare the shape of a record; see
             :func:`dpfy.privatize`. Default: that of a :func:`collate_to`.
         max_physical_batch: The most rows in memory at once.
@@ -131,7 +133,7 @@ class DPTrainer(Trainer):
         **options: Any,
     ) -> None:
         args = TrainingArguments() if args is None else args
-        _check_loss(task, loss_fn, options)
+        arguments.check_loss(task, loss_fn, options)
         if train_dataset is not None:
             check_map_style(train_dataset)
         callbacks = list(options.pop("callbacks", None) or ())
@@ -140,7 +142,6 @@ class DPTrainer(Trainer):
         args = arguments.for_plan(args, plan)
         if isinstance(data_collator, Collator):
             args.remove_unused_columns = False  # it takes the columns that it needs itself
-        self.plan = plan
         self.run: Run | None = None
         self.eval_is_public = eval_is_public
         self._autocast = torch.bfloat16 if args.mixed_precision == "bf16" else None
@@ -170,9 +171,8 @@ class DPTrainer(Trainer):
         )
         arguments.for_plan(self.args, plan)  # the accelerator may have changed them
         self.ledger = Path(self.args.output_dir) / LEDGER if ledger is None else Path(ledger)
-        self.private_metrics = private_metrics
-        if private_metrics:
-            self.plan = _with_loss(plan, self.model)
+        self.plan = with_loss(plan, task, self.model) if private_metrics else plan
+        self.private_metrics = releases_loss(self.plan)
 
     # What was spent
 
@@ -268,11 +268,7 @@ class DPTrainer(Trainer):
         return output if self.private_metrics else output._replace(training_loss=math.nan)
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: the best of several private trainings is a release of its own.
-
-        Raises:
-            InvalidArgument: Always.
-        """
+        """Refuse: the best of several private trainings is a release of its own."""
         raise _no_search()
 
     def get_train_dataloader(self) -> Any:
@@ -282,22 +278,13 @@ class DPTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Release the gradients of the next sample into ``p.grad``.
-
-        Args:
-            model: The model.
-            inputs: The handle of the step.
-            num_items_in_batch: Not used: a record is divided by no number of the batch.
-
-        Returns:
-            The released loss, or zero if none is released.
-        """
+        """Release the gradients of the next sample; return its released loss, or zero."""
         assert self.run is not None
         model.train()
         if callable(prepare := getattr(self.optimizer, "train", None)):
             prepare()  # optimizers without a schedule average weights
         released = self.run.backward(self._loss, next(iter(self.run)))
-        value = released.statistics.get(_LOSS) if self.private_metrics else None
+        value = released.statistics.get(LOSS) if self.private_metrics else None
         return torch.zeros((), device=self.args.device) if value is None else value.to(torch.float)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -313,14 +300,7 @@ class DPTrainer(Trainer):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> AbstractContextManager[Any]:
-        """Return the context in which public data is evaluated.
-
-        Args:
-            cache_enabled: As in transformers.
-
-        Returns:
-            Autocast, if the arguments ask for bf16.
-        """
+        """Return the context in which public data is evaluated."""
         if self._autocast is None:
             return nullcontext()
         return torch.autocast(self.args.device.type, self._autocast, cache_enabled=cache_enabled)
@@ -356,7 +336,7 @@ class DPTrainer(Trainer):
         loss_fn: Callable[..., torch.Tensor] = self._loss_fn or private_loss(
             self.model, cast(Task, self._task), normalise=self._normalise, autocast=self._autocast
         )
-        return _Measured(loss_fn) if self.private_metrics else loss_fn
+        return WithStatistic(loss_fn) if self.private_metrics else loss_fn
 
     def _example(self) -> Any:
         """Return synthetic records that declare the shape of one: as given, or the collator's."""
@@ -388,42 +368,23 @@ class DPTrainer(Trainer):
     # What is told
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the number of records: the plan's for private ones, which are not counted.
-
-        Args:
-            dataloader: The loader of an evaluation, or that of the steps.
-
-        Returns:
-            The number.
-        """
+        """Return the number of records: the plan's for private ones, which are not counted."""
         if isinstance(getattr(dataloader, "batch_sampler", None), StepsOfEpoch):
             return round(self.plan.expected_batch / self.plan.rate)
         return int(super().num_examples(dataloader))
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Return the expected number of records in a step.
-
-        Args:
-            args: The arguments.
-
-        Returns:
-            The number, by the plan.
-        """
+        """Return the expected number of records in a step."""
         return round(self.plan.expected_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log what is released or public, and the ε that is spent.
-
-        Args:
-            logs: The values; those that were not released are taken out of it.
-            start_time: As in transformers.
-        """
-        kept = (_LOSS, "train_loss") if self.private_metrics else ()
+        """Log what is released or public, and on rank 0 the ε that is spent."""
+        kept = (LOSS, "train_loss") if self.private_metrics else ()
         for name in _UNRELEASED:
             if name not in kept:
                 logs.pop(name, None)
-        if self.run is not None and self._delta is not None:
-            logs["epsilon"] = self.spent(self._delta).upper
+        if self.run is not None and self._delta is not None and Ranks.present().first:
+            logs["epsilon"] = account(self.run.ledger).epsilon(self._delta).upper
         super().log(logs, start_time)
 
     def evaluate(
@@ -432,19 +393,7 @@ class DPTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Evaluate on public data.
-
-        Args:
-            eval_dataset: The data. Default: that of the trainer.
-            ignore_keys: As in transformers.
-            metric_key_prefix: As in transformers.
-
-        Returns:
-            The metrics.
-
-        Raises:
-            InvalidArgument: Nobody said that the data is public, or it is that of the training.
-        """
+        """Evaluate on data that was said to be public."""
         self._require_public(self.eval_dataset if eval_dataset is None else eval_dataset)
         return dict(super().evaluate(eval_dataset, ignore_keys, metric_key_prefix))
 
@@ -454,19 +403,7 @@ class DPTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "test",
     ) -> Any:
-        """Predict on public data.
-
-        Args:
-            test_dataset: The data.
-            ignore_keys: As in transformers.
-            metric_key_prefix: As in transformers.
-
-        Returns:
-            The predictions and metrics.
-
-        Raises:
-            InvalidArgument: Nobody said that the data is public, or it is that of the training.
-        """
+        """Predict on data that was said to be public."""
         self._require_public(test_dataset)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
@@ -497,9 +434,11 @@ class DPTrainer(Trainer):
         """Return the checkpoint to resume from, after a look at its place in the ledger."""
 
         def found() -> bytes:
-            last = isinstance(given, bool)
-            folder = Path(self.args.output_dir if last else given)
-            folder = checkpoint.last_checkpoint(folder) if last else folder
+            folder = (
+                checkpoint.last_checkpoint(Path(self.args.output_dir))
+                if given is True
+                else Path(str(given))
+            )
             position = checkpoint.read_position(folder, self.ledger)
             checkpoint.registered_plan(self.plan, position)
             return json.dumps([position, str(folder)]).encode()
@@ -509,51 +448,11 @@ class DPTrainer(Trainer):
         return str(folder)
 
 
-class _Measured:
-    """Return losses with themselves as a statistic.
-
-    Args:
-        loss_fn: Returns one loss per record.
-    """
-
-    def __init__(self, loss_fn: Callable[..., torch.Tensor]) -> None:
-        self.loss_fn = loss_fn
-
-    def __call__(self, batch: Any) -> Losses:
-        losses = self.loss_fn(batch)
-        return Losses(losses, {_LOSS: losses})
-
-
-def _check_loss(task: object, loss_fn: object, options: Mapping[str, Any]) -> None:
-    """Refuse to train without one loss, or with one of a whole batch."""
-    if options.get("compute_loss_func") is not None:
-        raise InvalidArgument(
-            "compute_loss_func returns one loss for a whole batch. Give loss_fn=, which returns "
-            "one for each record."
-        )
-    if (task is None) == (loss_fn is None):
-        raise InvalidArgument(
-            "Expected either task=, such as 'causal_lm' or 'classification', or loss_fn=, which "
-            "returns one loss per record."
-        )
-
-
 def _no_search() -> InvalidArgument:
     return InvalidArgument(
         "A search over private data releases which trial was best, and each trial is a training of "
         "its own. Search on public data, or privately with dpfy.tune."
     )
-
-
-def _with_loss(plan: Plan, model: nn.Module) -> Plan:
-    """Return a plan that releases the loss too, within the same budget if it has one."""
-    if any(each.name == _LOSS for each in plan.query.statistics):
-        return plan
-    outcomes = max(getattr(model.config, name, 1) or 1 for name in ("vocab_size", "num_labels"))
-    bound = max(4.0, math.ceil(math.log(outcomes)))  # that of a guess; what is above counts as it
-    statistics = (*plan.query.statistics, Statistic(_LOSS, bound=bound))
-    more = replace(plan, query=replace(plan.query, statistics=statistics))
-    return more if plan.budget is None else more.calibrate(plan.budget.epsilon, plan.budget.delta)
 
 
 def _labels(model: Any) -> tuple[Any, ...]:
