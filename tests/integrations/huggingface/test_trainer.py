@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -110,6 +111,49 @@ def test_neither_logs_nor_states_have_a_value_that_was_not_released(tmp_path):
     assert math.isnan(output.training_loss)
     assert saved["total_flos"] == saved["num_input_tokens_seen"] == 0
     assert saved["best_metric"] is None
+
+
+class Elsewhere(Sentences):
+    """Other sentences, and fewer."""
+
+    def __init__(self):
+        super().__init__(23)
+
+    def __getitem__(self, index):
+        return {"text": "flew over the hill and then " * (1 + index % 2)}
+
+
+def test_all_that_is_written_is_a_function_of_what_was_released(tmp_path, monkeypatch, capfd):
+    """Where two data sets release the same, nothing else tells them apart."""
+    release = Run.release
+
+    def same(run, *given):
+        released = release(run, *given)
+        generator = torch.Generator().manual_seed(released.step)
+        fixed = {
+            name: torch.randn(each.shape, generator=generator)
+            for name, each in released.gradients.items()
+        }
+        return replace(released, gradients=fixed)
+
+    monkeypatch.setattr(Run, "release", same)
+    found = []
+    for data in (Sentences(), Elsewhere()):
+        folder = tmp_path / type(data).__name__
+        made = trainer(folder, plan=small_plan(3), data=data, args={"save_steps": 2, "seed": 3})
+        output = made.train()
+        assert data.read
+        saved = {
+            path.name: path.read_bytes()
+            for path in (folder / "checkpoint-2").iterdir()
+            if path.name not in ("dpfy.json", "training_args.bin")  # a hash with times, a folder
+        }
+        shown = re.sub(r"\d+\.\d+it/s", "", "".join(capfd.readouterr()))
+        found.append((made.state.log_history, output.metrics, saved, shown))
+    assert found[0] == found[1]
+    assert {"model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"} <= set(
+        found[0][2]
+    )
 
 
 def test_what_the_loop_takes_for_a_batch_has_no_record(tmp_path, monkeypatch):
