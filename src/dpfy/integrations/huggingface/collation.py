@@ -130,14 +130,16 @@ class Collator:
         encoded = self._encoded(record)
         tokens = list(encoded["input_ids"])[: self.max_length]
         attended = list(encoded.get("attention_mask", [1] * len(tokens)))
-        kinds = encoded.get("token_type_ids")
         tokens, labels = self._labelled(record, tokens, encoded)
         row = {
             "input_ids": self._padded(tokens, self.tokenizer.pad_token_id),
             "attention_mask": self._padded(attended, 0),
             "labels": labels,
         }
-        return row if kinds is None else row | {"token_type_ids": self._padded(list(kinds), 0)}
+        if "token_type_ids" in self.tokenizer.model_input_names:  # whatever this record has
+            kinds = list(encoded.get("token_type_ids", [0] * len(tokens)))
+            row["token_type_ids"] = self._padded(kinds, 0)
+        return row
 
     def _encoded(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the tokens of a record, cut to the length."""
