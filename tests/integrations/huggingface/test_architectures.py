@@ -3,7 +3,7 @@
 import pytest
 import torch
 from against_oracle import Strict, Subject, assert_agrees, shaken, trained_of
-from hf_models import ARCHITECTURES, with_lora
+from hf_models import ARCHITECTURES, Records, with_lora
 
 from dpfy.gradients import LoopEngine
 from dpfy.integrations.huggingface import private_loss, require_gradients
@@ -11,19 +11,6 @@ from dpfy.mechanisms.clipping import clip_to
 
 FORMS = ("full", "LoRA", "LoRA with dropout")
 CASES = [(name, form) for name in ARCHITECTURES for form in FORMS]
-
-
-class Records(torch.utils.data.Dataset):
-    """Rows of a collated batch, each a dict."""
-
-    def __init__(self, batch):
-        self.example_input = batch
-
-    def __len__(self):
-        return len(self.example_input["labels"])
-
-    def __getitem__(self, index):
-        return {name: field[index] for name, field in self.example_input.items()}
 
 
 def made(name, form, **settings):

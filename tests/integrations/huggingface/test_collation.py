@@ -4,10 +4,11 @@ import pickle
 
 import pytest
 import torch
+from hf_models import ARCHITECTURES
 from hypothesis import given, strategies as st
 
 from dpfy.errors import InvalidArgument
-from dpfy.integrations.huggingface import collate_to
+from dpfy.integrations.huggingface import collate_to, private_loss
 
 TEXTS = st.text(st.sampled_from("ab cd, ef."), max_size=60)
 
@@ -153,3 +154,20 @@ def test_what_cannot_be_collated_is_refused_with_a_remedy(tokenizer):
         collate_to(tokenizer, 0)
     with pytest.raises(InvalidArgument, match="masked=0"):
         collate_to(tokenizer, 4, task="masked_lm", masked=0)
+
+
+def test_a_data_set_of_texts_is_trained_on(started, tokenizer):
+    """Rows of `datasets` come together, and each is collated by itself."""
+    import datasets
+
+    texts = ["a fine film", "rain", "two hours of rain", ""] * 3
+    rows = datasets.Dataset.from_dict({"text": texts, "label": [1, 0, 0, 1] * 3})
+    collate = collate_to(tokenizer, 6)
+    model = ARCHITECTURES["bert"].make(vocab_size=len(tokenizer)).eval()
+    loss, example = private_loss(model, "classification"), collate.example()
+    released = [
+        started(data, model=model, collate_fn=collate, example_input=example).release(loss)
+        for data in (rows, [*rows])
+    ]
+    torch.testing.assert_close(*released)
+    assert released[0].norm() > 0
