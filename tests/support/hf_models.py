@@ -58,6 +58,19 @@ class Architecture:
         return batch | {"labels": ids.masked_fill(~attended, -100)}
 
 
+class Records(torch.utils.data.Dataset):
+    """Rows of a collated batch, each a dict, which declares their shape as well."""
+
+    def __init__(self, batch):
+        self.example_input = batch
+
+    def __len__(self):
+        return len(self.example_input["labels"])
+
+    def __getitem__(self, index):
+        return {name: field[index] for name, field in self.example_input.items()}
+
+
 ARCHITECTURES = {
     "gpt2": Architecture(
         hf.GPT2LMHeadModel,

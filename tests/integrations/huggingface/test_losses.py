@@ -3,10 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hf_models import ARCHITECTURES
+import transformers as hf
+from hf_models import ARCHITECTURES, Records
 from hypothesis import given, strategies as st
 
 from dpfy.errors import InvalidArgument
+from dpfy.gradients import ENGINES
 from dpfy.integrations.huggingface import private_loss
 
 TOKENS = [name for name in ARCHITECTURES if name not in ("bert", "vit")]
@@ -118,8 +120,6 @@ def test_the_problem_is_the_one_that_the_model_is_for(problem, said):
 
 
 def test_tokens_are_classified():
-    import transformers as hf
-
     architecture = ARCHITECTURES["bert"]
     model = hf.BertForTokenClassification(hf.BertConfig(**architecture.settings)).eval()
     batch = architecture.batch(3)
@@ -129,11 +129,11 @@ def test_tokens_are_classified():
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_decoder_classifies_by_its_last_token():
-    import transformers as hf
-
+@pytest.mark.parametrize("causal", [True, False], ids=["past", "both sides"])
+def test_a_decoder_classifies_by_its_last_token(causal):
+    """Its tokens may see both sides, where the configuration says so."""
     architecture = ARCHITECTURES["llama"]
-    config = hf.LlamaConfig(**architecture.settings, num_labels=3, pad_token_id=0)
+    config = hf.LlamaConfig(**architecture.settings, num_labels=3, pad_token_id=0, is_causal=causal)
     model = hf.LlamaForSequenceClassification(config).eval()
     batch = architecture.batch(4) | {"labels": torch.tensor([0, 1, 2, 0])}
     losses = private_loss(model, "classification")(batch)
@@ -146,8 +146,6 @@ def test_a_decoder_classifies_by_its_last_token():
 
 
 def test_roberta_counts_positions_in_its_own_way():
-    import transformers as hf
-
     settings = ARCHITECTURES["bert"].settings | {"pad_token_id": 0}
     model = hf.RobertaForSequenceClassification(hf.RobertaConfig(**settings)).eval()
     batch = ARCHITECTURES["bert"].batch(3)
@@ -177,19 +175,6 @@ def test_what_cannot_be_computed_is_refused_with_a_reason():
 
 def test_masks_made_for_a_whole_batch_would_cost_the_fast_engine(started):
     """What the loss is for: transformers' own masks look at all records at once."""
-
-    class Rows(dict):
-        def __len__(self):
-            return len(self["labels"])
-
-        def __getitem__(self, index):
-            found = dict.__getitem__
-            return (
-                found(self, index)
-                if isinstance(index, str)
-                else {name: found(self, name)[index] for name in self.keys()}
-            )
-
     architecture = ARCHITECTURES["bert"]
     model, batch = architecture.make(), architecture.batch(4)
 
@@ -197,9 +182,20 @@ def test_masks_made_for_a_whole_batch_would_cost_the_fast_engine(started):
         inputs = {name: field for name, field in batch.items() if name != "labels"}
         return F.cross_entropy(model(**inputs).logits, batch["labels"], reduction="none")
 
-    engines = {}
+    found = []
     for loss in (naive, private_loss(model, "classification")):
-        s = started(Rows(batch), model=model, example_input=batch)
+        s = started(Records(batch), model=model)
         s.release(loss)
-        engines[loss] = s.run.engine
-    assert [*engines.values()] == ["loop", "bookkeeping"]
+        found.append(s.run.engine)
+    assert found == ["loop", "bookkeeping"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_every_engine_takes_records_that_are_dicts(started, name):
+    architecture, released = ARCHITECTURES[name], {}
+    for engine in ENGINES:
+        model = architecture.make().eval()
+        s = started(Records(architecture.batch()), model=model, engine=engine, clip=0.1)
+        released[engine] = s.release(private_loss(model, architecture.task))
+    for engine, found in released.items():
+        assert (found - released["loop"]).norm() <= 1e-4 * released["loop"].norm(), engine

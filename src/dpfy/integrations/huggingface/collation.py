@@ -104,23 +104,23 @@ class Collator:
         """
         special = set(self.tokenizer.all_special_ids)
         tokens = [each for each in range(len(self.tokenizer)) if each not in special]
-        lengths = (self.max_length, self.max_length // 2, self.max_length, 1)
-        return self(
-            [
-                self._synthetic(
-                    [tokens[(place + i * i) % len(tokens)] for i in range(length)], place, labels
-                )
-                for place, length in enumerate(max(1, each) for each in lengths)
-            ]
-        )
+        records = []
+        for row, length in enumerate(
+            (self.max_length, -(-self.max_length // 2), self.max_length, 1)
+        ):
+            some = [tokens[(row + i * i) % len(tokens)] for i in range(length)]
+            records.append(self._synthetic(some, row, labels))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self(records)
 
-    def _synthetic(self, tokens: list[int], place: int, labels: Sequence[Any]) -> dict[str, Any]:
+    def _synthetic(self, tokens: list[int], row: int, labels: Sequence[Any]) -> dict[str, Any]:
         """Return a record of these tokens, with labels as its task has them."""
         of_task: dict[Task, dict[str, Any]] = {
-            "classification": {self.label: labels[place % len(labels)]},
+            "classification": {self.label: labels[row % len(labels)]},
             "seq2seq": {"labels": tokens},
             "token_classification": {
-                "labels": [labels[(place + i) % len(labels)] for i in range(len(tokens))]
+                "labels": [labels[(row + i) % len(labels)] for i in range(len(tokens))]
             },
         }
         return {"input_ids": tokens} | of_task.get(self.task, {})
@@ -130,14 +130,16 @@ class Collator:
         encoded = self._encoded(record)
         tokens = list(encoded["input_ids"])[: self.max_length]
         attended = list(encoded.get("attention_mask", [1] * len(tokens)))
-        kinds = encoded.get("token_type_ids")
         tokens, labels = self._labelled(record, tokens, encoded)
         row = {
             "input_ids": self._padded(tokens, self.tokenizer.pad_token_id),
             "attention_mask": self._padded(attended, 0),
             "labels": labels,
         }
-        return row if kinds is None else row | {"token_type_ids": self._padded(list(kinds), 0)}
+        if "token_type_ids" in self.tokenizer.model_input_names:  # whatever this record has
+            kinds = list(encoded.get("token_type_ids", [0] * len(tokens)))
+            row["token_type_ids"] = self._padded(kinds, 0)
+        return row
 
     def _encoded(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the tokens of a record, cut to the length."""

@@ -75,10 +75,7 @@ class PrivateLoss:
         self.normalise, self.autocast = normalise, autocast
         self._inner = _inner(model)
         self._takes = frozenset(inspect.signature(self._inner.forward).parameters)
-        self._causal = not getattr(self._inner.config, "is_encoder_decoder", False) and (
-            task == "causal_lm"
-            or any(getattr(module, "is_causal", False) is True for module in self._inner.modules())
-        )
+        self._decoder = task == "causal_lm" or _is_decoder(self._inner)
         # RoBERTa and its kin count positions from the padding token, record by record
         self._counts_itself = any(
             hasattr(module, "create_position_ids_from_input_ids")
@@ -117,24 +114,19 @@ class PrivateLoss:
         return inputs
 
     def _masks(self, attended: torch.Tensor) -> dict[str, Any]:
-        config = self._inner.config
-        if self._causal:
-            found: dict[str, Any] = {"attention_mask": masks.causal_by_layer(config, attended)}
-        else:
-            mask = masks.as_expected(config, masks.bidirectional(attended))
-            found = {"attention_mask": mask}
-        if "position_ids" in self._takes and not self._counts_itself:
-            found["position_ids"] = masks.positions(attended)
-        return found
+        """Return masks of the kinds that the layers attend by, and the tokens' positions."""
+        mask = masks.by_layer(self._inner.config, attended, decoder=self._decoder)
+        if "position_ids" not in self._takes or self._counts_itself:
+            return {"attention_mask": mask}
+        return {"attention_mask": mask, "position_ids": masks.positions(attended)}
 
     def _decoder_inputs(self, labels: torch.Tensor) -> dict[str, Any]:
         """Return what the decoder reads: the labels, one place later, of which it sees the past."""
-        config = self._inner.config
         tokens = self._inner.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[operator]
         everything = torch.ones_like(labels, dtype=torch.bool)  # what has no label comes last
         return {
             "decoder_input_ids": tokens,
-            "decoder_attention_mask": masks.causal_by_layer(config, everything),
+            "decoder_attention_mask": masks.by_layer(self._inner.config, everything, decoder=True),
         }
 
     def _losses(self, logits: torch.Tensor, labels: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -168,6 +160,14 @@ def _inner(model: nn.Module) -> Any:
             f"{type(inner).__name__}, which has no config."
         )
     return inner
+
+
+def _is_decoder(model: Any) -> bool:
+    """Whether the tokens that the model is given see only the past, as its layers say."""
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or not getattr(config, "is_causal", True):
+        return False
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
 def _attended(batch: Batch) -> torch.Tensor:
