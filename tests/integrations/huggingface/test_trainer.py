@@ -120,6 +120,7 @@ class Elsewhere(Sentences):
         super().__init__(23)
 
     def __getitem__(self, index):
+        super().__getitem__(index)
         return {"text": "flew over the hill and then " * (1 + index % 2)}
 
 
