@@ -204,12 +204,30 @@ def test_private_metrics_log_the_released_loss_within_the_same_budget(tmp_path, 
     assert {query.name for query in made.plan.event.queries} == {"gradient", "loss"}
 
 
-def test_a_plan_that_releases_the_loss_needs_no_setting(tmp_path):
-    plan = small_plan(2, statistics=[dpfy.Statistic("loss", bound=4.0)])
-    made = trainer(tmp_path, plan=plan)
+def test_a_plan_that_releases_the_loss_now_and_then_needs_no_setting(tmp_path):
+    plan = small_plan(2, statistics=[dpfy.Statistic("loss", bound=4.0, every=2)])
+    made = trainer(tmp_path, plan=plan, args={"logging_steps": 2})
     made.train()
     assert made.plan == plan
-    assert sum("loss" in each for each in made.state.log_history) == 2
+    (logged,) = [each["loss"] for each in made.state.log_history if "loss" in each]
+    assert math.isfinite(logged) and logged != 0
+
+
+class Stops(TrainerCallback):
+    """Ends a training after two steps."""
+
+    def on_step_end(self, args, state, control, **objects):
+        control.should_training_stop = state.global_step == 2
+
+
+def test_what_others_spent_on_the_ledger_counts(tmp_path):
+    made = trainer(tmp_path, plan=small_plan(4), callbacks=[Stops()])
+    made.train()
+    before = made.spent(1e-3)
+    guard = made.plan.guard()
+    with dpfy.Ledger.open(tmp_path / "ledger.dpl", guard) as ledger:
+        ledger.reserve(made.plan.event)
+    assert made.spent(1e-3).upper > before.upper
 
 
 def test_classifies_rows_of_a_table(tmp_path):
@@ -407,13 +425,15 @@ def test_a_tensor_without_a_gradient_is_named_before_anything_is_spent(tmp_path)
     assert not (tmp_path / "ledger.dpl").exists()
 
 
-def test_adapters_alone_are_trained_each_of_them(tmp_path):
+@pytest.mark.parametrize("saving", [False, True], ids=["kept", "computed again"])
+def test_adapters_alone_are_trained_each_of_them(tmp_path, saving):
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=2, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
     model = get_peft_model(small_model(), config)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    made = trainer(tmp_path, model=model, plan=small_plan(2))
+    args = {"activation_checkpointing": saving}
+    made = trainer(tmp_path, model=model, plan=small_plan(2), args=args)
     made.train()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if "lora_" in name}

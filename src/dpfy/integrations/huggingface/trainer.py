@@ -148,7 +148,7 @@ class DPTrainer(Trainer):
         self._task, self._normalise, self._loss_fn = task, normalise, loss_fn
         self._example_input = example_input
         self._resumed: tuple[dict[str, Any], Path] | None = None
-        self._told = False
+        self._told, self._running = False, False
         self._run_options = {
             "max_physical_batch": max_physical_batch,
             "engine": engine,
@@ -224,12 +224,12 @@ class DPTrainer(Trainer):
         return getattr(self.plan.budget or self.plan.filter, "delta", None)
 
     def _open_ledger(self) -> Ledger:
-        """Return the ledger; of several processes, rank 0 has it."""
-        if self.run is not None:
+        """Return the ledger as it is now; of several processes, rank 0 has it."""
+        if self._running and self.run is not None:
             return self.run.ledger
         if not self.ledger.exists():
             raise InvalidArgument("Nothing was spent yet: there is no ledger. Call train() first.")
-        return Ledger.read(self.ledger)
+        return Ledger.read(self.ledger, self._run_options["anchor"])
 
     # Training
 
@@ -263,6 +263,7 @@ class DPTrainer(Trainer):
         try:
             output = super().train(resume_from_checkpoint, None, ignore_keys_for_eval)
         finally:
+            self._running = False
             if self.run is not None:
                 self.run.close()
         return output if self.private_metrics else output._replace(training_loss=math.nan)
@@ -284,8 +285,9 @@ class DPTrainer(Trainer):
         if callable(prepare := getattr(self.optimizer, "train", None)):
             prepare()  # optimizers without a schedule average weights
         released = self.run.backward(self._loss, next(iter(self.run)))
-        value = released.statistics.get(LOSS) if self.private_metrics else None
-        return torch.zeros((), device=self.args.device) if value is None else value.to(torch.float)
+        unknown = math.nan if self.private_metrics else 0.0  # transformers leaves out a NaN
+        value = float(released.statistics.get(LOSS, unknown))
+        return torch.tensor(value, device=self.args.device)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make an accelerator that wraps no model: DDP would average raw gradients."""
@@ -307,26 +309,26 @@ class DPTrainer(Trainer):
 
     def _begin(self) -> Run:
         """Make the run, once the model and the optimizer are as they will be trained."""
-        plan = self.plan
-        if self._resumed is not None:
-            plan = self.plan = checkpoint.registered_plan(plan, self._resumed[0])
         if arguments.checkpoints_activations(self.args):
             self.model.disable_input_require_grads()  # which only checkpoints inside backward need
         self._loss = self._make_loss()
         example = self._example()
         if example is not None:
+            self.model.eval()  # activations that are computed again would not see moved parameters
             require_gradients(self.model, self._loss, example)
+            self.model.train()
         self.run = privatize(
             self.model,
             cast(torch.optim.Optimizer, getattr(self.optimizer, "optimizer", self.optimizer)),
             self.train_dataset,
-            plan,
+            self.plan,
             self.ledger,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
             example_input=example,
             announce=self._resumed is None,
             **self._run_options,
         )
+        self._running = True
         if self._resumed is not None:
             position, folder = self._resumed
             go_on(self.run, position, checkpoint.read_controllers(folder))
@@ -384,7 +386,7 @@ class DPTrainer(Trainer):
             if name not in kept:
                 logs.pop(name, None)
         if self.run is not None and self._delta is not None and Ranks.present().first:
-            logs["epsilon"] = account(self.run.ledger).epsilon(self._delta).upper
+            logs["epsilon"] = account(self._open_ledger()).epsilon(self._delta).upper
         super().log(logs, start_time)
 
     def evaluate(
@@ -440,10 +442,11 @@ class DPTrainer(Trainer):
                 else Path(str(given))
             )
             position = checkpoint.read_position(folder, self.ledger)
-            checkpoint.registered_plan(self.plan, position)
+            checkpoint.registered_plan(self.plan, position)  # or refuse it
             return json.dumps([position, str(folder)]).encode()
 
         position, folder = json.loads(Ranks.present().from_first(found))
+        self.plan = checkpoint.registered_plan(self.plan, position)
         self._resumed = position, Path(folder)
         return str(folder)
 
