@@ -56,12 +56,20 @@ def test_records_that_were_tokenised_before_are_cut_and_padded(tokenizer):
 
 @pytest.mark.parametrize(
     "label, expected",
-    [(2, torch.tensor([2])), (0.5, torch.tensor([0.5])), ([1.0, 0.0], torch.tensor([[1.0, 0.0]]))],
+    [(2, torch.tensor([2])), (0.5, torch.tensor([0.5])), ([1, 0], torch.tensor([[1.0, 0.0]]))],
     ids=["class", "number", "several"],
 )
 def test_labels_keep_their_kind(tokenizer, label, expected):
     found = collate_to(tokenizer, 4, label="stars")({"text": "a", "stars": label})["labels"]
     assert torch.equal(found, expected) and found.dtype == expected.dtype
+
+
+def test_labels_have_the_declared_type_whatever_one_record_has(tokenizer):
+    """A record of another type than declared would contribute nothing."""
+    collate = collate_to(tokenizer, 4, label_dtype=torch.float32)
+    found = collate([{"text": "a", "label": 3}, {"text": "b", "label": 2.5}])["labels"]
+    assert found.tolist() == [3.0, 2.5] and found.dtype == torch.float32
+    assert collate.example(labels=(0, 1))["labels"].dtype == torch.float32
 
 
 def test_a_language_model_predicts_the_tokens_and_no_padding(tokenizer, on_the_left):
@@ -70,8 +78,11 @@ def test_a_language_model_predicts_the_tokens_and_no_padding(tokenizer, on_the_l
         tokens, attended = found["input_ids"], found["attention_mask"].bool()
         assert torch.equal(found["labels"], tokens.masked_fill(~attended, -100))
         assert attended.sum() == 4
-    told = collate_to(tokenizer, 4, task="causal_lm")({"input_ids": [7, 8], "labels": [-100, 8]})
+    collate = collate_to(tokenizer, 4, task="causal_lm")
+    told = collate({"input_ids": [7, 8], "labels": [-100, 8]})
     assert told["labels"].tolist() == [[-100, 8, -100, -100]]
+    padded = {"input_ids": torch.tensor([7, 8, 0]), "attention_mask": torch.tensor([1, 1, 0])}
+    assert collate(padded)["labels"].tolist() == [[7, 8, -100, -100]]
 
 
 def test_the_text_to_predict_has_a_length_of_its_own(tokenizer, on_the_left):
@@ -150,6 +161,12 @@ def test_what_cannot_be_collated_is_refused_with_a_remedy(tokenizer):
     bare.pad_token = None
     with pytest.raises(InvalidArgument, match=r"tokenizer\.pad_token = tokenizer\.eos_token"):
         collate_to(bare, 4)
+
+    class Slow:
+        is_fast, pad_token_id = False, 0
+
+    with pytest.raises(InvalidArgument, match="use_fast=True"):
+        collate_to(Slow(), 4, task="token_classification")
     with pytest.raises(InvalidArgument, match="max_length"):
         collate_to(tokenizer, 0)
     with pytest.raises(InvalidArgument, match="masked=0"):

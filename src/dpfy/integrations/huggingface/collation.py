@@ -21,6 +21,7 @@ def collate_to(
     text: str = "text",
     pair: str | None = None,
     label: str = "label",
+    label_dtype: torch.dtype | None = None,
     label_length: int | None = None,
     masked: float = 0.15,
 ) -> "Collator":
@@ -40,6 +41,9 @@ def collate_to(
         text: The field of the text. Default: ``text``.
         pair: The field of a second text. Default: None, there is none.
         label: The field of the label, or of the text to predict. Default: ``label``.
+        label_dtype: The type of the labels of a ``classification``; ``torch.float32`` for a
+            regression whose labels are whole numbers in some records. Default: whole numbers for
+            one class, ``torch.float32`` for fractions and for lists.
         label_length: The number of tokens to predict in ``seq2seq``. Default: ``max_length``.
         masked: The share of tokens to predict in ``masked_lm``, at least one. They are drawn by
             torch's generator, which a run sets to a secret state for every record and step.
@@ -49,7 +53,10 @@ def collate_to(
 
     Raises:
         InvalidArgument: An argument is out of range, or the tokenizer has no token to pad or to
-            mask with.
+            mask with, or cannot tell which word a token is of.
+
+    *Assumes* that records have the fields and types that are declared here. One that has not
+    contributes nothing, silently, as every record that fails: try a public record first.
     """
     _validate.choice("task", task, get_args(Task))
     _validate.count("max_length", max_length)
@@ -66,8 +73,20 @@ def collate_to(
         raise InvalidArgument(
             "The tokenizer has no mask token. Take that of a model for masked_lm, or another task."
         )
+    if task == "token_classification" and not tokenizer.is_fast:
+        raise InvalidArgument(
+            "The tokenizer cannot tell which word a token is of. Load a fast one (use_fast=True)."
+        )
     return Collator(
-        tokenizer, max_length, task, text, pair, label, label_length or max_length, masked
+        tokenizer=tokenizer,
+        max_length=max_length,
+        task=task,
+        text=text,
+        pair=pair,
+        label=label,
+        label_dtype=label_dtype,
+        label_length=label_length or max_length,
+        masked=masked,
     )
 
 
@@ -81,6 +100,7 @@ class Collator:
     text: str
     pair: str | None
     label: str
+    label_dtype: torch.dtype | None
     label_length: int
     masked: float
 
@@ -128,16 +148,16 @@ class Collator:
     def _row(self, record: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the tensors of one record."""
         encoded = self._encoded(record)
-        tokens = list(encoded["input_ids"])[: self.max_length]
-        attended = list(encoded.get("attention_mask", [1] * len(tokens)))
-        tokens, labels = self._labelled(record, tokens, encoded)
+        tokens = _values(encoded["input_ids"])[: self.max_length]
+        attended = _values(encoded.get("attention_mask", [1] * len(tokens)))
+        tokens, labels = self._labelled(record, encoded, tokens, attended)
         row = {
             "input_ids": self._padded(tokens, self.tokenizer.pad_token_id),
             "attention_mask": self._padded(attended, 0),
             "labels": labels,
         }
         if "token_type_ids" in self.tokenizer.model_input_names:  # whatever this record has
-            kinds = list(encoded.get("token_type_ids", [0] * len(tokens)))
+            kinds = _values(encoded.get("token_type_ids", [0] * len(tokens)))
             row["token_type_ids"] = self._padded(kinds, 0)
         return row
 
@@ -155,26 +175,38 @@ class Collator:
         )
 
     def _labelled(
-        self, record: Mapping[str, Any], tokens: list[int], encoded: Mapping[str, Any]
+        self,
+        record: Mapping[str, Any],
+        encoded: Mapping[str, Any],
+        tokens: list[int],
+        attended: list[int],
     ) -> tuple[list[int], torch.Tensor]:
         """Return the tokens that the model reads, and the labels."""
         if self.task == "classification":
-            return tokens, _number(record[self.label])
+            return tokens, self._label(record[self.label])
         if self.task == "masked_lm":
             return self._masked(tokens)
         if "labels" in record:
-            labels = list(record["labels"])
+            labels = _values(record["labels"])
         elif self.task == "causal_lm":
-            labels = tokens
+            labels = [
+                token if seen else IGNORED for token, seen in zip(tokens, attended, strict=False)
+            ]
         elif self.task == "seq2seq":
             labels = self.tokenizer(
                 text_target=record[self.label], truncation=True, max_length=self.label_length
             )["input_ids"]
         else:
-            labels = _at_first_tokens(encoded.word_ids(), record[self.label])  # type: ignore[attr-defined]
+            labels = _at_first_tokens(encoded.word_ids(), _values(record[self.label]))  # type: ignore[attr-defined]
         if self.task == "seq2seq":  # always at the end, where the decoder has read all labels
             return tokens, _fitted(labels, self.label_length, IGNORED, "right")
         return tokens, self._padded(labels, IGNORED)
+
+    def _label(self, label: Any) -> torch.Tensor:
+        """Return the label of a record, or several, in the declared type."""
+        found = torch.as_tensor(label)
+        real = found.is_floating_point() or found.ndim > 0
+        return found.to(self.label_dtype or (torch.float32 if real else torch.long))
 
     def _masked(self, tokens: list[int]) -> tuple[list[int], torch.Tensor]:
         """Return tokens of which some are masked or exchanged, and these as labels."""
@@ -199,10 +231,9 @@ def _fitted(values: list[int], length: int, filler: int, side: str) -> torch.Ten
     return torch.tensor(padding + values if side == "left" else values + padding)
 
 
-def _number(label: Any) -> torch.Tensor:
-    """Return a label, or several, as a tensor of whole numbers or of float32."""
-    found = torch.as_tensor(label)
-    return found.float() if found.is_floating_point() else found.long()
+def _values(field: Any) -> list[Any]:
+    """Return a list, an array or a tensor as a list of plain numbers."""
+    return field.tolist() if hasattr(field, "tolist") else list(field)
 
 
 def _at_first_tokens(words: Sequence[int | None], labels: Sequence[int]) -> list[int]:
