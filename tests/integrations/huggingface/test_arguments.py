@@ -7,6 +7,7 @@ from hf_trainers import Sentences, arguments, small_plan, trainer, word_tokenize
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from dpfy.errors import DataError, InvalidArgument
+from dpfy.integrations.huggingface import collate_to
 from dpfy.integrations.huggingface.arguments import for_plan
 
 SAMPLE = r"batch_size where you make it, and max_physical_batch="
@@ -129,3 +130,10 @@ def test_refuses_collators_that_join_records_or_pad_to_neighbours(collator, tmp_
 def test_refuses_the_collator_that_transformers_takes_by_default(tmp_path):
     with pytest.raises(InvalidArgument, match="collate_to"):
         trainer(tmp_path, data_collator=None, processing_class=word_tokenizer())
+
+
+def test_refuses_labels_of_another_task(tmp_path):
+    """Each record would fail to be collated, and training would go on with noise alone."""
+    collator = collate_to(word_tokenizer(), 8)
+    with pytest.raises(InvalidArgument, match="task='causal_lm'"):
+        trainer(tmp_path, data_collator=collator)

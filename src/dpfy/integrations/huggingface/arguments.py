@@ -7,6 +7,7 @@ from typing import Any
 
 from dpfy._extras import require
 from dpfy.errors import InvalidArgument
+from dpfy.integrations.huggingface.collation import Collator
 from dpfy.plans import Plan
 
 require("transformers", "huggingface")
@@ -148,16 +149,22 @@ def check_loss(task: object, loss_fn: object, options: Mapping[str, Any]) -> Non
         )
 
 
-def check_collator(collator: Any, tokenizer: Any) -> None:
-    """Refuse collators that join records, or whose padding depends on neighbours.
+def check_collator(collator: Any, tokenizer: Any, task: str | None) -> None:
+    """Refuse collators that join records, whose padding depends on neighbours, or of other tasks.
 
     Args:
         collator: The collator, or None for that of transformers.
         tokenizer: The processing class, by which transformers would choose one.
+        task: What the model is trained for, if it is known.
 
     Raises:
-        InvalidArgument: The collator does not keep records apart.
+        InvalidArgument: The collator does not keep records apart, or makes other labels.
     """
+    if isinstance(collator, Collator) and task not in (None, collator.task):
+        raise InvalidArgument(
+            f"The collator makes labels for {collator.task!r}, and the task is {task!r}: no record "
+            f"would contribute. Use collate_to(tokenizer, max_length, task={task!r})."
+        )
     if collator is None and isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InvalidArgument(
             f"Without a data_collator, transformers pads to the longest record. {_COLLATE}."

@@ -34,6 +34,7 @@ from dpfy.integrations.huggingface.released_loss import (
 from dpfy.integrations.huggingface.steps import RunCallback, StepsOfEpoch, handles
 from dpfy.ledger import Ledger
 from dpfy.plans import Plan
+from dpfy.records.example import declared_example
 from dpfy.records.records import check_map_style
 from dpfy.reporting import RunFacts, report
 from dpfy.run.checkpoint import go_on
@@ -137,7 +138,7 @@ class DPTrainer(Trainer):
         if train_dataset is not None:
             check_map_style(train_dataset)
         callbacks = list(options.pop("callbacks", None) or ())
-        arguments.check_collator(data_collator, processing_class)
+        arguments.check_collator(data_collator, processing_class, task)
         arguments.check_public(args, callbacks, eval_is_public)
         args = arguments.for_plan(args, plan)
         if isinstance(data_collator, Collator):
@@ -312,10 +313,12 @@ class DPTrainer(Trainer):
         if arguments.checkpoints_activations(self.args):
             self.model.disable_input_require_grads()  # which only checkpoints inside backward need
         self._loss = self._make_loss()
+        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         example = self._example()
-        if example is not None:
+        declared = declared_example(self.train_dataset, collate, example)
+        if declared.valid:
             self.model.eval()  # activations that are computed again would not see moved parameters
-            require_gradients(self.model, self._loss, example)
+            require_gradients(self.model, self._loss, declared.chunk.arguments)
             self.model.train()
         self.run = privatize(
             self.model,
@@ -323,7 +326,7 @@ class DPTrainer(Trainer):
             self.train_dataset,
             self.plan,
             self.ledger,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
+            collate_fn=collate,
             example_input=example,
             announce=self._resumed is None,
             **self._run_options,
@@ -454,13 +457,13 @@ class DPTrainer(Trainer):
 def _no_search() -> InvalidArgument:
     return InvalidArgument(
         "A search over private data releases which trial was best, and each trial is a training of "
-        "its own. Search on public data, or privately with dpfy.tune."
+        "its own. Search on public data, or privately with `dpfy tune`."
     )
 
 
 def _labels(model: Any) -> tuple[Any, ...]:
     """Return labels that a model for classification takes."""
-    kind, number = model.config.problem_type, model.config.num_labels
+    kind, number = getattr(model.config, "problem_type", None), model.config.num_labels
     if kind == "multi_label_classification":
         return ([0.0] * number, [1.0] * number)
     return (0.0, 1.0) if kind == "regression" or number == 1 else (0, 1)
