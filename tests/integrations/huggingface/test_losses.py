@@ -1,5 +1,7 @@
 """One loss per record: what it is, and that no neighbour has a part in it."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,7 +77,7 @@ def test_ignored_labels_are_ignored_record_by_record(name):
     labels = batch["labels"][:, 1:] if causal else batch["labels"]
     counts = (labels != -100).sum(1)
     assert counts[0] == 1 and counts[1:].min() > 1
-    torch.testing.assert_close(by_tokens * counts, by_length * labels.shape[1])
+    torch.testing.assert_close(by_tokens * counts, by_length * batch["labels"].shape[1])
 
 
 def test_a_prediction_from_padding_has_no_loss():
@@ -199,3 +201,30 @@ def test_every_engine_takes_records_that_are_dicts(started, name):
         released[engine] = s.release(private_loss(model, architecture.task))
     for engine, found in released.items():
         assert (found - released["loop"]).norm() <= 1e-4 * released["loop"].norm(), engine
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [("gpt2", "CAUSAL_LM"), ("bert", "SEQ_CLS"), ("t5", "SEQ_2_SEQ_LM"), ("distilbert", None)],
+)
+def test_adapters_of_every_kind_are_looked_into(name, kind):
+    """An adapter at its first values changes no loss."""
+    import peft
+
+    architecture = ARCHITECTURES[name]
+    batch, model = architecture.batch(), architecture.make().eval()
+    before = private_loss(model, architecture.task)(batch)
+    lora = peft.LoraConfig(
+        r=2,
+        target_modules=list(architecture.adapted),
+        task_type=kind,
+        fan_in_fan_out=name == "gpt2",
+    )
+    found = private_loss(peft.get_peft_model(model, lora).eval(), architecture.task)(batch)
+    torch.testing.assert_close(found, before)
+
+
+def test_a_loss_is_judged_once_and_cannot_become_another():
+    loss = private_loss(ARCHITECTURES["gpt2"].make(), "causal_lm")
+    with pytest.raises(FrozenInstanceError):
+        loss.normalise = "length"

@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -56,6 +58,7 @@ def private_loss(
     return PrivateLoss(model, task, normalise, autocast)
 
 
+@dataclass(frozen=True, eq=False)
 class PrivateLoss:
     """Compute the loss of each record by a model; see :func:`private_loss`.
 
@@ -66,18 +69,35 @@ class PrivateLoss:
         autocast: The short type of floats to compute in, or None.
     """
 
-    def __init__(
-        self, model: nn.Module, task: Task, normalise: Normalise, autocast: torch.dtype | None
-    ) -> None:
-        _validate.choice("task", task, get_args(Task))
-        _validate.choice("normalise", normalise, get_args(Normalise))
-        self.model, self.task = model, task
-        self.normalise, self.autocast = normalise, autocast
-        self._inner = _inner(model)
-        self._takes = frozenset(inspect.signature(self._inner.forward).parameters)
-        self._decoder = task == "causal_lm" or _is_decoder(self._inner)
-        # RoBERTa and its kin count positions from the padding token, record by record
-        self._counts_itself = any(
+    model: nn.Module
+    task: Task
+    normalise: Normalise
+    autocast: torch.dtype | None
+
+    def __post_init__(self) -> None:
+        _validate.choice("task", self.task, get_args(Task))
+        _validate.choice("normalise", self.normalise, get_args(Normalise))
+        _require_masks_of_records(self.model)
+
+    @cached_property
+    def _inner(self) -> Any:
+        """The model of transformers, inside of adapters if there are any."""
+        return _inner(self.model)
+
+    @cached_property
+    def _takes(self) -> frozenset[str]:
+        """The names of the model's arguments."""
+        return frozenset(inspect.signature(self._inner.forward).parameters)
+
+    @cached_property
+    def _decoder(self) -> bool:
+        """Whether a token sees only the past."""
+        return self.task == "causal_lm" or _is_decoder(self._inner)
+
+    @cached_property
+    def _counts_itself(self) -> bool:
+        """Whether the model counts positions from the padding token, as RoBERTa does."""
+        return any(
             hasattr(module, "create_position_ids_from_input_ids")
             for module in self._inner.modules()
         )
@@ -133,10 +153,9 @@ class PrivateLoss:
         if self.task == "classification":
             return _classification(logits, labels, self._inner.config)
         if self.task == "causal_lm":
-            # the first token after padding on the left is predicted from nothing
-            known = _attended(batch)[:, :-1]
-            labels = labels[:, 1:].masked_fill(~known, IGNORED)
-            logits = logits[:, :-1]
+            # to where they are predicted; padding on the left predicts nothing
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            labels = labels.masked_fill(~_attended(batch), IGNORED)
         losses = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
         ).unflatten(0, labels.shape)
@@ -145,21 +164,24 @@ class PrivateLoss:
         return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
-def _inner(model: nn.Module) -> Any:
-    """Return the model of transformers inside of adapters, or refuse adapters that add tokens."""
+def _require_masks_of_records(model: nn.Module) -> None:
+    """Refuse what is no model of transformers, and adapters that add tokens."""
     for name, config in getattr(model, "peft_config", {}).items():
         if getattr(config, "is_prompt_learning", False):
             raise InvalidArgument(
                 f"The adapter {name!r} ({config.peft_type}) puts tokens before the record's, whose "
                 "masks are made for a whole batch. Use LoRA or another adapter of layers."
             )
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    if not hasattr(inner, "config"):
+    if not hasattr(_inner(model), "config"):
         raise InvalidArgument(
-            f"Expected a model of transformers, or a PeftModel around one; got "
-            f"{type(inner).__name__}, which has no config."
+            "Expected a model of transformers, or a PeftModel around one; got "
+            f"{type(model).__name__}, which has no config."
         )
-    return inner
+
+
+def _inner(model: Any) -> Any:
+    """Return the model of transformers inside of adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _is_decoder(model: Any) -> bool:
@@ -179,7 +201,7 @@ def _attended(batch: Batch) -> torch.Tensor:
 
 def _classification(logits: torch.Tensor, labels: torch.Tensor, config: Any) -> torch.Tensor:
     """Return the losses of whole records, by the kind of problem that the model is for."""
-    kind = config.problem_type or (
+    kind = getattr(config, "problem_type", None) or (
         "regression"
         if logits.shape[-1] == 1
         else "multi_label_classification"
