@@ -451,3 +451,24 @@ def test_sums_are_compared_in_every_block():
     assert squared_norm(ones) == len(ones) and squared_norm(ones, wrong) == 2**15
     assert are_equal_sums([ones], [ones], 2.0**-23)
     assert not are_equal_sums([wrong], [ones], 2.0**-23)
+
+
+def test_parameters_whose_gradients_are_views_of_one_are_compared_rightly(started):
+    class Token(nn.Module):
+        """Put a learnt token before the others and add learnt positions, as vision models do."""
+
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(1, 1, 3))
+            self.places = nn.Parameter(torch.randn(1, 3, 3))
+            self.last = nn.Linear(3, 1)
+
+        def forward(self, x):
+            rows = torch.cat([self.token.expand(len(x), -1, -1), x.unflatten(1, (2, 3))], 1)
+            return self.last((rows + self.places).tanh()).sum((1, 2))
+
+    torch.manual_seed(0)
+    model = Token()
+    s = started(torch.randn(8, 6), model=model)
+    s.release(lambda x: model(x).square())
+    assert s.run.engine == "bookkeeping"

@@ -523,7 +523,7 @@ def _with_clipped(
     parameters: Iterable[torch.Tensor],
     clipping: Clipping,
 ) -> list[torch.Tensor]:
-    """Add the clipped gradient of one record to sums, in float32 at least; both may be changed."""
+    """Add the clipped gradient of one record to sums, in float32 at least; sums may be changed."""
     gradients = [
         torch.zeros_like(p) if g is None else g.to_dense()
         for g, p in zip(found, parameters, strict=True)
@@ -534,8 +534,10 @@ def _with_clipped(
     weights = [float(weight) for weight in clipping.weights(norms)]
     wide = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
     if sums is None:
+        # in memory of their own: autograd gives parameters that are added views of one gradient
         return [
-            g.mul_(weight) if weight else g.zero_() for g, weight in zip(wide, weights, strict=True)
+            g * weight if weight else torch.zeros_like(g)
+            for g, weight in zip(wide, weights, strict=True)
         ]
     for total, g, weight in zip(sums, wide, weights, strict=True):
         if weight:  # 0·inf would be NaN

@@ -36,25 +36,13 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
     """Write the run's public state to a folder; see :meth:`dpfy.Run.save`."""
     if not run.context.ranks.first:
         return Path(directory) / FILE
-    ledger = run.ledger
-    if ledger.path is None:
-        raise CheckpointError(
-            "A run with an in-memory ledger cannot be resumed. Give privatize a ledger file."
-        )
     folder = Path(directory)
+    position = position_of(run, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_state(
         folder / FILE,
         {
-            "schema": _SCHEMAS[-1],
-            "plan": run.plan.to_json(),
-            "ledger": {
-                "path": _place(ledger.path, folder),
-                "lines": ledger.lines,
-                "hash": ledger.head_hash,
-                "steps": ledger.count,
-                "taken": run.steps_taken,
-            },
+            **position,
             "model": run.model.state_dict(),
             "optimizers": [
                 {"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers
@@ -64,6 +52,51 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
         },
     )
     return folder / FILE
+
+
+def position_of(run: Run, folder: Path) -> dict[str, Any]:
+    """Return what ties a checkpoint in ``folder`` to the ledger, as JSON: rank 0 alone knows it."""
+    ledger = run.ledger
+    if ledger.path is None:
+        raise CheckpointError(
+            "A run with an in-memory ledger cannot be resumed. Give privatize a ledger file."
+        )
+    return {
+        "schema": _SCHEMAS[-1],
+        "plan": run.plan.to_json(),
+        "ledger": {
+            "path": _place(ledger.path, folder),
+            "lines": ledger.lines,
+            "hash": ledger.head_hash,
+            "steps": ledger.count,
+            "taken": run.steps_taken,
+        },
+    }
+
+
+def ledger_at(position: dict[str, Any], folder: Path, ledger: str | Path | None = None) -> Path:
+    """Return the ledger that a checkpoint in ``folder`` belongs to, or refuse the checkpoint."""
+    if position.get("schema") not in _SCHEMAS:
+        raise CheckpointError(
+            f"Expected a checkpoint of schema {' or '.join(map(str, _SCHEMAS))}, got "
+            f"{position.get('schema')!r}. Read it with the version of dpfy that wrote it."
+        )
+    path = _ledger_path(folder, position, ledger)
+    _check_ledger(path, position["ledger"])
+    return path
+
+
+def go_on(run: Run, position: dict[str, Any], controllers: Mapping[str, Any]) -> None:
+    """Go on from a checkpoint: restore the controllers, and count the steps that are lost."""
+    plan, saved, ranks = run.plan, position["ledger"], run.context.ranks
+    run.context.controllers.load_state_dict(controllers)
+    # Steps that were reserved by hand count too; where an event is an epoch, what is left of the
+    # last one is lost.
+    each_counts = ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
+    lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
+    run.lost_steps = int(ranks.from_first(lambda: b"%d" % lost))
+    if run.lost_steps and ranks.first:
+        sys.stdout.write(f"{_lost(run.lost_steps)}; {run.steps_left} of {plan.steps} are left.\n")
 
 
 def resume(
@@ -99,23 +132,13 @@ def resume(
         LedgerError: if the ledger cannot be continued.
     """
     state = _shared_state(Path(directory) / FILE, ledger)
-    saved = state["ledger"]
     path = _ledger_path(Path(directory), state, ledger)
     plan = Plan.from_json(state["plan"])
     optimizers = as_optimizers(optimizer)
     _restore(model, optimizers, state, extra or {})
     run = privatize(model, optimizers, data, plan, path, announce=False, **options)
     run.restored = state["extra"]
-    run.context.controllers.load_state_dict(state.get("controllers", {}))
-    # Steps that were reserved by hand count too; where an event is an epoch, what is left of the
-    # last one is lost.
-    each_counts = (
-        run.context.ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
-    )
-    lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
-    run.lost_steps = int(run.context.ranks.from_first(lambda: b"%d" % lost))
-    if run.lost_steps and run.context.ranks.first:
-        sys.stdout.write(f"{_lost(run.lost_steps)}; {run.steps_left} of {plan.steps} are left.\n")
+    go_on(run, state, state.get("controllers", {}))
     return run
 
 
@@ -125,12 +148,7 @@ def _shared_state(file: Path, ledger: str | Path | None) -> dict[str, Any]:
 
     def check() -> bytes:
         state.update(read_state(file))
-        if state.get("schema") not in _SCHEMAS:
-            raise CheckpointError(
-                f"Expected a checkpoint of schema {' or '.join(map(str, _SCHEMAS))}, got "
-                f"{state.get('schema')!r}. Read it with the version of dpfy that wrote it."
-            )
-        _check_ledger(_ledger_path(file.parent, state, ledger), state["ledger"])
+        ledger_at(state, file.parent, ledger)
         return file.read_bytes() if ranks.size > 1 else b""
 
     content = ranks.from_first(check)
