@@ -7,14 +7,12 @@ releases is in ``dpfy.safetensors``, if the plan has any.
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpfy._extras import require
 from dpfy.errors import CheckpointError
-from dpfy.plans import Plan
-from dpfy.run.checkpoint import ledger_at, position_of
+from dpfy.run.position import ledger_at, position_of
 from dpfy.run.run import Run
 from dpfy.run.state_file import read_state, write_state
 
@@ -64,22 +62,6 @@ def read_position(folder: Path, ledger: Path) -> dict[str, Any]:
 def read_controllers(folder: Path) -> dict[str, Any]:
     """Return what the controllers of the plan remembered."""
     return read_state(folder / CONTROLLERS) if (folder / CONTROLLERS).exists() else {}
-
-
-def registered_plan(plan: Plan, position: dict[str, Any]) -> Plan:
-    """Return the plan as registered, even if the accountant would calibrate another noise now.
-
-    Raises:
-        CheckpointError: The plan differs in more than its noise.
-    """
-    registered = Plan.from_json(position["plan"])
-    same = replace(plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter)
-    if same != registered:
-        raise CheckpointError(
-            "The checkpoint belongs to another plan than the one given. Make the same plan; a new "
-            "one needs a new ledger."
-        )
-    return registered
 
 
 def last_checkpoint(folder: Path) -> Path:

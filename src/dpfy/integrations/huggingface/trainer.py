@@ -37,7 +37,7 @@ from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.records import check_map_style
 from dpfy.reporting import RunFacts, report
-from dpfy.run.checkpoint import go_on
+from dpfy.run.position import go_on, registered_plan
 from dpfy.run.privatize import privatize
 from dpfy.run.ranks import Ranks
 from dpfy.run.run import Run
@@ -445,11 +445,11 @@ class DPTrainer(Trainer):
                 else Path(str(given))
             )
             position = checkpoint.read_position(folder, self.ledger)
-            checkpoint.registered_plan(self.plan, position)  # or refuse it
+            registered_plan(self.plan, position)  # or refuse it
             return json.dumps([position, str(folder)]).encode()
 
         position, folder = json.loads(Ranks.present().from_first(found))
-        self.plan = checkpoint.registered_plan(self.plan, position)
+        self.plan = registered_plan(self.plan, position)
         self._resumed = position, Path(folder)
         return str(folder)
 

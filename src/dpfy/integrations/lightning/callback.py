@@ -5,7 +5,6 @@ steps instead of batches; the backward pass is a release, and the training loss 
 constant.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -18,9 +17,9 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.plugins.precision import Precision
 
 from dpfy.errors import InvalidArgument
-from dpfy.integrations.lightning.position import Position
 from dpfy.integrations.lightning.refusals import check_module, check_trainer
 from dpfy.plans import Plan
+from dpfy.run.position import go_on, ledger_at, position_of, registered_plan
 from dpfy.run.privatize import privatize
 from dpfy.run.released import Batch, Released
 from dpfy.run.run import Run
@@ -155,7 +154,7 @@ class PrivateTraining(pl.Callback):
         self._module: Any = None  # whose methods are replaced, during a fit
         self._loss: Callable[..., Any] | None = None
         self._current: Step | None = None
-        self._resumed: Position | None = None
+        self._resumed: dict[str, Any] | None = None
 
     @property
     def steps(self) -> Steps:
@@ -188,14 +187,16 @@ class PrivateTraining(pl.Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Bind the plan to the module and its optimizers."""
-        if self._resumed is not None:
-            self._resumed.check(self.ledger, self.plan)
-        options = {"announce": self._resumed is None, **self.options}
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            ledger_at(resumed, self.ledger.parent, self.ledger)
+            self.plan = registered_plan(self.plan, resumed)
+        options = {"announce": resumed is None, **self.options}
         self.run = privatize(
             pl_module, list(trainer.optimizers), self.data, self.plan, self.ledger, **options
         )
-        if self._resumed is not None:
-            self._go_on(self.run, self._resumed)
+        if resumed is not None:
+            go_on(self.run, resumed, resumed["controllers"])
         self._module, self._loss = pl_module, _loss_of(trainer, pl_module)
         if pl_module.automatic_optimization:
             pl_module.training_step = self._training_step
@@ -260,18 +261,18 @@ class PrivateTraining(pl.Callback):
         Returns:
             Plain values and released tensors; no state of a generator.
         """
-        return {} if self.run is None else Position.of(self.run).to_state()
+        if self.run is None:
+            return {}
+        position = position_of(self.run, self.ledger.parent)
+        return {**position, "controllers": self.run.context.controllers.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what :meth:`state_dict` returned; the next fit goes on from there.
 
         Args:
             state_dict: The state in the checkpoint.
-
-        Raises:
-            CheckpointError: The state is of another kind.
         """
-        self._resumed = Position.from_state(state_dict) if state_dict else None
+        self._resumed = state_dict or None
 
     # One step
 
@@ -308,17 +309,6 @@ class PrivateTraining(pl.Callback):
     def _end_with_plan(self, trainer: Any) -> None:
         if not self._has_step():
             trainer.should_stop = True
-
-    def _go_on(self, run: Run, resumed: Position) -> None:
-        """Restore the controllers, and say how many steps were paid for and are lost."""
-        run.context.controllers.load_state_dict(resumed.controllers)
-        run.lost_steps = resumed.lost_by(run)
-        if run.lost_steps:
-            sys.stdout.write(
-                f"Steps paid for after the checkpoint, and lost: {run.lost_steps}. "
-                f"{run.steps_left} of {self.plan.steps} are left.\n"
-            )
-        self._resumed = None
 
     def _close(self) -> None:
         if self._module is not None:

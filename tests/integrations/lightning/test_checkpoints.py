@@ -9,7 +9,6 @@ from tests.integrations.lightning.classifiers import Classifier, plan, records, 
 import dpfy
 from dpfy.errors import CheckpointError
 from dpfy.integrations.lightning import PrivateTraining
-from dpfy.integrations.lightning.position import Position
 
 
 def begun(folder, trainer, saved_after=5, steps=7, **options):
@@ -36,7 +35,7 @@ def test_resumed_fit_takes_what_the_ledger_has_left(tmp_path, trainer, capsys, s
     fit = trainer(callback)
     fit.fit(module, callback.steps, ckpt_path=file)
     assert callback.run.lost_steps == lost
-    assert f"lost: {lost}. 2 of 9 are left" in capsys.readouterr().out
+    assert f"{lost} steps after the checkpoint were paid for" in capsys.readouterr().out
     assert fit.global_step == saved_after + 2  # the plan had nine, of which seven were paid for
     assert dpfy.Ledger.read(tmp_path / "run.dpl").count == 9
     assert callback.spent(1e-5) == pytest.approx(dpfy.account(plan()).claim(1e-5))
@@ -94,9 +93,9 @@ def test_checkpoint_after_the_fit_is_at_its_end(tmp_path, trainer) -> None:
     fit.fit(Classifier(), callback.steps)
     fit.save_checkpoint(tmp_path / "end.ckpt")
     state = torch.load(tmp_path / "end.ckpt", weights_only=True)["callbacks"]["PrivateTraining"]
-    ledger = dpfy.Ledger.read(tmp_path / "run.dpl")
-    assert state["count"] == state["taken"] == 9
-    assert ledger.hash_at(state["lines"]) == state["hash"]
+    ledger, saved = dpfy.Ledger.read(tmp_path / "run.dpl"), state["ledger"]
+    assert saved["steps"] == saved["taken"] == 9
+    assert ledger.hash_at(saved["lines"]) == saved["hash"]
 
 
 def test_other_plans_and_ledgers_are_refused(tmp_path, trainer) -> None:
@@ -120,6 +119,11 @@ def test_other_plans_and_ledgers_are_refused(tmp_path, trainer) -> None:
         resumed("other.dpl")
 
 
-def test_state_of_another_kind_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="not of this version"):
-        Position.from_state({"lines": 3})
+def test_state_of_another_kind_is_refused(tmp_path, trainer) -> None:
+    file = begun(tmp_path, trainer)
+    state = torch.load(file, weights_only=True)
+    state["callbacks"]["PrivateTraining"]["schema"] = 99
+    torch.save(state, file)
+    callback = PrivateTraining(plan(), tmp_path / "run.dpl", records())
+    with pytest.raises(CheckpointError, match="schema 1 or 2, got 99"):
+        trainer(callback).fit(Classifier(), callback.steps, ckpt_path=file)
