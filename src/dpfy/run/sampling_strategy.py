@@ -68,8 +68,8 @@ class Sample:
     def from_bytes(cls, drawn: bytes, seed_words: int) -> "Sample":
         """Return the sample that :meth:`to_bytes` wrote; no bytes are an empty sample."""
         words = np.frombuffer(bytearray(drawn), dtype=np.int64).reshape(2 + seed_words, -1)
-        indices, tags, *_ = rows = torch.from_numpy(words)
-        return cls(indices, tags, rows[2:])
+        rows = torch.from_numpy(words)
+        return cls(rows[0], rows[1], rows[2:])
 
 
 def draw_tags(stream: SecureStream, count: int) -> torch.Tensor:

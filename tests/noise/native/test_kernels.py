@@ -321,7 +321,8 @@ def test_torchs_threads_compute_what_one_computes(in_c, count, monkeypatch):
         assert torch.equal(values[2][:cut], values[0][:cut]) and torch.equal(
             outs[2, cut:], outs[1, cut:]
         )
-        return [points, *values, outs[:2], outs[2, cut:], these.total(numbers)]
+        totals = these.totals([torch.from_numpy(numbers)])
+        return [points, *values, outs[:2], outs[2, cut:], totals]
 
     for found, expected in zip(results(shared), results(in_c), strict=True):
         assert np.array_equal(found, expected)
@@ -353,7 +354,7 @@ def test_a_fork_computes_on_one_thread(in_c):
     torch.set_num_threads(2)
     try:
         torch.randn(300, 300) @ torch.randn(300, 300)
-        assert in_c.shared().total(np.ones(100_000, dtype=np.int32)) == 100_000
+        assert in_c.shared().totals([torch.ones(100_000, dtype=torch.int32)]) == [100_000]
         script = (
             "import torch; from dpfy.noise.native import openmp; print(openmp.openmp_threads())"
         )
@@ -373,13 +374,16 @@ def test_without_openmp_a_loop_is_for_the_thread_that_it_is_called_on(in_c, monk
     monkeypatch.setattr(openmp, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert in_c.shared().threads == 1
-    assert in_c.shared().total(np.ones(5000, dtype=np.int32)) == 5000
+    assert in_c.shared().totals([torch.ones(5000, dtype=torch.int32)]) == [5000]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])
 def test_totals_are_the_same_and_do_not_overflow(in_c, count):
-    numbers = np.full(count, -(2**31), dtype=np.int32)
-    assert in_c.total(numbers) == IN_NUMPY.total(numbers) == -(2**31) * count
+    numbers = [torch.full((size,), -(2**31), dtype=torch.int32) for size in (count, 3, count)]
+    expected = [-(2**31) * size for size in (count, 3, count)]
+    assert in_c.totals(numbers) == IN_NUMPY.totals(numbers) == expected
+    wide = torch.arange(count, dtype=torch.float64)
+    assert in_c.totals([wide]) == IN_NUMPY.totals([wide])
 
 
 @pytest.mark.parametrize(
@@ -424,8 +428,9 @@ def test_arrays_of_another_kind_are_refused(in_c):
             in_c.add(vector, 0, noise)
     with pytest.raises(ctypes.ArgumentError, match="Expected 1 dimensions of float64 without gaps"):
         in_c.draw(np.zeros(6)[::2], SPREAD, SecureStream().parts())
-    with pytest.raises(ctypes.ArgumentError, match="without gaps"):
-        in_c.total(np.zeros(6, dtype=np.int32)[::2])
+    for tensor in (torch.zeros(6)[::2], torch.zeros(3, dtype=torch.bfloat16)):
+        with pytest.raises(TypeError, match="without gaps"):
+            in_c.totals([tensor])
 
 
 def test_calls_leave_no_cyclic_garbage(in_c):

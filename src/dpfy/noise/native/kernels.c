@@ -349,12 +349,19 @@ static void total_part(void *task, ptrdiff_t start, ptrdiff_t end)
     atomic_fetch_add(&a->sum, sum);
 }
 
-/* Add up numbers of 32 bits in 64. */
-int64_t total(parallel call, unsigned threads, ptrdiff_t count, const int32_t *numbers)
+struct numbers {
+    const int32_t *first;
+    ptrdiff_t count;
+};
+
+/* Add up the numbers of 32 bits of every array in 64. */
+void totals(parallel call, unsigned threads, ptrdiff_t count, const struct numbers *array, int64_t *out)
 {
-    struct addends task = {numbers, 0};
-    walk_over(call, threads, count, total_part, &task);
-    return task.sum;
+    for (ptrdiff_t i = 0; i < count; i++) {
+        struct addends task = {array[i].first, 0};
+        walk_over(call, threads, array[i].count, total_part, &task);
+        out[i] = task.sum;
+    }
 }
 
 struct rows {
