@@ -479,6 +479,16 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
     assert kernels.kernels_for(1000) is IN_NUMPY
 
 
+def test_a_compiler_that_does_not_know_the_processor_compiles_without_it(
+    monkeypatch, in_c, tmp_path
+):
+    script = tmp_path / "cc"
+    script.write_text('#!/bin/sh\ncase "$*" in *-march=native*) exit 1;; esac\nexec cc "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    assert isinstance(kernels.compiled.__wrapped__(), kernels.InC)
+
+
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
 def test_a_variable_switches_the_compiler_off(monkeypatch, in_c, value, off):
     calls, real = [], subprocess.Popen
@@ -523,12 +533,12 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
         ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 + 0x1p-30)"),
         ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 - 0x1p-30)"),
         (
-            "((values[i] + far) + noise[i] * unit) - far",
-            "values[i] + noise[i] * unit",
+            "((values[i] + far) + noise_at(real, whole, unit, i)) - far",
+            "values[i] + noise_at(real, whole, unit, i)",
         ),  # sums leave the lattice
         (
-            "((((double)singles[i] + far) + noise[i] * unit) - far)",
-            "((double)singles[i] + noise[i] * unit)",
+            "((((double)singles[i] + far) + noise_at(real, whole, unit, i)) - far)",
+            "((double)singles[i] + noise_at(real, whole, unit, i))",
         ),
         ("place + count,", "place,"),  # spare points are in the places of others
         (
@@ -544,8 +554,12 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
             "(uint8_t)(number >> (56 - 8 * i))",
             "(uint8_t)(number >> (8 * i))",
         ),  # words of another number
-        ("noise + (first - start)", "noise"),  # the noise of other coordinates
-        ("+= steps->rest[k] * steps->cells", "+= 0"),  # large noise loses its high bits
+        ("noise.real + (first - start)", "noise.real"),  # the noise of other coordinates
+        ("noise.whole + (first - start)", "noise.whole"),
+        ("+= steps->rest[far]", "+= 0"),  # large noise loses its high bits
+        ("steps->cells * a->vector->unit", "a->vector->unit"),
+        ("steps->place[far] >= last", "1"),  # also where the first such number comes later
+        ("noise[i] * steps + far_away", "noise[i] * cells + far_away"),
         ("low = middle + 1", "low = middle + 2"),
         ("low[i] = (int32_t)bits", "low[i] = (int32_t)sum"),
         ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32

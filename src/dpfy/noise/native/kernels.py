@@ -353,6 +353,7 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
         released = (sums * 2.0**-20).float().repeat(3, 1)
         values, ends = torch.stack([sums] * 3), (1000, _TESTED)
         noise = these.draw(np.empty(_TESTED), table.spread, parts)
+        places: list[npt.NDArray[Any]] = []
         for each in (
             Piece(0, values[0]),
             Piece(0, values[1], 0.3, released[0]),
@@ -364,12 +365,15 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
             Piece(begin, values[2, begin:end]) for begin, end in zip((0, *ends), ends, strict=False)
         ]
         these.draw_and_add(Vector(two, 2.0**-33, 0.5), 0, np.empty(_TESTED), table.spread, parts)
-        # steps so short that some noise takes more than 32 bits
-        steps = these.draw_steps(np.empty(_TESTED, dtype=np.int32), table.spread, 2.0**5, parts)
-        small = sums * 2.0**-20
-        these.add_steps(Vector([Piece(0, small)], 2.0**-33, 2.0**-28), 0, steps)
+        small, single = sums * 2.0**-20, (sums * 2.0**-20).float()
+        # some noise takes more than 32 bits in the shorter steps, and none in the others
+        for cells in (2.0**5, 2.0**12):
+            steps = these.draw_steps(np.empty(_TESTED, dtype=np.int32), table.spread, cells, parts)
+            some = [Piece(0, small[:1000]), Piece(1000, single[1000:], 0.3, single[1000:])]
+            these.add_steps(Vector(some, 2.0**-33, cells * 2.0**-33), 0, steps)
+            places += [steps.low, steps.places, steps.rests]
         totals = these.totals([torch.from_numpy(words), torch.from_numpy(words[:1000])])
-        found = [small.numpy(), steps.low, steps.places, steps.rests, np.array(totals)]
+        found = [small.numpy(), single.numpy(), *places, np.array(totals)]
         return [noise, values.numpy(), released.numpy(), *found]
 
     def in_any_order(these: Kernels) -> list[Floats]:
