@@ -36,7 +36,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     context.sampling.before_step(context, loss_fn, step)
     config = context.controllers.config(step)
     event = event_of(context, step, config)
-    layout = ReleaseLayout.of_step(step, config, context.trained())
+    layout = context.buffer.layout_of(step, config, context.trained())
 
     drawn = context.ranks.from_first(lambda: _reserve_and_draw(context, event, step, config))
     batch.released, context.progress.taken = True, step

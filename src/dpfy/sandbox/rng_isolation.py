@@ -156,7 +156,7 @@ def _reseed(stream: SecureStream) -> None:
     random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
     set_mersenne(words[1].astype(np.uint32))
     state = torch.get_rng_state()
-    state.view(torch.int64)[TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
+    state.numpy().view(np.int64)[TORCH_STATE] = words[2]
     if (module := _accelerator()) is not None:
         module.manual_seed_all(int(stream.words(1)[0]))
     torch.set_rng_state(state)
