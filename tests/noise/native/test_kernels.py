@@ -377,6 +377,17 @@ def test_without_openmp_a_loop_is_for_the_thread_that_it_is_called_on(in_c, monk
     assert in_c.shared().totals([torch.ones(5000, dtype=torch.int32)]) == [5000]
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -math.nan])
+@pytest.mark.parametrize("place", [0, 2047, 2048, 4999])
+def test_a_single_number_that_is_not_finite_is_found(in_c, value, place):
+    numbers, largest = torch.full((5000,), 3.4028234e38), torch.full((3,), -3.4028234e38)
+    for these in (in_c, in_c.shared(), IN_NUMPY):
+        assert these.are_finite([]) and these.are_finite([largest, numbers, torch.empty(0)])
+    numbers[place] = value
+    for these in (in_c, in_c.shared(), IN_NUMPY):
+        assert not these.are_finite([largest, numbers, largest])
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])
 def test_totals_are_the_same_and_do_not_overflow(in_c, count):
     numbers = [torch.full((size,), -(2**31), dtype=torch.int32) for size in (count, 3, count)]
@@ -561,6 +572,8 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
         ("steps->place[far] >= last", "1"),  # also where the first such number comes later
         ("noise[i] * steps + far_away", "noise[i] * cells + far_away"),
         ("low = middle + 1", "low = middle + 2"),
+        ("exponent = 0x7f800000", "exponent = 0x7fffffff"),
+        ("found |= (s->bits[i]", "found = (s->bits[i]"),  # only the last number counts
         ("low[i] = (int32_t)bits", "low[i] = (int32_t)sum"),
         ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32
         ("weight * (double)row[j]", "(float)weight * row[j]"),

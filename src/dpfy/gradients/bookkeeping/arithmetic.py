@@ -47,14 +47,14 @@ def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
     info, width = torch.finfo(flat.dtype), flat.shape[1]
     rest = width % _RUN
     if width < _RUN:
-        total = torch.linalg.vector_norm(flat, dim=1).double().square()
+        total = torch.linalg.vector_norm(flat, dim=1).double().square_()
     else:
         runs = flat.unfold(1, _RUN, _RUN)
-        total = torch.linalg.vector_norm(runs, dim=2).double().square().sum(1)
+        total = torch.linalg.vector_norm(runs, dim=2).double().square_().sum(1)
         if rest:
-            total += torch.linalg.vector_norm(flat[:, width - rest :], dim=1).double().square()
+            total += torch.linalg.vector_norm(flat[:, width - rest :], dim=1).double().square_()
     charged = (_RUN + 128) * info.eps / 2 + width / _RUN * 2.0**-52
-    return total * (1 + charged) + width * info.tiny
+    return total.mul_(1 + charged).add_(width * info.tiny)
 
 
 def in_working_precision(values: torch.Tensor) -> torch.Tensor:

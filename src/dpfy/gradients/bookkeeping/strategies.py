@@ -71,9 +71,13 @@ class ChunkNorms:
 
     def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[Weights]:
         """Return the weights of the parts that are not done exactly, given all squared norms."""
-        rest, own = 1 - self.exact, clipping.weights(norms)
-        shared = {id(weights): Weights(weights * rest) for weights in own}
+        own = clipping.weights(norms)
+        shared = {id(weights): Weights(self._inexact(weights)) for weights in own}
         return [shared[id(weights)] for weights in own]
+
+    def _inexact(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weights of the parts of records that are not done exactly."""
+        return weights if self.largest_exact == 0 else weights * (1 - self.exact)
 
 
 class StoreThenClip(Consumer):

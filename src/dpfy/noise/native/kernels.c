@@ -384,6 +384,34 @@ void totals(parallel call, unsigned threads, ptrdiff_t count, const struct numbe
     }
 }
 
+struct search {
+    const int32_t *bits;
+    _Atomic int found;
+};
+
+static void search_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    struct search *s = task;
+    const int32_t exponent = 0x7f800000;  /* all of its bits are set in infinite numbers and NaN alone */
+    int found = 0;
+    for (ptrdiff_t i = start; i < end; i++)
+        found |= (s->bits[i] & exponent) == exponent;
+    if (found)
+        s->found = 1;
+}
+
+/* Return whether all floats of 32 bits of all arrays are finite. */
+int are_finite(parallel call, unsigned threads, ptrdiff_t count, const struct numbers *array)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        struct search task = {array[i].first, 0};
+        walk_over(call, threads, array[i].count, search_part, &task);
+        if (task.found)
+            return 0;
+    }
+    return 1;
+}
+
 struct rows {
     const float *numbers;  /* of all rows, one row after the other */
     ptrdiff_t width, count, chosen;

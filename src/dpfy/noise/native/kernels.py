@@ -7,6 +7,7 @@ curve are compared in more digits, so the sampler accepts the same points.
 """
 
 import ctypes
+import math
 import threading
 from collections.abc import Sequence
 from copy import copy
@@ -76,6 +77,9 @@ class Kernels(Protocol):
     def totals(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return for each tensor the sum of its memory, contiguous, as numbers of 32 bits."""
 
+    def are_finite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether no number of contiguous float32 tensors is infinite or NaN."""
+
     def measure(self, rows: Singles) -> Floats:
         """Return the squared norms [blocks, rows], in float64, of rows [blocks, rows, numbers]."""
 
@@ -116,6 +120,12 @@ class InNumpy:
         # numpy widens while it adds; torch makes a wide copy first, which takes four times as long
         patterns = (tensor.view(-1).view(torch.int32).numpy() for tensor in tensors)
         return [int(numbers.sum(dtype=np.int64)) for numbers in patterns]
+
+    def are_finite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """See :class:`Kernels`."""
+        # both are NaN if there is one
+        ends = (torch.aminmax(tensor) for tensor in tensors if tensor.numel())
+        return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
     def measure(self, rows: Singles) -> Floats:
         """See :class:`Kernels`."""
@@ -161,6 +171,7 @@ class InC:
         )
         numbers, found = ctypes.POINTER(CNumbers), ctypes.POINTER(ctypes.c_int64)
         self._totals = declare(library.totals, None, numbers, found)
+        self._are_finite = declare(library.are_finite, ctypes.c_int, numbers)
         self._measure = declare(
             library.measure, None, size, array_of(np.float32, 3), array_of(np.float64, 2)
         )
@@ -265,6 +276,10 @@ class InC:
         sums = (ctypes.c_int64 * len(tensors))()
         self._totals(*self._openmp, len(tensors), numbers_for_c(tensors), sums)
         return [*sums]
+
+    def are_finite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """See :class:`Kernels`."""
+        return bool(self._are_finite(*self._openmp, len(tensors), numbers_for_c(tensors)))
 
     def measure(self, rows: Singles) -> Floats:
         """See :class:`Kernels`."""
@@ -373,7 +388,11 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
             these.add_steps(Vector(some, 2.0**-33, cells * 2.0**-33), 0, steps)
             places += [steps.low, steps.places, steps.rests]
         totals = these.totals([torch.from_numpy(words), torch.from_numpy(words[:1000])])
-        found = [small.numpy(), single.numpy(), *places, np.array(totals)]
+        finite = []
+        for value in (math.inf, -math.inf, math.nan, 3e38):
+            single[7] = value
+            finite.append(these.are_finite([single[10:], single]))
+        found = [small.numpy(), single.numpy(), *places, np.array(totals), np.array(finite)]
         return [noise, values.numpy(), released.numpy(), *found]
 
     def in_any_order(these: Kernels) -> list[Floats]:
