@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.random import mtrand
 
 from dpfy.sandbox import numpy_state
 from dpfy.sandbox.numpy_state import set_mersenne, set_numpy_state
@@ -11,9 +12,9 @@ WORDS = np.random.Generator(np.random.PCG64(1)).integers(0, 2**32, 624, dtype=np
 
 @pytest.fixture(autouse=True)
 def restored():
-    before, generator = np.random.get_state(), np.random.get_bit_generator()
+    before, generator = np.random.get_state(), mtrand.get_bit_generator()
     yield
-    np.random.set_bit_generator(generator)
+    mtrand.set_bit_generator(generator)
     np.random.set_state(before)
 
 
@@ -50,17 +51,17 @@ def test_a_state_comes_back_with_the_normal_number_that_it_keeps(known, normals)
 
 def test_other_views_of_the_same_generator_follow():
     """Code may hold the bit generator itself, and must not go on with numbers that are known."""
-    generator = np.random.get_bit_generator()
+    generator = mtrand.get_bit_generator()
     set_mersenne(WORDS)
     one = generator.random_raw(3).tolist()
     set_mersenne(WORDS)
-    assert np.random.get_bit_generator() is generator
+    assert mtrand.get_bit_generator() is generator
     assert generator.random_raw(3).tolist() == one
 
 
 def test_a_state_of_numpy_is_known_here_and_another_generator_is_left_to_numpy():
     assert numpy_state._is_as_known()
-    np.random.set_bit_generator(np.random.PCG64(1))
+    mtrand.set_bit_generator(np.random.PCG64(1))
     state = np.random.get_state(legacy=False)
     expected = np.random.rand()
     set_numpy_state(state)

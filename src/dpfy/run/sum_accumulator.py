@@ -34,10 +34,11 @@ class SumBuffer:
 
     def sums_for(self, layout: ReleaseLayout) -> "SumAccumulator":
         """Return the sums of a step, as a context manager that zeroes them if the step fails."""
-        if self.vector is None or len(self.vector) < layout.size:
+        size = layout.size
+        if self.vector is None or len(self.vector) < size:
             device = next(iter(layout.parameters.values())).device
-            self.vector = torch.empty(layout.size, dtype=torch.float64, device=device)
-        return SumAccumulator(layout, self.vector[: layout.size])
+            self.vector = torch.empty(size, dtype=torch.float64, device=device)
+        return SumAccumulator(layout, self.vector[:size])
 
 
 class SumAccumulator:

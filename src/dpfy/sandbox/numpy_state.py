@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import mtrand
 
 from dpfy.sandbox.record_keys import MERSENNE_WORDS
 
@@ -30,12 +31,12 @@ def set_mersenne(words: npt.NDArray[np.uint32], used: int = MERSENNE_WORDS) -> N
         words: The 624 words of the Mersenne twister.
         used: The number of words that are used up; by default all, so that the next ones are made.
     """
-    generator = np.random.get_bit_generator()
+    generator = mtrand.get_bit_generator()
     if type(generator) is not np.random.MT19937 or not _is_as_known():
         np.random.set_state(("MT19937", words, used, *_NO_GAUSSIAN))
         return
     _write(generator, words, used)
-    np.random.set_bit_generator(generator)  # the same, which forgets the number that is kept
+    mtrand.set_bit_generator(generator)  # the same, which forgets the number that is kept
 
 
 def set_numpy_state(state: Any) -> None:

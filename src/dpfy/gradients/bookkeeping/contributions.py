@@ -208,10 +208,10 @@ class OuterProduct(Contribution):
             return
         outputs, inputs = self._only_step()
         weights = rounded_weights(weights, outputs.dtype)
-        for some in zip(
+        for some, b, x in zip(
             *(each.split(_RECORDS_PER_SUM) for each in (weights, outputs, inputs)), strict=True
         ):
-            add_in_float64(total, product_sum(*some, Workspace()))
+            add_in_float64(total, product_sum(some, b, x, Workspace()))
 
     def add_steps(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add what several time steps contribute, in float64 or record by record."""

@@ -225,8 +225,19 @@ class PendingSum(BoundedSums):
                 total += self.sums[position]
 
     def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return one weighted sum per parameter; a sum that is a single product is not copied."""
-        return [self._formed(position, total) for position, total in enumerate(totals)]
+        """Return one weighted sum per parameter; a sum that is a single product is not copied.
+
+        If one of them fails, those before it are zeroed: their memory outlives the step.
+        """
+        formed: list[torch.Tensor] = []
+        try:
+            for position, total in enumerate(totals):
+                formed.append(self._formed(position, total))
+        except BaseException:
+            for each in formed:
+                set_to_zero(each)
+            raise
+        return formed
 
     def _formed(self, position: int, total: torch.Tensor) -> torch.Tensor:
         """Return the sum of one parameter, in its total unless it is a single product."""

@@ -67,7 +67,8 @@ def numbers_for_c(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[CNumbers]":
     """Return the memory of tensors as numbers of 32 bits; it is valid while the tensors are."""
     if not all(each.is_contiguous() and each.is_cpu and not each.nbytes % 4 for each in tensors):
         raise TypeError("Expected tensors of whole numbers of 32 bits in main memory without gaps.")
-    return (CNumbers * len(tensors))(*((each.data_ptr(), each.nbytes // 4) for each in tensors))
+    arrays = (CNumbers(each.data_ptr(), each.nbytes // 4) for each in tensors)
+    return (CNumbers * len(tensors))(*arrays)
 
 
 def table_for_c(table: RejectionTable) -> CTable:

@@ -188,6 +188,7 @@ class InC:
         )
         self._cipher = cipher()
         self._openmp: tuple[int | None, int] = (None, 1)
+        self._lent: InC | None = None  # the same on torch's threads, as they were last
 
     @property
     def threads(self) -> int:
@@ -197,9 +198,11 @@ class InC:
 
     def shared(self) -> "InC":
         """Return the same kernels on all of torch's threads."""
-        others = copy(self)
-        others._openmp = openmp_threads()
-        return others
+        lent = openmp_threads()
+        if self._lent is None or self._lent._openmp != lent:
+            self._lent = copy(self)
+            self._lent._openmp, self._lent._lent = lent, None
+        return self._lent
 
     def draw(self, buffer: Floats, spread: float, parts: Parts) -> Floats:
         """See :class:`Kernels`."""
