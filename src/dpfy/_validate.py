@@ -25,16 +25,15 @@ def real(
     remedy: str = "",
 ) -> float:
     """Return ``value`` as a float if it lies between ``low`` and ``high``."""
-    left, right = "(" if open_low else "[", ")" if open_high else "]"
-    expected = f"in {left}{low:g}, {high:g}{right}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise _fail(name, value, f"to be a number {expected}", remedy)
-    number = float(value)
+    is_number = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+    number = float(value) if is_number else math.nan  # type: ignore[arg-type]
     inside = (low < number if open_low else low <= number) and (
         number < high if open_high else number <= high
     )
     if not inside:  # also NaN
-        raise _fail(name, value, expected, remedy)
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        kind = "" if is_number else "to be a number "
+        raise _fail(name, value, f"{kind}in {left}{low:g}, {high:g}{right}", remedy)
     return number
 
 

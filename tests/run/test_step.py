@@ -53,7 +53,7 @@ def test_a_step_reserves_draws_bounds_adds_noise_and_observes_in_this_order(star
     assert seen == ["reserve", "draw", "read", "bound", "noise", "observe"]
 
 
-def test_the_layout_of_a_step_is_computed_once(started, monkeypatch):
+def test_the_layout_of_a_step_is_computed_once_and_then_kept(started, monkeypatch):
     made, units = [], []
     check, computed = ReleaseLayout.of_step, ReleaseLayout._clipping.func
     s = started(ROWS, noise_multiplier=1.0)
@@ -67,7 +67,10 @@ def test_the_layout_of_a_step_is_computed_once(started, monkeypatch):
     counted.__set_name__(ReleaseLayout, "_clipping")
     monkeypatch.setattr(ReleaseLayout, "_clipping", counted)
     s.release()
-    assert (len(made), len(units)) == (1, 1)
+    assert (len(made), len(units)) == (1, 0)
+    s.run.context.buffer.__init__()
+    s.release()
+    assert (len(made), len(units)) == (2, 1)
 
 
 # The slots

@@ -7,10 +7,11 @@ from torch import nn
 from dpfy.gradients import ENGINES
 from dpfy.gradients.base import Summed
 from dpfy.gradients.chunk import Chunk
+from dpfy.mechanisms.controllers import Coordinates, StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import ClippedSum, Query, SampleSize
 from dpfy.run.release_layout import ReleaseLayout
-from dpfy.run.sum_accumulator import SumAccumulator
+from dpfy.run.sum_accumulator import SumAccumulator, SumBuffer
 
 
 def subject(name, records, statistics=()):
@@ -159,3 +160,33 @@ def test_records_and_modules_that_require_gradients_are_of_no_consequence(engine
         for data in (rows, rows.clone().requires_grad_())
     )
     assert torch.equal(plain, watched) and torch.allclose(plain, torch.full((3,), 4.0), atol=1e-3)
+
+
+def test_a_layout_is_kept_while_nothing_changes_that_it_depends_on():
+    """Fails if a layout is used again for another query, step, set or kind of parameters."""
+    size = SampleSize(0.1, every=2)
+    model, other = nn.Linear(2, 3), nn.Linear(2, 3)
+    both = dict(model.named_parameters())
+    plain, bound = Query((ClippedSum(1.0),), (size,)), Query((ClippedSum(2.0),), (size,))
+    zero = {name: Coordinates(0.0, 1.0) for name in both}
+    buffer, different = SumBuffer(), []
+    for step, config, parameters in (
+        (1, StepConfig(plain), both),
+        (2, StepConfig(plain), both),  # a statistic is due
+        (2, StepConfig(bound), both),
+        (2, StepConfig(bound), {"weight": model.weight}),  # the bias is frozen
+        (2, StepConfig(bound), {"bias": model.weight}),
+        (2, StepConfig(bound), dict(other.named_parameters())),
+        (2, StepConfig(bound), dict(reversed([*other.named_parameters()]))),
+        (2, StepConfig(bound, coordinates=zero), both),
+    ):
+        layout = buffer.layout_of(step, config, parameters)
+        expected = ReleaseLayout.of_step(step, config, parameters)
+        assert all(layout is not each for each in different)
+        assert layout.clipping(0.5) == expected.clipping(0.5)
+        assert layout.statistics == expected.statistics
+        assert [*layout.parameters] == [*parameters]
+        same = buffer.layout_of(step, StepConfig(config.query), dict(parameters))
+        assert (same is layout) is not bool(config.coordinates)
+        different.append(layout)
+    assert layout is not buffer.layout_of(2, StepConfig(bound, coordinates=zero), both)

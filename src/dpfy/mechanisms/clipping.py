@@ -64,10 +64,14 @@ class Clipping:
     def norms(self, squared: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the squared norms [records, groups], given those [records] of every parameter."""
         count = len(self.weigh.bounds) if isinstance(self.weigh, ClipEach) else max(self.groups) + 1
-        totals = torch.zeros(len(squared[0]), count, dtype=torch.float64, device=squared[0].device)
+        totals: dict[int, torch.Tensor] = {}
         for position, (group, norms) in enumerate(zip(self.groups, squared, strict=True)):
-            totals[:, group] += self.scaled(position, norms)
-        return totals
+            own = self.scaled(position, norms)
+            totals[group] = totals[group] + own if group in totals else own.double()
+        if len(totals) < count:  # a group may have no trained parameter
+            nothing = torch.zeros_like(squared[0], dtype=torch.float64)
+            totals = {group: totals.get(group, nothing) for group in range(count)}
+        return torch.stack([totals[group] for group in range(count)], 1)
 
     def scaled(self, position: int, squared: torch.Tensor) -> torch.Tensor:
         """Return the squared norms of one parameter's gradient after it is divided by its scale."""
@@ -76,15 +80,18 @@ class Clipping:
     def weights(self, norms: torch.Tensor) -> list[torch.Tensor]:
         """Return the weights [records] of every parameter, from squared norms [records, groups].
 
+        Parameters whose weights are equal have the very same tensor.
+
         >>> flat = Clipping(clip_to(1.0), 2.0**-20, groups=(0, 0))
         >>> norms = flat.norms([torch.tensor([9.0]), torch.tensor([16.0])])
         >>> [weights.tolist() for weights in flat.weights(norms)]
         [[0.2], [0.2]]
         """
-        found = self.weigh(norms)
-        return [
-            self.in_units(position, found[:, group]) for position, group in enumerate(self.groups)
-        ]
+        found, units = self.weigh(norms), self.sum_scales or (1.0,) * len(self.groups)
+        kinds = [*zip(self.groups, units, strict=True)]
+        places = {kind: place for place, kind in enumerate(kinds)}
+        weights = {kind: self.in_units(place, found[:, kind[0]]) for kind, place in places.items()}
+        return [weights[kind] for kind in kinds]
 
     def in_units(self, position: int, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights of a parameter with which its gradient is summed."""

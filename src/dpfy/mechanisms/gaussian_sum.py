@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -51,12 +52,12 @@ class GaussianSum:
     rounding: float = 2.0**-23
     roundings: int = 1
 
-    @property
+    @cached_property
     def grid(self) -> float:
         """The lattice step, a power of two that depends on public constants only."""
         return lattice_step(self.bound * max(self.noise_multiplier, _FINEST_NOISE))
 
-    @property
+    @cached_property
     def sensitivity(self) -> float:
         """The bound, with an allowance for float64 norms and products, the lattice and rounding.
 
@@ -69,7 +70,7 @@ class GaussianSum:
             self.bound * (1 + arithmetic) + self.roundings * math.sqrt(self.dimension) * self.grid
         )
 
-    @property
+    @cached_property
     def stddev(self) -> float:
         """The standard deviation of the noise per coordinate."""
         return self.noise_multiplier * self.sensitivity

@@ -8,6 +8,7 @@ norm at most 1, and the same noise goes on every coordinate (McMahan et al. 2018
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 from dpfy import _validate
@@ -159,7 +160,7 @@ class Query(Fact, tag="query"):
         """Return the share of a sum when all are released."""
         return leaf.share * self._left if isinstance(leaf, ClippedSum) else leaf.share
 
-    @property
+    @cached_property
     def _left(self) -> float:
         """The share of all clipped sums."""
         return 1 - math.fsum(statistic.share for statistic in self.statistics)

@@ -134,15 +134,16 @@ class LatticeGaussian:
             for each, factor, out in zip(sums, factors, outs, strict=True)
         ]
         for each, _, out in flat:
-            if len(each) != len(out):  # the rest of the output would be uninitialised memory
+            if each.numel() != out.numel():  # the rest of the output would be uninitialised memory
                 raise InvalidArgument(
-                    f"Expected an output of {len(each)} numbers, as the sum has, got {len(out)}."
+                    f"Expected an output of {each.numel()} numbers, as the sum has, got "
+                    f"{out.numel()}."
                 )
         if stddev == 0:
             for each, factor, out in flat:
                 out.copy_(round_to_lattice(each.double(), grid) * factor)
             return
-        begins = accumulate((len(each) for each, _, _ in flat), initial=0)
+        begins = accumulate((each.numel() for each, _, _ in flat), initial=0)
         pieces = [Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)]
         self._add_to(pieces, stddev, grid)
 

@@ -82,7 +82,7 @@ class Piece:
     @property
     def end(self) -> int:
         """The coordinate after the last one."""
-        return self.begin + len(self.sums)
+        return self.begin + self.sums.numel()
 
     def add(self, where: slice, noise: Floats, unit: float, grid: float) -> None:
         """Add noise, which may be overwritten, to a slice of a piece in the memory of the CPU."""

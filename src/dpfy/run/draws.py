@@ -150,7 +150,7 @@ def shares_of(
         largest = context.largest_chunk(engine)
         return [even_parts(sample.indices[places == slot], largest) for slot in mine]
     # Owners follow from tags and not from blocks: whatever the size of blocks, ranks share nothing.
-    chosen = drawn_from(ranks.size, sample.tags) == ranks.rank
+    chosen = drawn_from(ranks.size, sample.tags) == ranks.rank if ranks.size > 1 else None
     parts = partition.parts(sample.indices, sample.tags, chosen)
     parts.sort(key=len, reverse=True)  # the memory of a large chunk has room for a smaller one
     return [parts]

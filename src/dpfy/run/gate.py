@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpfy.errors import UnreleasedGradient
-from dpfy.noise.native.kernels import IN_NUMPY, kernels_for
+from dpfy.noise.native.kernels import kernels_for
 
 
 class Gate:
@@ -43,11 +44,14 @@ class Gate:
 
     def mark_released(self) -> None:
         """Take the present gradients as released."""
+        present = self._present()
+        # of a device, the sums of bits stay there: nobody waits for them yet
         self._released = {
-            name: _Mark(weakref.ref(p.grad), p.grad._version, _bits(p.grad))
-            for name, p in self._parameters.items()
-            if p.grad is not None
-        }  # of a device, the sums of bits stay there: nobody waits for them yet
+            name: _Mark(weakref.ref(gradient), gradient._version, bits)
+            for (name, gradient), bits in zip(
+                present.items(), _bits([*present.values()]), strict=True
+            )
+        }
 
     def check(self, action: str) -> None:
         """Raise unless every gradient is released and no trainable parameter is new."""
@@ -66,9 +70,7 @@ class Gate:
                 f"Refused {action} inside of {self._inside}: what the block leaves in the "
                 "gradients counts as released when it ends. Step after the block."
             )
-        present = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        released = _known([self._is_released(name, grad) for name, grad in present.items()])
-        for name, known in zip(present, released, strict=True):
+        for name, known in self._known_gradients().items():
             if not known:
                 raise UnreleasedGradient(
                     f"Refused {action}: the gradient of {name!r} was not released. Use "
@@ -101,18 +103,25 @@ class Gate:
             for parameter in group["params"]
         )
 
-    def _is_released(self, name: str, gradient: torch.Tensor) -> "bool | torch.Tensor":
-        """Whether a gradient is released: a tensor of the device if only that can tell."""
-        mark = self._released.get(name)
-        if mark is None or mark.gradient() is not gradient:
-            return False
-        if gradient._version == mark.version:
-            same = _bits(gradient) == mark.bits
-            if not gradient.is_cpu:
-                return same | _is_zero(gradient)
-            if same:
-                return True
-        return _is_zero(gradient)
+    def _present(self) -> dict[str, torch.Tensor]:
+        """Return the gradients that there are, by name."""
+        return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+
+    def _known_gradients(self) -> dict[str, bool]:
+        """Return for each gradient whether it is released."""
+        present = self._present()
+        marks = {
+            name: mark
+            for name, gradient in present.items()
+            if (mark := self._released.get(name)) and mark.gradient() is gradient
+        }
+        same = [name for name, mark in marks.items() if present[name]._version == mark.version]
+        bits = dict(zip(same, _bits([present[name] for name in same]), strict=True))
+        answers = [
+            name in marks and marks[name].allows(gradient, bits.get(name))
+            for name, gradient in present.items()
+        ]
+        return dict(zip(present, _known(answers), strict=True))
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,6 +166,21 @@ class _Mark:
     version: int
     bits: int | torch.Tensor
 
+    def allows(
+        self, gradient: torch.Tensor, bits: "int | torch.Tensor | None"
+    ) -> "bool | torch.Tensor":
+        """Whether it may be applied: a tensor of the device if only that can tell.
+
+        Args:
+            gradient: The very tensor that the mark is of.
+            bits: The sum of its bits now; None if it was written to.
+        """
+        if bits is None:
+            return _is_zero(gradient)
+        if not gradient.is_cpu:
+            return (bits == self.bits) | _is_zero(gradient)
+        return bits == self.bits or _is_zero(gradient)
+
 
 _live: weakref.WeakSet[Gate] = weakref.WeakSet()
 _INTEGERS = {
@@ -165,20 +189,28 @@ _INTEGERS = {
 }  # wider numbers as halves of 32 bits, whose sums cannot overflow
 
 
-def _bits(gradient: torch.Tensor) -> "int | torch.Tensor":
-    """Return the sum of all bit patterns, exact and independent of the number of threads.
+def _bits(gradients: Sequence[torch.Tensor]) -> "Sequence[int | torch.Tensor]":
+    """Return the sums of all bit patterns, exact and independent of the number of threads.
 
-    For a device it is a tensor there, which nobody has waited for.
+    For a device they are tensors there, which nobody has waited for.
     """
-    whole = gradient.detach().contiguous().view(-1)
-    patterns = whole.view(_INTEGERS.get(whole.element_size(), torch.int32))
+    whole = [each.detach().contiguous() for each in gradients]
+    usual = [each for each in whole if _is_usual(each)]  # in one call
+    sums = iter(kernels_for(sum(each.numel() for each in usual), shared=True).totals(usual))
+    return [next(sums) if _is_usual(each) else _bits_of(each) for each in whole]
+
+
+def _is_usual(gradient: torch.Tensor) -> bool:
+    """Whether a gradient is in main memory and consists of 32 bits, or twice as many."""
+    return gradient.is_cpu and gradient.element_size() not in _INTEGERS
+
+
+def _bits_of(gradient: torch.Tensor) -> "int | torch.Tensor":
+    """Return the sum of the bit patterns of a contiguous gradient of any type, on any device."""
+    patterns = gradient.view(-1).view(_INTEGERS.get(gradient.element_size(), torch.int32))
     if not patterns.is_cpu:
         return patterns.sum(dtype=torch.int64)
-    numbers = (
-        patterns.numpy()
-    )  # which widens while it adds, where torch makes a wide copy first: four times as long
-    kernels = kernels_for(len(numbers), shared=True) if numbers.itemsize == 4 else IN_NUMPY
-    return kernels.total(numbers)
+    return int(patterns.numpy().sum(dtype=np.int64))  # torch would make a wide copy first
 
 
 def _is_zero(gradient: torch.Tensor) -> "bool | torch.Tensor":
@@ -191,7 +223,16 @@ def _is_zero(gradient: torch.Tensor) -> "bool | torch.Tensor":
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Tell whether no value is infinite or NaN, at a fraction of ``isfinite().all()``'s cost."""
-    return all(_known([_is_finite(each.detach()) for each in tensors if each.numel()]))
+    values = [each.detach() for each in tensors if each.numel()]
+    usual = [each for each in values if each.dtype == torch.float32 and _is_plain(each)]
+    rest = [each for each in values if not (each.dtype == torch.float32 and _is_plain(each))]
+    kernels = kernels_for(sum(each.numel() for each in usual), shared=True)
+    return kernels.are_finite(usual) and all(_known([_is_finite(each) for each in rest]))
+
+
+def _is_plain(values: torch.Tensor) -> bool:
+    """Whether values are in main memory, without gaps."""
+    return values.is_cpu and values.is_contiguous()
 
 
 def _is_finite(values: torch.Tensor) -> "bool | torch.Tensor":

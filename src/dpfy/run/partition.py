@@ -77,6 +77,8 @@ class BatchPartition:
         Returns:
             The indices of each part.
         """
+        if self.count == 1:
+            return self.divided(indices, tags) if chosen is None or bool(chosen.any()) else []
         blocks = self.of(tags)
         wanted = torch.zeros(self.count, dtype=torch.bool)
         wanted[blocks if chosen is None else blocks[chosen]] = True

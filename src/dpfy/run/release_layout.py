@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import is_
 
 import torch
 from torch import nn
@@ -51,6 +52,19 @@ class ReleaseLayout:
     ) -> "ReleaseLayout":
         """Return the layout of a step, counted from 1, that trains ``parameters``."""
         return cls(config.query, parameters, config.query.due(step), config.coordinates)
+
+    def serves(self, other: "ReleaseLayout") -> bool:
+        """Whether it is as good as another one: the same query on the very same parameters.
+
+        Coordinates, which change with every release, are not compared.
+        """
+        return (
+            not (self.coordinates or other.coordinates)
+            and self.query == other.query
+            and self.statistics == other.statistics
+            and [*self.parameters] == [*other.parameters]
+            and all(map(is_, self.parameters.values(), other.parameters.values()))
+        )
 
     @property
     def sizes(self) -> list[int]:

@@ -7,9 +7,9 @@ Tests: tests/run/test_step.py.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.sampling import Sampler
 from dpfy.noise import SecureStream
 from dpfy.run.partition import BatchPartition
+from dpfy.run.ranks import Ranks
 
 if TYPE_CHECKING:
     from dpfy.run.context import StepContext
@@ -49,7 +50,7 @@ class Sample:
         return "Sample(sensitive)"
 
     @classmethod
-    def drawn(cls, indices: np.ndarray, stream: SecureStream, seed_words: int) -> "Sample":
+    def drawn(cls, indices: np.ndarray, stream: SecureStream, seed_words: int) -> Self:
         """Let every drawn unit draw its tag and its seeds."""
         tags = draw_tags(stream, len(indices))
         seeds = stream.words(seed_words * len(indices)).view(np.int64).copy()
@@ -65,11 +66,18 @@ class Sample:
         return words.numpy().tobytes()
 
     @classmethod
-    def from_bytes(cls, drawn: bytes, seed_words: int) -> "Sample":
+    def from_first(cls, ranks: Ranks, draw: Callable[[], Self], seed_words: int) -> Self:
+        """Return on every rank the sample that ``draw`` returns on rank 0, where it is called."""
+        if ranks.size == 1:
+            return draw()
+        return cls.from_bytes(ranks.from_first(lambda: draw().to_bytes()), seed_words)
+
+    @classmethod
+    def from_bytes(cls, drawn: bytes, seed_words: int) -> Self:
         """Return the sample that :meth:`to_bytes` wrote; no bytes are an empty sample."""
         words = np.frombuffer(bytearray(drawn), dtype=np.int64).reshape(2 + seed_words, -1)
-        indices, tags, *_ = rows = torch.from_numpy(words)
-        return cls(indices, tags, rows[2:])
+        rows = torch.from_numpy(words)
+        return cls(rows[0], rows[1], rows[2:])
 
 
 def draw_tags(stream: SecureStream, count: int) -> torch.Tensor:

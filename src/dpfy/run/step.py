@@ -36,11 +36,14 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     context.sampling.before_step(context, loss_fn, step)
     config = context.controllers.config(step)
     event = event_of(context, step, config)
-    layout = ReleaseLayout.of_step(step, config, context.trained())
+    layout = context.buffer.layout_of(step, config, context.trained())
 
-    drawn = context.ranks.from_first(lambda: _reserve_and_draw(context, event, step, config))
+    sample = Sample.from_first(
+        context.ranks,
+        lambda: _reserve_and_draw(context, event, step, config),
+        context.records.seed_words,
+    )
     batch.released, context.progress.taken = True, step
-    sample = Sample.from_bytes(drawn, context.records.seed_words)
 
     with context.buffer.sums_for(layout) as sums:  # zeroed if the step fails
         with isolated_rng(context.streams.training):
@@ -65,7 +68,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     return released
 
 
-def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> bytes:
+def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> Sample:
     """Make the step durable, then draw its sample."""
     progress = context.progress
     if progress.prepaid == 0:
@@ -73,7 +76,7 @@ def _reserve_and_draw(context: StepContext, event: Event, step: int, config: Ste
         progress.prepaid = context.sampling.steps_per_event
     progress.prepaid -= 1
     progress.taken = step  # whatever happens now, it is paid for
-    return context.draws.draw(context, step).to_bytes()
+    return context.draws.draw(context, step)
 
 
 def _add_bounded(

@@ -1,11 +1,14 @@
 """Add up the sums of a step, from the first chunk to the release."""
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 import torch
+from torch import nn
 
 from dpfy.gradients.base import BoundedSums, set_to_zero
+from dpfy.mechanisms.controllers import StepConfig
 from dpfy.run.release_layout import ReleaseLayout
 
 
@@ -13,18 +16,29 @@ class SumBuffer:
     """Keep the float64 vector in which sums are formed, as fresh memory costs more than the sums.
 
     After a step it holds what was released, or zeros on ranks that release nothing and after a step
-    that failed.
+    that failed. The layout is kept as well, since most steps have that of the one before.
     """
 
     def __init__(self) -> None:
         self.vector: torch.Tensor | None = None
+        self._layout: ReleaseLayout | None = None
+
+    def layout_of(
+        self, step: int, config: StepConfig, parameters: Mapping[str, nn.Parameter]
+    ) -> ReleaseLayout:
+        """Return the layout of a step, counted from 1: the last one, if that is as good."""
+        layout = ReleaseLayout.of_step(step, config, parameters)
+        if self._layout is None or not self._layout.serves(layout):
+            self._layout = layout
+        return self._layout
 
     def sums_for(self, layout: ReleaseLayout) -> "SumAccumulator":
         """Return the sums of a step, as a context manager that zeroes them if the step fails."""
-        if self.vector is None or len(self.vector) < layout.size:
+        size = layout.size
+        if self.vector is None or len(self.vector) < size:
             device = next(iter(layout.parameters.values())).device
-            self.vector = torch.empty(layout.size, dtype=torch.float64, device=device)
-        return SumAccumulator(layout, self.vector[: layout.size])
+            self.vector = torch.empty(size, dtype=torch.float64, device=device)
+        return SumAccumulator(layout, self.vector[:size])
 
 
 class SumAccumulator:

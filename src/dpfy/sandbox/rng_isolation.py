@@ -14,6 +14,7 @@ import torch
 
 from dpfy.noise import SecureStream
 from dpfy.sandbox.dropout import covered_masks
+from dpfy.sandbox.numpy_state import set_mersenne, set_numpy_state
 from dpfy.sandbox.output import suppress_output
 from dpfy.sandbox.record_keys import MERSENNE_WORDS, TORCH_STATE, seed_numpy, seed_python
 from dpfy.sandbox.torch_settings import certified
@@ -102,7 +103,7 @@ def bookmark() -> Callable[[], None]:
 
     def again() -> None:
         random.setstate(states[0])
-        np.random.set_state(states[1])
+        set_numpy_state(states[1])
         torch.set_rng_state(states[2])
         if devices:
             module.set_rng_state_all(devices)
@@ -153,9 +154,9 @@ def _reseed(stream: SecureStream) -> None:
     """
     words = (stream.words(3 * MERSENNE_WORDS) >> np.uint64(32)).reshape(3, MERSENNE_WORDS)
     random.setstate((3, (*words[0].tolist(), MERSENNE_WORDS), None))
-    np.random.set_state(("MT19937", words[1].astype(np.uint32), MERSENNE_WORDS, 0, 0.0))
+    set_mersenne(words[1].astype(np.uint32))
     state = torch.get_rng_state()
-    state.view(torch.int64)[TORCH_STATE] = torch.from_numpy(words[2].astype(np.int64))
+    state.numpy().view(np.int64)[TORCH_STATE] = words[2]
     if (module := _accelerator()) is not None:
         module.manual_seed_all(int(stream.words(1)[0]))
     torch.set_rng_state(state)

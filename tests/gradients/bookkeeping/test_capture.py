@@ -9,9 +9,12 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine, LoopEngine, VmapEngine
+from dpfy.gradients.bookkeeping.arithmetic import Weights
 from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct
 from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows
 from dpfy.gradients.bookkeeping.recorder import combined
+from dpfy.gradients.bookkeeping.strategies import PendingSum
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.clipping import ClipEach, Clipping, clip_to
@@ -306,3 +309,21 @@ def test_short_floats_of_a_unit_are_added_up_in_float32():
     )  # their sum in bfloat16 would be 512
     folded = Materialized(gradients, lambda summed: summed.view(1)).folded(512)
     assert folded.gradients.item() == 512 + 4
+
+
+def test_sums_that_are_formed_before_a_failure_are_zeroed():
+    """Nobody but the workspace knows their memory, which the next step is given."""
+
+    class Failing(OuterProduct):
+        def summed(self, weights, memory):
+            raise MemoryError
+
+    memory, weights = Workspace(), Weights(torch.ones(2, dtype=torch.float64))
+    whole = OuterProduct(torch.ones(2, 1, 300), torch.ones(2, 1, 300))
+    parts = [[(None, whole)], [(None, Failing(whole.inputs, whole.outputs))]]
+    pending = PendingSum(parts, [weights] * 2, (), memory=memory)
+    totals = [torch.zeros(300, 300, dtype=torch.float64) for _ in range(2)]
+    with pytest.raises(MemoryError):
+        pending.formed_in(totals)
+    (array,) = memory._arrays
+    assert len(array) == 300 * 300 and not array.any()

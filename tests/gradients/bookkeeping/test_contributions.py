@@ -13,7 +13,7 @@ from torch import nn
 
 from dpfy.gradients import BookkeepingEngine, GhostEngine
 from dpfy.gradients.bookkeeping import arithmetic, contributions
-from dpfy.gradients.bookkeeping.arithmetic import RECORD_ROUNDING, SUM_ROUNDING
+from dpfy.gradients.bookkeeping.arithmetic import RECORD_ROUNDING, SUM_ROUNDING, Weights
 from dpfy.gradients.bookkeeping.contributions import Materialized, OuterProduct, Rematerialized
 from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.recorder import combined
@@ -112,15 +112,15 @@ def test_a_large_weight_is_given_what_each_record_has_and_nothing_of_the_others(
     a[1, 1::2] = -a[1, : steps - steps % 2 : 2] * (1 + 1e-6)  # the second record cancels
     b[1] = b[1, :1]
     outer, weights = OuterProduct(1e6 * a, b), torch.rand(5, generator=generator)
-    together = outer.summed(weights, Workspace())
+    together = outer.summed(Weights(weights), Workspace())
     written = torch.einsum("n,ntp,ntd->npd", weights.double(), b.double(), 1e6 * a.double())
     norms = outer.norms()
     for record in range(5):
         only = torch.zeros(5).index_fill_(0, torch.tensor([record]), float(weights[record]))
         alone = OuterProduct(outer.inputs[[record]], b[[record]]).summed(
-            only[[record]], Workspace()
+            Weights(only[[record]]), Workspace()
         )
-        assert torch.equal(outer.summed(only, Workspace()), alone)
+        assert torch.equal(outer.summed(Weights(only), Workspace()), alone)
         error = float((alone.double() - written[record]).norm())
         assert error <= RECORD_ROUNDING * float(weights[record] * norms.magnitude[record])
         assert alone.double().norm() <= weights[record] * norms.squared[record].sqrt()
@@ -137,11 +137,11 @@ def test_a_large_tied_table_has_both_of_its_sums(monkeypatch):
         EmbeddingRows(tokens, rows, 6), OuterProduct(torch.randn(2, 3, 8), torch.randn(2, 3, 6))
     )
     weights, expected = torch.tensor([0.3, 2.0]), torch.zeros(6, 8, dtype=torch.float64)
-    assert tied.summed(weights, Workspace()) is None  # in float64
+    assert tied.summed(Weights(weights), Workspace()) is None  # in float64
     tied.add_sum(weights, expected)
     before = tied.norms()
     monkeypatch.setattr(contributions, "LARGE_WEIGHT", 1)
-    found = tied.summed(weights, Workspace())
+    found = tied.summed(Weights(weights), Workspace())
     assert found.dtype == torch.float32 and torch.allclose(found.double(), expected, atol=1e-5)
     assert bool((tied.norms().squared >= before.squared).all())
 

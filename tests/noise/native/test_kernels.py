@@ -321,7 +321,8 @@ def test_torchs_threads_compute_what_one_computes(in_c, count, monkeypatch):
         assert torch.equal(values[2][:cut], values[0][:cut]) and torch.equal(
             outs[2, cut:], outs[1, cut:]
         )
-        return [points, *values, outs[:2], outs[2, cut:], these.total(numbers)]
+        totals = these.totals([torch.from_numpy(numbers)])
+        return [points, *values, outs[:2], outs[2, cut:], totals]
 
     for found, expected in zip(results(shared), results(in_c), strict=True):
         assert np.array_equal(found, expected)
@@ -353,7 +354,7 @@ def test_a_fork_computes_on_one_thread(in_c):
     torch.set_num_threads(2)
     try:
         torch.randn(300, 300) @ torch.randn(300, 300)
-        assert in_c.shared().total(np.ones(100_000, dtype=np.int32)) == 100_000
+        assert in_c.shared().totals([torch.ones(100_000, dtype=torch.int32)]) == [100_000]
         script = (
             "import torch; from dpfy.noise.native import openmp; print(openmp.openmp_threads())"
         )
@@ -373,13 +374,27 @@ def test_without_openmp_a_loop_is_for_the_thread_that_it_is_called_on(in_c, monk
     monkeypatch.setattr(openmp, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert in_c.shared().threads == 1
-    assert in_c.shared().total(np.ones(5000, dtype=np.int32)) == 5000
+    assert in_c.shared().totals([torch.ones(5000, dtype=torch.int32)]) == [5000]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -math.nan])
+@pytest.mark.parametrize("place", [0, 2047, 2048, 4999])
+def test_a_single_number_that_is_not_finite_is_found(in_c, value, place):
+    numbers, largest = torch.full((5000,), 3.4028234e38), torch.full((3,), -3.4028234e38)
+    for these in (in_c, in_c.shared(), IN_NUMPY):
+        assert these.are_finite([]) and these.are_finite([largest, numbers, torch.empty(0)])
+    numbers[place] = value
+    for these in (in_c, in_c.shared(), IN_NUMPY):
+        assert not these.are_finite([largest, numbers, largest])
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 1 << 17])
 def test_totals_are_the_same_and_do_not_overflow(in_c, count):
-    numbers = np.full(count, -(2**31), dtype=np.int32)
-    assert in_c.total(numbers) == IN_NUMPY.total(numbers) == -(2**31) * count
+    numbers = [torch.full((size,), -(2**31), dtype=torch.int32) for size in (count, 3, count)]
+    expected = [-(2**31) * size for size in (count, 3, count)]
+    assert in_c.totals(numbers) == IN_NUMPY.totals(numbers) == expected
+    wide = torch.arange(count, dtype=torch.float64)
+    assert in_c.totals([wide]) == IN_NUMPY.totals([wide])
 
 
 @pytest.mark.parametrize(
@@ -424,8 +439,9 @@ def test_arrays_of_another_kind_are_refused(in_c):
             in_c.add(vector, 0, noise)
     with pytest.raises(ctypes.ArgumentError, match="Expected 1 dimensions of float64 without gaps"):
         in_c.draw(np.zeros(6)[::2], SPREAD, SecureStream().parts())
-    with pytest.raises(ctypes.ArgumentError, match="without gaps"):
-        in_c.total(np.zeros(6, dtype=np.int32)[::2])
+    for tensor in (torch.zeros(6)[::2], torch.zeros(3, dtype=torch.bfloat16)):
+        with pytest.raises(TypeError, match="without gaps"):
+            in_c.totals([tensor])
 
 
 def test_calls_leave_no_cyclic_garbage(in_c):
@@ -474,6 +490,16 @@ def test_noise_is_drawn_in_numpy_where_no_compiler_does_as_it_is_told(monkeypatc
     assert kernels.kernels_for(1000) is IN_NUMPY
 
 
+def test_a_compiler_that_does_not_know_the_processor_compiles_without_it(
+    monkeypatch, in_c, tmp_path
+):
+    script = tmp_path / "cc"
+    script.write_text('#!/bin/sh\ncase "$*" in *-march=native*) exit 1;; esac\nexec cc "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    assert isinstance(kernels.compiled.__wrapped__(), kernels.InC)
+
+
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
 def test_a_variable_switches_the_compiler_off(monkeypatch, in_c, value, off):
     calls, real = [], subprocess.Popen
@@ -518,12 +544,12 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
         ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 + 0x1p-30)"),
         ("exp(-0.5 * (z * z))", "exp(-0.5 * (z * z)) * (1 - 0x1p-30)"),
         (
-            "((values[i] + far) + noise[i] * unit) - far",
-            "values[i] + noise[i] * unit",
+            "((values[i] + far) + noise_at(real, whole, unit, i)) - far",
+            "values[i] + noise_at(real, whole, unit, i)",
         ),  # sums leave the lattice
         (
-            "((((double)singles[i] + far) + noise[i] * unit) - far)",
-            "((double)singles[i] + noise[i] * unit)",
+            "((((double)singles[i] + far) + noise_at(real, whole, unit, i)) - far)",
+            "((double)singles[i] + noise_at(real, whole, unit, i))",
         ),
         ("place + count,", "place,"),  # spare points are in the places of others
         (
@@ -539,9 +565,15 @@ def test_arithmetic_is_ieee_whatever_the_compiler_was_told(monkeypatch, in_c, fl
             "(uint8_t)(number >> (56 - 8 * i))",
             "(uint8_t)(number >> (8 * i))",
         ),  # words of another number
-        ("noise + (first - start)", "noise"),  # the noise of other coordinates
-        ("+= steps->rest[k] * steps->cells", "+= 0"),  # large noise loses its high bits
+        ("noise.real + (first - start)", "noise.real"),  # the noise of other coordinates
+        ("noise.whole + (first - start)", "noise.whole"),
+        ("+= steps->rest[far]", "+= 0"),  # large noise loses its high bits
+        ("steps->cells * a->vector->unit", "a->vector->unit"),
+        ("steps->place[far] >= last", "1"),  # also where the first such number comes later
+        ("noise[i] * steps + far_away", "noise[i] * cells + far_away"),
         ("low = middle + 1", "low = middle + 2"),
+        ("exponent = 0x7f800000", "exponent = 0x7fffffff"),
+        ("found |= (s->bits[i]", "found = (s->bits[i]"),  # only the last number counts
         ("low[i] = (int32_t)bits", "low[i] = (int32_t)sum"),
         ("(double)row[j + k] * (double)row[j + k]", "row[j + k] * row[j + k]"),  # in float32
         ("weight * (double)row[j]", "(float)weight * row[j]"),

@@ -44,18 +44,17 @@ def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
     underflow count as the smallest normal number.
     """
     flat = in_working_precision(rows.flatten(1))
-    info = torch.finfo(flat.dtype)
-    whole = flat.shape[1] // _RUN * _RUN
-    total = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-    if whole:
-        total += (
-            torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _RUN)), dim=2)
-            .double()
-            .square()
-            .sum(1)
-        )
-    charged = (_RUN + 128) * info.eps / 2 + flat.shape[1] / _RUN * 2.0**-52
-    return total * (1 + charged) + flat.shape[1] * info.tiny
+    info, width = torch.finfo(flat.dtype), flat.shape[1]
+    rest = width % _RUN
+    if width < _RUN:
+        total = torch.linalg.vector_norm(flat, dim=1).double().square_()
+    else:
+        runs = flat.unfold(1, _RUN, _RUN)
+        total = torch.linalg.vector_norm(runs, dim=2).double().square_().sum(1)
+        if rest:
+            total += torch.linalg.vector_norm(flat[:, width - rest :], dim=1).double().square_()
+    charged = (_RUN + 128) * info.eps / 2 + width / _RUN * 2.0**-52
+    return total.mul_(1 + charged).add_(width * info.tiny)
 
 
 def in_working_precision(values: torch.Tensor) -> torch.Tensor:
@@ -82,6 +81,10 @@ def product_sum(
     if len(weights) % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:
         weighed = (weights.unsqueeze(1) * outputs).unflatten(0, (-1, PRODUCT_ROWS))
         return torch.bmm(weighed.mT, inputs.unflatten(0, (-1, PRODUCT_ROWS))).sum(0)
+    if len(weights) <= PRODUCT_ROWS:
+        weighed = weights.unsqueeze(1) * outputs
+        room = memory.like(weighed, outputs.shape[1], inputs.shape[1])
+        return torch.mm(weighed.t(), inputs, out=room)
     pairs = (
         (w.unsqueeze(1) * b, x)
         for w, b, x in zip(
@@ -146,6 +149,8 @@ def _add_product(total: torch.Tensor, b: torch.Tensor, x: torch.Tensor, first: b
 
 def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of records [blocks, records, numbers], few records per product."""
+    if len(weights) <= PRODUCT_ROWS:
+        return torch.matmul(weights, gradients)
     whole = len(weights) // PRODUCT_ROWS * PRODUCT_ROWS if len(gradients) == 1 else 0
     if whole > PRODUCT_ROWS:  # all products in one call
         records = gradients[0, :whole].unflatten(0, (-1, PRODUCT_ROWS))
@@ -179,6 +184,29 @@ def _completes_products(
         for rows, columns in ((PRODUCT_ROWS, p), (PRODUCT_ROWS, d), (p, d))
     )
     return torch.equal(before + b.t() @ x, before.addmm_(b.t(), x))
+
+
+class Weights:
+    """The weights of the records of a chunk in one or more sums, rounded once for each precision.
+
+    Sensitive, as the norms are that they come from.
+
+    Args:
+        exact: One weight per record, in float64.
+    """
+
+    def __init__(self, exact: torch.Tensor) -> None:
+        self.exact = exact
+        self._rounded: dict[torch.dtype, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.exact.shape[0]
+
+    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights in a precision; nobody may write to them."""
+        if dtype not in self._rounded:
+            self._rounded[dtype] = rounded_weights(self.exact, dtype)
+        return self._rounded[dtype]
 
 
 def rounded_weights(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -19,6 +19,7 @@ from dpfy.gradients.bookkeeping.arithmetic import (
     PRODUCTS_PER_SUM,
     RECORD_PRODUCTS_PER_SUM,
     RECORD_ROUNDING,
+    Weights,
     add_in_float64,
     in_working_precision,
     product_sum,
@@ -33,6 +34,8 @@ from dpfy.gradients.bookkeeping.workspace import Workspace
 LARGE_WEIGHT = 2**19
 """Numbers of a weight from which on several time steps are summed in float32."""
 
+# records that are added up in the gradients' own precision
+_RECORDS_PER_SUM = PRODUCT_ROWS * PRODUCTS_PER_SUM
 _GRAM_NUMBERS = 2**22  # inputs and output gradients that are in float64 at the same time
 _NOTHING = 2.0**-400  # a norm of zero with its charges for underflow, far below any clip bound
 
@@ -60,7 +63,7 @@ class Contribution(ABC):
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add Σ weight·gradient to the float64 ``total``."""
 
-    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
+    def summed(self, weights: Weights, memory: Workspace) -> torch.Tensor | None:
         """Return the sum as one tensor in the gradients' precision, or None if it has parts."""
         return None
 
@@ -97,27 +100,19 @@ class Materialized(Contribution):
 
     def add_sum(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add the weighted records, in one pass over them."""
-        for summed in self._products(weights):
-            add_in_float64(total, summed)
-
-    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
-        """Return the sum if it has few enough products for the gradients' own precision."""
-        return (
-            next(self._products(weights))
-            if len(weights) <= PRODUCT_ROWS * PRODUCTS_PER_SUM
-            else None
-        )
-
-    def _products(self, weights: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield sums over as many records as are added up in the gradients' own precision."""
         gradients = in_working_precision(self.gradients)
         weights = rounded_weights(weights, gradients.dtype)
         for part in zip(
-            weights.split(PRODUCT_ROWS * PRODUCTS_PER_SUM),
-            gradients.split(PRODUCT_ROWS * PRODUCTS_PER_SUM, 1),
-            strict=True,
+            weights.split(_RECORDS_PER_SUM), gradients.split(_RECORDS_PER_SUM, 1), strict=True
         ):
-            yield self.shaped(weighted_sum(*part))
+            add_in_float64(total, self.shaped(weighted_sum(*part)))
+
+    def summed(self, weights: Weights, memory: Workspace) -> torch.Tensor | None:
+        """Return the sum if it has few enough products for the gradients' own precision."""
+        if len(weights) > _RECORDS_PER_SUM:
+            return None
+        gradients = in_working_precision(self.gradients)
+        return self.shaped(weighted_sum(weights.rounded(gradients.dtype), gradients))
 
     def instantiate(self) -> "Materialized":
         """Return itself."""
@@ -211,8 +206,12 @@ class OuterProduct(Contribution):
         if self.inputs.shape[1] != 1:
             self.add_steps(weights, total)
             return
-        for summed in self._products(weights, Workspace()):
-            add_in_float64(total, summed)
+        outputs, inputs = self._only_step()
+        weights = rounded_weights(weights, outputs.dtype)
+        for some, b, x in zip(
+            *(each.split(_RECORDS_PER_SUM) for each in (weights, outputs, inputs)), strict=True
+        ):
+            add_in_float64(total, product_sum(some, b, x, Workspace()))
 
     def add_steps(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add what several time steps contribute, in float64 or record by record."""
@@ -222,19 +221,20 @@ class OuterProduct(Contribution):
         for summed in self.record_products(weights, Workspace()):
             add_in_float64(total, summed)
 
-    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
+    def summed(self, weights: Weights, memory: Workspace) -> torch.Tensor | None:
         """Return the sum if it has few enough products for the gradients' own precision."""
-        if self.in_float32:
+        if self.inputs.shape[1] != 1:
             return self.summed_steps(weights, memory)
-        if self.inputs.shape[1] != 1 or len(weights) > PRODUCT_ROWS * PRODUCTS_PER_SUM:
+        if len(weights) > _RECORDS_PER_SUM:
             return None
-        return next(self._products(weights, memory))
+        outputs, inputs = self._only_step()
+        return product_sum(weights.rounded(outputs.dtype), outputs, inputs, memory)
 
-    def summed_steps(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
+    def summed_steps(self, weights: Weights, memory: Workspace) -> torch.Tensor | None:
         """Return what several time steps contribute if it is one sum in float32."""
         if not self.in_float32 or len(weights) > self._records_per_sum:
             return None
-        return next(self.record_products(weights, memory))
+        return next(self.record_products(weights.exact, memory))
 
     @property
     def _records_per_sum(self) -> int:
@@ -251,18 +251,9 @@ class OuterProduct(Contribution):
         ):
             yield record_product_sum(some, b, x, memory)
 
-    def _products(self, weights: torch.Tensor, memory: Workspace) -> Iterator[torch.Tensor]:
-        """Yield sums over as many records as the gradients' precision allows, for one time step."""
-        outputs, inputs = (
-            in_working_precision(self.outputs[:, 0]),
-            in_working_precision(self.inputs[:, 0]),
-        )
-        weights = rounded_weights(weights, outputs.dtype)
-        for some, b, x in zip(
-            *(each.split(PRODUCT_ROWS * PRODUCTS_PER_SUM) for each in (weights, outputs, inputs)),
-            strict=True,
-        ):
-            yield product_sum(some, b, x, memory)
+    def _only_step(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return output gradients and inputs [records, features] of the single time step."""
+        return in_working_precision(self.outputs[:, 0]), in_working_precision(self.inputs[:, 0])
 
     def add_sum_in_float64(self, weights: torch.Tensor, total: torch.Tensor) -> None:
         """Add products in float64, whose rounding is far below the norm even if terms cancel."""
@@ -333,7 +324,7 @@ class Rematerialized(OuterProduct):
         for block, weight in zip(self._blocks(), weights.split(self.records_at_once), strict=True):
             block.add_sum(weight, total)
 
-    def summed(self, weights: torch.Tensor, memory: Workspace) -> None:
+    def summed(self, weights: Weights, memory: Workspace) -> None:
         """Return None: there is a product for every few records."""
         return
 

@@ -10,7 +10,11 @@ from functools import cached_property
 
 import torch
 
-from dpfy.gradients.bookkeeping.arithmetic import in_working_precision, squared_norm_bounds
+from dpfy.gradients.bookkeeping.arithmetic import (
+    Weights,
+    in_working_precision,
+    squared_norm_bounds,
+)
 from dpfy.gradients.bookkeeping.contributions import (
     Contribution,
     Materialized,
@@ -141,11 +145,11 @@ class TiedEmbedding(Contribution):
         self.rows.add_sum(weights, total)
         self.outer.add_steps(weights, total)
 
-    def summed(self, weights: torch.Tensor, memory: Workspace) -> torch.Tensor | None:
+    def summed(self, weights: Weights, memory: Workspace) -> torch.Tensor | None:
         """Return the sum of both forms if that of the product is one tensor."""
         summed = self.outer.summed_steps(weights, memory)
         if summed is not None:
-            self.rows.add_sum(weights, summed)
+            self.rows.add_sum(weights.exact, summed)
         return summed
 
     def instantiate(self) -> Materialized:

@@ -29,8 +29,9 @@ class Layout:
         """Return the tensor with records, or consecutive items of each record, along axis 0."""
         if self.axis >= tensor.ndim:
             raise Unsupported
-        moved = tensor.movedim(self.axis, 0)
-        if len(moved) % records if self.flat else len(moved) != records:
+        moved = tensor.movedim(self.axis, 0) if self.axis else tensor
+        items = moved.shape[0]
+        if items % records if self.flat else items != records:
             raise Unsupported
         return moved
 

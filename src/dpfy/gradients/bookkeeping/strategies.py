@@ -5,11 +5,12 @@ Tests: tests/gradients/bookkeeping/test_capture.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 
 from dpfy.gradients.base import BoundedSums, RecordStats, set_to_zero
+from dpfy.gradients.bookkeeping.arithmetic import Weights
 from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct
 from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts, region
@@ -33,8 +34,15 @@ class ChunkNorms:
     """
 
     def __init__(self, parameters: int, records: int, device: torch.device | None = None) -> None:
-        self.exact = torch.zeros(records, dtype=torch.float64, device=device)
-        self.squared = [torch.zeros_like(self.exact) for _ in range(parameters)]
+        nothing = torch.zeros(records, dtype=torch.float64, device=device)
+        self.squared = [nothing] * parameters  # nobody writes to them
+        self._cancelling: list[torch.Tensor] = []  # parts to be done exactly, for one reason each
+
+    @cached_property
+    def exact(self) -> torch.Tensor:
+        """The part of each record to be done exactly, once all norms are measured."""
+        unknown = ~torch.stack(self.squared).isfinite().all(0)
+        return reduce(torch.maximum, self._cancelling, unknown.double())
 
     @property
     def doubtful(self) -> torch.Tensor:
@@ -50,21 +58,26 @@ class ChunkNorms:
         return float(self.exact.max()) if len(self.exact) else 0.0
 
     def measure(self, position: int, parts: Parts) -> None:
-        """Add the norms of all contributions to one parameter."""
-        total = self.squared[position]
-        for _, contribution in parts:
-            norms = contribution.norms()
-            total += norms.squared
+        """Note the norms of all contributions to one parameter."""
+        found = [contribution.norms() for _, contribution in parts]
+        if found:
+            self.squared[position] = reduce(torch.add, (norms.squared for norms in found))
+        for norms in found:
             if norms.magnitude is not None:
                 octaves, (start, end) = (norms.magnitude / norms.squared.sqrt()).log2(), _OCTAVES
-                self.exact = torch.maximum(
-                    self.exact, ((octaves - start) / (end - start)).clamp(0, 1).nan_to_num(1.0)
+                self._cancelling.append(
+                    ((octaves - start) / (end - start)).clamp(0, 1).nan_to_num(1.0)
                 )
-        self.exact.masked_fill_(~total.isfinite(), 1.0)
 
-    def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[torch.Tensor]:
+    def weights(self, clipping: Clipping, norms: torch.Tensor) -> list[Weights]:
         """Return the weights of the parts that are not done exactly, given all squared norms."""
-        return [weights * (1 - self.exact) for weights in clipping.weights(norms)]
+        own = clipping.weights(norms)
+        shared = {id(weights): Weights(self._inexact(weights)) for weights in own}
+        return [shared[id(weights)] for weights in own]
+
+    def _inexact(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weights of the parts of records that are not done exactly."""
+        return weights if self.largest_exact == 0 else weights * (1 - self.exact)
 
 
 class StoreThenClip(Consumer):
@@ -115,13 +128,13 @@ class NormPass(Consumer):
 class ClipPass(Consumer):
     """Adds contributions whose weights are known: the second of two passes."""
 
-    def __init__(self, totals: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
+    def __init__(self, totals: Sequence[torch.Tensor], weights: Sequence[Weights]) -> None:
         self.totals = totals
         self.weights = weights
 
     def take(self, position: int, parts: Parts) -> None:
         """Add the weighted contributions to the total."""
-        add_parts(parts, self.weights[position], self.totals[position])
+        add_parts(parts, self.weights[position].exact, self.totals[position])
 
     def form(self, outer: OuterProduct) -> Contribution:
         """Return the form that was measured, so that the added vector has the measured bits."""
@@ -145,7 +158,7 @@ class PerGroupClip(Consumer):
         self._clipping = clipping
         self._waiting: dict[int, dict[int, Parts]] = {}
         self._parts: list[Parts] = [[] for _ in parameters]
-        self._weights = [torch.empty(0) for _ in parameters]
+        self._weights = [Weights(torch.empty(0)) for _ in parameters]
         self._sums: dict[int, torch.Tensor] = {}
 
     def take(self, position: int, parts: Parts) -> None:
@@ -168,7 +181,7 @@ class PerGroupClip(Consumer):
 
     def _weigh(self, position: int, parts: Parts, weights: torch.Tensor) -> None:
         """Keep the weights of one parameter, and sum its contributions if they are written out."""
-        self._weights[position] = weights
+        self._weights[position] = Weights(weights)
         if any(type(part) is not OuterProduct for _, part in parts):
             self._sums[position] = torch.zeros_like(self._parameters[position], dtype=torch.float64)
             add_parts(parts, weights, self._sums[position])
@@ -199,7 +212,7 @@ class PendingSum(BoundedSums):
     """
 
     parts: list[Parts]
-    weights: Sequence[torch.Tensor]
+    weights: Sequence[Weights]
     seen: tuple[RecordStats, ...]
     sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
     memory: Workspace = field(default_factory=Workspace)
@@ -207,13 +220,24 @@ class PendingSum(BoundedSums):
     def add_to(self, totals: Sequence[torch.Tensor]) -> None:
         """Add one weighted sum per parameter."""
         for position, total in enumerate(totals):
-            add_parts(self.parts[position], self.weights[position], total)
+            add_parts(self.parts[position], self.weights[position].exact, total)
             if position in self.sums:
                 total += self.sums[position]
 
     def formed_in(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return one weighted sum per parameter; a sum that is a single product is not copied."""
-        return [self._formed(position, total) for position, total in enumerate(totals)]
+        """Return one weighted sum per parameter; a sum that is a single product is not copied.
+
+        If one of them fails, those before it are zeroed: their memory outlives the step.
+        """
+        formed: list[torch.Tensor] = []
+        try:
+            for position, total in enumerate(totals):
+                formed.append(self._formed(position, total))
+        except BaseException:
+            for each in formed:
+                set_to_zero(each)
+            raise
+        return formed
 
     def _formed(self, position: int, total: torch.Tensor) -> torch.Tensor:
         """Return the sum of one parameter, in its total unless it is a single product."""
@@ -229,7 +253,7 @@ class PendingSum(BoundedSums):
             return summed
         else:
             set_to_zero(total)
-        add_parts(parts, weights, total)
+        add_parts(parts, weights.exact, total)
         return total
 
 

@@ -4,6 +4,7 @@ Tests: tests/noise/native/test_kernels.py.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,6 +55,20 @@ class CVector(ctypes.Structure):
         ("unit", ctypes.c_double),
         ("far", ctypes.c_double),
     ]
+
+
+class CNumbers(ctypes.Structure):
+    """``struct numbers`` of kernels.c."""
+
+    _fields_ = [("first", ctypes.c_void_p), ("count", ctypes.c_ssize_t)]
+
+
+def numbers_for_c(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[CNumbers]":
+    """Return the memory of tensors as numbers of 32 bits; it is valid while the tensors are."""
+    if not all(each.is_contiguous() and each.is_cpu and not each.nbytes % 4 for each in tensors):
+        raise TypeError("Expected tensors of whole numbers of 32 bits in main memory without gaps.")
+    arrays = (CNumbers(each.data_ptr(), each.nbytes // 4) for each in tensors)
+    return (CNumbers * len(tensors))(*arrays)
 
 
 def table_for_c(table: RejectionTable) -> CTable:

@@ -157,36 +157,48 @@ struct vector {
     double unit, far;
 };
 
-/* Round values to the lattice on which neighbouring doubles near far are, and then their sums with unit times noise. */
-static void add_on_lattice(ptrdiff_t count, double *restrict values, const double *restrict noise, double unit,
-                           double far)
+/* Noise in units, or in whole numbers of 32 bits; the one that there is not is NULL. A unit is a power of two. */
+struct noise {
+    const double *real;
+    const int32_t *whole;
+    double unit;
+};
+
+static inline double noise_at(const double *real, const int32_t *whole, double unit, ptrdiff_t i)
 {
-    for (ptrdiff_t i = 0; i < count; i++)
-        values[i] = ((values[i] + far) + noise[i] * unit) - far;
+    return (real ? real[i] : whole[i]) * unit;
 }
 
-static void release(ptrdiff_t count, double *restrict values, const double *restrict noise, double unit, double far,
-                    double factor, float *restrict out)
+/* Round values to the lattice on which neighbouring doubles near far are, and then their sums with the noise. */
+static void add_on_lattice(ptrdiff_t count, double *restrict values, const double *restrict real,
+                           const int32_t *restrict whole, double unit, double far)
+{
+    for (ptrdiff_t i = 0; i < count; i++)
+        values[i] = ((values[i] + far) + noise_at(real, whole, unit, i)) - far;
+}
+
+static void release(ptrdiff_t count, double *restrict values, const double *restrict real,
+                    const int32_t *restrict whole, double unit, double far, double factor, float *restrict out)
 {
     for (ptrdiff_t i = 0; i < count; i++) {
-        double released = ((values[i] + far) + noise[i] * unit) - far;
+        double released = ((values[i] + far) + noise_at(real, whole, unit, i)) - far;
         values[i] = released;
         out[i] = (float)(released * factor);
     }
 }
 
-static void release_singles(ptrdiff_t count, const float *singles, const double *restrict noise, double unit,
-                            double far, double factor, float *out)
+static void release_singles(ptrdiff_t count, const float *singles, const double *restrict real,
+                            const int32_t *restrict whole, double unit, double far, double factor, float *out)
 {
 #pragma GCC ivdep
     for (ptrdiff_t i = 0; i < count; i++)
-        out[i] = (float)(((((double)singles[i] + far) + noise[i] * unit) - far) * factor);
+        out[i] = (float)(((((double)singles[i] + far) + noise_at(real, whole, unit, i)) - far) * factor);
 }
 
 /* Add the noise of some coordinates of a vector. */
-static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count, const double *noise)
+static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count, struct noise noise)
 {
-    double unit = vector->unit, far = vector->far;
+    double unit = noise.unit, far = vector->far;
     for (ptrdiff_t i = 0; i < vector->pieces; i++) {
         const struct piece *p = vector->piece + i;
         ptrdiff_t first = start > p->begin ? start : p->begin;
@@ -194,13 +206,14 @@ static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count
         if (first >= last)
             continue;
         ptrdiff_t at = first - p->begin, length = last - first;
-        const double *its = noise + (first - start);
+        const double *real = noise.real ? noise.real + (first - start) : NULL;
+        const int32_t *whole = noise.whole ? noise.whole + (first - start) : NULL;
         if (p->singles)
-            release_singles(length, p->singles + at, its, unit, far, p->factor, p->out + at);
+            release_singles(length, p->singles + at, real, whole, unit, far, p->factor, p->out + at);
         else if (p->out)
-            release(length, p->values + at, its, unit, far, p->factor, p->out + at);
+            release(length, p->values + at, real, whole, unit, far, p->factor, p->out + at);
         else
-            add_on_lattice(length, p->values + at, its, unit, far);
+            add_on_lattice(length, p->values + at, real, whole, unit, far);
     }
 }
 
@@ -213,7 +226,7 @@ struct addition {
 static void add_part(void *task, ptrdiff_t first, ptrdiff_t last)
 {
     const struct addition *a = task;
-    add_to(a->vector, a->start + first, last - first, a->noise + first);
+    add_to(a->vector, a->start + first, last - first, (struct noise){a->noise + first, NULL, a->vector->unit});
 }
 
 /* Add noise to the coordinates of a vector from start on. */
@@ -257,12 +270,18 @@ static void add_part_of_steps(void *task, ptrdiff_t first, ptrdiff_t last)
 {
     const struct addition_of_steps *a = task;
     const struct steps *steps = a->steps;
+    double unit = steps->cells * a->vector->unit;  /* of powers of two: all products are exact */
+    ptrdiff_t far = first_at(steps, first);
+    if (far == steps->far || steps->place[far] >= last) {
+        add_to(a->vector, a->start + first, last - first, (struct noise){NULL, steps->low + first, unit});
+        return;
+    }
     double noise[PART];
     for (ptrdiff_t i = first; i < last; i++)
-        noise[i - first] = steps->low[i] * steps->cells;
-    for (ptrdiff_t k = first_at(steps, first); k < steps->far && steps->place[k] < last; k++)
-        noise[steps->place[k] - first] += steps->rest[k] * steps->cells;
-    add_to(a->vector, a->start + first, last - first, noise);
+        noise[i - first] = steps->low[i];
+    for (; far < steps->far && steps->place[far] < last; far++)
+        noise[steps->place[far] - first] += steps->rest[far];
+    add_to(a->vector, a->start + first, last - first, (struct noise){noise, NULL, unit});
 }
 
 /* Add noise in steps to the coordinates of a vector from start on. */
@@ -279,13 +298,14 @@ ptrdiff_t whole_steps(parallel call, unsigned threads, ptrdiff_t count, const do
                       int32_t *restrict low, int32_t *restrict place)
 {
     (void)call, (void)threads;
+    const double steps = 1 / cells;  /* a power of two, as cells are: the product is the quotient */
     const double far_away = 0x1.8p52;  /* where neighbouring doubles are 1 apart, and the low bits are those of a sum */
     ptrdiff_t far = 0;
     for (ptrdiff_t start = 0; start < count; start += PART) {
         ptrdiff_t end = start + PART < count ? start + PART : count;
         int large = 0;
         for (ptrdiff_t i = start; i < end; i++) {
-            double sum = noise[i] / cells + far_away;
+            double sum = noise[i] * steps + far_away;
             int64_t bits;
             memcpy(&bits, &sum, sizeof bits);
             low[i] = (int32_t)bits;
@@ -293,7 +313,7 @@ ptrdiff_t whole_steps(parallel call, unsigned threads, ptrdiff_t count, const do
         }
         for (ptrdiff_t i = start; large && i < end; i++) {
             place[far] = (int32_t)i;  /* overwritten unless it is one of them; there is room for one more */
-            far += rint(noise[i] / cells) != low[i];
+            far += rint(noise[i] * steps) != low[i];
         }
     }
     return far;
@@ -321,7 +341,7 @@ static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
         double *out = ready && d->vector ? space->out : d->buffer + begin;
         d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->table, count, space, out));
         if (d->vector && !d->left[number])
-            add_to(d->vector, d->start + begin, count, out);
+            add_to(d->vector, d->start + begin, count, (struct noise){out, NULL, d->vector->unit});
     }
     d->cipher->destroy(context);
     free(space);
@@ -349,12 +369,47 @@ static void total_part(void *task, ptrdiff_t start, ptrdiff_t end)
     atomic_fetch_add(&a->sum, sum);
 }
 
-/* Add up numbers of 32 bits in 64. */
-int64_t total(parallel call, unsigned threads, ptrdiff_t count, const int32_t *numbers)
+struct numbers {
+    const int32_t *first;
+    ptrdiff_t count;
+};
+
+/* Add up the numbers of 32 bits of every array in 64. */
+void totals(parallel call, unsigned threads, ptrdiff_t count, const struct numbers *array, int64_t *out)
 {
-    struct addends task = {numbers, 0};
-    walk_over(call, threads, count, total_part, &task);
-    return task.sum;
+    for (ptrdiff_t i = 0; i < count; i++) {
+        struct addends task = {array[i].first, 0};
+        walk_over(call, threads, array[i].count, total_part, &task);
+        out[i] = task.sum;
+    }
+}
+
+struct search {
+    const int32_t *bits;
+    _Atomic int found;
+};
+
+static void search_part(void *task, ptrdiff_t start, ptrdiff_t end)
+{
+    struct search *s = task;
+    const int32_t exponent = 0x7f800000;  /* all of its bits are set in infinite numbers and NaN alone */
+    int found = 0;
+    for (ptrdiff_t i = start; i < end; i++)
+        found |= (s->bits[i] & exponent) == exponent;
+    if (found)
+        s->found = 1;
+}
+
+/* Return whether all floats of 32 bits of all arrays are finite. */
+int are_finite(parallel call, unsigned threads, ptrdiff_t count, const struct numbers *array)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        struct search task = {array[i].first, 0};
+        walk_over(call, threads, array[i].count, search_part, &task);
+        if (task.found)
+            return 0;
+    }
+    return 1;
 }
 
 struct rows {

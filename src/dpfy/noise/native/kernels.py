@@ -7,7 +7,9 @@ curve are compared in more digits, so the sampler accepts the same points.
 """
 
 import ctypes
+import math
 import threading
+from collections.abc import Sequence
 from copy import copy
 from functools import cache, partial
 from pathlib import Path
@@ -19,10 +21,12 @@ import torch
 
 from dpfy.noise import rejection
 from dpfy.noise.native.c_types import (
+    CNumbers,
     CTable,
     CVector,
     array_of,
     declare,
+    numbers_for_c,
     table_for_c,
     vector_for_c,
 )
@@ -70,8 +74,11 @@ class Kernels(Protocol):
     ) -> None:
         """Add the noise that ``draw`` would fill ``buffer`` with, which may be overwritten."""
 
-    def total(self, numbers: Integers) -> int:
-        """Return the sum."""
+    def totals(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Return for each tensor the sum of its memory, contiguous, as numbers of 32 bits."""
+
+    def are_finite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether no number of contiguous float32 tensors is infinite or NaN."""
 
     def measure(self, rows: Singles) -> Floats:
         """Return the squared norms [blocks, rows], in float64, of rows [blocks, rows, numbers]."""
@@ -108,9 +115,17 @@ class InNumpy:
         """See :class:`Kernels`."""
         self.add(vector, start, self.draw(buffer, spread, parts))
 
-    def total(self, numbers: Integers) -> int:
+    def totals(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """See :class:`Kernels`."""
-        return int(numbers.sum(dtype=np.int64))
+        # numpy widens while it adds; torch makes a wide copy first, which takes four times as long
+        patterns = (tensor.view(-1).view(torch.int32).numpy() for tensor in tensors)
+        return [int(numbers.sum(dtype=np.int64)) for numbers in patterns]
+
+    def are_finite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """See :class:`Kernels`."""
+        # both are NaN if there is one
+        ends = (torch.aminmax(tensor) for tensor in tensors if tensor.numel())
+        return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
     def measure(self, rows: Singles) -> Floats:
         """See :class:`Kernels`."""
@@ -154,7 +169,9 @@ class InC:
         self._whole_steps = declare(
             library.whole_steps, size, floats, ctypes.c_double, integers, integers
         )
-        self._total = declare(library.total, ctypes.c_int64, array_of(np.int32))
+        numbers, found = ctypes.POINTER(CNumbers), ctypes.POINTER(ctypes.c_int64)
+        self._totals = declare(library.totals, None, numbers, found)
+        self._are_finite = declare(library.are_finite, ctypes.c_int, numbers)
         self._measure = declare(
             library.measure, None, size, array_of(np.float32, 3), array_of(np.float64, 2)
         )
@@ -171,6 +188,7 @@ class InC:
         )
         self._cipher = cipher()
         self._openmp: tuple[int | None, int] = (None, 1)
+        self._lent: InC | None = None  # the same on torch's threads, as they were last
 
     @property
     def threads(self) -> int:
@@ -180,9 +198,11 @@ class InC:
 
     def shared(self) -> "InC":
         """Return the same kernels on all of torch's threads."""
-        others = copy(self)
-        others._openmp = openmp_threads()
-        return others
+        lent = openmp_threads()
+        if self._lent is None or self._lent._openmp != lent:
+            self._lent = copy(self)
+            self._lent._openmp, self._lent._lent = lent, None
+        return self._lent
 
     def draw(self, buffer: Floats, spread: float, parts: Parts) -> Floats:
         """See :class:`Kernels`."""
@@ -254,9 +274,15 @@ class InC:
         )
         return found
 
-    def total(self, numbers: Integers) -> int:
+    def totals(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """See :class:`Kernels`."""
-        return int(self._total(*self._openmp, len(numbers), numbers))
+        sums = (ctypes.c_int64 * len(tensors))()
+        self._totals(*self._openmp, len(tensors), numbers_for_c(tensors), sums)
+        return [*sums]
+
+    def are_finite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """See :class:`Kernels`."""
+        return bool(self._are_finite(*self._openmp, len(tensors), numbers_for_c(tensors)))
 
     def measure(self, rows: Singles) -> Floats:
         """See :class:`Kernels`."""
@@ -345,6 +371,7 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
         released = (sums * 2.0**-20).float().repeat(3, 1)
         values, ends = torch.stack([sums] * 3), (1000, _TESTED)
         noise = these.draw(np.empty(_TESTED), table.spread, parts)
+        places: list[npt.NDArray[Any]] = []
         for each in (
             Piece(0, values[0]),
             Piece(0, values[1], 0.3, released[0]),
@@ -356,11 +383,19 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
             Piece(begin, values[2, begin:end]) for begin, end in zip((0, *ends), ends, strict=False)
         ]
         these.draw_and_add(Vector(two, 2.0**-33, 0.5), 0, np.empty(_TESTED), table.spread, parts)
-        # steps so short that some noise takes more than 32 bits
-        steps = these.draw_steps(np.empty(_TESTED, dtype=np.int32), table.spread, 2.0**5, parts)
-        small = sums * 2.0**-20
-        these.add_steps(Vector([Piece(0, small)], 2.0**-33, 2.0**-28), 0, steps)
-        found = [small.numpy(), steps.low, steps.places, steps.rests, np.array(these.total(words))]
+        small, single = sums * 2.0**-20, (sums * 2.0**-20).float()
+        # some noise takes more than 32 bits in the shorter steps, and none in the others
+        for cells in (2.0**5, 2.0**12):
+            steps = these.draw_steps(np.empty(_TESTED, dtype=np.int32), table.spread, cells, parts)
+            some = [Piece(0, small[:1000]), Piece(1000, single[1000:], 0.3, single[1000:])]
+            these.add_steps(Vector(some, 2.0**-33, cells * 2.0**-33), 0, steps)
+            places += [steps.low, steps.places, steps.rests]
+        totals = these.totals([torch.from_numpy(words), torch.from_numpy(words[:1000])])
+        finite = []
+        for value in (math.inf, -math.inf, math.nan, 3e38):
+            single[7] = value
+            finite.append(these.are_finite([single[10:], single]))
+        found = [small.numpy(), single.numpy(), *places, np.array(totals), np.array(finite)]
         return [noise, values.numpy(), released.numpy(), *found]
 
     def in_any_order(these: Kernels) -> list[Floats]:

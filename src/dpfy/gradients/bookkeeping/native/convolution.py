@@ -24,7 +24,7 @@ from dpfy.noise.native.openmp import openmp_threads
 
 _SOURCE = Path(__file__).with_name("convolution.c")
 # The code never leaves this machine. Fused operations are more exact, and no lattice is involved.
-_OPTIONS = (*IEEE, "-march=native", "-ffp-contract=fast")
+_OPTIONS = (*IEEE, "-ffp-contract=fast")
 _LARGEST_IMAGE = 2**30  # numbers of a padded image, whose places are integers of 32 bits
 _CLOSE = 1e-5
 
