@@ -289,7 +289,8 @@ class Probe:
 
         def losses(chunk: Chunk) -> torch.Tensor:
             fix_seed(SEED)
-            returned = call(*chunk.arguments)
+            with self.trial.forward.dropping():
+                returned = call(*chunk.arguments)
             shown_of_each(returned, chunk.size)  # a use of all that is returned
             return per_example(returned, chunk.size)
 

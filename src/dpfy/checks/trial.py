@@ -70,7 +70,7 @@ class Trial:
         return _SCALES[:1] if same else _SCALES
 
     @cached_property
-    def _forward(self) -> Forward:
+    def forward(self) -> Forward:
         """How the loss is called where nothing is differentiated."""
         return Forward()
 
@@ -84,7 +84,7 @@ class Trial:
         try:
             # as in a step: a module may observe only what is differentiated
             with torch.enable_grad(), without_scalers():
-                returned = self._forward.call(lambda: call(*chunk.arguments), SEED + seed)
+                returned = self.forward.call(lambda: call(*chunk.arguments), SEED + seed)
         except LossError:
             raise
         except Exception as error:
