@@ -54,6 +54,7 @@ from dpfy.gradients.bookkeeping.strategies import (
     StoreThenClip,
     SumPair,
 )
+from dpfy.gradients.bookkeeping.together import observed
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.loop import LoopEngine
@@ -319,12 +320,12 @@ def _require_apart(
 ) -> None:
     """Refuse a model in which changing one record changes what layers see of another record."""
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
-    for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
-        try:
-            after = look(with_row_from(base, other, position))
-        except Exception:  # extreme numbers need not be valid
-            continue
-        if any(mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers):
+    changes = [*product((examples(_SIZES[0], 2), *extremes(base)), (0, last))]
+    chunks = [with_row_from(base, other, position) for other, position in changes]
+    for (_, position), after in zip(changes, observed(look, chunks, before), strict=True):
+        if after is not None and any(
+            mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers
+        ):
             raise Unsupported(
                 "a layer or the loss mixes records, or has them in an order of their own"
             )
