@@ -290,8 +290,10 @@ def mixes_rows(
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are equal, up to the rounding of kernels where they hold floats."""
+    if torch.equal(a, b):
+        return True
     if a.shape != b.shape or not a.is_floating_point():
-        return torch.equal(a, b)
+        return False
     scale = float(a.abs().max()) if a.numel() else 0.0
     return torch.allclose(
         a.double(), b.double(), rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True
