@@ -6,7 +6,7 @@ numbers of records and with one record changed. A value is mixed if it depends o
 not one per record, or if it moves with two of them; if anything is computed from a mixed value,
 the loss is not safe to call on a whole chunk.
 
-Tests: tests/run/test_engine_choice.py.
+Tests: tests/checks/test_dataflow.py, tests/run/test_engine_choice.py.
 """
 
 import weakref

@@ -322,7 +322,8 @@ def _require_apart(
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
     changes = [*product((examples(_SIZES[0], 2), *extremes(base)), (0, last))]
     chunks = [with_row_from(base, other, position) for other, position in changes]
-    for (_, position), after in zip(changes, observed(look, chunks, before), strict=True):
+    before, found = observed(look, base, before, chunks)
+    for (_, position), after in zip(changes, found, strict=True):
         if after is not None and any(
             mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers
         ):

@@ -1,12 +1,10 @@
 """Observe several chunks in one vectorised pass.
 
 A pass over a few records takes as long as it takes to read the parameters.
-
-Tests: tests/gradients/bookkeeping/test_capture.py.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
@@ -21,29 +19,37 @@ Look = Callable[[Chunk], Observation]
 
 
 def observed(
-    look: Look, chunks: Sequence[Chunk], before: Observation
-) -> Iterator[Observation | None]:
-    """Yield what is observed with each chunk, or None where the loss fails.
+    look: Look, base: Chunk, before: Observation, chunks: Sequence[Chunk]
+) -> tuple[Observation, Iterable[Observation | None]]:
+    """Observe chunks that are to be compared with a base, all in one pass if possible.
 
     Vectorised, the loss is called once and given one chunk as well. Where that fails or would take
     much memory, it is called for each.
 
     Args:
         look: Observes one pass over a chunk.
-        chunks: Chunks of the same shape.
-        before: What was observed with another chunk of this shape.
+        base: A chunk.
+        before: What was observed with it.
+        chunks: Other chunks of its shape.
+
+    Returns:
+        What was observed with the base, by the same kernels as the others: they round alike. Then
+        what is observed with each of the others, or None where the loss fails.
     """
     numbers = sum(leaf.numel() for leaf in _leaves(before))
-    together: list[Observation] = []
     if len(chunks) * numbers <= _MOST_NUMBERS:
         with suppress(Exception):  # recurrent layers, for instance, and random numbers
-            together = _together(look, chunks)
-    yield from together
-    for chunk in chunks[len(together) :]:
-        try:
-            yield look(chunk)
-        except Exception:  # extreme numbers need not be valid
-            yield None
+            first, *others = _together(look, [base, *chunks])
+            return first, others
+    return before, (_if_valid(look, chunk) for chunk in chunks)
+
+
+def _if_valid(look: Look, chunk: Chunk) -> Observation | None:
+    """Observe a pass; None if it fails, since extreme numbers need not be valid."""
+    try:
+        return look(chunk)
+    except Exception:
+        return None
 
 
 def _together(look: Look, chunks: Sequence[Chunk]) -> list[Observation]:
