@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
+from dpfy.checks.probe import Probe
 from dpfy.checks.tolerance import are_equal_sums, squared_norm
 from dpfy.checks.vmap_check import alone_at_once
 from dpfy.gradients.base import LossCall
@@ -472,3 +473,31 @@ def test_parameters_whose_gradients_are_views_of_one_are_compared_rightly(starte
     s = started(torch.randn(8, 6), model=model)
     s.release(lambda x: model(x).square())
     assert s.run.engine == "bookkeeping"
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_outside_of_the_range_of_float32_are_found(scale, dtype):
+    """Fails if squares vanish or overflow: an engine that is wrong there would agree."""
+    values = torch.linspace(-1, 1, 70_001, dtype=torch.float64).mul(scale).to(dtype)
+    assert squared_norm(values) == pytest.approx(float(values.double().square().sum()), rel=1e-5)
+    assert squared_norm(values, values / 2) == pytest.approx(
+        float(values.double().square().sum()) / 4, rel=1e-5
+    )
+
+
+def test_one_copy_of_the_model_serves_nested_checks_and_restores_it():
+    model = nn.Linear(4, 2)
+    trained = dict(model.named_parameters())
+    probe = Probe(
+        model, trained, lambda x: model(x).sum(1), Chunk((torch.rand(2, 4),), 2), declared=False
+    )
+    before = model.weight.detach().clone()
+    with probe.undisturbed() as written:
+        with probe.undisturbed() as inner:
+            assert inner is written and inner() is None
+            model.weight.data.add_(1)
+        assert written() == "weight" and not torch.equal(model.weight, before)
+    assert torch.equal(model.weight, before)
+    with probe.undisturbed() as again:
+        assert again is not written

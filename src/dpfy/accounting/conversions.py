@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfcx, ndtr
 
 from dpfy import _validate
 from dpfy.accounting.extras.textbook import log_geometric
 from dpfy.accounting.guarantee import Guarantee
 from dpfy.accounting.solvers import minimize_scalar
+from dpfy.accounting.special import erfcx, ndtr
 
 Array = NDArray[np.float64]
 

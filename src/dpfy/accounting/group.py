@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import logsumexp, ndtr, xlog1py, xlogy
 
 from dpfy import _validate
 from dpfy.accounting.conversions import group_claim
@@ -28,6 +26,7 @@ from dpfy.accounting.dominating_pairs import Pair
 from dpfy.accounting.guarantee import account
 from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
+from dpfy.accounting.special import logsumexp, ndtr, xlog1py, xlogy
 from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, Importance, Sampled
@@ -235,6 +234,8 @@ def _epsilon(steps: list[tuple[_Loss, int]], interval: float, delta: float, gues
     Losses are tilted towards ``guess`` before they are transformed: errors then shrink with the
     masses around it.
     """
+    from scipy.fft import irfft, next_fast_len  # on first use, as other parts of scipy
+
     tail = delta * 1e-6
     tilt, moment = _saddle(steps, interval, guess)
     tilted = [(_tilted(loss, interval, tilt), times) for loss, times in steps]
@@ -305,6 +306,8 @@ def _power(steps: list[tuple[_Loss, int]], size: int) -> tuple[NDArray[np.comple
     T·|f|^{T−1} times that where the modulus is |f|, and the inverse by the Euclidean norm of all
     this over the frequencies: the sum of absolute errors is at most √n times theirs.
     """
+    from scipy.fft import rfft
+
     relative = 8 * _UNIT * math.log2(size)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     modulus = np.ones(size // 2 + 1)

@@ -17,8 +17,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
+from dpfy.accounting.special import logsumexp
 from dpfy.errors import InvalidArgument
 
 Array = NDArray[np.float64]

@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
 
 from dpfy.accounting.dominating_pairs import Bound, Pair, Pairs, coarsened, merging_note
 from dpfy.accounting.rdp_from_atoms import bounded, mirrored
+from dpfy.accounting.special import gammaln, logsumexp
 
 Array = NDArray[np.float64]
 

@@ -11,12 +11,12 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import logsumexp
 
 from dpfy.accounting.dominating_pairs import Pair
 from dpfy.accounting.loss_distributions import Table
 from dpfy.accounting.pld import discretize, one_step
 from dpfy.accounting.pld.discretize import Array, Direction
+from dpfy.accounting.special import logsumexp
 
 _CUTS = 3000
 _DEEPEST = 640.0  # e^loss is a float

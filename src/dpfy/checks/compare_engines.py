@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from dpfy.checks.explain import as_chunk
+from dpfy.checks.oracle import engine_sums, oracle_sums
 from dpfy.checks.probe import Probe
+from dpfy.checks.tolerance import are_equal_sums
 from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.gradients import ENGINES, Engine, LoopEngine
 from dpfy.gradients.base import LossFn
@@ -80,7 +82,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
     with certified(), undisturbed(model), without_dropout(model):
-        if judge._random:
+        if judge.trial.random:
             return tuple(
                 Parity(
                     name, False, None, reason="cannot be compared: the loss draws random numbers"
@@ -90,7 +92,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
             )
         doubts = judge.doubts()
         oracle = LoopEngine(model, trained)
-        expected = judge._oracle_sums(), _gradients(judge, oracle)
+        expected = oracle_sums(judge.trial), _gradients(judge, oracle)
         return tuple(
             _compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name
         )
@@ -108,8 +110,11 @@ def _compared(
     if doubt := doubts(engine):
         return Parity(name, False, None, reason=f"is not used: {doubt}")
     try:
-        engine.prepare(judge.loss_fn, judge._input)
-        agrees, found = judge._equal_sums(judge._sums(engine), sums), _gradients(judge, engine)
+        engine.prepare(judge.loss_fn, judge.trial.input)
+        agrees, found = (
+            are_equal_sums(engine_sums(judge.trial, engine), sums, judge.trial.shortest),
+            _gradients(judge, engine),
+        )
     except Exception as error:  # of torch's or the engine's, on synthetic records
         said = " ".join(str(error).split()) or type(error).__name__
         return Parity(name, False, None, reason=f"cannot serve this model: {said.rstrip('.')}")
@@ -130,7 +135,7 @@ def _gradients(judge: Probe, engine: Engine) -> list[list[torch.Tensor]]:
     Clipping is left out: an engine that bounds norms from above clips a little more than the
     oracle.
     """
-    chunk, found = judge._input(_RECORDS), []
+    chunk, found = judge.trial.input(_RECORDS), []
     for place, weights in enumerate(torch.eye(_RECORDS, dtype=torch.float64).unsqueeze(2)):
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in judge.parameters.values()]
         alone = isinstance(engine, LoopEngine)  # it weighs one at a time

@@ -3,7 +3,8 @@
 Tests: tests/checks/test_probe.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,23 +20,45 @@ def outputs_of(model: nn.Module, run: Callable[[], object]) -> dict[str, torch.T
     """Return the first output of every module that ``run`` calls, in the order of execution."""
     found: dict[str, torch.Tensor] = {}
 
-    def remember(name: str) -> Callable[..., None]:
+    def remember(name: str, first: torch.Tensor) -> None:
+        if name not in found:
+            found[name] = first.detach().clone()
+
+    with _first_outputs(model, remember):
+        run()
+    return found
+
+
+@contextmanager
+def dtypes_of(model: nn.Module, found: set[torch.dtype]) -> Iterator[None]:
+    """Add to ``found`` the types of numbers in the outputs of modules inside the block."""
+
+    def add(name: str, first: torch.Tensor) -> None:
+        if first.is_floating_point():
+            found.add(first.dtype)
+
+    with _first_outputs(model, add):
+        yield
+
+
+@contextmanager
+def _first_outputs(model: nn.Module, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """Show each module's name and first output whenever one is called inside the block."""
+
+    def seeing(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, torch.Tensor) and first.ndim and name not in found:
-                found[name] = first.detach().clone()
+            if isinstance(first, torch.Tensor) and first.ndim:
+                see(name, first)
 
         return hook
 
-    handles = [
-        module.register_forward_hook(remember(name)) for name, module in model.named_modules()
-    ]
+    handles = [module.register_forward_hook(seeing(name)) for name, module in model.named_modules()]
     try:
-        run()
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    return found
 
 
 def first_moved(

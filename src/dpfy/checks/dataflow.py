@@ -6,9 +6,10 @@ numbers of records and with one record changed. A value is mixed if it depends o
 not one per record, or if it moves with two of them; if anything is computed from a mixed value,
 the loss is not safe to call on a whole chunk.
 
-Tests: tests/run/test_engine_choice.py.
+Tests: tests/checks/test_dataflow.py, tests/run/test_engine_choice.py.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def check_dataflow(
             before = touched.get(place)
             if before is not None and bool((before & now).any()):
                 mixed.add(place)
-            touched[place] = now if before is None else before | now
+            touched[place] = now if before is None else before.logical_or_(now)
     _refuse_uses(few, mixed)
 
 
@@ -90,22 +91,23 @@ class _Operations(TorchDispatchMode):
         self.calls: list[_Operation] = []
         self._before = before
         self._values = values
+        self._storages = _Storages()
         self._of_records = {
-            _storage(leaf) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor)
+            self._storages.number(leaf) for leaf in chunk.leaves() if isinstance(leaf, torch.Tensor)
         }
-        self._alive: list[torch.Tensor] = []  # so that no storage takes the place of another
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {
-            _storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            self._storages.number(leaf)
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor)
         }
         # where tracing does not come: if y.requires_grad
         if str(func) == _READ and given & self._of_records:
             raise Mixed("values of the input may decide what is computed")
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self._alive += made
-        name, storages = str(func), [_storage(leaf) for leaf in made]
+        name, storages = str(func), [self._storages.number(leaf) for leaf in made]
         if given & self._of_records and not name.startswith(_FRESH):
             self._of_records.update(storages)
         else:
@@ -124,6 +126,24 @@ class _Operations(TorchDispatchMode):
         if [one.shape for one in expected] != [leaf.shape for leaf in made]:
             return []  # another computation, which is noticed when all of it is known
         return [_differ(one, leaf.detach()) for one, leaf in zip(expected, made, strict=True)]
+
+
+class _Storages:
+    """Numbers the memory of tensors; memory that takes the place of other memory has another."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._next = 0
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's memory, which all its views share."""
+        storage, known = tensor.untyped_storage(), self._known
+        address = storage._cdata
+        if address not in known:
+            gone = weakref.ref(storage, lambda _: known.pop(address, None))
+            known[address] = self._next, gone
+            self._next += 1
+        return known[address][0]
 
 
 class Draws(TorchDispatchMode):
@@ -267,8 +287,3 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
         storages.update(
             call.storages[place] for place in range(len(call.shapes)) if (number, place) in mixed
         )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory."""
-    return tensor.untyped_storage()._cdata

@@ -238,7 +238,9 @@ def _layers(
     layers = engine.layers or []
     with torch.no_grad(), uncompiled():
         seen = observe(
-            {layer.name: layer.module for layer in layers}, lambda: loss_fn(*chunk.arguments)
+            {layer.name: layer.module for layer in layers},
+            lambda: loss_fn(*chunk.arguments),
+            values=False,
         )
     noting = _Noting(
         cheapest_measured if isinstance(engine, GhostEngine) else cheapest_kept, chunk.size

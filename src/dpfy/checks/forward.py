@@ -1,7 +1,8 @@
 """Call a loss in order to look at its value alone, without keeping what a backward pass needs."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,7 +20,11 @@ class Forward:
     """
 
     def __init__(self) -> None:
-        self._keeps = False
+        self._drops: bool | None = None  # not known before the first call
+
+    def dropping(self) -> AbstractContextManager[Any]:
+        """Return a context in which autograd keeps nothing, if calls have shown that it may."""
+        return saved_tensors_hooks(_drop, _refuse) if self._drops else nullcontext()
 
     def call(self, function: Callable[[], Result], seed: int) -> Result:
         """Call a function with the generators in a known state.
@@ -31,13 +36,15 @@ class Forward:
         Returns:
             What the function returns, which cannot be differentiated.
         """
-        if not self._keeps:
+        if self._drops is not False:
             fix_seed(seed)
             try:
                 with saved_tensors_hooks(_drop, _refuse):
-                    return function()
+                    returned = function()
+                self._drops = True
+                return returned
             except Exception:
-                self._keeps = True
+                self._drops = False
         fix_seed(seed)
         return function()
 

@@ -8,6 +8,7 @@ import math
 import torch
 
 _BLOCK = 2**16  # numbers: half a megabyte in float64, which stays in the cache
+_SMALLEST = 2.0**-60  # squared norm of a block in which no square that matters has underflown
 
 
 def are_equal(a: torch.Tensor, b: torch.Tensor, precision: float) -> bool:
@@ -38,19 +39,28 @@ def are_equal_sums(
 
 
 def squared_norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:
-    """Return the squared norm of a tensor, or of its difference from another, in float64.
+    """Return the squared norm of a tensor, or of its difference from another.
 
-    It is computed block by block: fresh memory as large as a model takes longer than arithmetic.
+    It is computed block by block, since fresh memory as large as a model takes longer than
+    arithmetic: in float32, and again in float64 where that is not in the range of float32.
     """
     blocks = [values.reshape(-1).split(_BLOCK)]
     blocks += [] if others is None else [others.reshape(-1).split(_BLOCK)]
-    total = 0.0
-    for block, *other in zip(*blocks, strict=True):
-        numbers = block.double()
-        if other:
-            numbers -= other[0].to(numbers.device)
-        total += float(numbers.dot(numbers))
-    return total
+    with torch._C.DisableTorchFunction():  # modes look at every call
+        return math.fsum(_squared(*block) for block in zip(*blocks, strict=True))
+
+
+def _squared(block: torch.Tensor, other: torch.Tensor | None = None) -> float:
+    """Return the squared norm of a short vector or difference of vectors."""
+    found = math.inf
+    for dtype in dict.fromkeys((torch.promote_types(block.dtype, torch.float32), torch.float64)):
+        numbers = block.to(dtype)
+        if other is not None:
+            numbers = numbers - other.to(block.device, dtype)
+        found = float(numbers.dot(numbers))
+        if _SMALLEST < found < math.inf:
+            break
+    return found
 
 
 def _largest(values: torch.Tensor) -> float:

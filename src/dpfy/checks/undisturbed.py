@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -59,9 +59,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     active = [m for m in model.modules() if isinstance(m, kinds) and m.training]
     functions = {
         (home, name): (getattr(home, name), without)
-        for home in (F, torch)
-        for name in vars(home)
-        if (without := _without_masks(name)) is not None
+        for home, name, without in _functions_with_masks()
     }
     try:
         for module in active:
@@ -86,9 +84,23 @@ class _NoMasks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         without = _without_masks(getattr(func, "__name__", "").partition(".")[0])
-        return (without or _as_it_is)(func, *args, **(kwargs or {}))
+        if without is None:
+            return func(*args, **(kwargs or {}))
+        return without(func, *args, **(kwargs or {}))
 
 
+@lru_cache(maxsize=1)
+def _functions_with_masks() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Return modules of torch, names of their functions that draw masks, and what replaces them."""
+    return [
+        (home, name, without)
+        for home in (F, torch)
+        for name in vars(home)
+        if (without := _without_masks(name)) is not None
+    ]
+
+
+@lru_cache(maxsize=4096)
 def _without_masks(name: str) -> Callable[..., Any] | None:
     """Return what takes the place of a function that draws masks; None for other functions."""
     if name == "scaled_dot_product_attention":
@@ -98,10 +110,6 @@ def _without_masks(name: str) -> Callable[..., Any] | None:
     if name.removesuffix("_").endswith(("dropout", "dropout1d", "dropout2d", "dropout3d")):
         return lambda func, input, *_, **__: input
     return None
-
-
-def _as_it_is(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 def _attention(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

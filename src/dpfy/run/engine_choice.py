@@ -23,6 +23,7 @@ from dpfy.run.ranks import check_same_records
 from dpfy.run.release_layout import ReleaseLayout, rehearse
 from dpfy.run.terms import partition_for
 
+_REHEARSED = 2  # records: what fails for all of them fails for few
 _MOST = 8  # states of one loss function that are judged: a probe costs as much as some steps
 
 
@@ -88,16 +89,19 @@ class EngineChoice:
         probe = Probe(
             context.model, trained, loss_fn, example.chunk, example.valid, statistics, self._engines
         )
-        with ranks.together():
-            engine = probe.choose(self.wanted, isolating)
-        first = ranks.from_first(lambda: json.dumps([engine.name, engine.records_at_once]).encode())
-        with ranks.together():
-            name, at_once = json.loads(first)
-            chosen = engine if engine.name == name else probe.choose(name, isolating)
-            chosen.records_at_once = at_once
-            if not chosen.isolates:
-                chosen.accepts = _Shapes(probe)
-            _approve(context, probe, chosen)
+        with probe.undisturbed():
+            with ranks.together():
+                engine = probe.choose(self.wanted, isolating)
+            first = ranks.from_first(
+                lambda: json.dumps([engine.name, engine.records_at_once]).encode()
+            )
+            with ranks.together():
+                name, at_once = json.loads(first)
+                chosen = engine if engine.name == name else probe.choose(name, isolating)
+                chosen.records_at_once = at_once
+                if not chosen.isolates:
+                    chosen.accepts = _Shapes(probe)
+                _approve(context, probe, chosen)
         return chosen
 
 
@@ -111,7 +115,7 @@ def _approve(context: StepContext, probe: Probe, engine: Engine) -> None:
         probe.check_size(partition_for(context, engine, step, config).largest)
     statistics = () if query.slots else query.statistics
     layout = ReleaseLayout(query, probe.parameters, statistics, config.coordinates)
-    rehearse(engine, probe.loss_fn, probe.made_up(), layout)
+    rehearse(engine, probe.loss_fn, probe.made_up(_REHEARSED), layout)
 
 
 class _Shapes:

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import gammaln
 
 from dpfy import _validate
 from dpfy.accounting import rdp
 from dpfy.accounting.guarantee import account
 from dpfy.accounting.solvers import brentq
+from dpfy.accounting.special import gammaln
 from dpfy.accounting.to_pairs import canonical
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.types import Relation

@@ -5,9 +5,8 @@ Tests: tests/accounting/test_edges.py.
 
 import math
 
-from scipy.special import betainc, erfcx
-
 from dpfy.accounting.solvers import brentq
+from dpfy.accounting.special import betainc, erfcx
 from dpfy.types import Interval
 
 _ROUNDING = 1e-12

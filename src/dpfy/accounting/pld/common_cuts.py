@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from dpfy.accounting.dominating_pairs import Pair, Pairs
 from dpfy.accounting.pld import discretize
 from dpfy.accounting.pld.discretize import Array, Block, Cells, Direction, StepTable
 from dpfy.accounting.pld.fourier import Moments
+from dpfy.accounting.special import logsumexp
 
 Builder = Callable[[StepTable, Cells, Array, Array | None, Direction], Block]
 

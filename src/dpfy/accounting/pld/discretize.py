@@ -24,10 +24,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf, erfc, erfcx, ndtri_exp
 
 from dpfy.accounting.dominating_pairs import Neighbours, Noise, Pair, Pairs
 from dpfy.accounting.loss_distributions import LossDistribution
+from dpfy.accounting.special import erf, erfc, erfcx, ndtri_exp
 
 Array = NDArray[np.float64]
 Direction = Literal[1, -1]

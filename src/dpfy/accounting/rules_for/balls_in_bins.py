@@ -15,10 +15,10 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from dpfy.accounting.dominating_pairs import Neighbours, Pair, of_distribution
 from dpfy.accounting.loss_distributions import Array, LossDistribution, Masses, Table
+from dpfy.accounting.special import ndtr, ndtri
 
 _LEAST_NOISE, _MOST_NOISE = (
     0.05,

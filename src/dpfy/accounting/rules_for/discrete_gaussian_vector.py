@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from dpfy.accounting.loss_distributions import (
     Array,
@@ -24,6 +23,7 @@ from dpfy.accounting.loss_distributions import (
     Table,
     response,
 )
+from dpfy.accounting.special import log_ndtr
 
 _POINTS = 3000
 _DEEPEST = 16.0  # standard deviations of the loss, beyond which all of it is infinite

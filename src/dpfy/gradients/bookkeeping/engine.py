@@ -54,6 +54,7 @@ from dpfy.gradients.bookkeeping.strategies import (
     StoreThenClip,
     SumPair,
 )
+from dpfy.gradients.bookkeeping.together import observed
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.loop import LoopEngine
@@ -63,7 +64,7 @@ from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.sandbox.rng_isolation import bookmark
 from dpfy.sandbox.torch_settings import reproducible
 
-_SIZES = (3, 5)
+_SIZES = (3, 2)  # records of the passes that are looked into, and of another to learn axes from
 _LOSS = "the loss"  # looked at as if it were the last layer
 _NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
 _NUMBERS_PER_PARAMETER = 2  # that it may keep besides, for the sake of fewer sums
@@ -114,12 +115,17 @@ class CapturingEngine(Engine):
         loss = CapturedLayer(_LOSS, self.model, None, Layouts([Layout()], ()))
         call = LossCall(self.model, loss_fn)
 
+        def shapes(chunk: Chunk) -> Observation:
+            with torch.enable_grad():
+                return observe(modules, lambda: call(*chunk.arguments), values=False)
+
         def passed(chunk: Chunk) -> Observation:
             shown: list[torch.Tensor] = []
             # as in a step: a module may observe only what is differentiated
             with torch.enable_grad():
                 seen = observe(
-                    modules, lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size))
+                    {layer.name: layer.module for layer in layers},
+                    lambda: shown.append(shown_of_each(call(*chunk.arguments), chunk.size)),
                 )
             seen.inputs[_LOSS] = [shown]
             return seen
@@ -128,11 +134,10 @@ class CapturingEngine(Engine):
             with torch.no_grad():
                 return watch(layers, self.parameters, lambda: call(*chunk.arguments))
 
-        few, many = (passed(examples(size, 1)) for size in _SIZES)
-        layers = [
-            with_layouts(layer, few, many, _SIZES)
-            for layer in layers_of(self.model, self.parameters, set(few.inputs), direct_uses)
-        ]
+        fewer = shapes(examples(_SIZES[1], 1))
+        layers = layers_of(self.model, self.parameters, set(fewer.inputs), direct_uses)
+        few = passed(examples(_SIZES[0], 1))
+        layers = [with_layouts(layer, few, fewer, _SIZES) for layer in layers]
         if any(not layer.name and layer.rule is None for layer in layers):
             raise Unsupported("the model as a whole would be vectorised")
         uses = later = Observation({}, {})
@@ -148,10 +153,10 @@ class CapturingEngine(Engine):
             if some:
                 _require_apart(some, before, look, examples)
         self.layers, self._uses_outside = layers, [use.layouts for use in places if use.layouts]
-        self._try_rules(loss_fn, examples(_SIZES[0], 1), few, many)
+        self._try_rules(loss_fn, examples(_SIZES[0], 1), few, fewer)
 
     def _try_rules(
-        self, loss_fn: LossFn, chunk: Chunk, few: Observation, many: Observation
+        self, loss_fn: LossFn, chunk: Chunk, few: Observation, fewer: Observation
     ) -> None:
         """Go through the model once; vectorise layers used in ways their rules do not cover."""
         try:
@@ -161,13 +166,13 @@ class CapturingEngine(Engine):
             if not refused.layer:
                 raise
             self.layers = [
-                with_layouts(CapturedLayer(layer.name, layer.module, None), few, many, _SIZES)
+                with_layouts(CapturedLayer(layer.name, layer.module, None), few, fewer, _SIZES)
                 if layer.name == refused.layer
                 else layer
                 for layer in self.layers or []
             ]
             try:
-                self._try_rules(loss_fn, chunk, few, many)
+                self._try_rules(loss_fn, chunk, few, fewer)
             except RuntimeError:  # torch cannot vectorise it either
                 raise refused from None
 
@@ -315,12 +320,13 @@ def _require_apart(
 ) -> None:
     """Refuse a model in which changing one record changes what layers see of another record."""
     base, last = examples(_SIZES[0], 1), _SIZES[0] - 1
-    for other, position in product((examples(_SIZES[0], 2), *extremes(base)), (0, last)):
-        try:
-            after = look(with_row_from(base, other, position))
-        except Exception:  # extreme numbers need not be valid
-            continue
-        if any(mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers):
+    changes = [*product((examples(_SIZES[0], 2), *extremes(base)), (0, last))]
+    chunks = [with_row_from(base, other, position) for other, position in changes]
+    before, found = observed(look, base, before, chunks)
+    for (_, position), after in zip(changes, found, strict=True):
+        if after is not None and any(
+            mixes_rows(layer, before, after, position, _SIZES[0]) for layer in layers
+        ):
             raise Unsupported(
                 "a layer or the loss mixes records, or has them in an order of their own"
             )

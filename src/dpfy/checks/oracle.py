@@ -1,0 +1,109 @@
+"""Clipped sums that an engine must reproduce: plain autograd, one synthetic record at a time.
+
+Tests: tests/checks/test_probe.py, tests/gradients/test_isolation.py.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from dpfy.checks.tolerance import squared_norm
+from dpfy.checks.trial import SEED, Trial
+from dpfy.errors import LossError
+from dpfy.gradients import Engine, LoopEngine
+from dpfy.gradients.base import LossCall, LossFn, Originals
+from dpfy.gradients.chunk import Chunk
+from dpfy.gradients.losses import per_example
+from dpfy.mechanisms.clipping import Clipping, clip_to
+from dpfy.sandbox.rng_isolation import fix_seed
+
+_GRID = 2.0**-40
+_FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
+
+
+def oracle_sums(trial: Trial) -> list[torch.Tensor]:
+    """Return clipped sums of gradients that plain autograd computes one record at a time.
+
+    A loss that no parameter takes part in is refused. Of a large model there are never more
+    than two gradients in memory.
+    """
+    loss_fn, chunk, clipping = _clipped(trial)
+    oracle, call = LoopEngine(trial.model, trial.parameters), LossCall(trial.model, loss_fn)
+    state, sums = Originals(trial.model, trial.parameters), None
+    try:
+        for position in range(chunk.size):
+            found, _ = oracle.gradients_at(call, state, chunk, position)
+            if all(gradient is None for gradient in found):
+                raise LossError(
+                    "No trainable parameter takes part in the loss. loss_fn must call the very "
+                    "model that was given to privatize, not a copy, a compiled or a wrapped "
+                    "one."
+                )
+            sums = _with_clipped(sums, found, trial.parameters.values(), clipping)
+    except RuntimeError as error:
+        remedy = (
+            " Give torch.utils.checkpoint.checkpoint use_reentrant=False."
+            if "use_reentrant" in str(error)
+            else ""
+        )
+        raise LossError(
+            f"The loss of one synthetic example cannot be differentiated ({error}).{remedy}"
+        ) from None
+    assert sums is not None
+    return sums
+
+
+def engine_sums(trial: Trial, engine: Engine) -> list[torch.Tensor]:
+    """Return the clipped sums of an engine, as it forms them in a step of one chunk."""
+    loss_fn, chunk, clipping = _clipped(trial)
+    fix_seed(SEED)
+    # memory that is not touched where the engine forms the sum in its own
+    totals = [torch.empty_like(p, dtype=torch.float64) for p in trial.parameters.values()]
+    return engine.bounded_sums(loss_fn, chunk, clipping).formed_in(totals)
+
+
+def _clipped(trial: Trial) -> tuple[LossFn, Chunk, Clipping]:
+    """Return loss, records and clipping by which engines are compared.
+
+    Losses are scaled up, each by its own factor, so that every record is clipped: a sum
+    without clipping would be the same if gradients were counted for the wrong record.
+    """
+    clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(trial.parameters))
+    chunk = trial.input(len(_FACTORS))
+
+    def scaled(*fields: Any) -> torch.Tensor:
+        losses = per_example(trial.loss_fn(*fields[:-1]), len(fields[-1]))
+        return losses * fields[-1].to(losses.device)
+
+    return scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping
+
+
+def _with_clipped(
+    sums: list[torch.Tensor] | None,
+    found: tuple[torch.Tensor | None, ...],
+    parameters: Iterable[torch.Tensor],
+    clipping: Clipping,
+) -> list[torch.Tensor]:
+    """Add the clipped gradient of one record to sums, in float32 at least; sums may be changed.
+
+    Gradients are not: those of different parameters may share memory.
+    """
+    gradients = [
+        torch.zeros_like(p) if g is None else g.to_dense()
+        for g, p in zip(found, parameters, strict=True)
+    ]
+    norms = clipping.norms(
+        [torch.tensor([squared_norm(g)], dtype=torch.float64) for g in gradients]
+    )
+    weights = [float(weight) for weight in clipping.weights(norms)]
+    wide = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    if sums is None:
+        return [
+            g * weight if weight else torch.zeros_like(g)  # 0·inf would be NaN
+            for g, weight in zip(wide, weights, strict=True)
+        ]
+    for total, g, weight in zip(sums, wide, weights, strict=True):
+        if weight:
+            total.add_(g, alpha=weight)
+    return sums
