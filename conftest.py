@@ -2,9 +2,4 @@
 
 import os
 
-collect_ignore = (
-    []
-    if "DPFY_TEST_INTEGRATIONS" in os.environ
-    else ["src/dpfy/integrations", "tests/integrations"]
-)
-collect_ignore_glob = [] if "DPFY_TEST_INTEGRATIONS" in os.environ else ["tests/support/hf_*.py"]
+collect_ignore = [] if "DPFY_TEST_INTEGRATIONS" in os.environ else ["src/dpfy/integrations"]

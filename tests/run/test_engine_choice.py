@@ -178,12 +178,13 @@ class TestWhatALossReads:
         )
 
     def test_an_iterator_can_not_be_looked_into(self, started):
-        def loss_of(model):
-            parts = itertools.chain([0.0] * 200, itertools.repeat(1.0))
-            return lambda x: model(mixed(x, next(parts)))
-
-        outcome = moved(started, loss_of, steps=12)
-        assert isinstance(outcome, RefusedAt) and outcome.step > 0  # served until it mixes
+        settings = {"part": 0.0}
+        parts = iter(lambda: settings["part"], None)
+        assert self.switched(
+            started,
+            lambda model: lambda x: model(mixed(x, next(parts))),
+            lambda on: settings.update(part=float(on)),
+        )
 
     def test_a_loss_that_always_changes_gets_an_engine_that_isolates(self, started):
         model = Row()

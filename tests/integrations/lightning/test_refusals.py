@@ -28,7 +28,7 @@ SCALED = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
         ({"precision": "64-true"}, "'32-true' or 'bf16-mixed'"),
         ({"callbacks": LearningRateFinder()}, "dpfy tune"),
     ],
-    ids=str,
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_setting_is_refused_before_a_record_is_read(tmp_path, trainer, options, remedy) -> None:
     callback = PrivateTraining(plan(), tmp_path / "run.dpl", records())
