@@ -19,7 +19,7 @@ hypothesis.settings.load_profile("dpfy")
 # A device starts threads of autograd, and then no test of the same process may fork and go on.
 collect_ignore = [] if "DPFY_TEST_DEVICE" in os.environ else ["device", "support/pretend.py"]
 if "DPFY_TEST_INTEGRATIONS" not in os.environ:  # which needs other frameworks
-    collect_ignore += ["integrations", "support/hf_models.py"]
+    collect_ignore += ["integrations", "support/hf_models.py", "support/hf_trainers.py"]
 
 
 def pytest_collection_modifyitems(items):

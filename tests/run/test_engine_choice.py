@@ -5,7 +5,6 @@ and by what engine.
 import collections
 import ctypes
 import functools
-import itertools
 import logging
 import os
 import queue
