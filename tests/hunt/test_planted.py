@@ -96,7 +96,7 @@ def microbatches_that_count_once(patch):
 
 def half_of_the_noise(patch):
     full = GaussianSum.stddev
-    patch.setattr(GaussianSum, "stddev", property(lambda self: full.fget(self) / 2))
+    patch.setattr(GaussianSum, "stddev", property(lambda self: full.func(self) / 2))
 
 
 def masks_that_are_known(patch):
