@@ -304,7 +304,7 @@ def test_checkpoints_hold_the_same_whatever_the_records_are(tmp_path, trainer) -
         for released in ("state_dict", "optimizer_states"):
             del saved[released]
         position = saved["callbacks"]["PrivateTraining"]
-        assert len(position.pop("hash")) == 64
+        assert len(position["ledger"].pop("hash")) == 64
         for state in [each for each in saved["callbacks"] if each.startswith("ModelCheckpoint")]:
             del saved["callbacks"][state]  # names of files, in folders of this test
         found.append(saved)
