@@ -82,7 +82,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     judge = Probe(model, trained, loss_fn, as_chunk(batch), declared=True)
     with certified(), undisturbed(model), without_dropout(model):
-        if judge.trial.random:
+        if judge.random:
             return tuple(
                 Parity(
                     name, False, None, reason="cannot be compared: the loss draws random numbers"
@@ -92,7 +92,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
             )
         doubts = judge.doubts()
         oracle = LoopEngine(model, trained)
-        expected = oracle_sums(judge.trial), _gradients(judge, oracle)
+        expected = oracle_sums(judge), _gradients(judge, oracle)
         return tuple(
             _compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name
         )
@@ -110,9 +110,9 @@ def _compared(
     if doubt := doubts(engine):
         return Parity(name, False, None, reason=f"is not used: {doubt}")
     try:
-        engine.prepare(judge.loss_fn, judge.trial.input)
+        engine.prepare(judge.loss_fn, judge.input)
         agrees, found = (
-            are_equal_sums(engine_sums(judge.trial, engine), sums, judge.trial.shortest),
+            are_equal_sums(engine_sums(judge, engine), sums, judge.shortest),
             _gradients(judge, engine),
         )
     except Exception as error:  # of torch's or the engine's, on synthetic records
@@ -135,7 +135,7 @@ def _gradients(judge: Probe, engine: Engine) -> list[list[torch.Tensor]]:
     Clipping is left out: an engine that bounds norms from above clips a little more than the
     oracle.
     """
-    chunk, found = judge.trial.input(_RECORDS), []
+    chunk, found = judge.input(_RECORDS), []
     for place, weights in enumerate(torch.eye(_RECORDS, dtype=torch.float64).unsqueeze(2)):
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in judge.parameters.values()]
         alone = isinstance(engine, LoopEngine)  # it weighs one at a time

@@ -35,11 +35,10 @@ from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
 from dpfy.errors import IsolationError
 from dpfy.gradients import ENGINES, Engine
-from dpfy.gradients.base import LossCall, LossFn
+from dpfy.gradients.base import LossCall
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example, shown_of_each
 from dpfy.gradients.synthetic import extremes
-from dpfy.mechanisms.query import Statistic
 from dpfy.sandbox.dropout import are_covered, covered_masks
 from dpfy.sandbox.output import suppress_output
 from dpfy.sandbox.rng_isolation import GeneratorUse, fix_seed, watched_generators
@@ -51,37 +50,19 @@ _MANY = 33  # records, more than code that looks at the size of a batch is likel
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Trial):
     """The judge of one model and one loss function, on synthetic input.
 
     Args:
-        model: The user's module.
-        parameters: The trained parameters by name.
-        loss_fn: The user's loss function.
-        example: A chunk of the public shape of the records.
-        declared: Whether the values of ``example`` are valid and public, not its shape alone.
-        statistics: The statistics that the plan releases.
-        engines: The engines to choose from, in the order of preference.
+        engines: The engines to choose from, in the order of preference. For the others see
+            :class:`Trial`.
     """
 
-    model: nn.Module
-    parameters: dict[str, nn.Parameter]
-    loss_fn: LossFn
-    example: Chunk
-    declared: bool
-    statistics: tuple[Statistic, ...] = ()
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
     _compared: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _written: list[Callable[[], str | None]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
-
-    @cached_property
-    def trial(self) -> Trial:
-        """The loss on synthetic records."""
-        return Trial(
-            self.model, self.parameters, self.loss_fn, self.example, self.declared, self.statistics
-        )
 
     @contextmanager
     def undisturbed(self) -> Iterator[Callable[[], str | None]]:
@@ -112,16 +93,15 @@ class Probe:
             LossError: The loss fails on synthetic input or returns something else than expected.
         """
         check_layers(self.model)
-        trial = self.trial
         with certified(), self.undisturbed() as written:
             with suppress_output() as output:
                 doors = SideDoors(self.model, self.loss_fn)
-                for size, scale in product(SIZES, trial.scales):
-                    trial.base_losses(size, scale)
+                for size, scale in product(SIZES, self.scales):
+                    self.base_losses(size, scale)
                     doors.look()
-                if not are_consistent(trial):
-                    check_neighbours(trial)
-                check_memory(trial)
+                if not are_consistent(self):
+                    check_neighbours(self)
+                check_memory(self)
             if output.written:
                 raise IsolationError(
                     "loss_fn or the model writes to stdout, stderr or a log, where it would speak "
@@ -131,13 +111,13 @@ class Probe:
                 raise refusal(
                     self.model, name.rpartition(".")[0], f"writes to {name!r} whenever it is called"
                 )
-            few = trial.input(SIZES[0], 8)
-            doors.check(trial.losses, (trial.input(SIZES[0], 7, 4.0), *extremes(few)))
-            if self._keeps_apart and not trial.random:
+            few = self.input(SIZES[0], 8)
+            doors.check(self.losses, (self.input(SIZES[0], 7, 4.0), *extremes(few)))
+            if self._keeps_apart and not self.random:
                 # on numbers of scale 1 every operation was observed, with each record changed
-                check_neighbours(trial, SIZES[1:2], trial.scales[1:])
+                check_neighbours(self, SIZES[1:2], self.scales[1:])
             else:
-                check_neighbours(trial)
+                check_neighbours(self)
             return self._agreeing_engine(engine, isolating)
 
     def check_size(self, largest: int) -> None:
@@ -145,27 +125,27 @@ class Probe:
         if largest <= max(self._compared, default=0):  # when the engine was chosen
             return
         with certified(), self.undisturbed(), without_dropout(self.model):
-            shortest = self.trial.shortest
+            shortest = self.shortest
             self._check_many(largest, shortest if largest <= _MANY else max(shortest, COARSE))
 
     def _check_many(self, size: int, precision: float) -> None:
         """Refuse a loss that gives examples other losses in a batch of this size."""
         self._compared.append(size)
-        check_many(self.trial, size, precision)
+        check_many(self, size, precision)
 
     def is_safe_for(self, chunk: Chunk) -> bool:
         """Whether records of another shape than declared, such as shorter ones, do not mix."""
         try:
             other = replace(self, example=self.example.cut_to(chunk))
             with certified(), undisturbed(self.model):
-                check_neighbours(other.trial)
+                check_neighbours(other)
                 return not other._mixing
         except Exception:  # it cannot be judged: one at a time
             return False
 
     def made_up(self, records: int = SIZES[-1]) -> Chunk:
         """Return a few synthetic records."""
-        return self.trial.input(records)
+        return self.input(records)
 
     @cached_property
     def _keeps_apart(self) -> bool:
@@ -187,7 +167,7 @@ class Probe:
 
     def _generators_used(self) -> GeneratorUse:
         """Return what one call of the loss does to generators."""
-        chunk = self.trial.input(SIZES[0])
+        chunk = self.input(SIZES[0])
         fix_seed(SEED)
         with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
             LossCall(self.model, self.loss_fn)(*chunk.arguments)
@@ -197,11 +177,11 @@ class Probe:
         """Return the first engine that is safe and agrees with the loop engine."""
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
-        random = self.trial.random
+        random = self.random
         with without_dropout(self.model):
             if not random:
-                check_alone(self.trial)
-            expected = oracle_sums(self.trial)
+                check_alone(self)
+            expected = oracle_sums(self)
             reason = ""
             for name in names:
                 engine = self.engines[name](self.model, self.parameters)
@@ -212,8 +192,8 @@ class Probe:
                     reason = "cannot be trusted with statistics of a loss that draws random numbers"
                     continue
                 try:
-                    engine.prepare(self.loss_fn, self.trial.input)
-                    found = engine_sums(self.trial, engine)
+                    engine.prepare(self.loss_fn, self.input)
+                    found = engine_sums(self, engine)
                 except Exception as error:
                     reason = (
                         f"fails on synthetic input ({type(error).__name__}: {error})"
@@ -228,13 +208,11 @@ class Probe:
                 if engine.defeats_checkpointing and wanted == "auto" and "ghost" in names:
                     reason = "keeps the activations that the model recomputes to save memory"
                     continue
-                if (random and engine.isolates) or are_equal_sums(
-                    found, expected, self.trial.shortest
-                ):
+                if (random and engine.isolates) or are_equal_sums(found, expected, self.shortest):
                     del found, expected
                     if not engine.isolates:
                         at_once = min(engine.records_at_once or _MANY, _MANY)
-                        self._check_many(at_once, self.trial.shortest)
+                        self._check_many(at_once, self.shortest)
                     return engine
                 reason = (
                     "cannot be compared with one example at a time: the loss draws random numbers"
@@ -281,22 +259,20 @@ class Probe:
     @cached_property
     def _mixing(self) -> str:
         """Return why the loss must not be called on a whole chunk, or nothing."""
-        if (
-            refused := refuses_tracing(self.model, self.loss_fn, self.trial.input(SIZES[0]))
-        ) is not None:
+        if (refused := refuses_tracing(self.model, self.loss_fn, self.input(SIZES[0]))) is not None:
             return f"values of the input may decide what is computed{at(refused.place)}"
         call = LossCall(self.model, self.loss_fn)
 
         def losses(chunk: Chunk) -> torch.Tensor:
             fix_seed(SEED)
-            with self.trial.forward.dropping():
+            with self.forward.dropping():
                 returned = call(*chunk.arguments)
             shown_of_each(returned, chunk.size)  # a use of all that is returned
             return per_example(returned, chunk.size)
 
         try:
             with traceable_recurrence(self.model), torch.enable_grad():
-                check_dataflow(losses, self.trial.input)
+                check_dataflow(losses, self.input)
         except Mixed as mixed:
             return f"{mixed}{at(mixed.place or stopped_at(mixed))}"
         return ""
