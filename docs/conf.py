@@ -15,6 +15,11 @@ myst_heading_anchors = 3
 # Imported names are documented where they are public, in the order of their source, with their
 # types in place.
 autodoc_member_order = "bysource"
+autodoc_mock_imports = [
+    "accelerate",
+    "lightning",
+    "transformers",
+]  # the documentation needs none of them
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 

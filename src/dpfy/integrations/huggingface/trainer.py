@@ -110,7 +110,7 @@ class DPTrainer(Trainer):
     def __init__(
         self,
         model: nn.Module | None = None,
-        args: TrainingArguments | None = None,
+        args: "TrainingArguments | None" = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
