@@ -12,9 +12,10 @@ import ctypes
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 # Whatever CC says before. Code that was linked for unsafe mathematics would even make the loading
 # thread treat denormal numbers as zero.
@@ -30,10 +31,11 @@ IEEE = (
 # of this very processor, whose vectors may be twice as long; not every compiler knows the option
 _INSTRUCTIONS = "-march=native"
 
-FAILURES = (OSError, AttributeError, subprocess.SubprocessError)
-"""What goes wrong where a library cannot be made, loaded, or lacks a function."""
+# what goes wrong where a library cannot be made, loaded, or lacks a function
+_FAILURES = (OSError, AttributeError, subprocess.SubprocessError)
 
 _HEADERS = Path(__file__).parent
+_Loaded = TypeVar("_Loaded")
 
 
 def compilations(source: Path, options: Sequence[str]) -> "list[Compilation]":
@@ -53,6 +55,34 @@ def compilations(source: Path, options: Sequence[str]) -> "list[Compilation]":
         return [Compilation(shlex.split(os.environ.get("CC", "cc")), source, options)]
     except (OSError, ValueError):
         return []
+
+
+def loaded(
+    begun: "list[Compilation]",
+    source: Path,
+    options: Sequence[str],
+    load: Callable[[ctypes.CDLL], _Loaded],
+    is_right: Callable[[_Loaded], bool],
+) -> _Loaded | None:
+    """Return what a library offers, or None if it cannot be made, loaded, or errs.
+
+    Args:
+        begun: A compilation that was begun ahead, in a list that is emptied; or nothing.
+        source: A file of C.
+        options: Options of the compiler.
+        load: Makes something of the library that can be called from Python.
+        is_right: Compares that with another way to compute the same.
+    """
+    for compilation in begun or compilations(source, options):
+        try:
+            found = load(compilation.library())
+        except _FAILURES:
+            return None
+        finally:
+            compilation.close()
+            begun.clear()
+        return found if is_right(found) else None
+    return None
 
 
 class Compilation:

@@ -30,7 +30,7 @@ from dpfy.noise.native.c_types import (
     table_for_c,
     vector_for_c,
 )
-from dpfy.noise.native.compiler import FAILURES, IEEE, Compilation, compilations
+from dpfy.noise.native.compiler import IEEE, Compilation, compilations, loaded
 from dpfy.noise.native.openmp import openmp_threads
 from dpfy.noise.native.openssl import Cipher, cipher
 from dpfy.noise.random_stream import Parts
@@ -348,16 +348,7 @@ def compiled() -> InC | None:
 
     See :mod:`dpfy.noise.native.compiler`.
     """
-    for compilation in _begun or compilations(_SOURCE, _OPTIONS):
-        try:
-            kernels = InC(compilation.library())
-        except FAILURES:
-            return None
-        finally:
-            compilation.close()
-            _begun.clear()
-        return kernels if _agree(kernels, IN_NUMPY) else None
-    return None
+    return loaded(_begun, _SOURCE, _OPTIONS, InC, lambda kernels: _agree(kernels, IN_NUMPY))
 
 
 def _agree(kernels: InC, others: InNumpy) -> bool:

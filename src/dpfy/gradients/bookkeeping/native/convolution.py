@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.noise.native.c_types import array_of, declare
-from dpfy.noise.native.compiler import FAILURES, IEEE, Compilation, compilations
+from dpfy.noise.native.compiler import IEEE, Compilation, compilations, loaded
 from dpfy.noise.native.openmp import openmp_threads
 
 _SOURCE = Path(__file__).with_name("convolution.c")
@@ -154,16 +154,7 @@ def compiled() -> Any:
 
     See :mod:`dpfy.noise.native.compiler`.
     """
-    for compilation in _begun or compilations(_SOURCE, _OPTIONS):
-        try:
-            function = _declared(compilation.library())
-        except FAILURES:
-            return None
-        finally:
-            compilation.close()
-            _begun.clear()
-        return function if _is_right(function) else None
-    return None
+    return loaded(_begun, _SOURCE, _OPTIONS, _declared, _is_right)
 
 
 def _declared(library: ctypes.CDLL) -> Any:
