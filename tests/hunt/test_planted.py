@@ -13,7 +13,7 @@ from dpfy.gradients.vmap import VmapEngine
 from dpfy.mechanisms.clipping import ClipEach, Clipping
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.query import Query
-from dpfy.records import records, users
+from dpfy.records import rows, users
 from dpfy.run import step
 from dpfy.run.sum_accumulator import SumAccumulator
 from dpfy.sandbox import rng_isolation
@@ -104,7 +104,7 @@ def masks_that_are_known(patch):
 
 
 def records_that_end_the_run(patch):
-    patch.setattr(records, "_guarded", lambda function, *given: function(*given))
+    patch.setattr(rows, "_guarded", lambda function, *given: function(*given))
 
 
 def rows_that_count_as_users(patch):

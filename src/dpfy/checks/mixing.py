@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
-from dpfy.records.records import Loading, Records, fetches_together
+from dpfy.records.records import Records
+from dpfy.records.rows import Loading, fetches_together
 from dpfy.records.workers import RowIndices, Workers, packed
 from dpfy.sandbox.record_keys import KEY_BYTES
 from dpfy.sandbox.rng_isolation import bookmark

@@ -13,7 +13,8 @@ import torch
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
 from dpfy.records.example import declared_example
-from dpfy.records.records import Records, shape_of
+from dpfy.records.records import Records
+from dpfy.records.rows import shape_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from dpfy.data.files import mapped_array
 from dpfy.errors import InvalidArgument
 from dpfy.gradients.chunk import Chunk
 from dpfy.noise import SecureStream
-from dpfy.records.records import Groups, LoadedChunk, Records
+from dpfy.records.records import LoadedChunk, Records
+from dpfy.records.rows import Groups
 from dpfy.types import Unit
 
 Whole = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from dpfy.gradients import Engine, LoopEngine
 from dpfy.gradients.base import LossCall, Substitutes
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
-from dpfy.records.records import is_stored
+from dpfy.records.rows import is_stored
 from dpfy.run.terms import partition_for
 from dpfy.sandbox.rng_isolation import bookmark, device_states, numpy_state
 from dpfy.sandbox.torch_settings import TorchSettings

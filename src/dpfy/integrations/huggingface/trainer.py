@@ -35,7 +35,7 @@ from dpfy.integrations.huggingface.steps import RunCallback, StepsOfEpoch, handl
 from dpfy.ledger import Ledger
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
-from dpfy.records.records import check_map_style
+from dpfy.records.rows import check_map_style
 from dpfy.reporting import RunFacts, report
 from dpfy.run.position import go_on, registered_plan
 from dpfy.run.privatize import privatize
