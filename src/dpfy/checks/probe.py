@@ -54,8 +54,13 @@ class Probe(Trial):
     """The judge of one model and one loss function, on synthetic input.
 
     Args:
-        engines: The engines to choose from, in the order of preference. For the others see
-            :class:`Trial`.
+        model: The user's module.
+        parameters: The trained parameters by name.
+        loss_fn: The user's loss function.
+        example: A chunk of the public shape of the records.
+        declared: Whether the values of ``example`` are valid and public, not its shape alone.
+        statistics: The statistics that the plan releases.
+        engines: The engines to choose from, in the order of preference.
     """
 
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
