@@ -30,7 +30,7 @@ class Cell:
     ``rate`` is the sampling probability of a record and ``steps`` their number; the noise follows
     from both, ε and δ. ``target`` is in percent, as ``reference`` published it. ``copies`` is how
     many augmented copies of a record share its loss. ``records`` takes that many records only, from
-    the front.
+    the front, of those to train on and of those to measure on.
 
     >>> cell = Cell("digits", "digits", epsilon=3.0, network="digits-mlp", rate=0.5, steps=20,
     ...             clip=1.0, learning_rate=0.25, found="by hand")

@@ -60,7 +60,8 @@ FRONTS: dict[str, Callable[[tuple[int, ...], DataDir], nn.Module]] = {
     "review-linear": lambda shape, data_dir: nn.Sequential(  # the mean of frozen word vectors
         review_classifier(glove(data_dir))[0], Normalize(norm=_NORM)
     ),
-    "minilm-linear": lambda shape, data_dir: minilm.pooled(),
+    "minilm-linear": lambda shape, data_dir: minilm.pooled(minilm.UpperLayers()),
+    "minilm-mean-linear": lambda shape, data_dir: minilm.pooled(minilm.Mean()),
 }
 
 

@@ -1,7 +1,9 @@
-"""A public language model on film reviews: its lower layers make features, its upper layers train.
+"""A public language model on film reviews: its lower layers make features, a pooling is trained.
 
 The model is all-MiniLM-L6-v2, six layers of 384 numbers, whose weights a package of the registry
-carries. Its lower layers stay as they are, so what they make of a review is computed once."""
+carries. Its lower layers stay as they are, so what they make of a review is computed once. The last
+two serve to compare sentences: a linear head tells more from what they are given than from what
+they make of it."""
 
 import json
 import os
@@ -19,8 +21,12 @@ LENGTH = 128  # word pieces of a review, with the two that begin and end it: its
 FROZEN = 4  # layers
 _WORDS = 88_588  # token ids of all words that occur
 _FIRST_WORD = 3  # the word of frequency rank r is token r + 3
-_PART = 64  # reviews at a time
+_PART = 8  # reviews at a time, few enough for a processor's cache
+_WIDTH = 384
+_QUERIES = 4
+_SPREAD = 0.02  # of queries at the start, where they weigh word pieces nearly alike
 _NORM = 3.0
+_NEVER = -1e4  # the score of padding
 
 
 def all_words(data_dir: str | Path | None) -> DataSource:
@@ -55,24 +61,53 @@ class UpperLayers(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return 384 numbers for each review."""
-        seen = hidden.ne(0).any(-1)
-        hidden = _through(self.layers, hidden.float(), seen)
-        return (hidden * seen.unsqueeze(-1)).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
+        seen = _seen(hidden)
+        return _mean(_through(self.layers, hidden.float(), seen), seen)
 
 
-def classifier() -> nn.Module:
-    """Return the upper layers with a readout that starts at zero."""
-    readout = nn.Linear(384, 2)
+class Mean(nn.Module):
+    """The mean over a review's word pieces."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return 384 numbers for each review."""
+        return _mean(hidden.float(), _seen(hidden))
+
+
+class Attention(nn.Module):
+    """A weighted mean over a review's word pieces for each of a few learned queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Linear(_WIDTH, _QUERIES, bias=False)
+        self.norm = nn.LayerNorm(_WIDTH, elementwise_affine=False)
+        nn.init.normal_(self.queries.weight, std=_SPREAD)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return 384 numbers for each review and query."""
+        seen, hidden = _seen(hidden), hidden.float()
+        scores = self.queries(hidden).masked_fill(~seen.unsqueeze(-1), _NEVER)
+        return self.norm(scores.softmax(1).transpose(1, 2) @ hidden).flatten(1)
+
+
+def attention_classifier() -> nn.Module:
+    """Return learned queries and a readout that starts at zero."""
+    readout = nn.Linear(_WIDTH * _QUERIES, 2)
     for parameter in readout.parameters():
         nn.init.zeros_(parameter)
-    return nn.Sequential(UpperLayers(), nn.LayerNorm(384), readout)
+    return nn.Sequential(Attention(), readout)
 
 
-def pooled() -> nn.Module:
-    """Return the upper layers as they came, and the same norm for every record."""
-    return nn.Sequential(
-        UpperLayers(), nn.LayerNorm(384, elementwise_affine=False), Normalize(_NORM)
-    )
+def pooled(pooling: nn.Module) -> nn.Module:
+    """Return a pooling without parameters to train, and the same norm for every record."""
+    return nn.Sequential(pooling, nn.LayerNorm(_WIDTH, elementwise_affine=False), Normalize(_NORM))
+
+
+def _seen(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden.ne(0).any(-1)
+
+
+def _mean(hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    return (hidden * seen.unsqueeze(-1)).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
 
 
 def _lower(model: Any, pieces: torch.Tensor) -> torch.Tensor:

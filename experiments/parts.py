@@ -48,7 +48,8 @@ _NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "stroke-linear": softmax_regression,
     "review-linear": lambda shape: softmax_regression(shape, classes=2),
     "minilm-linear": lambda shape: softmax_regression(shape, classes=2),
-    "minilm-upper": lambda shape: minilm.classifier(),
+    "minilm-mean-linear": lambda shape: softmax_regression(shape, classes=2),
+    "minilm-attention": lambda shape: minilm.attention_classifier(),
 }
 # The same, and by the activation that the method wants.
 _ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
@@ -98,20 +99,20 @@ def load_task(
 ) -> Task:
     """Return the data of a cell; for selection, a fixed split of the training records alone.
 
-    Features that take long to compute are kept in the folder ``cache``.
+    Features that take long to compute are kept in the folder ``cache``. A cell of few records is
+    measured on as few.
     """
     source = _SOURCES.get(cell.features, partial(load, cell.data))(data_dir)
 
     def part(name: str, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        name += "" if cell.records is None else f"-{cell.records}"
         file = None if cache is None else cache / f"{cell.data}-{cell.features}-{name}.safetensors"
         return in_front(
             cell.network, computed(cell.features, images, file, data_dir), data_dir
         ), labels
 
-    train = part(
-        "train" if cell.records is None else f"train-{cell.records}", *source.train[: cell.records]
-    )
-    held_out = () if validate else part("test", *source.test[:])
+    train = part("train", *source.train[: cell.records])
+    held_out = () if validate else part("test", *source.test[: cell.records])
     records = source.records if cell.records is None else min(cell.records, source.records)
     if validate:
         order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(train[0])))

@@ -1,5 +1,5 @@
 """Draws the results, and the noise behind them: accuracy over ε, accuracy as ε is spent, noise over
-the rate.
+the rate, perplexity over steps.
 """
 
 import math
@@ -21,6 +21,7 @@ _DELTA, _EPSILONS, _STEPS, _EPOCHS = 1e-5, (1.0, 2.0, 3.0), 200, 60
 _RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.33, 1.0)
 _COLORS = ("#0072b2", "#c24e00", "#009e73")
 _GREY = "#7a7a7a"
+_PERPLEXITIES = (6, 8, 10, 15, 20, 25)
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "dpfy",
     "svg.fonttype": "none",
@@ -59,9 +60,11 @@ def draw_spending(place: Place, path: Path, cells: Iterable[Cell] = CELLS) -> No
     }
     panels = {name: members for name, members in found.items() if members}
     with rc_context(_STYLE):
-        figure = Figure(figsize=(3.2 * max(1, len(panels)), 2.9), layout="constrained")
+        columns = max(1, min(3, len(panels)))
+        rows = max(1, math.ceil(len(panels) / columns))
+        figure = Figure(figsize=(3.2 * columns, 2.9 * rows), layout="constrained")
         for number, (name, members) in enumerate(panels.items(), start=1):
-            axes = figure.add_subplot(1, len(panels), number)
+            axes = figure.add_subplot(rows, columns, number)
             for (cell, entry), color in zip(members, _COLORS, strict=False):
                 _, epsilon, accuracy = zip(*entry["config"]["runs"][0]["curve"], strict=True)
                 axes.plot(epsilon, accuracy, color=color, label=f"planned for ε = {cell.epsilon:g}")
@@ -111,6 +114,35 @@ def draw_noise(path: Path) -> None:
         right.axhline(1.0, color=_GREY, linewidth=0.8, linestyle=":")
         for axes in (left, right):
             axes.legend()
+        _save(figure, path)
+
+
+def draw_perplexity(found: dict[str, Any], path: Path) -> None:
+    """Plot the perplexity of a language model over its steps, one curve for each ε, between what
+    frequencies alone reach.
+    """
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(5.0, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        for curve, color in zip(found["curves"], ("black", *_COLORS), strict=False):
+            epsilon = curve["setting"]["epsilon"]
+            label = "no privacy" if epsilon is None else f"ε = {epsilon:g}"
+            axes.plot(*zip(*curve["curve"][1:], strict=True), color=color, label=label)
+        for name, value in found["baselines"].items():
+            axes.axhline(value, color=_GREY, linewidth=0.8, linestyle=":")
+            axes.annotate(
+                f"frequencies of {name}",
+                (1.0, value),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="top",
+                color=_GREY,
+                fontsize="small",
+            )
+        axes.set(xlabel="step", ylabel="perplexity of held-out characters", yscale="log")
+        axes.set_yticks(_PERPLEXITIES, labels=map(str, _PERPLEXITIES))
+        axes.minorticks_off()
+        axes.legend()
         _save(figure, path)
 
 

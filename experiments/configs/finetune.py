@@ -1,6 +1,7 @@
-"""A public language model on film reviews at ε 3: two upper layers trained, or a linear head alone.
+"""A public language model on film reviews at ε 3, of which the lower four layers are used as they
+are: a linear head on the mean of its word pieces, or queries that learn which of them to attend to.
 
-Dropout is off. The readout starts at zero. Learning rates fall linearly."""
+The readout starts at zero. Learning rates fall linearly."""
 
 from experiments.cell import Cell
 
@@ -20,22 +21,29 @@ def _cell(experiment: str, network: str, **settings: object) -> Cell:
 CELLS = (
     _cell(
         "finetune-imdb-linear",
-        "minilm-linear",
+        "minilm-mean-linear",
         rate=0.1,
         steps=100,
         clip=0.3,
         learning_rate=20.0,
-        found="As softmax regression on other features of this folder.",
+        found="As softmax regression on other features of this folder, confirmed beside three "
+        "pairs of clip and learning rate on a sixth of the training records. The layer by logistic "
+        "regression on means of word pieces without privacy, on 1,000 and 4,000 training records: "
+        "it had 78.9 % after the fourth layer and 74.1 % after the sixth, of 1,000.",
     ),
     _cell(
-        "finetune-imdb-upper",
-        "minilm-upper",
+        "finetune-imdb-attention",
+        "minilm-attention",
         method="adam",
-        rate=0.08,
-        steps=30,
-        clip=0.5,
-        learning_rate=1e-3,
+        rate=0.05,
+        steps=100,
+        clip=1.0,
+        learning_rate=2e-2,
         target=80.0,
-        found="On a sixth of the training records.",
+        found="On a sixth of the training records. The pooling without privacy on 5,834 other "
+        "ones, in a few lines of torch: the mean had 80.6 %, one query 84.2, four queries 84.4, 32 "
+        "hidden units for each word piece 81.7; adapters with noise had less than a linear head. "
+        "Then two tries with fewer records and steps, and three with all of them: learning rates "
+        "of 0.01 and 0.02, and a clip bound of 4.",
     ),
 )

@@ -201,9 +201,9 @@ def test_selection_sees_training_records_only() -> None:
     assert torch.equal(task.held_out.tensors[0], again.held_out.tensors[0])  # a fixed split
 
 
-def test_fewer_records_are_declared_as_such() -> None:
+def test_fewer_records_are_declared_as_such_and_measured_on_as_few() -> None:
     task = task_of(replace(CELL, records=100))
-    assert (task.records, len(task.train), len(task.held_out)) == (100, 100, 360)
+    assert (task.records, len(task.train), len(task.held_out)) == (100, 100, 100)
 
 
 def test_copies_of_a_record_share_one_loss_and_one_clip(tmp_path: Path) -> None:
