@@ -18,11 +18,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.engines import jax_lstm
 from benchmarks.engines.workloads import Workload
 
 CLIP, NOISE_MULTIPLIER = 1.0, 1.0
 _STEPS = 10**6  # of the plan: more than anybody measures
 OPACUS = {"opacus:hooks": "hooks", "opacus:ghost": "ghost"}
+JAX, _IN_JAX = "jax-privacy", ("lstm-imdb",)  # and the workloads that are written in JAX
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,21 @@ def contenders() -> list[str]:
     """
     from dpfy.gradients import ENGINES
 
-    return ["torch", "dpfy", *(f"dpfy:{name}" for name in ENGINES), "dpfy:strict", *OPACUS, "vmap"]
+    own = (f"dpfy:{name}" for name in ENGINES)
+    return ["torch", "dpfy", *own, "dpfy:strict", *OPACUS, "vmap", JAX]
 
 
 def unavailable(name: str) -> str | None:
     """Return why a contender cannot run here, if so."""
-    return (
-        "Opacus is not installed (extra 'bench')"
-        if name in OPACUS and find_spec("opacus") is None
-        else None
-    )
+    needed = {JAX: "jax_privacy", **dict.fromkeys(OPACUS, "opacus")}.get(name)
+    if needed is None or find_spec(needed) is not None:
+        return None
+    return f"{needed} is not installed (extra 'bench')"
+
+
+def takes_part(name: str, workload: str) -> bool:
+    """Return whether a contender has the network of a workload."""
+    return name != JAX or workload in _IN_JAX
 
 
 def prepare(name: str, workload: Workload, folder: Path) -> Ready:
@@ -73,6 +80,10 @@ def prepare(name: str, workload: Workload, folder: Path) -> Ready:
             return _opacus(workload, OPACUS[name])
         case ("vmap", _, _):
             return _recipe(workload)
+        case ("jax-privacy", _, _):
+            model = workload.model()
+            fields = workload.data().tensors
+            return Ready(jax_lstm.stepper(model, fields, CLIP, NOISE_MULTIPLIER), model)
         case ("noise", _, _):
             return _noise(workload)
     raise ValueError(f"no contender is called {name!r}")

@@ -13,6 +13,7 @@ _PEERS = {
     "opacus:hooks": "Opacus, hooks",
     "opacus:ghost": "Opacus, ghost",
     "vmap": "`torch.func` by hand",
+    "jax-privacy": "JAX Privacy",
 }
 _FIRST = "dpfy, from `privatize` to the end of the first step"
 _COLUMNS = ("mlp", "transformer", "cnn-mnist", "cnn-cifar", "wrn16-4", "lstm-imdb")
