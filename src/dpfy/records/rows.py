@@ -79,10 +79,11 @@ class Loading:
     def _together(self, key: bytes, wanted: Mapping[int, int]) -> Groups | None:
         """Return rows that were fetched in one call, or None unless all of them can be used."""
         rows = [*wanted.values()]
-        if self.collate_fn is None and hasattr(self.data, "take_columns"):
-            chunk = _guarded(self._columns, key, rows)
-            return None if chunk is None else [(chunk, [*wanted])]
-        found = _guarded(self._fetched, key, rows)
+        if self.collate_fn is None and (load := column_loader(self.data)) is not None:
+            chunk = _guarded(self._columns, load, key, rows)
+            if chunk is not None:
+                return [(chunk, [*wanted])]
+        found = _guarded(self._fetched, key, rows) if self.together else None
         if found is None:
             return None
         fetched = dict(zip(wanted, found, strict=True))
@@ -99,9 +100,11 @@ class Loading:
         # A missing value in one row may change the type of the whole column.
         return groups if sum(len(places) for _, places in groups) == len(wanted) else None
 
-    def _columns(self, key: bytes, rows: list[int]) -> Chunk | None:
+    def _columns(
+        self, load: Callable[[list[int]], Any], key: bytes, rows: list[int]
+    ) -> Chunk | None:
         """Return rows that the data set gives as columns, without an item for each."""
-        columns = self._called(key, self.data.take_columns, rows)
+        columns = self._called(key, load, rows)
         return None if columns is None else self._collated(lambda _: columns, rows)
 
     def _fetched(self, key: bytes, rows: list[int]) -> Sequence[Any] | None:
@@ -216,6 +219,29 @@ def fetches_together(data: Any) -> bool:
     while type(data) is Subset:
         data = data.dataset
     return any(callable(getattr(data, name, None)) for name in ("__getitems__", "take_columns"))
+
+
+def column_loader(data: Any) -> Callable[[list[int]], Any] | None:
+    """Return the function by which a data set gives columns with a row for each index, or None.
+
+    A data set of Hugging Face's `datasets` gives columns where it is asked for a list of rows. In
+    torch's format they have the types that its items have.
+    """
+    if callable(getattr(data, "take_columns", None)):
+        return data.take_columns  # type: ignore[no-any-return]
+    kind = type(data)
+    if (kind.__module__, kind.__name__) != ("datasets.arrow_dataset", "Dataset"):
+        return None
+    if data.format["type"] != "torch":
+        return None
+
+    def columns(rows: list[int]) -> Any:
+        found = data[rows]
+        # rows of different shapes are in a list, and are no column
+        stacked = all(isinstance(each, torch.Tensor) for each in found.values())
+        return found if stacked else None
+
+    return columns
 
 
 def is_stored(data: Any) -> bool:
