@@ -91,6 +91,11 @@ def test_document_that_is_none_has_no_row() -> None:
     assert texts.unit_of.tolist() == [0, 5]
 
 
+@pytest.mark.parametrize("documents", [[[]], [[], None, "text"], [[], []]], ids=repr)
+def test_documents_without_tokens_raise_nothing(documents) -> None:
+    assert rows(cut(documents)) == []
+
+
 def test_texts_that_nobody_tokenized_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"tokenize texts first.*text\.encode"):
         cut(["one", "two"])

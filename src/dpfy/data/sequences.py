@@ -41,7 +41,7 @@ class TokenSequences(Dataset[tuple[torch.Tensor]]):
         padding: The token that fills the last sequence of a document. Default: 0.
 
     Raises:
-        InvalidArgument: An argument is out of its range, no document holds tokens, or the
+        InvalidArgument: An argument is out of its range, all documents are texts, or the
             vocabulary was trained on the private text.
 
     *Formal guarantee*: a row is a function of its own unit and of the arguments.
@@ -76,12 +76,13 @@ class TokenSequences(Dataset[tuple[torch.Tensor]]):
         self.vocabulary = vocabulary
         self._documents = documents
         owners = _owners(by, authors, len(documents))
-        rows = np.array([-(-_tokens(each) // length) for each in documents], dtype=np.int64)
-        if len(rows) and not rows.any():
+        # of the type alone: whether documents are empty is for nobody to know
+        if len(documents) and all(isinstance(each, str) for each in documents):
             raise InvalidArgument(
-                "No document holds tokens. Expected lists, arrays or tensors of token ids, or "
+                "The documents are texts. Expected lists, arrays or tensors of token ids, or "
                 "bytes; tokenize texts first, or encode them: text.encode()."
             )
+        rows = np.array([-(-_tokens(each) // length) for each in documents], dtype=np.int64)
         rows[owners < 0] = 0
         self._document, self._place = _places(rows)
         if most is not None:
