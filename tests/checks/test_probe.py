@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
+from dpfy.checks import probe as probes
+from dpfy.checks.company import check_memory
 from dpfy.checks.probe import Probe
 from dpfy.checks.tolerance import are_equal_sums, squared_norm
 from dpfy.checks.vmap_check import alone_at_once
@@ -409,8 +411,8 @@ def test_half_precision_inside_a_loss_is_not_taken_for_mixing(started):
 @pytest.mark.parametrize(
     ("model", "rows", "most"),
     [
-        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), ROWS, 62),
-        (nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)), ROWS.long().abs(), 42),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), ROWS, 38),
+        (nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)), ROWS.long().abs(), 31),
     ],
     ids=["numbers", "tokens"],
 )
@@ -501,3 +503,56 @@ def test_one_copy_of_the_model_serves_nested_checks_and_restores_it():
     assert torch.equal(model.weight, before)
     with probe.undisturbed() as again:
         assert again is not written
+
+
+def judged(loss, model):
+    """Return a probe of a loss on records of four numbers."""
+    example = Chunk((torch.zeros(2, 4),), 2)
+    return Probe(model, dict(model.named_parameters()), loss, example, declared=False)
+
+
+def test_records_are_made_anew_for_a_loss_that_writes_to_them():
+    model = nn.Linear(4, 2)
+    probe = judged(lambda x: model(x.mul_(0)).sum(1), model)
+    before = probe.input(3, 5).arguments[0].clone()
+    probe.input(3, 5).arguments[0].zero_()
+    probe.losses(probe.input(3, 5))
+    assert before.any() and torch.equal(probe.input(3, 5).arguments[0], before)
+
+
+def test_large_chunks_begin_with_the_known_records_and_have_others_besides():
+    model = nn.Linear(4, 2)
+    probe = judged(lambda x: model(x).sum(1), model)
+    for size in (2, 5, 7, 10, 33):
+        rows = probe.many(size).arguments[0]
+        known = probe.base(min(size, 5)).arguments[0]
+        assert len(rows) == size and torch.equal(rows[: len(known)], known)
+        assert len(rows.unique(dim=0)) == size
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["memory", "seed"])
+def test_what_a_loss_varies_with_is_told_apart(draws):
+    model, seen = nn.Linear(4, 2), []
+
+    def loss(x):
+        shift = torch.rand(()) if draws else torch.tensor(float(len(seen)))
+        if float(x.detach().max()) < 1 / 16:  # only small numbers are remembered
+            seen.append(x)
+        return model(x).sum(1) + shift.detach()
+
+    probe = judged(loss, model)
+    for size in (2, 3, 5):
+        probe.base_losses(size)
+    assert probe.varies
+    if draws:
+        check_memory(probe)
+    else:
+        with pytest.raises(dpfy.IsolationError, match="keeps state"):
+            check_memory(probe)
+
+
+def test_a_loss_that_is_vectorised_needs_no_tracing_of_its_own(monkeypatch):
+    model, traced = nn.Linear(4, 2), []
+    monkeypatch.setattr(probes, "refuses_tracing", lambda *given: traced.append(given))
+    assert judged(lambda x: model(x).sum(1), model)._keeps_apart and not traced
+    assert judged(lambda x: F.dropout(model(x)).sum(1), model).doubts() and traced

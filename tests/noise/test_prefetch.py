@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 from dpfy.noise import LatticeGaussian, SecureStream, lattice_step, prefetch
+from dpfy.noise.native import kernels
 from dpfy.noise.native.kernels import InNumpy
 from dpfy.testing import check_noise
 
@@ -80,6 +82,17 @@ def test_what_was_prefetched_for_something_else_is_never_used(other):
     assert not set(prefetched.tolist()) & set(drawn.tolist())
     assert not set(prefetched.tolist()) & set(take(source).tolist())
     assert source._prefetcher._prefetched is None
+
+
+def test_noise_drawn_ahead_while_the_compiler_works_is_the_same(monkeypatch):
+    source, twin = noise(), noise()
+    with monkeypatch.context() as first_step:
+        first_step.setattr(kernels, "LARGE", 0)
+        first_step.setattr(kernels, "_begun", [SimpleNamespace(is_running=True)])
+        first_step.setattr(kernels, "compiled", lambda: pytest.fail("it waits for the compiler"))
+        source.prefetch(1200, STDDEV, GRID)
+        wait([future for _, future in source._prefetcher._prefetched.segments])
+    assert torch.equal(take(source), take(twin))
 
 
 def test_a_prefetch_replaces_the_one_before():

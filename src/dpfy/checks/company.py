@@ -50,8 +50,10 @@ def check_alone(trial: Trial) -> None:
     differently, in half precision by as much as its precision. The losses that are known are those
     with dropout, which may be others.
     """
-    for scale in trial.scales:
-        alone = trial.alone(trial.base(SIZES[-1], scale))
+    found = trial.alone_traced
+    if found is None:
+        found = trial.alone(trial.bases)
+    for scale, alone in zip(trial.scales, found.split(SIZES[-1]), strict=True):
         for size in SIZES:
             base = trial.base(size, scale)
             if not (
@@ -67,7 +69,12 @@ def check_alone(trial: Trial) -> None:
 
 
 def check_memory(trial: Trial) -> None:
-    """Refuse a loss that changes once other records were seen."""
+    """Refuse a loss that changes once other records were seen.
+
+    If it does not vary, it has not changed after other records either.
+    """
+    if not trial.varies:
+        return
     size = SIZES[0]
     trial.losses(trial.input(size, 3, trial.scales[-1]))
     if not trial.same(trial.base_losses(size), trial.losses(trial.base(size))):
@@ -75,11 +82,18 @@ def check_memory(trial: Trial) -> None:
 
 
 def check_many(trial: Trial, size: int, precision: float) -> None:
-    """Refuse a loss that gives examples other losses among ``size`` than among three."""
+    """Refuse a loss that gives the first examples other losses among ``size`` than among a few.
+
+    As in :func:`check_alone`, the losses that are known may be those with dropout.
+    """
     if trial.random:
         return
-    many = trial.input(size, 1)
-    if not trial.same(trial.losses(many)[:3], trial.losses(many.part(0, 3)), precision):
+    few = trial.base(min(size, SIZES[-1]))
+    found = trial.losses(trial.many(size))[: few.size]
+    if not (
+        trial.same(found, trial.base_losses(SIZES[-1])[: few.size], precision)
+        or trial.same(found, trial.losses(few), precision)
+    ):
         raise refusal(
             trial.model,
             None,

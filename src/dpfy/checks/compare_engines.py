@@ -19,6 +19,7 @@ from dpfy.checks.tolerance import are_equal_sums
 from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.gradients import ENGINES, Engine, LoopEngine
 from dpfy.gradients.base import LossFn
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.sandbox.torch_settings import certified
 
@@ -92,7 +93,7 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
             )
         doubts = judge.doubts()
         oracle = LoopEngine(model, trained)
-        expected = oracle_sums(judge), _gradients(judge, oracle)
+        expected = oracle_sums(judge, Workspace()), _gradients(judge, oracle)
         return tuple(
             _compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name
         )

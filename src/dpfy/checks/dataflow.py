@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpfy.checks.places import Place, calling
+from dpfy.checks.places import Line, Place, calling, place_of
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.synthetic import with_row_from
 
@@ -65,7 +65,7 @@ def check_dataflow(
 
 @dataclass
 class _Operation:
-    """One call: the storages of its inputs, its results if they depend on records, its place.
+    """One call: the storages of its inputs, its results if they depend on records, its line.
 
     ``values`` are copies of the results, or where they have moved since an earlier pass. A view has
     none: its numbers are those of another result, or of a record.
@@ -76,7 +76,7 @@ class _Operation:
     shapes: list[torch.Size]
     values: list[torch.Tensor]
     storages: list[int]
-    place: Place | None
+    line: Line | None
 
 
 class _Operations(TorchDispatchMode):
@@ -97,24 +97,22 @@ class _Operations(TorchDispatchMode):
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            self._storages.number(leaf)
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
+        name, given = str(func), {*map(self._storages.number, _tensors((args, kwargs)))}
         # where tracing does not come: if y.requires_grad
-        if str(func) == _READ and given & self._of_records:
+        if name == _READ and given & self._of_records:
             raise Mixed("values of the input may decide what is computed")
         result = func(*args, **(kwargs or {}))
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        name, storages = str(func), [self._storages.number(leaf) for leaf in made]
+        made = [*_tensors(result)]
+        storages = [*map(self._storages.number, made)]
         if given & self._of_records and not name.startswith(_FRESH):
             self._of_records.update(storages)
         else:
             made = []
         values = self._noted(made) if self._values and not getattr(func, "is_view", False) else []
         shapes = [leaf.shape for leaf in made]
-        self.calls.append(_Operation(name, given, shapes, values, storages, calling()))
+        # only what the first pass did is spoken of
+        line = calling() if self._before is None else None
+        self.calls.append(_Operation(name, given, shapes, values, storages, line))
         return result
 
     def _noted(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -126,6 +124,15 @@ class _Operations(TorchDispatchMode):
         if [one.shape for one in expected] != [leaf.shape for leaf in made]:
             return []  # another computation, which is noticed when all of it is known
         return [_differ(one, leaf.detach()) for one, leaf in zip(expected, made, strict=True)]
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of what an operation is given or returns; torch's own walk takes longer."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple | dict):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(item)
 
 
 class _Storages:
@@ -263,7 +270,8 @@ def _moved(before: _Operations, after: _Operations) -> dict[tuple[int, int], tor
     for number, (call, other) in enumerate(zip(before.calls, after.calls, strict=True)):
         if call.shapes != other.shapes:
             raise Mixed(
-                f"values of records decide about the shape of what {call.name} returns", call.place
+                f"values of records decide about the shape of what {call.name} returns",
+                place_of(call.line),
             )
         for place, moved in enumerate(other.values):
             found[number, place] = moved
@@ -283,7 +291,9 @@ def _refuse_uses(seen: _Operations, mixed: set[tuple[int, int]]) -> None:
     storages: set[int] = set()
     for number, call in enumerate(seen.calls):
         if storages & call.given:
-            raise Mixed(f"{call.name} uses what several records have a part in", call.place)
+            raise Mixed(
+                f"{call.name} uses what several records have a part in", place_of(call.line)
+            )
         storages.update(
             call.storages[place] for place in range(len(call.shapes)) if (number, place) in mixed
         )

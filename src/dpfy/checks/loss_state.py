@@ -134,9 +134,8 @@ class _Walk:
             self._found[way] = self._entered[id(value)][0]
             return
         self._entered[id(value)] = (way, value)
-        follow = next((follow for kind, follow in _KINDS if isinstance(value, kind)), _Walk._object)
         try:
-            follow(self, way, value, depth + 1)
+            _follower((type(value), value.__class__))(self, way, value, depth + 1)
         except Exception:  # an object whose own methods fail when it is looked at
             self._found[way] = Opaque()
 
@@ -328,6 +327,15 @@ _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
     (types.BuiltinMethodType, _Walk._builtin),
     (Iterator, _Walk._iterator),
 )
+
+
+@lru_cache(maxsize=4096)
+def _follower(kinds: tuple[type, type]) -> Callable[[_Walk, str, Any, int], None]:
+    """Return the method for a value of some type, which may say that it has another one."""
+    return next(
+        (follow for each, follow in _KINDS if any(issubclass(kind, each) for kind in kinds)),
+        _Walk._object,
+    )
 
 
 def _is_followed(kind: type) -> bool:

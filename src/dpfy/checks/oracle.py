@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from dpfy.checks.recycled import RecycledProducts
 from dpfy.checks.tolerance import squared_norm
 from dpfy.checks.trial import SEED, Trial
 from dpfy.errors import LossError
 from dpfy.gradients import Engine, LoopEngine
 from dpfy.gradients.base import LossCall, LossFn, Originals
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example
 from dpfy.mechanisms.clipping import Clipping, clip_to
@@ -22,18 +24,19 @@ _GRID = 2.0**-40
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
 
 
-def oracle_sums(trial: Trial) -> list[torch.Tensor]:
+def oracle_sums(trial: Trial, memory: Workspace) -> list[torch.Tensor]:
     """Return clipped sums of gradients that plain autograd computes one record at a time.
 
     A loss that no parameter takes part in is refused. Of a large model there are never more
-    than two gradients in memory.
+    than two gradients in memory: the sums, and one that is written to ``memory``.
     """
     loss_fn, chunk, clipping = _clipped(trial)
     oracle, call = LoopEngine(trial.model, trial.parameters), LossCall(trial.model, loss_fn)
     state, sums = Originals(trial.model, trial.parameters), None
     try:
         for position in range(chunk.size):
-            found, _ = oracle.gradients_at(call, state, chunk, position)
+            with RecycledProducts(trial.parameters.values(), memory):
+                found, _ = oracle.gradients_at(call, state, chunk, position)
             if all(gradient is None for gradient in found):
                 raise LossError(
                     "No trainable parameter takes part in the loss. loss_fn must call the very "
@@ -41,6 +44,7 @@ def oracle_sums(trial: Trial) -> list[torch.Tensor]:
                     "one."
                 )
             sums = _with_clipped(sums, found, trial.parameters.values(), clipping)
+            del found  # before the next ones are computed
     except RuntimeError as error:
         remedy = (
             " Give torch.utils.checkpoint.checkpoint use_reentrant=False."

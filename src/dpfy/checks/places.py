@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -19,6 +20,9 @@ _OWN = tuple(f"{Path(str(package.__file__)).parent}/" for package in (torch, dpf
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = ("site-packages/", "dist-packages/")
 _LONGEST = 100  # characters of a source line
+
+Line = tuple[CodeType, int]
+"""A piece of code, and the number of a line in its file."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,19 @@ def stopped_at(error: BaseException) -> Place | None:
     return _last_of_others((tb.tb_frame.f_code, tb.tb_lineno) for tb in _steps(error.__traceback__))
 
 
-def calling() -> Place | None:
+def calling() -> Line | None:
     """Return the innermost line of code, neither torch's nor ours, that is running now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_of_others(frame.f_code):
-            return _place(frame.f_code, frame.f_lineno)
+            return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def place_of(line: Line | None) -> Place | None:
+    """Return a line with its source text, which takes long to find."""
+    return None if line is None else _place(*line)
 
 
 def at(place: Place | None) -> str:
@@ -67,11 +76,12 @@ def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def _last_of_others(steps: Iterable[tuple[CodeType, int]]) -> Place | None:
+def _last_of_others(steps: Iterable[Line]) -> Place | None:
     found = [(code, line) for code, line in steps if _is_of_others(code)]
     return _place(*found[-1]) if found else None
 
 
+@lru_cache(maxsize=4096)
 def _is_of_others(code: CodeType) -> bool:
     """Whether code is the user's or a library's: the standard library only passes calls on."""
     name = code.co_filename

@@ -4,12 +4,14 @@ It runs on synthetic input of the public shape, so whatever it says is about the
 about a record.
 """
 
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,16 +38,25 @@ from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
 from dpfy.errors import IsolationError
 from dpfy.gradients import ENGINES, Engine
 from dpfy.gradients.base import LossCall
+from dpfy.gradients.bookkeeping.engine import CapturingEngine
+from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example, shown_of_each
 from dpfy.gradients.synthetic import extremes
 from dpfy.sandbox.dropout import are_covered, covered_masks
 from dpfy.sandbox.output import suppress_output
-from dpfy.sandbox.rng_isolation import GeneratorUse, fix_seed, watched_generators
+from dpfy.sandbox.rng_isolation import (
+    GeneratorUse,
+    device_states,
+    fix_seed,
+    numpy_state,
+    watched_generators,
+)
 from dpfy.sandbox.torch_settings import certified
 
 __all__ = ["Probe", "check_collation"]
 
+_NONE = (GeneratorUse(), False)  # of generators is used, and moves
 _MANY = 33  # records, more than code that looks at the size of a batch is likely to call few
 
 
@@ -129,7 +140,7 @@ class Probe(Trial):
         """Refuse a loss that treats a chunk of the largest size unlike a few examples."""
         if largest <= max(self._compared, default=0):  # when the engine was chosen
             return
-        with certified(), self.undisturbed(), without_dropout(self.model):
+        with certified(), self.undisturbed(), self._without_masks():
             shortest = self.shortest
             self._check_many(largest, shortest if largest <= _MANY else max(shortest, COARSE))
 
@@ -165,31 +176,45 @@ class Probe(Trial):
         except Exception:  # it cannot be judged in this way
             return False
 
-    def _randomness(self) -> GeneratorUse:
-        """Return what the loss does to generators, once its imports are done: they may seed."""
-        found = self._generators_used()
-        return self._generators_used() if found != GeneratorUse() else found
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether computing a loss moves a generator, as dropout does."""
+        return self._randomness[1]
 
-    def _generators_used(self) -> GeneratorUse:
-        """Return what one call of the loss does to generators."""
+    @cached_property
+    def _randomness(self) -> tuple[GeneratorUse, bool]:
+        """What the loss does to generators, and whether one moves.
+
+        It is looked at once the loss's imports are done, which may seed and draw.
+        """
+        found = self._generators_used()
+        return found if found == _NONE else self._generators_used()
+
+    def _generators_used(self) -> tuple[GeneratorUse, bool]:
+        """Return what one call of the loss does to generators, and whether one moves."""
         chunk = self.input(SIZES[0])
         fix_seed(SEED)
+        before = _generators()
         with watched_generators() as found, Draws() as draws, covered_masks(), torch.enable_grad():
             LossCall(self.model, self.loss_fn)(*chunk.arguments)
-        return replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
+        use = replace(found, seeded=found.seeded or draws.own, masks=draws.masks)
+        return use, _generators() != before
 
     def _agreeing_engine(self, wanted: str, isolating: bool) -> Engine:
         """Return the first engine that is safe and agrees with the loop engine."""
         names = [*self.engines] if wanted == "auto" else [wanted]
         doubts = self.doubts(isolating)
         random = self.random
-        with without_dropout(self.model):
+        with self._without_masks():
             if not random:
                 check_alone(self)
-            expected = oracle_sums(self)
+            memory = Workspace()
+            expected = oracle_sums(self, memory)
             reason = ""
             for name in names:
                 engine = self.engines[name](self.model, self.parameters)
+                if isinstance(engine, CapturingEngine):
+                    engine.memory = memory
                 if doubt := doubts(engine):
                     reason = f"is not safe here: {doubt}"
                     continue
@@ -226,6 +251,13 @@ class Probe(Trial):
                 )
         raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
 
+    def _without_masks(self) -> AbstractContextManager[None]:
+        """Return a context without dropout, in which Python is asked about every operation.
+
+        There is nothing to switch off if no generator was moved, seeded or put back.
+        """
+        return nullcontext() if self._randomness == _NONE else without_dropout(self.model)
+
     def _mixes_devices(self, error: Exception) -> bool:
         """Whether an engine failed because of the model's device, and not because of the model."""
         return any(not p.is_cpu for p in self.parameters.values()) and bool(
@@ -234,7 +266,7 @@ class Probe(Trial):
 
     def doubts(self, isolating: bool = False) -> Callable[[Engine], str]:
         """Return a function that says why an engine must not be given this loss, or nothing."""
-        randomness = self._randomness()
+        randomness, _ = self._randomness
         if randomness.masks and not are_covered():
             raise IsolationError(
                 "The model draws masks inside of attention, between recurrent layers or by "
@@ -264,8 +296,10 @@ class Probe(Trial):
     @cached_property
     def _mixing(self) -> str:
         """Return why the loss must not be called on a whole chunk, or nothing."""
-        if (refused := refuses_tracing(self.model, self.loss_fn, self.input(SIZES[0]))) is not None:
-            return f"values of the input may decide what is computed{at(refused.place)}"
+        if self.alone_traced is None:
+            refused = refuses_tracing(self.model, self.loss_fn, self.input(SIZES[0]))
+            if refused is not None:
+                return f"values of the input may decide what is computed{at(refused.place)}"
         call = LossCall(self.model, self.loss_fn)
 
         def losses(chunk: Chunk) -> torch.Tensor:
@@ -281,3 +315,12 @@ class Probe(Trial):
         except Mixed as mixed:
             return f"{mixed}{at(mixed.place or stopped_at(mixed))}"
         return ""
+
+
+def _generators() -> tuple[Any, ...]:
+    """Return the states of all generators in a form that can be compared."""
+    return (
+        random.getstate(),
+        numpy_state(),
+        *(state.numpy().tobytes() for state in (torch.get_rng_state(), *device_states())),
+    )

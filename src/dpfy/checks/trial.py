@@ -15,7 +15,7 @@ from dpfy.checks.places import at, stopped_at
 from dpfy.checks.preconditions import check_statistics, without_scalers
 from dpfy.checks.tolerance import are_equal
 from dpfy.checks.undisturbed import without_dropout
-from dpfy.checks.vmap_check import alone_at_once
+from dpfy.checks.vmap_check import alone_at_once, can_be_vectorised
 from dpfy.errors import LossError
 from dpfy.gradients.base import LossCall, LossFn
 from dpfy.gradients.chunk import Chunk
@@ -27,6 +27,8 @@ from dpfy.sandbox.rng_isolation import fix_seed
 SIZES = (2, 3, 5)
 SEED = 20181216
 _SCALES = (1.0, 1.0 / 16)
+# of a few records that are kept; those of one probe are about twenty times that
+_MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,32 @@ class Trial:
     statistics: tuple[Statistic, ...] = ()
     _bases: dict[tuple[int, float], torch.Tensor] = field(default_factory=dict, init=False)
     _dtypes: set[torch.dtype] = field(default_factory=set, init=False)
+    _made: dict[tuple[int, int, float], Chunk] = field(default_factory=dict, init=False)
 
     def input(self, size: int, seed: int = 0, scale: float = 1.0) -> Chunk:
-        """Return synthetic records."""
-        return synthetic(self.example, size, SEED + seed, scale, declared=self.declared)
+        """Return synthetic records, in memory of their own: a loss may write to them."""
+        known = self._made.get((size, seed, scale))
+        if known is not None:
+            return known.copied()
+        made = synthetic(self.example, size, SEED + seed, scale, declared=self.declared)
+        if size <= SIZES[-1] and made.nbytes <= _MOST_BYTES:
+            self._made[size, seed, scale] = made.copied()
+        return made
 
     def base(self, size: int, scale: float = 1.0) -> Chunk:
         """Return the first of the records that losses are compared on, in memory of their own."""
         return self.input(SIZES[-1], 1, scale).part(0, size)
+
+    @property
+    def bases(self) -> Chunk:
+        """All records that losses are compared on, scale after scale."""
+        return Chunk.joined([self.base(SIZES[-1], scale) for scale in self.scales])
+
+    def many(self, size: int) -> Chunk:
+        """Return ``size`` records, of which the first are those that losses are compared on."""
+        if size <= SIZES[-1]:
+            return self.base(size)
+        return Chunk.joined([self.base(SIZES[-1]), self.input(size - SIZES[-1], 4)])
 
     @cached_property
     def scales(self) -> tuple[float, ...]:
@@ -126,15 +146,28 @@ class Trial:
             return torch.cat([self.losses(chunk.record(row)) for row in range(chunk.size)])
         return found
 
+    @cached_property
+    def alone_traced(self) -> torch.Tensor | None:
+        """Losses and statistics of each of :attr:`bases` by itself, in one pass with dropout on.
+
+        None if there is no such pass. If there is one, no value of a record decides what is
+        computed, and no mask is drawn.
+        """
+        if not can_be_vectorised(self.model):
+            return None
+        fix_seed(SEED)
+        return alone_at_once(self.model, self.loss_fn, self.bases)
+
     def outputs(self, chunk: Chunk) -> dict[str, torch.Tensor]:
         """Return the first output of every module on a chunk, in the order of execution."""
         return outputs_of(self.model, lambda: self.losses(chunk))
 
     @cached_property
     def varies(self) -> bool:
-        """Whether the loss depends on the seed."""
-        chunk = self.base(SIZES[1])
-        return not self.same(self.base_losses(SIZES[1]), self.losses(chunk, seed=1))
+        """Whether the loss depends on the seed, or on other records that were seen before."""
+        before = self.base_losses(SIZES[1])
+        self.losses(self.input(SIZES[0], 3, self.scales[-1]))
+        return not self.same(before, self.losses(self.base(SIZES[1]), seed=1))
 
     @cached_property
     def random(self) -> bool:

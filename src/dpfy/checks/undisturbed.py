@@ -96,6 +96,7 @@ def _functions_with_masks() -> list[tuple[Any, str, Callable[..., Any]]]:
         (home, name, without)
         for home in (F, torch)
         for name in vars(home)
+        if "drop" in name or "attention" in name  # of two thousand
         if (without := _without_masks(name)) is not None
     ]
 

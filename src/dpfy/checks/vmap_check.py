@@ -47,6 +47,15 @@ def refuses_tracing(model: nn.Module, loss_fn: Any, chunk: Chunk) -> TracingRefu
     return None
 
 
+def can_be_vectorised(model: nn.Module) -> bool:
+    """Whether no layer of a model is known to fail in :func:`alone_at_once`."""
+    return not any(
+        isinstance(module, nn.RNNBase)
+        or (isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0)
+        for module in model.modules()
+    )
+
+
 def alone_at_once(model: nn.Module, loss_fn: Any, chunk: Chunk) -> torch.Tensor | None:
     """Return losses and statistics of each record as if it were alone; None if that fails.
 

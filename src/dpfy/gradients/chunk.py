@@ -119,6 +119,17 @@ class Chunk:
             tuple(_map(function, argument) for argument in self.arguments), size, self.rows
         )
 
+    def copied(self) -> "Chunk":
+        """Return the same records in memory of their own."""
+        return self.map(
+            lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else Column(leaf), self.size
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the tensors take."""
+        return sum(leaf.nbytes for leaf in self.leaves() if isinstance(leaf, torch.Tensor))
+
     @property
     def signature(self) -> tuple[Any, ...]:
         """The number of rows per unit, and the structure, shapes and types of one record.

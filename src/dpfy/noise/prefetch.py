@@ -121,8 +121,10 @@ class NoisePrefetcher:
         """
         self._take_prefetched()
         if count > _SERIAL and (self.waits_for_device or _has_core_to_spare()):
+            # in a first step, numpy draws while the compiler works: what no thread has begun by
+            # then is left to compiled code
             kernels, buffers, generation = (
-                kernels_for(count),
+                kernels_for(count, wait=False),
                 self._take_buffers(),
                 stream.generation,
             )

@@ -4,7 +4,6 @@ Nothing of it is computed from records.
 """
 
 import platform
-import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from dpfy.ledger.basis import Ground, Kind
 from dpfy.mechanisms.statistics import ROUNDING
 from dpfy.records.rows import is_stored
 from dpfy.run.terms import partition_for
-from dpfy.sandbox.rng_isolation import bookmark, device_states, numpy_state
+from dpfy.sandbox.rng_isolation import bookmark
 from dpfy.sandbox.torch_settings import TorchSettings
 
 if TYPE_CHECKING:
@@ -46,38 +45,18 @@ def record_basis(context: "StepContext", probe: "Probe", engine: Engine) -> None
     Raises:
         IsolationError: in a strict run, if the loss gives other bits for equal input.
     """
-    draws = draws_random_numbers(probe)
     if context.strict:
         _check_strictly(probe, engine)
     if context.ranks.first:
+        grounds = _grounds(context, engine, probe.draws_random_numbers)
         context.ledger.record_basis(
             {
                 "engine": engine.name,
                 "strict": context.strict,
                 "environment": _environment(context),
-                "grounds": [each.to_json() for each in _grounds(context, engine, draws)],
+                "grounds": [each.to_json() for each in grounds],
             }
         )
-
-
-def draws_random_numbers(probe: "Probe") -> bool:
-    """Tell whether computing a loss moves a generator, as dropout does, on synthetic input."""
-
-    def draws() -> bool:
-        before = _generators()
-        with torch.enable_grad():
-            LossCall(probe.model, probe.loss_fn)(*probe.made_up(2).arguments)
-        return _generators() != before
-
-    return draws() and draws()  # what is imported on the way may draw, too
-
-
-def _generators() -> tuple[Any, ...]:
-    return (
-        random.getstate(),
-        numpy_state(),
-        *(state.numpy().tobytes() for state in (torch.get_rng_state(), *device_states())),
-    )
 
 
 def _check_strictly(probe: "Probe", engine: Engine) -> None:

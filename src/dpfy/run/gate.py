@@ -226,7 +226,8 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     values = [each.detach() for each in tensors if each.numel()]
     usual = [each for each in values if each.dtype == torch.float32 and _is_plain(each)]
     rest = [each for each in values if not (each.dtype == torch.float32 and _is_plain(each))]
-    kernels = kernels_for(sum(each.numel() for each in usual), shared=True)
+    # the first step asks while the compiler works, and is judged meanwhile
+    kernels = kernels_for(sum(each.numel() for each in usual), shared=True, wait=False)
     return kernels.are_finite(usual) and all(_known([_is_finite(each) for each in rest]))
 
 

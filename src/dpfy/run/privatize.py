@@ -132,8 +132,8 @@ def privatize(
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
+    convolution.compile_ahead(model)  # in the order in which they are needed
     kernels.compile_ahead(sum(p.numel() for p in parameters.values()))
-    convolution.compile_ahead(model)
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):

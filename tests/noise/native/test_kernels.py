@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from copy import copy
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -633,6 +634,15 @@ def test_long_vectors_are_compiled_for_and_no_file_is_left(monkeypatch, in_c, tm
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
     )
     assert (found.stdout, found.stderr) == ("InC []\n", "")
+
+
+def test_who_need_not_wait_for_the_compiler_has_numpy_until_it_is_done(monkeypatch, in_c):
+    at_work = SimpleNamespace(is_running=True)
+    monkeypatch.setattr(kernels, "_begun", [at_work])
+    assert kernels.kernels_for(kernels.LARGE, wait=False) is IN_NUMPY
+    assert kernels.kernels_for(kernels.LARGE) is in_c
+    at_work.is_running = False
+    assert kernels.kernels_for(kernels.LARGE, wait=False) is in_c
 
 
 @pytest.mark.parametrize("used", [True, False])

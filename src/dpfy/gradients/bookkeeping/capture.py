@@ -278,7 +278,14 @@ def mixes_rows(
 
     A place that all records share must not change either.
     """
-    rest = [row for row in range(records) if row != changed]
+    last = records - 1
+    rest = (  # a view, where there is one
+        slice(1, None)
+        if changed == 0
+        else slice(last)
+        if changed == last
+        else [row for row in range(records) if row != changed]
+    )
     for one, other in zip(before.inputs[layer.name], after.inputs[layer.name], strict=True):
         for a, b, layout in zip(one, other, layer.layouts.inputs, strict=True):  # type: ignore[union-attr]
             if layout is not None:

@@ -88,7 +88,7 @@ class CapturingEngine(Engine):
         self.numbers_per_record = 0  # that are in memory at the end of a backward pass, at most
         self.recomputes = False  # whether activations are computed again on the way back
         self._uses: list[int] | None = None
-        self._memory = Workspace()
+        self.memory = Workspace()  # that gradients and sums are written to, step after step
         self._uses_outside: list[Layouts] = []  # of parameters, outside of all layers
 
     def prepare(self, loss_fn: LossFn, examples: Examples) -> None:
@@ -236,7 +236,7 @@ class CapturingEngine(Engine):
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
         recorder = Recorder(
-            trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows, self._memory
+            trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows, self.memory
         )
         uses = RecordedUses(recorder, trained.values(), self._uses_outside)
         with capturing(self.layers, recorder, uses), torch.enable_grad():
@@ -367,7 +367,7 @@ class BookkeepingEngine(CapturingEngine):
             stats = self._pass(loss_fn, chunk, each).stats
             if each.norms.largest_exact == 0:
                 return each.norms, each.sums(stats)
-        kept = StoreThenClip(len(self.parameters), chunk.size, self.device, self._memory)
+        kept = StoreThenClip(len(self.parameters), chunk.size, self.device, self.memory)
         stats = self._pass(loss_fn, chunk, kept).stats
         return kept.norms, None if kept.norms.largest_exact == 1 else kept.sums(clipping, stats)
 

@@ -113,6 +113,11 @@ class Compilation:
             [*self._command, *options], stdin=nowhere, stdout=nowhere, stderr=nowhere
         )
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the compiler is still at work."""
+        return self._process.poll() is None
+
     def library(self) -> ctypes.CDLL:
         """Wait for the compiler and load what it made; that stays when the file is gone."""
         if self._process.wait(timeout=60):
@@ -124,7 +129,7 @@ class Compilation:
     def close(self) -> None:
         """Stop the compiler if it still runs, and delete its directory."""
         atexit.unregister(self.close)
-        if self._process.poll() is None:
+        if self.is_running:
             self._process.kill()
             self._process.wait()
         self._folder.cleanup()

@@ -324,12 +324,14 @@ def _scratch(count: int) -> Floats:
 _begun: list[Compilation] = []  # ahead of the first use, one at most
 
 
-def kernels_for(count: int, shared: bool = False) -> Kernels:
+def kernels_for(count: int, shared: bool = False, wait: bool = True) -> Kernels:
     """Return the kernels for a vector of ``count`` values; the choice changes no result.
 
-    ``shared`` ones use all threads of torch, which must be idle or looking for work.
+    ``shared`` ones use all threads of torch, which must be idle or looking for work. Without
+    ``wait`` they are those of numpy while the compiler is still at work.
     """
-    found = None if count < LARGE else compiled()
+    waits = any(compilation.is_running for compilation in _begun)
+    found = None if count < LARGE or (waits and not wait) else compiled()
     return IN_NUMPY if found is None else found.shared() if shared else found
 
 
