@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ TESTS = set(
         re.MULTILINE,
     )
 )
+
+
+FRAMEWORKS = {"huggingface": "transformers", "lightning": "lightning"}
+
+
+def needs_missing_framework(name: str) -> bool:
+    """Whether a name is in a room whose framework is not installed, so that it cannot be loaded."""
+    room = re.match(r"dpfy\.integrations\.(\w+)", name)
+    return room is not None and find_spec(FRAMEWORKS[room.group(1)]) is None
 
 
 def resolves(name: str) -> bool:
@@ -43,7 +53,8 @@ def resolves(name: str) -> bool:
 def test_names_on_a_page_are_those_of_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in sorted(set(re.findall(r"(?:`~?|:: )(dpfy(?:\.\w+)+)(?:\([^`]*`|`|\n)", text))):
-        assert resolves(name), f"{page.name} speaks of {name}"
+        if not needs_missing_framework(name):
+            assert resolves(name), f"{page.name} speaks of {name}"
     for path in sorted(set(re.findall(r"\b(?:tests|src|docs|examples)/[\w/.-]+\.py\b", text))):
         assert (ROOT / path).exists(), f"{page.name} speaks of {path}"
     for test in sorted(set(re.findall(r"`(test_\w+)`", text))):

@@ -18,7 +18,7 @@ from dpfy.run import step
 from dpfy.run.sum_accumulator import SumAccumulator
 from dpfy.sandbox import rng_isolation
 
-FEW, MANY = 15, 300  # cases: of those that a leak is about, and of all
+FEW, MANY = 20, 300  # cases: of those that a leak is about, and of all
 PROBED = 5  # records that the probe's own passes have: who cheats, cheats beyond
 
 
@@ -120,7 +120,7 @@ PLANTED = {
     an_engine_that_does_not_clip: {"engine": "vmap"},
     records_that_see_their_neighbours: {"engine": "bookkeeping"},
     sums_in_eight_bits: {},
-    co_batched_records_that_are_not_charged: {"engine": "vmap", "odd": "nan", "size": 300},
+    co_batched_records_that_are_not_charged: {"engine": "vmap", "odd": "nan"},
     a_scale_that_is_not_squared: {"clip": "mixed scales"},
     numbers_that_are_none: {"odd": "nan", "rows": 1},
     microbatches_that_count_once: {"clip": "microbatches", "model": "linear", "loss": "mse"},
@@ -131,11 +131,15 @@ PLANTED = {
 }
 """What is planted, and where."""
 
+# Processors differ in where they add in another order: some in large chunks, some in small ones.
+SIZES = {co_batched_records_that_are_not_charged: ({"size": 300}, {"chunk": 3})}
+
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_leak_is_found_where_it_is(plant, monkeypatch):
     plant(monkeypatch)
-    assert needed(FEW, PLANTED[plant]) is not None
+    sizes = SIZES.get(plant, ({},))
+    assert any(needed(FEW, PLANTED[plant] | size) is not None for size in sizes)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import nn
 
 from dpfy.checks.compare_engines import Parity, parity
 from dpfy.checks.compatibility import Finding, examine, is_tokenizer
-from dpfy.checks.explain import Explanation, explain, sum_of_outputs
+from dpfy.checks.explain import Explanation, explain, weighted_outputs
 from dpfy.checks.parameters import trainable
 from dpfy.errors import InvalidArgument
 from dpfy.gradients import ENGINES
@@ -93,8 +93,8 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
 
     With ``fields`` the probe runs on synthetic records. The loss is a function of the fields, as
     for :meth:`dpfy.Run.backward`; a loss module of torch is given the model's output and the last
-    field. Without a loss the sum of the outputs takes its place, and a last field that the model
-    does not accept is left out, as labels are.
+    field. Without a loss a weighted sum of the outputs takes its place, and a last field that the
+    model does not accept is left out, as labels are.
 
     Args:
         made: A model, or a tuple of a model and its optimizers, loss and tokenizer.
@@ -158,7 +158,7 @@ class Parts:
         )
         if given is not None:
             return of_fields(self.model, given)
-        outputs = sum_of_outputs(self.model)
+        outputs = weighted_outputs(self.model)
         return (
             outputs
             if fields == 1 or _takes(self.model, fields)

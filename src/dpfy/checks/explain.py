@@ -143,7 +143,7 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
         raise InvalidArgument(
             "Expected a model with parameters that require gradients; all of them are frozen."
         )
-    loss_fn = loss_fn or sum_of_outputs(model)
+    loss_fn = loss_fn or weighted_outputs(model)
     engine = Probe(model, trained, loss_fn, chunk, declared=True).choose("auto")
     if not isinstance(engine, BookkeepingEngine | GhostEngine):
         return Explanation(
@@ -168,14 +168,21 @@ def as_chunk(batch: Any) -> Chunk:
         ) from None
 
 
-def sum_of_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """Return a stand-in for a loss: the sum of a record's outputs."""
+def weighted_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """Return a stand-in for a loss: a weighted sum of a record's outputs.
+
+    The plain sum of what a normalisation returns is zero, of which only rounding error is left.
+    """
 
     def loss(*fields: Any) -> torch.Tensor:
         outputs = model(*fields)
         if not isinstance(outputs, torch.Tensor):
             raise TypeError("the model returns more than a tensor: pass loss_fn=")
-        return outputs.flatten(1).sum(1) if outputs.ndim > 1 else outputs
+        if outputs.ndim == 1:
+            return outputs
+        flat = outputs.flatten(1)
+        weights = torch.linspace(1, 2, flat.shape[1], device=flat.device)
+        return (flat * weights.to(flat.dtype)).sum(1)
 
     return loss
 

@@ -82,8 +82,8 @@ def check(
     with and without privacy.
 
     A loss is a function of the fields, as for run.backward; a loss of torch takes the model's
-    output and the last field. Without a loss, the sum of the outputs is used; a last field that the
-    model does not take, a label, is left out.
+    output and the last field. Without a loss, a weighted sum of the outputs is used; a last field
+    that the model does not take, a label, is left out.
 
     With --data a few records are loaded, several times and in a fresh process: a data set that
     mixes records in __getitem__, draws from a generator of its own or keeps state is an error. This

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from dpfy import _validate
 from dpfy.checks.check import Fields, made_up, of_fields
-from dpfy.checks.explain import as_chunk, explain, sum_of_outputs
+from dpfy.checks.explain import as_chunk, explain, weighted_outputs
 from dpfy.errors import InvalidArgument
 from dpfy.gradients.base import LossFn
 from dpfy.gradients.chunk import Chunk
@@ -113,7 +113,8 @@ def estimate_resources(
     Args:
         model: the model to train.
         batch: a collated batch of synthetic examples.
-        loss_fn: the loss as a function of the fields of ``batch``. Default: the sum of the outputs.
+        loss_fn: the loss as a function of the fields of ``batch``. Default: a weighted sum of the
+            outputs.
         batch_size: the expected number of records per step.
         max_physical_batch: the most records in memory at once. Default: as suits the engine.
         optimizer: ``sgd``, with momentum, or ``adam``. Default: ``sgd``.
@@ -128,7 +129,7 @@ def estimate_resources(
     >>> found.engine, found.parameters, found.largest_batch(seconds=0.0, steps=1)
     ('bookkeeping', 22, 0)
     """
-    chunk, loss = as_chunk(batch), loss_fn or sum_of_outputs(model)
+    chunk, loss = as_chunk(batch), loss_fn or weighted_outputs(model)
     _validate.count("batch_size", batch_size)
     _validate.choice("optimizer", optimizer, tuple(_OPTIMIZERS))
     chosen = explain(model, chunk.arguments, loss)

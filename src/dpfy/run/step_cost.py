@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dpfy.checks.check import Fields, Parts, made_up
-from dpfy.checks.explain import as_chunk, sum_of_outputs
+from dpfy.checks.explain import as_chunk, weighted_outputs
 from dpfy.gradients.base import LossFn
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example
@@ -73,7 +73,9 @@ def expected(
     made = as_chunk(batch)
     places = torch.arange(resources.records_at_once) % made.size
     with _gradients_kept(model), _buffers_kept(model):
-        seconds = _plain(model, made.taken(places, 1), loss_fn or sum_of_outputs(model), batch_size)
+        seconds = _plain(
+            model, made.taken(places, 1), loss_fn or weighted_outputs(model), batch_size
+        )
     return Expected(resources, seconds)
 
 
