@@ -16,6 +16,7 @@ from dpfy.noise.lattice import add_on_lattice, add_steps
 from dpfy.noise.rejection_table import Floats
 
 Integers = npt.NDArray[np.int32]
+_PIECE = 2**14  # numbers that are rounded in one go
 
 
 class Steps(NamedTuple):
@@ -55,9 +56,13 @@ def whole_steps(noise: Floats, cells: float, low: Integers) -> Steps:
 
     There is never a tie: lemma 2 of docs/proofs/lattice-noise.md.
     """
-    whole = np.rint(noise / cells)
-    low[:] = whole.astype(np.int64).astype(np.int32)  # of a larger number, the low bits
-    return Steps.of(noise, cells, low, np.flatnonzero(low != whole).astype(np.int32))
+    far = []
+    for start in range(0, len(noise), _PIECE):  # numpy makes several arrays of the same length
+        part = slice(start, start + _PIECE)
+        whole = np.rint(noise[part] / cells)
+        low[part] = whole.astype(np.int64).astype(np.int32)  # of a larger number, the low bits
+        far.append(start + np.flatnonzero(low[part] != whole))
+    return Steps.of(noise, cells, low, np.concatenate([[], *far]).astype(np.int32))
 
 
 @dataclass(frozen=True)
