@@ -5,6 +5,7 @@ A guarantee for what comes out is therefore one for records.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ FEATURES: dict[str, Callable[[torch.Tensor, DataDir], torch.Tensor]] = {
     "upright-scattering": lambda images, data_dir: scattering_features(upright(images)),
     "photo-patches": lambda images, data_dir: photo_patches()(images),
     "minilm": minilm.lower_layers,
+    "minilm-below-last": partial(minilm.lower_layers, layers=minilm.FROZEN - 1),
 }
 _PROBES = 16  # images whose features tell whether a file belongs to these images and to this code
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2}  # of what is kept

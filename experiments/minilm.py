@@ -1,4 +1,4 @@
-"""A public language model on film reviews: its lower layers make features, a pooling is trained.
+"""A public language model on film reviews: its lower layers make features, what follows is trained.
 
 The model is all-MiniLM-L6-v2, six layers of 384 numbers, whose weights a package of the registry
 carries. Its lower layers stay as they are, so what they make of a review is computed once. The last
@@ -25,6 +25,7 @@ _PART = 8  # reviews at a time, few enough for a processor's cache
 _WIDTH = 384
 _QUERIES = 4
 _SPREAD = 0.02  # of queries at the start, where they weigh word pieces nearly alike
+_RANK, _ALPHA = 4, 1  # of LoRA: what it adds is scaled by a quarter
 _NORM = 3.0
 _NEVER = -1e4  # the score of padding
 
@@ -45,11 +46,13 @@ def word_pieces(tokens: torch.Tensor, words: dict[int, str]) -> torch.Tensor:
     return rows
 
 
-def lower_layers(tokens: torch.Tensor, data_dir: str | Path | None) -> torch.Tensor:
-    """Return what the frozen layers make of each review, as halves; padding is zero throughout."""
+def lower_layers(
+    tokens: torch.Tensor, data_dir: str | Path | None, layers: int = FROZEN
+) -> torch.Tensor:
+    """Return what the lowest layers make of each review, as halves; padding is zero throughout."""
     model, pieces = _model(), word_pieces(tokens, _words(data_dir))
     with torch.no_grad():
-        return torch.cat([_lower(model, part) for part in pieces.split(_PART)])
+        return torch.cat([_lower(model, part, layers) for part in pieces.split(_PART)])
 
 
 class UpperLayers(nn.Module):
@@ -63,6 +66,23 @@ class UpperLayers(nn.Module):
         """Return 384 numbers for each review."""
         seen = _seen(hidden)
         return _mean(_through(self.layers, hidden.float(), seen), seen)
+
+
+class AdaptedLayer(nn.Module):
+    """The last of the lower layers, with LoRA on its queries and values; padding stays zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from peft import LoraConfig, inject_adapter_in_model
+
+        layers = nn.ModuleList([_model().encoder.layer[FROZEN - 1]])
+        config = LoraConfig(r=_RANK, lora_alpha=_ALPHA, target_modules=["query", "value"])
+        self.layers = inject_adapter_in_model(config, layers)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return 384 numbers for each word piece."""
+        seen = _seen(hidden)
+        return _through(self.layers, hidden.float(), seen) * seen.unsqueeze(-1)
 
 
 class Mean(nn.Module):
@@ -97,6 +117,11 @@ def attention_classifier() -> nn.Module:
     return nn.Sequential(Attention(), readout)
 
 
+def lora_classifier() -> nn.Module:
+    """Return an adapted layer, and learned queries and a readout on what it makes of a review."""
+    return nn.Sequential(AdaptedLayer(), *attention_classifier())
+
+
 def pooled(pooling: nn.Module) -> nn.Module:
     """Return a pooling without parameters to train, and the same norm for every record."""
     return nn.Sequential(pooling, nn.LayerNorm(_WIDTH, elementwise_affine=False), Normalize(_NORM))
@@ -110,9 +135,9 @@ def _mean(hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return (hidden * seen.unsqueeze(-1)).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
 
 
-def _lower(model: Any, pieces: torch.Tensor) -> torch.Tensor:
+def _lower(model: Any, pieces: torch.Tensor, layers: int) -> torch.Tensor:
     seen = pieces.ne(0)
-    hidden = _through(model.encoder.layer[:FROZEN], model.embeddings(pieces), seen)
+    hidden = _through(model.encoder.layer[:layers], model.embeddings(pieces), seen)
     return (hidden * seen.unsqueeze(-1)).half()
 
 

@@ -50,6 +50,7 @@ _NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
     "minilm-linear": lambda shape: softmax_regression(shape, classes=2),
     "minilm-mean-linear": lambda shape: softmax_regression(shape, classes=2),
     "minilm-attention": lambda shape: minilm.attention_classifier(),
+    "minilm-lora": lambda shape: minilm.lora_classifier(),
 }
 # The same, and by the activation that the method wants.
 _ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
@@ -60,7 +61,10 @@ _ACTIVATED: dict[str, Callable[[Any, Callable[[], nn.Module]], nn.Module]] = {
 NETWORKS = (*_NETWORKS, *_ACTIVATED)
 
 # By the features, where they need more of the data than the loader gives by default.
-_SOURCES: dict[str, Callable[[str | Path | None], DataSource]] = {"minilm": minilm.all_words}
+_SOURCES: dict[str, Callable[[str | Path | None], DataSource]] = {
+    "minilm": minilm.all_words,
+    "minilm-below-last": minilm.all_words,
+}
 
 # Of the share of the plan that is behind: a step that was lost shortens training and leaves the
 # schedule as it was.

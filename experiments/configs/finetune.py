@@ -12,9 +12,8 @@ def _cell(experiment: str, network: str, **settings: object) -> Cell:
         "imdb",
         epsilon=3.0,
         network=network,
-        features="minilm",
         schedule="linear",
-        **settings,  # type: ignore[arg-type]
+        **{"features": "minilm", **settings},  # type: ignore[arg-type]
     )
 
 
@@ -45,5 +44,19 @@ CELLS = (
         "hidden units for each word piece 81.7; adapters with noise had less than a linear head. "
         "Then two tries with fewer records and steps, and three with all of them: learning rates "
         "of 0.01 and 0.02, and a clip bound of 4.",
+    ),
+    _cell(
+        "finetune-imdb-lora",
+        "minilm-lora",
+        features="minilm-below-last",
+        method="adam",
+        rate=0.05,
+        steps=60,
+        clip=1.0,
+        learning_rate=2e-2,
+        target=80.0,
+        found="Rate, clip bound and learning rate are those of the queries alone, and what LoRA adds is "
+        "scaled by a quarter, so that its noise stays small. One run on five sixths of the training "
+        "records was stopped half-way, where it had 83.2 % of the rest. Nothing else was tried.",
     ),
 )
