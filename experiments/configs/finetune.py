@@ -55,8 +55,9 @@ CELLS = (
         clip=1.0,
         learning_rate=2e-2,
         target=80.0,
-        found="Rate, clip bound and learning rate are those of the queries alone, and what LoRA adds is "
-        "scaled by a quarter, so that its noise stays small. One run on five sixths of the training "
-        "records was stopped half-way, where it had 83.2 % of the rest. Nothing else was tried.",
+        found="Rate, clip bound and learning rate are those of the queries alone. What LoRA adds "
+        "is scaled by a quarter, so that its noise stays small. One run on five sixths of the "
+        "training records was stopped half-way, where it had 83.2 % of the rest. Nothing else was "
+        "tried.",
     ),
 )

@@ -23,6 +23,7 @@ _PIECE = 2**17  # numbers that are converted to float64 and added while they sta
 FLOAT64_ROWS = 4096  # of a product in float64
 # numbers of a sum that records with several time steps are added to while it stays in the cache
 _TILE = 2**20
+_WIDENED = 2**22  # numbers that are in float64 at the same time
 RECORD_PRODUCTS_PER_SUM = 40  # products of single records that are added up in float32
 RECORD_ROUNDING = (PRODUCT_ROWS + PRODUCTS_PER_SUM + 8) * 2.0**-24
 """The rounding error of a record's own products in float32, relative to terms that do not cancel.
@@ -221,5 +222,8 @@ def rounded_weights(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def row_norms(rows: torch.Tensor) -> torch.Tensor:
     """Return norms over features in float64, with a charge for squares that underflow."""
-    found = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
-    return found + 2.0**-511 * rows.shape[2] ** 0.5
+    steps, width = rows.shape[1:]
+    # torch makes a copy in float64 first: of a few records at a time
+    parts = rows.split(max(1, _WIDENED // max(1, steps * width)))
+    found = [torch.linalg.vector_norm(part, dim=2, dtype=torch.float64) for part in parts]
+    return torch.cat(found) + 2.0**-511 * width**0.5
