@@ -27,6 +27,7 @@ from dpfy.checks.company import (
 )
 from dpfy.checks.culprits import refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
+from dpfy.checks.free_memory import give_back
 from dpfy.checks.oracle import engine_sums, oracle_sums
 from dpfy.checks.places import at, stopped_at
 from dpfy.checks.preconditions import check_layers
@@ -209,7 +210,9 @@ class Probe(Trial):
             if not random:
                 check_alone(self)
             memory = Workspace()
+            give_back(self.parameters.values())
             expected = oracle_sums(self, memory)
+            give_back(self.parameters.values())
             reason = ""
             for name in names:
                 engine = self.engines[name](self.model, self.parameters)
@@ -240,6 +243,7 @@ class Probe(Trial):
                     continue
                 if (random and engine.isolates) or are_equal_sums(found, expected, self.shortest):
                     del found, expected
+                    give_back(self.parameters.values())
                     if not engine.isolates:
                         at_once = min(engine.records_at_once or _MANY, _MANY)
                         self._check_many(at_once, self.shortest)

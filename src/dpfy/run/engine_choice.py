@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dpfy.checks.free_memory import give_back
 from dpfy.checks.loss_state import Reader, Readings
 from dpfy.checks.mixing import refuse_mixing
 from dpfy.checks.probe import Probe
@@ -102,6 +103,7 @@ class EngineChoice:
                 if not chosen.isolates:
                     chosen.accepts = _Shapes(probe)
                 _approve(context, probe, chosen)
+        give_back(trained.values())
         return chosen
 
 
