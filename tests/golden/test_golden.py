@@ -1,11 +1,11 @@
 """What runs release, record and cost under fixed test keys, as it was when these files were
 written.
 
-Whoever moves or renames code runs this test after every step: it must pass unchanged. Released
-numbers are compared bit by bit on the kind of machine that wrote them, and to a millionth of their
-size on others, whose kernels round differently; another draw, another order of draws or another
-scale is far more than that. Everything else, the ledgers (time, identity and environment aside),
-the intervals of ε and the JSON of plans, is compared character by character.
+Whoever moves or renames code runs this test after every step: it must pass unchanged. On the kind
+of machine that wrote the file everything is compared bit by bit: what was released, the ledgers
+(time, identity and environment aside), the intervals of ε and the JSON of plans. On others, whose
+kernels round differently, numbers that depend on arithmetic are compared to a millionth of their
+size; another draw, another order of draws or another scale is far more than that.
 
 A change that is meant to change results writes the file anew: ``python
 tests/golden/test_golden.py``."""
