@@ -37,6 +37,9 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     config = context.controllers.config(step)
     event = event_of(context, step, config)
     layout = context.buffer.layout_of(step, config, context.trained())
+    engine, mechanism = context.known_engine(loss_fn), None  # none for a loss that is new
+    if engine is not None:
+        mechanism = _begin_noise(context, engine, step, config, layout)
 
     sample = Sample.from_first(
         context.ranks,
@@ -47,13 +50,12 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
 
     with context.buffer.sums_for(layout) as sums:  # zeroed if the step fails
         with isolated_rng(context.streams.training):
-            engine = context.engine_for(loss_fn)
+            if engine is None or mechanism is None:  # to judge a loss, records may be read
+                engine = context.engine_for(loss_fn)
+                mechanism = _begin_noise(context, engine, step, config, layout)
             partition = partition_for(context, engine, step, config, context.ranks.size)
-            mechanism = mechanism_for(context, engine, step, config, layout)
             context.draws.begin(context, engine, sample, step, config, partition)
             with context.ranks.together():
-                if context.ranks.first:  # drawn while the engine works; used in this step or never
-                    context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
                 clipping = layout.clipping(mechanism.grid)
                 sample = context.sampling.propose(
                     context, sample, step, config, engine, loss_fn, clipping
@@ -66,6 +68,20 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     released = layout.released(outputs, batch.step, noise_multiplier, stddev)
     context.controllers.observe(released)
     return released
+
+
+def _begin_noise(
+    context: StepContext, engine: Engine, step: int, config: StepConfig, layout: ReleaseLayout
+) -> GaussianSum:
+    """Return the mechanism, and begin to draw its noise: for this step or never.
+
+    It depends on no record, and is drawn while the ledger waits for the disk and the engine works.
+    """
+    with context.ranks.together():
+        mechanism = mechanism_for(context, engine, step, config, layout)
+        if context.ranks.first:
+            context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
+    return mechanism
 
 
 def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> Sample:
