@@ -215,7 +215,7 @@ class InC:
     def draw_steps(self, buffer: Integers, spread: float, cells: float, parts: Parts) -> Steps:
         """See :class:`Kernels`."""
         # one call: the thread that draws ahead shares the interpreter with the one that trains
-        left, source, far = _all_parts(buffer), self._source(spread, parts), 0
+        left, source, far = _all_parts(len(buffer)), self._source(spread, parts), 0
         places, rests = np.empty(len(buffer) + 1, dtype=np.int32), np.empty(len(buffer) + 1)
         if source is not None:
             far = self._draw_steps(
@@ -250,7 +250,7 @@ class InC:
         if (target := vector_for_c(vector)) is None:
             vector.add(start, self.draw(buffer, spread, parts))
             return
-        left, source = _all_parts(buffer), self._source(spread, parts)
+        left, source = _all_parts(len(buffer)), self._source(spread, parts)
         if source is not None:
             self._draw(*self._openmp, len(buffer), *source, buffer, target, start, left)
         for number in np.flatnonzero(left).tolist():
@@ -262,7 +262,7 @@ class InC:
 
         These need digits that float64 does not have, or points from the tail.
         """
-        left, source = _all_parts(buffer), self._source(spread, parts)
+        left, source = _all_parts(len(buffer)), self._source(spread, parts)
         if source is not None:
             self._draw(*self._openmp, len(buffer), *source, buffer, None, 0, left)
         return np.flatnonzero(left).tolist()
@@ -417,6 +417,6 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
     )
 
 
-def _all_parts(buffer: Floats) -> Flags:
+def _all_parts(count: int) -> Flags:
     """Return a flag for each part of a vector: it is left to Python until C has drawn it."""
-    return np.ones(len(rejection.part_numbers(len(buffer))), dtype=np.bool_)
+    return np.ones(len(rejection.part_numbers(count)), dtype=np.bool_)
