@@ -128,10 +128,6 @@ class StepContext:
         """Return the parameters that are not frozen by now."""
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
-    def known_engine(self, loss_fn: LossFn) -> Engine | None:
-        """Return the engine that an earlier step chose for the loss as it is now, if one did."""
-        return self.engines.known(self, loss_fn)
-
     def engine_for(self, loss_fn: LossFn) -> Engine:
         """Return the engine for a loss function as it is now; no record influences the choice."""
         return self.engines.engine_for(self, loss_fn)

@@ -52,35 +52,22 @@ class EngineChoice:
         """How it is known that one record cannot influence another one's gradient."""
         return "not probed yet" if self.current is None else self.current.isolation
 
-    def known(self, context: StepContext, loss_fn: LossFn) -> Engine | None:
-        """Return the engine that was chosen for a loss as it is now; None if it is to be judged."""
-        engine = self._looked_up(context, loss_fn)[2]
-        if context.ranks.any(engine is None):
-            return None
-        self.current = engine
-        return engine
-
     def engine_for(self, context: StepContext, loss_fn: LossFn) -> Engine:
         """Return the engine for a loss as it is now, after every check if it is new."""
-        verdicts, readings, engine = self._looked_up(context, loss_fn)
+        trained = context.trained()
+        verdicts = self._verdicts.setdefault(
+            (identity(loss_fn), tuple(trained)), _Verdicts(context.model)
+        )
+        readings = verdicts.read(loss_fn)
+        engine = verdicts.engine(readings)
         if context.ranks.any(engine is None):
             self._check_records(context)
             isolating = verdicts.too_many and self.wanted == "auto"
-            engine = self._judged(context, loss_fn, context.trained(), isolating)
+            engine = self._judged(context, loss_fn, trained, isolating)
             verdicts.add(readings, engine)
         assert engine is not None
         self.current = engine
         return engine
-
-    def _looked_up(
-        self, context: StepContext, loss_fn: LossFn
-    ) -> tuple["_Verdicts", Readings, Engine | None]:
-        """Return the verdicts on a loss, what it reads now, and the engine for that, if known."""
-        key = identity(loss_fn), tuple(context.trained())
-        if (verdicts := self._verdicts.get(key)) is None:
-            verdicts = self._verdicts[key] = _Verdicts(context.model)
-        readings = verdicts.read(loss_fn)
-        return verdicts, readings, verdicts.engine(readings)
 
     def _check_records(self, context: StepContext) -> None:
         """Refuse data sets that differ between ranks, and at first those that mix records."""

@@ -37,9 +37,10 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     config = context.controllers.config(step)
     event = event_of(context, step, config)
     layout = context.buffer.layout_of(step, config, context.trained())
-    engine, mechanism = context.known_engine(loss_fn), None  # none for a loss that is new
-    if engine is not None:
-        mechanism = _begin_noise(context, engine, step, config, layout)
+    expected = None
+    if (last := context.engines.current) is not None:  # most steps have the engine of the last one
+        expected = mechanism_for(context, last, step, config, layout)
+        _begin_noise(context, expected, layout)
 
     sample = Sample.from_first(
         context.ranks,
@@ -50,10 +51,11 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
 
     with context.buffer.sums_for(layout) as sums:  # zeroed if the step fails
         with isolated_rng(context.streams.training):
-            if engine is None or mechanism is None:  # to judge a loss, records may be read
-                engine = context.engine_for(loss_fn)
-                mechanism = _begin_noise(context, engine, step, config, layout)
+            engine = context.engine_for(loss_fn)
             partition = partition_for(context, engine, step, config, context.ranks.size)
+            mechanism = mechanism_for(context, engine, step, config, layout)
+            if mechanism != expected:
+                _begin_noise(context, mechanism, layout)
             context.draws.begin(context, engine, sample, step, config, partition)
             with context.ranks.together():
                 clipping = layout.clipping(mechanism.grid)
@@ -70,18 +72,15 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     return released
 
 
-def _begin_noise(
-    context: StepContext, engine: Engine, step: int, config: StepConfig, layout: ReleaseLayout
-) -> GaussianSum:
-    """Return the mechanism, and begin to draw its noise: for this step or never.
+def _begin_noise(context: StepContext, mechanism: GaussianSum, layout: ReleaseLayout) -> None:
+    """Begin to draw the noise of a mechanism, in the place of any other: for this step or never.
 
-    It depends on no record, and is drawn while the ledger waits for the disk and the engine works.
+    It follows from public numbers and no record, so that it is drawn while the ledger waits for
+    the disk, too, and while the engine works.
     """
     with context.ranks.together():
-        mechanism = mechanism_for(context, engine, step, config, layout)
         if context.ranks.first:
             context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
-    return mechanism
 
 
 def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> Sample:
