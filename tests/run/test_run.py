@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 import dpfy
+from dpfy.gradients.bookkeeping.engine import BookkeepingEngine
 from dpfy.mechanisms.sampling import PoissonSampler
 from dpfy.noise import LatticeGaussian, SecureStream
 from dpfy.run.ranks import Ranks
@@ -536,7 +537,10 @@ class Watched(Ranks):
 
 
 def test_noise_is_begun_once_in_a_step_where_all_ranks_learn_of_a_failure(started, monkeypatch):
-    """A failure elsewhere would leave other ranks waiting for this one."""
+    """A failure elsewhere would leave other ranks waiting for this one.
+
+    The first step learns which engine there is after its reservation; the others begin before it.
+    """
     s, begun = started(ROWS, noise_multiplier=1.0), []
     s.run.context = replace(s.run.context, ranks=Watched())
     monkeypatch.setattr(
@@ -544,8 +548,24 @@ def test_noise_is_begun_once_in_a_step_where_all_ranks_learn_of_a_failure(starte
     )
     for _ in range(3):
         s.release()
-    assert begun == [(True, 1), (True, 2), (True, 3)]
+    assert begun == [(True, 1), (True, 1), (True, 2)]
     monkeypatch.setattr(LatticeGaussian, "prefetch", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         s.release()
-    assert s.ledger.count == 4
+    assert s.ledger.count == 3  # it failed before it was paid for, and no record was read
+
+
+def test_noise_is_begun_anew_where_the_engine_is_another_than_that_of_the_last_step(
+    started, monkeypatch
+):
+    """Noise for the rounding of the engine before would be too little, or never used."""
+    s, begun = started(ROWS, noise_multiplier=1.0, engine="vmap"), []
+    monkeypatch.setattr(
+        LatticeGaussian, "prefetch", lambda self, count, stddev, grid: begun.append(stddev)
+    )
+    s.release()
+    engines = s.run.context.engines
+    engines.current = BookkeepingEngine(s.run.model, dict(s.run.context.parameters))
+    s.release()
+    first, guessed, second = begun
+    assert first == second != guessed

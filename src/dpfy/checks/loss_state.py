@@ -109,7 +109,11 @@ class _Walk:
         self._names = names
         self._model = model
         self._everything = everything
-        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._own = {
+            id(tensor)
+            for module in model.modules()
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+        }
         self._entered: dict[
             int, Any
         ] = {}  # the objects themselves, so that no other takes their identity

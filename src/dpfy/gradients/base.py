@@ -167,20 +167,23 @@ class LossCall(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         """Call the user's loss on the model it closed over, and add what the modules observed."""
-        observers: list[Any] = [
-            module.observed
-            for module in self.model.modules()
-            if callable(getattr(module, "observed", None))
-        ]
-        try:
-            with users_code(), uncompiled():
-                returned = self._call(*arguments)
-        finally:
-            observed = {name: rows for observe in observers for name, rows in observe().items()}
-        if not observed:
-            return returned
-        losses = returned if isinstance(returned, Losses) else Losses(returned)
-        return Losses(losses.loss, {**losses.stats, **observed})
+        return returned_by(self.model, self._call, arguments)
+
+
+def returned_by(model: nn.Module, loss_fn: LossFn, arguments: tuple[Any, ...]) -> Any:
+    """Return what the user's loss returns, with what the modules of the model observed."""
+    observers: list[Any] = [
+        module.observed for module in model.modules() if callable(getattr(module, "observed", None))
+    ]
+    try:
+        with users_code(), uncompiled():
+            returned = loss_fn(*arguments)
+    finally:
+        observed = {name: rows for observe in observers for name, rows in observe().items()}
+    if not observed:
+        return returned
+    losses = returned if isinstance(returned, Losses) else Losses(returned)
+    return Losses(losses.loss, {**losses.stats, **observed})
 
 
 class Substitutes:

@@ -41,8 +41,12 @@ def part_numbers(count: int) -> range:
 def draw_parts(buffer: Floats, spread: float, parts: Parts, numbers: Iterable[int]) -> None:
     """Draw the numbered parts of a vector, each to its place in ``buffer``."""
     for number in numbers:
-        part = part_of(buffer, number)
-        part[:] = draw_gaussians(len(part), spread, parts.stream(number))
+        part_of(buffer, number)[:] = draw_part(len(buffer), number, spread, parts)
+
+
+def draw_part(count: int, number: int, spread: float, parts: Parts) -> Floats:
+    """Return the numbered part of a vector with ``count`` coordinates."""
+    return draw_gaussians(min(PART, count - number * PART), spread, parts.stream(number))
 
 
 def part_of(buffer: Floats, number: int) -> Floats:

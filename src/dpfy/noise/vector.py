@@ -3,7 +3,7 @@
 Tests: tests/noise/test_gaussian.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -37,10 +37,16 @@ class Steps(NamedTuple):
     places: Integers
     rests: Floats
 
-    @classmethod
-    def of(cls, noise: Floats, cells: float, low: Integers, places: Integers) -> "Steps":
-        """Return noise, in cells, whose low bits and places of larger numbers are known."""
-        return cls(low, cells, places, np.rint(noise[places] / cells) - low[places])
+    def completed(self, parts: Iterable[tuple[int, Floats]]) -> "Steps":
+        """Write parts that are missing, each from its first place on, as noise in cells."""
+        found = self
+        for first, noise in parts:
+            own = whole_steps(noise, self.cells, self.low[first : first + len(noise)])
+            places = np.concatenate([found.places, own.places + np.int32(first)])
+            order = np.argsort(places)
+            rests = np.concatenate([found.rests, own.rests])
+            found = Steps(self.low, self.cells, places[order], rests[order])
+        return found
 
     def between(self, first: int, last: int) -> "Steps":
         """Return the numbers from ``first`` to before ``last``."""
@@ -62,7 +68,8 @@ def whole_steps(noise: Floats, cells: float, low: Integers) -> Steps:
         whole = np.rint(noise[part] / cells)
         low[part] = whole.astype(np.int64).astype(np.int32)  # of a larger number, the low bits
         far.append(start + np.flatnonzero(low[part] != whole))
-    return Steps.of(noise, cells, low, np.concatenate([[], *far]).astype(np.int32))
+    places = np.concatenate([[], *far]).astype(np.int32)
+    return Steps(low, cells, places, np.rint(noise[places] / cells) - low[places])
 
 
 @dataclass(frozen=True)

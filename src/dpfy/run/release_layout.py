@@ -66,7 +66,7 @@ class ReleaseLayout:
             and all(map(is_, self.parameters.values(), other.parameters.values()))
         )
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """How many numbers each piece has: gradients first, then statistics."""
         return [
@@ -82,7 +82,7 @@ class ReleaseLayout:
             view.view(p.shape) for view, p in zip(views, self.parameters.values(), strict=False)
         ], list(views[count:])
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The length of the vector."""
         return sum(self.sizes)

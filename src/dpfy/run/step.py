@@ -37,6 +37,10 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     config = context.controllers.config(step)
     event = event_of(context, step, config)
     layout = context.buffer.layout_of(step, config, context.trained())
+    expected = None
+    if (last := context.engines.current) is not None:  # most steps have the engine of the last one
+        expected = mechanism_for(context, last, step, config, layout)
+        _begin_noise(context, expected, layout)
 
     sample = Sample.from_first(
         context.ranks,
@@ -50,10 +54,10 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
             engine = context.engine_for(loss_fn)
             partition = partition_for(context, engine, step, config, context.ranks.size)
             mechanism = mechanism_for(context, engine, step, config, layout)
+            if mechanism != expected:
+                _begin_noise(context, mechanism, layout)
             context.draws.begin(context, engine, sample, step, config, partition)
             with context.ranks.together():
-                if context.ranks.first:  # drawn while the engine works; used in this step or never
-                    context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
                 clipping = layout.clipping(mechanism.grid)
                 sample = context.sampling.propose(
                     context, sample, step, config, engine, loss_fn, clipping
@@ -66,6 +70,17 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     released = layout.released(outputs, batch.step, noise_multiplier, stddev)
     context.controllers.observe(released)
     return released
+
+
+def _begin_noise(context: StepContext, mechanism: GaussianSum, layout: ReleaseLayout) -> None:
+    """Begin to draw the noise of a mechanism, in the place of any other: for this step or never.
+
+    It follows from public numbers and no record, so that it is drawn while the ledger waits for
+    the disk, too, and while the engine works.
+    """
+    with context.ranks.together():
+        if context.ranks.first:
+            context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
 
 
 def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> Sample:

@@ -11,6 +11,9 @@ from dpfy.gradients.base import BoundedSums, set_to_zero
 from dpfy.mechanisms.controllers import StepConfig
 from dpfy.run.release_layout import ReleaseLayout
 
+Pieces = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""Views of a vector: one for each gradient, and one for each statistic."""
+
 
 class SumBuffer:
     """Keep the float64 vector in which sums are formed, as fresh memory costs more than the sums.
@@ -22,6 +25,7 @@ class SumBuffer:
     def __init__(self) -> None:
         self.vector: torch.Tensor | None = None
         self._layout: ReleaseLayout | None = None
+        self._pieces: Pieces | None = None  # of the vector, as the layout divides it
 
     def layout_of(
         self, step: int, config: StepConfig, parameters: Mapping[str, nn.Parameter]
@@ -29,7 +33,7 @@ class SumBuffer:
         """Return the layout of a step, counted from 1: the last one, if that is as good."""
         layout = ReleaseLayout.of_step(step, config, parameters)
         if self._layout is None or not self._layout.serves(layout):
-            self._layout = layout
+            self._layout, self._pieces = layout, None
         return self._layout
 
     def sums_for(self, layout: ReleaseLayout) -> "SumAccumulator":
@@ -37,8 +41,11 @@ class SumBuffer:
         size = layout.size
         if self.vector is None or len(self.vector) < size:
             device = next(iter(layout.parameters.values())).device
-            self.vector = torch.empty(size, dtype=torch.float64, device=device)
-        return SumAccumulator(layout, self.vector[:size])
+            self.vector, self._pieces = torch.empty(size, dtype=torch.float64, device=device), None
+        vector = self.vector[:size]
+        if self._pieces is None or layout is not self._layout:
+            self._layout, self._pieces = layout, layout.split(vector)
+        return SumAccumulator(layout, vector, pieces=self._pieces)
 
 
 class SumAccumulator:
@@ -53,13 +60,20 @@ class SumAccumulator:
         vector: float64 memory for the sums of several chunks; whatever it holds is overwritten.
         several: whether several chunks are expected, so that tensors for the first one would only
             be in the way.
+        pieces: the vector as the layout divides it, if that is known.
     """
 
-    def __init__(self, layout: ReleaseLayout, vector: torch.Tensor, several: bool = False) -> None:
+    def __init__(
+        self,
+        layout: ReleaseLayout,
+        vector: torch.Tensor,
+        several: bool = False,
+        pieces: Pieces | None = None,
+    ) -> None:
         self.several = several
         self._layout = layout
         self._vector = vector
-        self._gradients, self._statistics = layout.split(vector)
+        self._gradients, self._statistics = pieces or layout.split(vector)
         self._formed: list[torch.Tensor] | None = None
 
     def __enter__(self) -> Self:

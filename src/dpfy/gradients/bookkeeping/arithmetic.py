@@ -5,13 +5,14 @@ The bounds are proved in docs/proofs/clipping-engines.md.
 Tests: tests/gradients/bookkeeping/test_contributions.py.
 """
 
+import math
 from functools import lru_cache
 
 import torch
 
 from dpfy.gradients.bookkeeping.workspace import Workspace
 
-# numbers whose squares are added in the gradient's own precision; the runs are added in float64
+# most squares that are added in the gradient's own precision; such runs are added in float64
 _RUN = 256
 # records of a product, or of a sum of written-out gradients, in the gradients' own precision
 PRODUCT_ROWS = 128
@@ -40,22 +41,34 @@ See docs/proofs/clipping-engines.md.
 def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
     """Return an upper bound of each row's squared norm, in float64, never below the truth.
 
-    Runs of 256 squares are added in the numbers' own precision, which is far quicker than
+    Runs of at most 256 squares are added in the numbers' own precision, which is far quicker than
     converting each of them: at most 258 roundings u, for which 384 are charged; squares that
     underflow count as the smallest normal number.
     """
-    flat = in_working_precision(rows.flatten(1))
-    info, width = torch.finfo(flat.dtype), flat.shape[1]
-    rest = width % _RUN
-    if width < _RUN:
-        total = torch.linalg.vector_norm(flat, dim=1).double().square_()
+    rows, width = in_working_precision(rows), math.prod(rows.shape[1:])
+    length = _run_length(width)
+    count, rest = divmod(width, length)
+    if rest:
+        flat = rows.reshape(len(rows), width)
+        runs = flat.unfold(1, length, length)
     else:
-        runs = flat.unfold(1, _RUN, _RUN)
-        total = torch.linalg.vector_norm(runs, dim=2).double().square_().sum(1)
-        if rest:
-            total += torch.linalg.vector_norm(flat[:, width - rest :], dim=1).double().square_()
-    charged = (_RUN + 128) * info.eps / 2 + width / _RUN * 2.0**-52
+        runs = rows.reshape(len(rows), count, length)
+    squares = torch.linalg.vector_norm(runs, dim=2).double().square_()
+    total = squares.view(-1) if count == 1 else squares.sum(1)
+    if rest:
+        total += torch.linalg.vector_norm(flat[:, width - rest :], dim=1).double().square_()
+    info = torch.finfo(rows.dtype)
+    charged = (_RUN + 128) * info.eps / 2 + count * 2.0**-52
     return total.mul_(1 + charged).add_(width * info.tiny)
+
+
+@lru_cache(maxsize=1024)
+def _run_length(width: int) -> int:
+    """Return the length of runs: one that divides the width, if one is neither long nor short."""
+    if width <= _RUN:
+        return max(1, width)
+    divisors = (length for length in range(_RUN, _RUN // 4, -1) if width % length == 0)
+    return next(divisors, _RUN)
 
 
 def in_working_precision(values: torch.Tensor) -> torch.Tensor:

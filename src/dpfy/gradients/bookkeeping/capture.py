@@ -1,7 +1,7 @@
 """Divide a model into layers, and record what each is given in one pass."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,7 +56,7 @@ class CapturedLayer:
         assert self.layouts is not None
         recorder.recomputes |= recorder.goes_back
         if self.rule is None:
-            with _forward_of(self.module, own):
+            with _forwards_of([self.module], [own]):
                 return fallback(self.module, recorder, self.layouts, *args, **kwargs)
         layout = self.layouts.inputs[0]
         if layout is None:
@@ -125,36 +125,45 @@ def capturing(
     layers: Sequence[CapturedLayer], recorder: Recorder, uses: DirectUses
 ) -> Iterator[None]:
     """Let layers hand contributions to the recorder inside the block; the model stays as it was."""
+    # the user may have put another forward pass in the place of a module's own
+    forwards = [
+        uses.table(layer.module)
+        if layer.is_shared
+        else uses.around(partial(layer.forward, recorder, vars(layer.module).get("forward")))
+        for layer in layers
+    ]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+    try:
         # it skips the modules inside of a TransformerEncoderLayer
         torch.backends.mha.set_fastpath_enabled(False)
-        for layer in layers:
-            # the user may have put another one in its place
-            own = vars(layer.module).get("forward")
-            forward = (
-                uses.table(layer.module)
-                if layer.is_shared
-                else uses.around(partial(layer.forward, recorder, own))
-            )
-            stack.enter_context(_forward_of(layer.module, forward))
-        yield
+        with _forwards_of([layer.module for layer in layers], forwards):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @contextmanager
-def _forward_of(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """Give a module another forward pass inside the block; None for that of its class."""
-    attributes = vars(module)
-    before = attributes.pop("forward", None)
+def _forwards_of(
+    modules: Sequence[nn.Module], forwards: Sequence[Callable[..., Any] | None]
+) -> Iterator[None]:
+    """Give modules other forward passes inside the block; None for that of a module's class."""
+    before = [vars(module).pop("forward", None) for module in modules]
     try:
-        if forward is not None:
-            attributes["forward"] = forward
+        _set_forwards(modules, forwards)
         yield
     finally:
-        attributes.pop("forward", None)
-        if before is not None:
-            attributes["forward"] = before
+        _set_forwards(modules, before)
+
+
+def _set_forwards(
+    modules: Sequence[nn.Module], forwards: Sequence[Callable[..., Any] | None]
+) -> None:
+    """Give each module a forward pass of its own, or leave it that of its class."""
+    for module, forward in zip(modules, forwards, strict=True):
+        if forward is None:
+            vars(module).pop("forward", None)
+        else:
+            vars(module)["forward"] = forward
 
 
 @dataclass
@@ -204,13 +213,12 @@ def watch(
 ) -> Observation:
     """Run once, and note each function that is given a parameter outside of all layers."""
     uses = DirectUses(parameters.values())
-    with ExitStack() as stack:
-        for layer in layers:
-            forward = (
-                uses.table(layer.module) if layer.is_shared else uses.around(layer.module.forward)
-            )
-            stack.enter_context(_forward_of(layer.module, forward))
-        stack.enter_context(uses)
+    modules = [layer.module for layer in layers]
+    forwards = [
+        uses.table(layer.module) if layer.is_shared else uses.around(layer.module.forward)
+        for layer in layers
+    ]
+    with _forwards_of(modules, forwards), uses:
         run()
     return Observation(
         {f"use {number}": [given] for number, (given, _) in enumerate(uses.calls)},

@@ -15,7 +15,6 @@ from itertools import product
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 
 from dpfy.gradients.base import (
     BoundedSums,
@@ -27,6 +26,7 @@ from dpfy.gradients.base import (
     Summed,
     Unsupported,
     per_unit,
+    returned_by,
 )
 from dpfy.gradients.bookkeeping.arithmetic import SUM_ROUNDING
 from dpfy.gradients.bookkeeping.capture import (
@@ -54,6 +54,7 @@ from dpfy.gradients.bookkeeping.strategies import (
     StoreThenClip,
     SumPair,
 )
+from dpfy.gradients.bookkeeping.substitution import substituted
 from dpfy.gradients.bookkeeping.together import observed
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
@@ -233,18 +234,24 @@ class CapturingEngine(Engine):
         if self.layers is None:
             raise Unsupported("the engine was not prepared")
         trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        state = {f"model.{name}": tensor for name, tensor in (trained | buffers).items()}
         recorder = Recorder(
             trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows, self.memory
         )
         uses = RecordedUses(recorder, trained.values(), self._uses_outside)
-        with capturing(self.layers, recorder, uses), torch.enable_grad():
-            forth = bool(self._uses_outside)
-            back = forth and (self.recomputes or self._uses is None)
-            functional_call(
-                _BothWays(self.model, loss_fn), state, (chunk, recorder, uses, forth, back)
-            )
+        forth = bool(self._uses_outside)
+        back = forth and (self.recomputes or self._uses is None)
+        with (
+            substituted(self.model, self.parameters, trained),
+            capturing(self.layers, recorder, uses),
+            torch.enable_grad(),
+        ):
+            with uses if forth else nullcontext():  # records what is used outside of layers
+                returned = returned_by(self.model, loss_fn, chunk.arguments)
+            losses, recorder.stats = per_unit(returned, chunk)
+            recorder.goes_back = True
+            # inside of both: activation checkpointing computes parts of the forward pass again
+            with uses if back else nullcontext():
+                torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
         recorder.finish()
         return recorder
 
@@ -292,24 +299,6 @@ class CapturingEngine(Engine):
             for tensor in vars(part).values()
             if isinstance(tensor, torch.Tensor)
         )
-
-
-class _BothWays(LossCall):
-    """A forward and a backward pass with the same parameters in place.
-
-    Activation checkpointing computes parts of the forward pass again on the way back.
-    """
-
-    def forward(
-        self, chunk: Chunk, recorder: Recorder, uses: RecordedUses, forth: bool, back: bool
-    ) -> None:
-        """Go forward, and back to the anchor; record direct uses on either way."""
-        with uses if forth else nullcontext():
-            returned = super().forward(*chunk.arguments)
-        losses, recorder.stats = per_unit(returned, chunk)
-        recorder.goes_back = True
-        with uses if back else nullcontext():
-            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
 
 
 def _require_apart(

@@ -3,6 +3,7 @@
 Tests: tests/gradients/bookkeeping/test_capture.py.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -55,6 +56,9 @@ class ChunkNorms:
 
         Asking for it waits for the device, so it is asked for once in a pass.
         """
+        # mostly no terms can cancel, and a finite sum of squares has no infinite one, nor a NaN
+        if not self._cancelling and math.isfinite(torch.stack(self.squared).sum()):
+            return 0.0
         return float(self.exact.max()) if len(self.exact) else 0.0
 
     def measure(self, position: int, parts: Parts) -> None:

@@ -293,14 +293,20 @@ void add_steps(parallel call, unsigned threads, ptrdiff_t count, const struct ve
     walk_over(call, threads, count, add_part_of_steps, &task);
 }
 
-/* Round noise to whole steps of so many cells; note the places of those that 32 bits do not hold, and return how many. */
-ptrdiff_t whole_steps(parallel call, unsigned threads, ptrdiff_t count, const double *restrict noise, double cells,
-                      int32_t *restrict low, int32_t *restrict place)
+/* Noise in steps of the lattice while it is written: see struct steps. */
+struct rounding {
+    double cells;
+    int32_t *low, *place;
+    double *rest;
+    ptrdiff_t far;
+};
+
+/* Round noise to whole steps; note the places and the rests of those that 32 bits do not hold. */
+static void round_to_steps(struct rounding *r, ptrdiff_t begin, ptrdiff_t count, const double *restrict noise)
 {
-    (void)call, (void)threads;
-    const double steps = 1 / cells;  /* a power of two, as cells are: the product is the quotient */
+    const double steps = 1 / r->cells;  /* a power of two, as cells are: the product is the quotient */
     const double far_away = 0x1.8p52;  /* where neighbouring doubles are 1 apart, and the low bits are those of a sum */
-    ptrdiff_t far = 0;
+    int32_t *restrict low = r->low + begin;
     for (ptrdiff_t start = 0; start < count; start += PART) {
         ptrdiff_t end = start + PART < count ? start + PART : count;
         int large = 0;
@@ -312,11 +318,12 @@ ptrdiff_t whole_steps(parallel call, unsigned threads, ptrdiff_t count, const do
             large |= sum - far_away != low[i];
         }
         for (ptrdiff_t i = start; large && i < end; i++) {
-            place[far] = (int32_t)i;  /* overwritten unless it is one of them; there is room for one more */
-            far += rint(noise[i] * steps) != low[i];
+            double rest = rint(noise[i] * steps) - low[i];
+            r->place[r->far] = (int32_t)(begin + i);  /* overwritten if there is none; there is room for one more */
+            r->rest[r->far] = rest;
+            r->far += rest != 0;
         }
     }
-    return far;
 }
 
 struct drawing {
@@ -327,6 +334,7 @@ struct drawing {
     double *buffer;
     const struct vector *vector;
     ptrdiff_t start;
+    struct rounding *rounding;
     uint8_t *left;
 };
 
@@ -338,9 +346,13 @@ static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
     int ready = space && context && d->cipher->start(context, d->cipher->aes(), NULL, d->key, NULL) == 1;
     for (ptrdiff_t number = first; number < last; number++) {
         ptrdiff_t begin = number * DRAWN, count = d->count - begin < DRAWN ? d->count - begin : DRAWN;
-        double *out = ready && d->vector ? space->out : d->buffer + begin;
+        double *out = !ready ? NULL : d->buffer ? d->buffer + begin : space->out;
         d->left[number] = !(ready && draw_part(d->cipher, context, (uint64_t)number, d->table, count, space, out));
-        if (d->vector && !d->left[number])
+        if (d->left[number])
+            continue;
+        if (d->rounding)
+            round_to_steps(d->rounding, begin, count, out);
+        if (d->vector)
             add_to(d->vector, d->start + begin, count, (struct noise){out, NULL, d->vector->unit});
     }
     d->cipher->destroy(context);
@@ -351,8 +363,20 @@ static void draw_parts(void *task, ptrdiff_t first, ptrdiff_t last)
 void draw(parallel call, unsigned threads, ptrdiff_t count, const struct cipher *cipher, const uint8_t *key,
           const struct table *table, double *buffer, const struct vector *vector, ptrdiff_t start, uint8_t *left)
 {
-    struct drawing task = {cipher, key, table, count, buffer, vector, start, left};
+    struct drawing task = {cipher, key, table, count, vector ? NULL : buffer, vector, start, NULL, left};
     walk_in_steps(call, threads, (count + DRAWN - 1) / DRAWN, 4, draw_parts, &task);
+}
+
+/* Draw noise in steps of the lattice, and note which parts are left; return how many numbers have a rest. On this thread:
+   their places are in order. */
+ptrdiff_t draw_steps(parallel call, unsigned threads, ptrdiff_t count, const struct cipher *cipher, const uint8_t *key,
+                     const struct table *table, double cells, int32_t *low, int32_t *place, double *rest, uint8_t *left)
+{
+    (void)call, (void)threads;
+    struct rounding rounding = {cells, low, place, rest, 0};
+    struct drawing task = {cipher, key, table, count, NULL, NULL, 0, &rounding, left};
+    draw_parts(&task, 0, (count + DRAWN - 1) / DRAWN);
+    return rounding.far;
 }
 
 struct addends {

@@ -166,8 +166,11 @@ class InC:
             None,
             *(vector, size, integers, ctypes.c_double, size, integers, floats),
         )
-        self._whole_steps = declare(
-            library.whole_steps, size, floats, ctypes.c_double, integers, integers
+        self._draw_steps = declare(
+            library.draw_steps,
+            size,
+            *(Cipher, ctypes.c_char_p, ctypes.POINTER(CTable), ctypes.c_double),
+            *(integers, integers, floats, array_of(np.bool_)),
         )
         numbers, found = ctypes.POINTER(CNumbers), ctypes.POINTER(ctypes.c_int64)
         self._totals = declare(library.totals, None, numbers, found)
@@ -211,10 +214,18 @@ class InC:
 
     def draw_steps(self, buffer: Integers, spread: float, cells: float, parts: Parts) -> Steps:
         """See :class:`Kernels`."""
-        noise = self.draw(_scratch(len(buffer)), spread, parts)
-        place = np.empty(len(noise) + 1, dtype=np.int32)
-        far = self._whole_steps(*self._openmp, len(noise), noise, cells, buffer, place)
-        return Steps.of(noise, cells, buffer, place[:far].copy())
+        # one call: the thread that draws ahead shares the interpreter with the one that trains
+        left, source, far = _all_parts(len(buffer)), self._source(spread, parts), 0
+        places, rests = np.empty(len(buffer) + 1, dtype=np.int32), np.empty(len(buffer) + 1)
+        if source is not None:
+            far = self._draw_steps(
+                *self._openmp, len(buffer), *source, cells, buffer, places, rests, left
+            )
+        drawn = Steps(buffer, cells, places[:far].copy(), rests[:far].copy())
+        return drawn.completed(
+            (number * rejection.PART, rejection.draw_part(len(buffer), number, spread, parts))
+            for number in np.flatnonzero(left).tolist()
+        )
 
     def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """See :class:`Kernels`."""
@@ -239,7 +250,7 @@ class InC:
         if (target := vector_for_c(vector)) is None:
             vector.add(start, self.draw(buffer, spread, parts))
             return
-        left, source = _all_parts(buffer), self._source(spread, parts)
+        left, source = _all_parts(len(buffer)), self._source(spread, parts)
         if source is not None:
             self._draw(*self._openmp, len(buffer), *source, buffer, target, start, left)
         for number in np.flatnonzero(left).tolist():
@@ -251,7 +262,7 @@ class InC:
 
         These need digits that float64 does not have, or points from the tail.
         """
-        left, source = _all_parts(buffer), self._source(spread, parts)
+        left, source = _all_parts(len(buffer)), self._source(spread, parts)
         if source is not None:
             self._draw(*self._openmp, len(buffer), *source, buffer, None, 0, left)
         return np.flatnonzero(left).tolist()
@@ -406,6 +417,6 @@ def _agree(kernels: InC, others: InNumpy) -> bool:
     )
 
 
-def _all_parts(buffer: Floats) -> Flags:
+def _all_parts(count: int) -> Flags:
     """Return a flag for each part of a vector: it is left to Python until C has drawn it."""
-    return np.ones(len(rejection.part_numbers(len(buffer))), dtype=np.bool_)
+    return np.ones(len(rejection.part_numbers(count)), dtype=np.bool_)
