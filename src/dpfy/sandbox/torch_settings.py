@@ -162,12 +162,6 @@ class TorchSettings:
             torch.set_anomaly_enabled(self.detects_anomalies, torch.is_anomaly_check_nan_enabled())
 
 
-@lru_cache(maxsize=8)
-def _certified(users: TorchSettings) -> TorchSettings:
-    """Return the settings that the proofs assume, which most steps ask for anew."""
-    return users.certified()
-
-
 _around: ContextVar[tuple[TorchSettings, TorchSettings] | None] = ContextVar("around", default=None)
 
 
@@ -186,7 +180,7 @@ def certified() -> Iterator[None]:
             yield
             return
         users = TorchSettings.present()
-        ours = _certified(users)
+        ours = users.certified()
         token = _around.set((users, ours))
         try:
             with (

@@ -35,8 +35,7 @@ class PoissonSampler:
 
     def __init__(self, rate: float, stream: SecureStream) -> None:
         self._policy = Poisson(_validate.real("rate", rate, 0, 1))
-        own, kind = require_purpose(stream, "sampling"), Skips if rate <= LARGEST_RATE else Coins
-        self._coins = None if rate in (0, 1) else kind(rate, own)
+        self._stream = require_purpose(stream, "sampling")
 
     @property
     def policy(self) -> Poisson:
@@ -51,9 +50,10 @@ class PoissonSampler:
     def draw(self, n: int) -> npt.NDArray[np.int64]:
         """Return the sorted indices, of ``range(n)``, of a fresh sample."""
         _validate.count("n", n, minimum=0)
-        coins = self._coins
-        if coins is None:
-            return np.arange(n if self._policy.rate else 0)
+        rate = self._policy.rate
+        if rate in (0, 1):
+            return np.arange(n if rate else 0)
+        coins = (Skips if rate <= LARGEST_RATE else Coins)(rate, self._stream)
         parts = [np.empty(0, dtype=np.int64)]
         for start in range(0, n, coins.stretch):
             parts.append(start + coins.heads(min(coins.stretch, n - start)))
