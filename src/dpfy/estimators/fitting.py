@@ -26,6 +26,9 @@ RELATIONS = (Relation.ZERO_OUT, Relation.ADD_OR_REMOVE_ONE)
 LARGEST_NORM = 1000.0
 """The largest ℓ2 norm of parameters at which rows are evaluated; beyond it they are projected."""
 
+BLOCK = 2**16
+"""The number of rows that are summed at once."""
+
 _UNIT = 2.0**-53  # the largest relative error of one rounding in float64
 _SECRET_KEYS = ("os", "operating system")
 
@@ -79,24 +82,44 @@ def gaussian(
     return Planned(Gaussian(bound, stddev, name), times)
 
 
+def summed(function: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
+    """Return the sum of what a function returns for blocks of rows, of 2¹⁶ each.
+
+    Args:
+        function: A function of the same rows of all arrays, whose results can be added.
+        *arrays: Arrays with one entry for each row.
+
+    Returns:
+        The sum; for no rows, what the function returns for none.
+    """
+    begins = range(0, max(len(arrays[0]), 1), BLOCK)
+    return sum(
+        (function(*(each[begin : begin + BLOCK] for each in arrays)) for begin in begins[1:]),
+        start=function(*(each[:BLOCK] for each in arrays)),
+    )
+
+
 def computed_bound(bound: float, records: int, dimension: int) -> float:
     """Return the most that one row moves a sum over rows as float64 arithmetic computes it.
 
-    *Formal guarantee*: for sums of n ≤ 2·``records`` terms of an ℓ2 norm of at most ``bound`` each,
-    in any order, where each term is computed from its own row and from public parameters of a norm
-    of at most :data:`LARGEST_NORM` by dot products of ``dimension`` terms
+    *Formal guarantee*: for sums of at most 2·``records`` terms of an ℓ2 norm of at most ``bound``
+    each, by :func:`summed` and matrix products in any order inside of its blocks. A term is a
+    function of its own row, with derivatives of at most 1 in scores that are dot products of
+    ``dimension`` terms with public parameters of a norm of at most :data:`LARGEST_NORM`
     (docs/proofs/estimators.md, Lemma 1).
 
     Args:
         bound: The bound in exact arithmetic.
         records: The public number of rows.
-        dimension: The number of coordinates of a row.
+        dimension: The number of coordinates of a row's vector.
 
     Returns:
         The bound with an allowance for rounding.
     """
-    rows = 2.0 * max(records, 1)
-    return bound * (1 + 2 * rows * (rows + 2 * LARGEST_NORM * (dimension + 16)) * _UNIT)
+    rows = 2 * max(records, 1)
+    additions = min(rows, BLOCK) + -(-rows // BLOCK)
+    scores = LARGEST_NORM * (dimension + 16)
+    return bound + 2 * rows * (additions * bound + scores) * _UNIT
 
 
 def default_delta(records: int) -> float:

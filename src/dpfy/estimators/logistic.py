@@ -25,7 +25,7 @@ from dpfy.estimators.declarations import (
     with_intercept,
 )
 from dpfy.estimators.descent import Descent, descend
-from dpfy.estimators.fitting import Planned, computed_bound, gaussian
+from dpfy.estimators.fitting import Planned, computed_bound, gaussian, summed
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
@@ -38,14 +38,13 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
 
     The default solver ``gd`` is gradient descent on all rows: each step releases the sum of the
     rows' gradients as one Gaussian vector, and everything else, such as momentum and the average
-    over the last half of the steps, is computed from what was released. The number of steps and
-    the learning rate follow a public rule of the number of rows and of ε
-    (:func:`~dpfy.estimators.descent.Descent.rule`).
+    over the last half of the steps, is computed from what was released. The number of steps, the
+    learning rate and the largest norm of a row's gradient follow a public rule of the number of
+    rows and of ε (:meth:`~dpfy.estimators.descent.Descent.rule`).
 
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one, of ``coef_``, ``intercept_`` and all that was released on the way
-    (docs/proofs/estimators.md, Theorem 3). One row moves the sum of gradients by at most √2 times
-    the norm of its vector, 1 for two classes.
+    (docs/proofs/estimators.md, Theorem 1). One row moves a sum of gradients by at most ``clip``.
 
     *Assumes* that schema, bounds or data norm, and classes, are public.
 
@@ -59,6 +58,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         solver: "gd".
         steps: The number of steps of ``gd``; by default that of the public rule.
         learning_rate: The learning rate of ``gd``; by default that of the public rule.
+        clip: The largest norm of a row's gradient in ``gd``; by default that of the public rule.
         ledger: An open ledger, the path of one, or None for one in memory.
         relation: "zero_out", which makes the number of rows public, or "add_or_remove_one".
         records: The declared number of rows, where the true one is private.
@@ -82,6 +82,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         solver: str = "gd",
         steps: int | None = None,
         learning_rate: float | None = None,
+        clip: float | None = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         relation: str = "zero_out",
         records: int | None = None,
@@ -96,6 +97,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         self.solver = solver
         self.steps = steps
         self.learning_rate = learning_rate
+        self.clip = clip
         self.ledger = ledger
         self.relation = relation
         self.records = records
@@ -151,8 +153,15 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
     ) -> Floats:
         """Return the weights of each class but the first of two, by noisy gradient descent."""
         records = self._public_records(count)
-        settings = Descent.rule(records, self.epsilon, self.steps, self.learning_rate)
-        bound = computed_bound(1.0 if classes == 2 else math.sqrt(2), records, width)
+        settings = Descent.rule(
+            records,
+            _validate.epsilon(self.epsilon),
+            curvature=0.25 if classes == 2 else 0.5,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            clip=self.clip,
+        )
+        bound = computed_bound(settings.clip, records, width)
 
         def plan(noise: float) -> list[Planned]:
             return [gaussian("gradient", bound, noise, times=settings.steps)]
@@ -160,7 +169,9 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         with self._begin(count, plan, grounds) as fit:
 
             def gradient(weights: Floats) -> Floats:
-                total = fit.release(fit.planned[0], lambda: gradient_sum(weights, *rows()))
+                total = fit.release(
+                    fit.planned[0], lambda: gradient_sum(weights, *rows(), settings.clip)
+                )
                 return total / max(records, 1)
 
             start = np.zeros((1 if classes == 2 else classes, width))
@@ -233,18 +244,29 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         return self.classes_[best]
 
 
-def gradient_sum(weights: Floats, vectors: Floats, positions: NDArray[np.int64]) -> Floats:
-    """Return the sum of the rows' gradients of the logistic loss, a row for each of ``weights``.
+def gradient_sum(
+    weights: Floats, vectors: Floats, positions: NDArray[np.int64], clip: float
+) -> Floats:
+    """Return the sum of the rows' clipped gradients of the logistic loss, shaped as ``weights``.
 
-    One row of weights is that of the second of two classes. A row contributes
-    (p − e_label) ⊗ vector, and nothing if its position is −1.
+    The gradient of a row is (p − e_label) ⊗ vector, scaled down to a norm of at most ``clip``. One
+    row of weights is that of the second of two classes. A row whose position is −1 adds nothing.
     """
-    scores = vectors @ weights.T
-    if len(weights) == 1:
-        rest = expit(scores[:, 0]) - (positions == 1)
-        rest = rest[:, None]
-    else:
-        rest = softmax(scores, axis=1)
-        rest[np.arange(len(rest)), positions] -= 1
-    rest[positions < 0] = 0
-    return rest.T @ vectors
+
+    def block(x: Floats, labels: NDArray[np.int64]) -> Floats:
+        rest = _probabilities(x @ weights.T)
+        targets = labels[:, None] == (np.arange(len(weights)) if len(weights) > 1 else 1)
+        rest -= targets
+        rest *= (labels >= 0)[:, None]
+        norms = np.sqrt(np.einsum("ij,ij->i", rest, rest) * np.einsum("ij,ij->i", x, x))
+        rest *= (clip / np.maximum(norms, clip))[:, None]
+        return rest.T @ x
+
+    total: Floats = summed(block, vectors, positions)
+    return total
+
+
+def _probabilities(scores: Floats) -> Floats:
+    """Return the probability of the second of two classes, or of each."""
+    found: Floats = expit(scores) if scores.shape[1] == 1 else softmax(scores, axis=1)
+    return found
