@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import validate_data
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.encoder import Encoder, require_schema
 from dpfy.tabular.schema import Schema, as_text
-from dpfy.tabular.tables import as_floats
+from dpfy.tabular.tables import as_floats, raw_columns
+from dpfy.types import Relation
 
 OBSERVED = "observed"
 
@@ -105,24 +107,31 @@ class Features:
         return x if self.bounds is None else np.clip(x, *self._ends(x.shape[1]))
 
     def affine(self, width: int) -> tuple[Floats, Floats]:
-        """Return a and b of the map x ↦ a·x + b of plain numbers, before rows are shortened."""
+        """Return a and b of the map x ↦ a·x + b of what :meth:`clamped` returns, to vectors."""
+        if self.schema is not None:
+            return np.ones(width), np.zeros(width)
         if self.data_norm is not None:
             return np.full(width, 1 / self.data_norm), np.zeros(width)
         low, high = self._ends(width)
         scale = 2 / (high - low) / np.sqrt(width)
         return scale, -(low + high) / 2 * scale
 
+    def count(self, table: Any) -> int:
+        """Return the number of rows."""
+        if self.schema is not None:
+            return len(next(iter(raw_columns(table, self.schema.names[:1]).values())))
+        return len(table)
+
+    def width(self, table: Any) -> int:
+        """Return the number of coordinates of a row's vector."""
+        if self.schema is not None:
+            return len(Encoder(self.schema).get_feature_names_out())
+        return int(table.shape[1])
+
     def _ends(self, width: int) -> tuple[Floats, Floats]:
         assert isinstance(self.bounds, tuple)
         low, high = (np.broadcast_to(each, (width,)) for each in self.bounds)
         return low, high
-
-
-def vector_width(features: Features, table: Any) -> int:
-    """Return the number of coordinates of a row's vector, with the constant of an intercept."""
-    if features.schema is not None:
-        return len(Encoder(features.schema).get_feature_names_out())
-    return int(table.shape[1]) + 1
 
 
 def with_intercept(vectors: Floats, features: Features) -> Floats:
@@ -135,12 +144,31 @@ def with_intercept(vectors: Floats, features: Features) -> Floats:
     return np.concatenate([vectors, np.ones((len(vectors), 1))], axis=1) / np.sqrt(2)
 
 
-def check_table(estimator: Any, features: Features, X: Any, y: Any, reset: bool) -> Any:
+def in_columns(weights: Floats, features: Features) -> tuple[Floats, Floats]:
+    """Return coefficients and intercepts in units of the columns.
+
+    Under a schema the columns are those of the encoded table.
+
+    Args:
+        weights: One row of weights for each output, as :func:`with_intercept` has coordinates.
+        features: The declared map.
+
+    Returns:
+        The coefficients, one row for each output, and the intercepts.
+    """
+    if features.schema is not None:
+        return weights, np.zeros(len(weights))
+    scale, shift = features.affine(weights.shape[1] - 1)
+    inner = weights[:, :-1] / np.sqrt(2)
+    return inner * scale, inner @ shift + weights[:, -1] / np.sqrt(2)
+
+
+def check_table(estimator: Any, features: Features | None, X: Any, y: Any, reset: bool) -> Any:
     """Check names, shapes and dtypes of the input as scikit-learn does; no value is looked at.
 
     Args:
         estimator: The estimator, which keeps the names and the number of columns.
-        features: The declared map.
+        features: The declared map; None for a plain table without one.
         X: The table.
         y: The target; "no_validation" if there is none.
         reset: Whether the names are to be kept, as by a fit, or compared.
@@ -148,23 +176,25 @@ def check_table(estimator: Any, features: Features, X: Any, y: Any, reset: bool)
     Returns:
         The table, and the target if there is one.
     """
-    if features.schema is not None:
+    if features is not None and features.schema is not None:
         if reset:
             estimator.n_features_in_ = len(features.schema)
             estimator.feature_names_in_ = np.array(features.schema.names, dtype=object)
         return X if isinstance(y, str) else (X, _one_dimensional(y))
-    least = 0 if getattr(estimator, "relation", "") == "add_or_remove_one" or not reset else 1
+    private_count = estimator.relation == Relation.ADD_OR_REMOVE_ONE
     found = validate_data(
         estimator,
         X,
         dtype=None,
         ensure_all_finite=False,
-        ensure_min_samples=max(least, 0),
+        ensure_min_samples=0 if private_count and reset else 1,
         reset=reset,
     )
     if isinstance(y, str):
         return found
-    return found, _one_dimensional(y)
+    target = _one_dimensional(y)
+    check_consistent_length(found, target)
+    return found, target
 
 
 def resolve_classes(classes: object, y: NDArray[Any]) -> NDArray[Any]:
@@ -181,6 +211,7 @@ def resolve_classes(classes: object, y: NDArray[Any]) -> NDArray[Any]:
         InvalidArgument: If no classes are declared, or some twice.
     """
     if isinstance(classes, str) and classes == OBSERVED:
+        check_classification_targets(y)
         return np.unique(y)
     if (
         classes is None
@@ -220,8 +251,6 @@ def label_positions(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]
 
 
 def _one_dimensional(y: Any) -> NDArray[Any]:
-    from sklearn.utils.validation import column_or_1d
-
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     return np.asarray(column_or_1d(y, dtype=None, warn=True))
