@@ -12,6 +12,7 @@ from dpfy.cli.calibrate import calibrate
 from dpfy.cli.check import check
 from dpfy.cli.convert import convert
 from dpfy.cli.data import data_app
+from dpfy.cli.describe import describe
 from dpfy.cli.epsilon import epsilon
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
@@ -34,6 +35,7 @@ _app.command()(convert)
 _app.command()(check)
 _app.command()(audit)
 _app.command()(inspect_data)
+_app.command()(describe)
 _app.command()(report)
 _app.command()(train)
 _app.command()(tune)

@@ -12,10 +12,12 @@ __getattr__, __all__ = exports(
     __name__,
     {
         "base": ("PrivateEstimator",),
+        "description": ("describe",),
         "fitting": ("shared_ledger",),
         "linear": ("LinearRegression", "Ridge"),
         "logistic": ("LogisticRegression",),
         "naive_bayes": ("CategoricalNB", "GaussianNB"),
         "pca": ("PCA",),
+        "summary": ("ColumnSummary", "Estimate", "Summary"),
     },
 )

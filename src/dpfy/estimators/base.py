@@ -13,18 +13,12 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.estimators.declarations import Features, Floats, check_table, in_columns
 from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_relation
+from dpfy.estimators.reports import ISOLATION, write_report
 from dpfy.ledger import Ledger
-from dpfy.ledger.basis import Ground, Kind
+from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
 
 _NOT_PUBLISHED = ("ledger", "insecure_test_key")
-_MIXING = Ground(
-    Kind.THEOREM,
-    "isolation",
-    "A row adds at most its bound to each released sum, and changes nothing else",
-    "Rows are encoded, bounded and evaluated one by one at released parameters; what float64 sums "
-    "lose is in the noise scale: docs/proofs/estimators.md.",
-)
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
@@ -72,7 +66,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (_MIXING, *grounds),
+            (ISOLATION, *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 
@@ -100,29 +94,20 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         Raises:
             InvalidArgument: If the estimator has no ledger: it is not fitted, or was pickled.
         """
-        from dpfy.reporting import RunFacts, report
-
         ledger = self.ledger if self.ledger is not None else getattr(self, "_own_ledger", None)
         if ledger is None or not hasattr(self, "guarantee_"):
             raise InvalidArgument(
                 "This estimator has no ledger to report on: it is not fitted, or was read back "
                 "from a pickle. Fit it with ledger='model.dpl' to keep one."
             )
-        scalars = {
-            name: value if isinstance(value, int | float | bool | None) else str(value)[:200]
-            for name, value in self._published().items()
-        }
-        facts = RunFacts(
-            name=type(self).__name__,
-            title=f"Privacy report: {type(self).__name__}",
-            record="one row of the table",
-            released="the fitted parameters and every noisy vector that they were computed from",
-            model=type(self).__name__,
-            engine="numpy",
-            isolation=_MIXING.text,
-            hyperparameters=scalars,
+        return write_report(
+            folder,
+            ledger,
+            self.delta_,
+            type(self).__name__,
+            self._published(),
+            "the fitted parameters and every noisy vector that they were computed from",
         )
-        return report(ledger, self.delta_, facts).write(folder)
 
     def _published(self) -> dict[str, Any]:
         """Return the public parameters as plain JSON values."""

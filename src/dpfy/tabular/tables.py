@@ -42,14 +42,11 @@ def columns_of(table: Any, schema: Schema) -> dict[str, NDArray[Any]]:
     {'age': array([ 30., 100.,  50.]), 'sex': array([1, 0, 2])}
     """
     raw = raw_columns(table, schema.names)
-    lengths = {len(each) for each in raw.values()}
-    if len(lengths) > 1:
-        raise InvalidArgument("Expected all columns of a table to have the same length.")
     return {each.name: _clean(raw[each.name], each) for each in schema}
 
 
 def raw_columns(table: Any, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Return named columns of a table as they are, each as an array."""
+    """Return named columns of a table as they are, each as an array of the same length."""
     known = _names(table)
     if known is not None:
         lacking = [name for name in names if name not in known]
@@ -58,7 +55,10 @@ def raw_columns(table: Any, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
                 f"The table has no column {lacking[0]!r}, which the schema declares. Its columns "
                 f"are {', '.join(map(str, known))}."
             )
-        return {name: _array(table[name]) for name in names}
+        columns = {name: _array(table[name]) for name in names}
+        if len({len(each) for each in columns.values()}) > 1:
+            raise InvalidArgument("Expected all columns of a table to have the same length.")
+        return columns
     rows = np.asarray(table, dtype=None if isinstance(table, np.ndarray) else object)
     if rows.ndim != 2 or rows.shape[1] != len(names):
         raise InvalidArgument(

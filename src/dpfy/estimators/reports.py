@@ -1,0 +1,60 @@
+"""Privacy reports of fits and of summaries.
+
+Tests: tests/estimators/test_description.py.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfy.ledger import Ledger
+from dpfy.ledger.basis import Ground, Kind
+
+ISOLATION = Ground(
+    Kind.THEOREM,
+    "isolation",
+    "A row adds at most its bound to each released sum, and changes nothing else",
+    "Rows are encoded, bounded and evaluated one by one at released parameters; what float64 sums "
+    "lose is in the noise scale: docs/proofs/estimators.md.",
+)
+
+
+def write_report(
+    folder: str | os.PathLike[str],
+    ledger: Ledger | str | os.PathLike[str],
+    delta: float,
+    name: str,
+    parameters: Mapping[str, Any],
+    released: str,
+) -> tuple[Path, Path, Path]:
+    """Write the privacy report of a ledger of fits into a folder.
+
+    Args:
+        folder: The folder; it is created if it does not exist.
+        ledger: The ledger, open or the path of one.
+        delta: The δ of the report.
+        name: What was fitted.
+        parameters: The public parameters, as plain JSON values.
+        released: What leaves, in words.
+
+    Returns:
+        The paths of the report in Markdown, JSON and HTML.
+    """
+    from dpfy.reporting import RunFacts, report
+
+    scalars = {
+        key: value if isinstance(value, int | float | bool | None) else str(value)[:200]
+        for key, value in parameters.items()
+    }
+    facts = RunFacts(
+        name=name,
+        title=f"Privacy report: {name}",
+        record="one row of the table",
+        released=released,
+        model=name,
+        engine="numpy",
+        isolation=ISOLATION.text,
+        hyperparameters=scalars,
+    )
+    return report(ledger, delta, facts).write(folder)
