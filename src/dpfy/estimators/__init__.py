@@ -1,0 +1,18 @@
+"""Fit private models of scikit-learn's form to tables, each release recorded before rows are read.
+
+Tests: tests/test_imports.py.
+"""
+
+from dpfy._extras import require
+from dpfy._lazy import exports
+
+require("sklearn", "estimators")
+
+__getattr__, __all__ = exports(
+    __name__,
+    {
+        "base": ("PrivateEstimator",),
+        "fitting": ("shared_ledger",),
+        "logistic": ("LogisticRegression",),
+    },
+)

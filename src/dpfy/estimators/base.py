@@ -1,0 +1,173 @@
+"""The base of all private estimators: declarations, budget, ledger, guarantee and report."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+
+from dpfy import _validate
+from dpfy.errors import InvalidArgument
+from dpfy.estimators.declarations import Features
+from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_relation
+from dpfy.ledger import Ledger
+from dpfy.ledger.basis import Ground, Kind
+from dpfy.tabular.schema import Schema
+
+_NOT_PUBLISHED = ("ledger", "insecure_test_key")
+_MIXING = Ground(
+    Kind.THEOREM,
+    "isolation",
+    "A row adds at most its bound to each released sum, and changes nothing else",
+    "Rows are encoded, bounded and evaluated one by one at released parameters; what float64 sums "
+    "lose is in the noise scale: docs/proofs/estimators.md.",
+)
+
+
+class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base of estimators whose fit is one private computation on a ledger.
+
+    A subclass declares its parameters in ``__init__`` and does nothing else there. Its ``fit``
+    checks declarations, calls :meth:`_begin` with the releases that it plans, and computes all of
+    its attributes from what :meth:`~dpfy.estimators.fitting.Fit.release` returns.
+
+    After a fit, ``guarantee_`` is the :class:`~dpfy.accounting.Guarantee` of that fit alone,
+    ``delta_`` its δ, and ``n_records_`` the number of rows that is public.
+    """
+
+    epsilon: float
+    delta: float | str
+    ledger: Ledger | str | os.PathLike[str] | None
+    relation: str
+    records: int | None
+    insecure_test_key: int | bytes | None
+
+    def _features(self) -> Features:
+        """Return the map that schema, bounds or data norm declare."""
+        return Features(*(getattr(self, name, None) for name in ("schema", "bounds", "data_norm")))
+
+    def _begin(self, rows: int, plan: Plan, grounds: Sequence[Ground] = ()) -> Fit:
+        """Plan a private fit; enter it to register it on the ledger.
+
+        Args:
+            rows: The number of rows, which is used only where it is public.
+            plan: What will be released at a given noise multiplier.
+            grounds: What the guarantee rests on besides, such as declared classes.
+
+        Returns:
+            The fit, a context manager.
+
+        Raises:
+            InvalidArgument: If a declaration is out of its range.
+        """
+        relation, records = resolve_relation(self.relation, self.records, rows)
+        delta = default_delta(records) if self.delta == "auto" else _validate.delta(self.delta)
+        declared = Declared(
+            type(self).__name__,
+            self._published(),
+            records,
+            _validate.epsilon(self.epsilon),
+            delta,
+            relation,
+            (_MIXING, *grounds),
+        )
+        return Fit(declared, plan, self.ledger, self.insecure_test_key)
+
+    def _public_records(self, rows: int) -> int:
+        """Return the number of rows that is public."""
+        return resolve_relation(self.relation, self.records, rows)[1]
+
+    def _conclude(self, fit: Fit) -> Self:
+        """Keep what is public about a fit that has ended."""
+        self.guarantee_ = fit.guarantee
+        self.delta_ = fit.declared.delta
+        self.n_records_ = fit.declared.records
+        self._own_ledger = fit.ledger if self.ledger is None else None
+        return self
+
+    def report(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+        """Write the privacy report of the estimator's ledger into a folder.
+
+        Args:
+            folder: The folder; it is created if it does not exist.
+
+        Returns:
+            The paths of the report in Markdown, JSON and HTML.
+
+        Raises:
+            InvalidArgument: If the estimator has no ledger: it is not fitted, or was pickled.
+        """
+        from dpfy.reporting import RunFacts, report
+
+        ledger = self.ledger if self.ledger is not None else getattr(self, "_own_ledger", None)
+        if ledger is None or not hasattr(self, "guarantee_"):
+            raise InvalidArgument(
+                "This estimator has no ledger to report on: it is not fitted, or was read back "
+                "from a pickle. Fit it with ledger='model.dpl' to keep one."
+            )
+        scalars = {
+            name: value if isinstance(value, int | float | bool | None) else str(value)[:200]
+            for name, value in self._published().items()
+        }
+        facts = RunFacts(
+            name=type(self).__name__,
+            title=f"Privacy report: {type(self).__name__}",
+            record="one row of the table",
+            released="the fitted parameters and every noisy vector that they were computed from",
+            model=type(self).__name__,
+            engine="numpy",
+            isolation=_MIXING.text,
+            hyperparameters=scalars,
+        )
+        return report(ledger, self.delta_, facts).write(folder)
+
+    def _published(self) -> dict[str, Any]:
+        """Return the public parameters as plain JSON values."""
+        return {
+            name: _plain(value)
+            for name, value in self.get_params(deep=False).items()
+            if name not in _NOT_PUBLISHED
+        }
+
+    def __sklearn_clone__(self) -> Self:
+        """Return an unfitted copy on the same ledger: a ledger is one thing, and has no copies."""
+        parameters = {
+            name: value if name == "ledger" else clone(value, safe=False)
+            for name, value in self.get_params(deep=False).items()
+        }
+        return type(self)(**parameters)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without any ledger; an open one is named by its path."""
+        state: dict[str, Any] = {**super().__getstate__()}
+        state.pop("_own_ledger", None)
+        if isinstance(state.get("ledger"), Ledger):
+            path = state["ledger"].path
+            if path is None:
+                raise InvalidArgument(
+                    "An estimator on a ledger in memory cannot be pickled: the copy would spend "
+                    "what that ledger does not see. Use a ledger file, or set_params(ledger=None) "
+                    "to save a fitted model."
+                )
+            state["ledger"] = str(path)
+        return state
+
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags of scikit-learn: noise is fresh, and no cell of a row is refused."""
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        tags.input_tags.allow_nan = tags.input_tags.string = True
+        return tags
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as plain JSON values."""
+    if isinstance(value, Schema):
+        return value.to_json()
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
