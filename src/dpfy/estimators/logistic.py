@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.estimators import perturbation
 from dpfy.estimators.base import PrivateEstimator
 from dpfy.estimators.declarations import (
     Floats,
@@ -30,7 +31,7 @@ from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
 
-SOLVERS = ("gd",)
+SOLVERS = ("gd", *perturbation.SOLVERS)
 
 
 class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
@@ -55,7 +56,9 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         bounds: The least and the largest value of plain numbers, or "observed".
         data_norm: The largest ℓ2 norm of a row of plain numbers.
         classes: The labels, or "observed", which declares that those of ``y`` are public.
-        solver: "gd".
+        solver: "gd"; or for two classes "output", "objective" or "functional", which release once.
+        regularisation: The strength of the penalty on the weights, beside the sum of all losses,
+            of the solvers that release once; by default that of a public rule.
         steps: The number of steps of ``gd``; by default that of the public rule.
         learning_rate: The learning rate of ``gd``; by default that of the public rule.
         clip: The largest norm of a row's gradient in ``gd``; by default that of the public rule.
@@ -80,6 +83,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         data_norm: float | None = None,
         classes: Any = None,
         solver: str = "gd",
+        regularisation: float | None = None,
         steps: int | None = None,
         learning_rate: float | None = None,
         clip: float | None = None,
@@ -95,6 +99,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         self.data_norm = data_norm
         self.classes = classes
         self.solver = solver
+        self.regularisation = regularisation
         self.steps = steps
         self.learning_rate = learning_rate
         self.clip = clip
@@ -137,7 +142,8 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
 
         count, width = len(labels), vector_width(features, table)
         grounds = (features.ground, classes_ground(self.classes))
-        weights = self._gradient_descent(rows, count, width, len(classes), grounds)
+        solve = self._gradient_descent if self.solver == "gd" else self._perturbed
+        weights = solve(rows, count, width, len(classes), grounds)
         self.classes_ = classes
         self._public_map = features
         self._set_weights(weights)
@@ -179,6 +185,29 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         self._conclude(fit)
         self.n_iter_ = settings.steps
         return weights
+
+    def _perturbed(
+        self,
+        rows: Callable[[], perturbation.Rows],
+        count: int,
+        width: int,
+        classes: int,
+        grounds: Sequence[Ground],
+    ) -> Floats:
+        """Return the weights of the second of two classes, by a solver that releases once."""
+        if classes != 2:
+            raise InvalidArgument(
+                f"Expected two classes for solver={self.solver!r}, got {classes}: its guarantee "
+                "holds for losses of one score. Use solver='gd'."
+            )
+        solver = perturbation.SOLVERS[self.solver](
+            self._public_records(count), width, self.regularisation
+        )
+        with self._begin(count, solver.plan, grounds) as fit:
+            weights = solver.weights(fit, rows)
+        self._conclude(fit)
+        self.n_iter_ = 1
+        return weights[None]
 
     def _set_weights(self, weights: Floats) -> None:
         """Keep weights in units of the columns; under a schema, of the encoded numbers."""
