@@ -61,7 +61,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
             of the solvers that release once; by default that of a public rule.
         steps: The number of steps of ``gd``; by default that of the public rule.
         learning_rate: The learning rate of ``gd``; by default that of the public rule.
-        clip: The largest norm of a row's gradient in ``gd``; by default that of the public rule.
+        clip: The largest norm of a row's gradient; by default that of the public rule, ½.
         ledger: An open ledger, the path of one, or None for one in memory.
         relation: "zero_out", which makes the number of rows public, or "add_or_remove_one".
         records: The declared number of rows, where the true one is private.
@@ -201,7 +201,10 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
                 "holds for losses of one score. Use solver='gd'."
             )
         solver = perturbation.SOLVERS[self.solver](
-            self._public_records(count), width, self.regularisation
+            self._public_records(count),
+            width,
+            self.regularisation,
+            0.5 if self.clip is None else self.clip,
         )
         with self._begin(count, solver.plan, grounds) as fit:
             weights = solver.weights(fit, rows)

@@ -28,7 +28,7 @@ Rows = tuple[Floats, NDArray[np.int64]]
 
 _OUTPUT_SHARE = 30.0  # noise of the output over its distance, in noise multipliers of the objective
 _FAR = 38.0  # standard deviations, beyond which the linear term is with probability 1e-300 only
-_GRAM_WEIGHT = 0.5  # of products of a row's numbers, beside its numbers times ±½
+_GRAM_WEIGHT = 1.0  # of products of a row's numbers, beside its numbers times ±½
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,26 @@ class Perturbation:
         width: The number of coordinates of a row.
         regularisation: The strength of the penalty Λ/2·‖θ‖² beside the sum of all losses; by
             default that of a public rule.
+        clip: The largest slope of a row's loss, which goes on straight from there; ½ by default.
 
     Raises:
-        InvalidArgument: If ``regularisation`` is not above 0.
+        InvalidArgument: If ``regularisation`` is not above 0, or ``clip`` not in (0, 1].
     """
 
     records: int
     width: int
     regularisation: float | None = None
+    clip: float = 0.5
 
     def __post_init__(self) -> None:
         if self.regularisation is not None:
             _validate.positive("regularisation", self.regularisation)
+        _validate.real("clip", self.clip, 1e-6, 1)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest norm of the gradient of a row's loss."""
+        return self.clip * ROW_NORM
 
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return what is released at a noise multiplier."""
@@ -93,10 +101,10 @@ class Perturbation:
 class Output(Perturbation):
     """Output perturbation: Gaussian noise on the minimum of the regularised loss.
 
-    *Formal guarantee*: one row moves the minimum by at most 1/Λ, since the objective is Λ-strongly
-    convex and a row's gradient has a norm of at most 1. What is computed is at most τ/Λ from the
-    minimum on all tables, so that it moves by at most (1 + 2τ)/Λ: one Gaussian vector with that
-    bound.
+    *Formal guarantee*: one row moves the minimum by at most clip/Λ, since the objective is
+    Λ-strongly convex and a row's gradient has a norm of at most ``clip``. What is computed is at
+    most τ/Λ from the minimum on all tables, so that it moves by at most (clip + 2τ)/Λ: one
+    Gaussian vector with that bound.
 
     Reference: Chaudhuri, Monteleoni & Sarwate 2011, Corollary 8; ``docs/proofs/perturbation.md``,
     Theorem 1.
@@ -105,7 +113,7 @@ class Output(Perturbation):
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return one Gaussian vector."""
         precision = self.precision(noise_multiplier)
-        bound = (ROW_NORM + 2 * precision.tolerance) / precision.regularisation
+        bound = (self.lipschitz + 2 * precision.tolerance) / precision.regularisation
         return [gaussian("coefficients", bound, noise_multiplier)]
 
     def weights(self, fit: Fit, rows: Callable[[], Rows]) -> Floats:
@@ -114,15 +122,14 @@ class Output(Perturbation):
 
         def minimum() -> Floats:
             linear = np.zeros(self.width)
-            return minimise(
-                Objective(*_counting(*rows()), precision.regularisation, linear), precision
-            )
+            objective = Objective(*_counting(*rows()), precision.regularisation, linear, self.clip)
+            return minimise(objective, precision)
 
         return fit.release(fit.planned[0], minimum)
 
     def _rule(self, noise_multiplier: float) -> float:
-        """Return a strength between the noise, 1/Λ of it, and the bias, Λ/n."""
-        return 0.045 * math.sqrt(max(self.records, 1) * noise_multiplier)
+        """Return a strength between the noise, in proportion to 1/Λ, and the bias, to Λ/n."""
+        return 0.3 * self.clip * (max(self.records, 1) * noise_multiplier**3) ** 0.25
 
 
 class PerturbedObjective(Perturbation):
@@ -138,7 +145,8 @@ class PerturbedObjective(Perturbation):
 
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return one release of the perturbed minimum."""
-        return [Planned(PerturbedMinimum(self.precision(noise_multiplier), noise_multiplier))]
+        precision = self.precision(noise_multiplier)
+        return [Planned(PerturbedMinimum(precision, self.clip, noise_multiplier))]
 
     def weights(self, fit: Fit, rows: Callable[[], Rows]) -> Floats:
         """Release the perturbed minimum."""
@@ -146,12 +154,12 @@ class PerturbedObjective(Perturbation):
 
     def _rule(self, noise_multiplier: float) -> float:
         """Return a strength in proportion to the noise on directions that no row points to."""
-        return noise_multiplier
+        return self.clip * noise_multiplier / 2
 
     def _precision(self, noise_multiplier: float) -> Precision:
         from dpfy.noise import lattice_step
 
-        stddev = noise_multiplier * ROW_NORM
+        stddev = noise_multiplier * self.lipschitz
         return replace(
             super()._precision(noise_multiplier),
             linear_norm=stddev * (math.sqrt(self.width) + _FAR),
@@ -165,10 +173,12 @@ class PerturbedMinimum:
 
     Args:
         precision: How near the minimum is found, with the strength of the penalty.
-        noise_multiplier: The standard deviation of the linear term over the norm of a row.
+        clip: The largest slope of a row's loss, in (0, 1].
+        noise_multiplier: The standard deviation of the linear term over the norm of a gradient.
     """
 
     precision: Precision
+    clip: float
     noise_multiplier: float
 
     @property
@@ -176,11 +186,12 @@ class PerturbedMinimum:
         """The cost of one release."""
         from dpfy.mechanisms.one_shot.base import once
 
+        steepest = min(self.clip, 0.5)
         query = ObjectivePerturbation(
-            lipschitz=ROW_NORM,
-            smoothness=ROW_NORM**2 / 4,
+            lipschitz=self.clip * ROW_NORM,
+            smoothness=steepest * (1 - steepest) * ROW_NORM**2,
             regularisation=self.precision.regularisation,
-            stddev=self.noise_multiplier * ROW_NORM,
+            stddev=self._stddev,
             output_multiplier=_OUTPUT_SHARE * self.noise_multiplier,
         )
         return replace(once(query), numerical_delta=1e-300)
@@ -192,15 +203,21 @@ class PerturbedMinimum:
         from dpfy.mechanisms.one_shot import Gaussian
         from dpfy.noise import LatticeGaussian, lattice_step
 
-        stddev = self.noise_multiplier * ROW_NORM
-        linear = LatticeGaussian(stream).add_noise(
-            torch.zeros(self.precision.width, dtype=torch.float64), stddev, lattice_step(stddev)
-        )
         precision = self.precision
-        objective = Objective(*values, precision.regularisation, linear.numpy())
+        linear = LatticeGaussian(stream).add_noise(
+            torch.zeros(precision.width, dtype=torch.float64),
+            self._stddev,
+            lattice_step(self._stddev),
+        )
+        objective = Objective(*values, precision.regularisation, linear.numpy(), self.clip)
         apart = 2 * precision.tolerance / precision.regularisation
         noise = Gaussian(apart, _OUTPUT_SHARE * self.noise_multiplier * apart)
         return noise.release(torch.from_numpy(minimise(objective, precision)), stream)
+
+    @property
+    def _stddev(self) -> float:
+        """The standard deviation of the linear term."""
+        return self.noise_multiplier * self.clip * ROW_NORM
 
 
 class Functional(Perturbation):
@@ -234,8 +251,8 @@ class Functional(Perturbation):
         return found
 
     def _rule(self, noise_multiplier: float) -> float:
-        """Return the largest eigenvalue of the noise, about."""
-        return noise_multiplier * math.sqrt(self.width) / 4
+        """Return a third of the largest eigenvalue of the noise, about."""
+        return noise_multiplier * math.sqrt(self.width) / 8
 
 
 SOLVERS: dict[str, type[Perturbation]] = {
