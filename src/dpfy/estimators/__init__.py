@@ -13,6 +13,9 @@ __getattr__, __all__ = exports(
     {
         "base": ("PrivateEstimator",),
         "fitting": ("shared_ledger",),
+        "linear": ("LinearRegression", "Ridge"),
         "logistic": ("LogisticRegression",),
+        "naive_bayes": ("CategoricalNB", "GaussianNB"),
+        "pca": ("PCA",),
     },
 )

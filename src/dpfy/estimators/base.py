@@ -7,10 +7,11 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone
+from sklearn.utils.validation import check_is_fitted
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.estimators.declarations import Features
+from dpfy.estimators.declarations import Features, Floats, check_table, in_columns
 from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_relation
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
@@ -160,6 +161,25 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = True
         tags.input_tags.allow_nan = tags.input_tags.string = True
         return tags
+
+
+class PrivateLinearModel(PrivateEstimator):
+    """Base of estimators that predict by ``coef_`` and ``intercept_``."""
+
+    coef_: Any
+    intercept_: Any
+
+    def _keep_linear(self, features: Features, weights: Floats) -> None:
+        """Keep released weights in units of the columns, and the public map of rows."""
+        self._public_map = features
+        self.coef_, self.intercept_ = in_columns(weights, features)
+
+    def _linear_scores(self, X: Any) -> Floats:
+        """Return the linear functions of rows, one column for each."""
+        check_is_fitted(self)
+        table = check_table(self, self._public_map, X, "no_validation", reset=False)
+        scores: Floats = self._public_map.clamped(table) @ self.coef_.T + self.intercept_
+        return scores
 
 
 def _plain(value: Any) -> Any:

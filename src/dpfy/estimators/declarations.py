@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import validate_data
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.encoder import Encoder, require_schema
-from dpfy.tabular.schema import Schema, as_text
-from dpfy.tabular.tables import as_floats
+from dpfy.tabular.schema import Schema
+from dpfy.tabular.tables import as_floats, row_count, text_of
+from dpfy.types import Relation
 
 OBSERVED = "observed"
+_FAR = 1e150  # whose square is finite; the direction of longer rows does not matter
 
 Floats = NDArray[np.float64]
 
@@ -90,10 +93,12 @@ class Features:
         if self.schema is not None:
             vectors = Encoder(self.schema).transform(table)
             return vectors, np.ones(len(vectors), dtype=bool)
-        x = self.clamped(table)
-        known = np.asarray(np.isfinite(x).all(axis=1))
+        known = np.asarray(np.isfinite(as_floats(np.asarray(table))).all(axis=1))
+        x = np.where(known[:, None], self.clamped(table), 0.0)
         scale, shift = self.affine(x.shape[1])
-        x = np.where(known[:, None], x, 0) * scale + np.where(known[:, None], shift, 0)
+        with np.errstate(over="ignore"):
+            x = np.clip(x * scale, -_FAR, _FAR) + shift
+        x *= known[:, None]
         norms = np.sqrt(np.einsum("ij,ij->i", x, x))
         return x / np.maximum(norms, 1.0)[:, None], known
 
@@ -105,12 +110,24 @@ class Features:
         return x if self.bounds is None else np.clip(x, *self._ends(x.shape[1]))
 
     def affine(self, width: int) -> tuple[Floats, Floats]:
-        """Return a and b of the map x ↦ a·x + b of plain numbers, before rows are shortened."""
+        """Return a and b of the map x ↦ a·x + b of what :meth:`clamped` returns, to vectors."""
+        if self.schema is not None:
+            return np.ones(width), np.zeros(width)
         if self.data_norm is not None:
             return np.full(width, 1 / self.data_norm), np.zeros(width)
         low, high = self._ends(width)
         scale = 2 / (high - low) / np.sqrt(width)
         return scale, -(low + high) / 2 * scale
+
+    def count(self, table: Any) -> int:
+        """Return the number of rows."""
+        return len(table) if self.schema is None else row_count(table, self.schema.names)
+
+    def width(self, table: Any) -> int:
+        """Return the number of coordinates of a row's vector."""
+        if self.schema is not None:
+            return len(Encoder(self.schema).get_feature_names_out())
+        return int(table.shape[1])
 
     def _ends(self, width: int) -> tuple[Floats, Floats]:
         assert isinstance(self.bounds, tuple)
@@ -118,29 +135,50 @@ class Features:
         return low, high
 
 
-def vector_width(features: Features, table: Any) -> int:
-    """Return the number of coordinates of a row's vector, with the constant of an intercept."""
-    if features.schema is not None:
-        return len(Encoder(features.schema).get_feature_names_out())
-    return int(table.shape[1]) + 1
-
-
-def with_intercept(vectors: Floats, features: Features) -> Floats:
+def with_intercept(vectors: Floats, known: NDArray[np.bool_], features: Features) -> Floats:
     """Return vectors of norm at most 1 that have a constant coordinate.
 
     Encoded columns have one already, since their numbers add up to a constant.
+
+    Args:
+        vectors: One vector of norm at most 1 for each row.
+        known: Which rows count; the vectors of the others are zero.
+        features: The declared map.
+
+    Returns:
+        The vectors.
+    """
+    counted = np.asarray(known, dtype=np.float64)[:, None]
+    if features.schema is not None:
+        return vectors * counted
+    return np.concatenate([vectors * counted, counted], axis=1) / np.sqrt(2)
+
+
+def in_columns(weights: Floats, features: Features) -> tuple[Floats, Floats]:
+    """Return coefficients and intercepts in units of the columns.
+
+    Under a schema the columns are those of the encoded table.
+
+    Args:
+        weights: One row of weights for each output, as :func:`with_intercept` has coordinates.
+        features: The declared map.
+
+    Returns:
+        The coefficients, one row for each output, and the intercepts.
     """
     if features.schema is not None:
-        return vectors
-    return np.concatenate([vectors, np.ones((len(vectors), 1))], axis=1) / np.sqrt(2)
+        return weights, np.zeros(len(weights))
+    scale, shift = features.affine(weights.shape[1] - 1)
+    inner = weights[:, :-1] / np.sqrt(2)
+    return inner * scale, inner @ shift + weights[:, -1] / np.sqrt(2)
 
 
-def check_table(estimator: Any, features: Features, X: Any, y: Any, reset: bool) -> Any:
+def check_table(estimator: Any, features: Features | None, X: Any, y: Any, reset: bool) -> Any:
     """Check names, shapes and dtypes of the input as scikit-learn does; no value is looked at.
 
     Args:
         estimator: The estimator, which keeps the names and the number of columns.
-        features: The declared map.
+        features: The declared map; None for a plain table without one.
         X: The table.
         y: The target; "no_validation" if there is none.
         reset: Whether the names are to be kept, as by a fit, or compared.
@@ -148,23 +186,31 @@ def check_table(estimator: Any, features: Features, X: Any, y: Any, reset: bool)
     Returns:
         The table, and the target if there is one.
     """
-    if features.schema is not None:
+    if features is not None and features.schema is not None:
+        count, found = features.count(X), X
         if reset:
             estimator.n_features_in_ = len(features.schema)
             estimator.feature_names_in_ = np.array(features.schema.names, dtype=object)
-        return X if isinstance(y, str) else (X, _one_dimensional(y))
-    least = 0 if getattr(estimator, "relation", "") == "add_or_remove_one" or not reset else 1
-    found = validate_data(
-        estimator,
-        X,
-        dtype=None,
-        ensure_all_finite=False,
-        ensure_min_samples=max(least, 0),
-        reset=reset,
-    )
+    else:
+        private_count = estimator.relation == Relation.ADD_OR_REMOVE_ONE
+        found = validate_data(
+            estimator,
+            X,
+            dtype=None,
+            ensure_all_finite=False,
+            ensure_min_samples=0 if private_count and reset else 1,
+            reset=reset,
+        )
+        count = len(found)
     if isinstance(y, str):
         return found
-    return found, _one_dimensional(y)
+    target = _one_dimensional(y)
+    if len(target) != count:
+        raise InvalidArgument(
+            f"Expected as many labels as rows: X and y have inconsistent lengths {count} and "
+            f"{len(target)}."
+        )
+    return found, target
 
 
 def resolve_classes(classes: object, y: NDArray[Any]) -> NDArray[Any]:
@@ -181,6 +227,7 @@ def resolve_classes(classes: object, y: NDArray[Any]) -> NDArray[Any]:
         InvalidArgument: If no classes are declared, or some twice.
     """
     if isinstance(classes, str) and classes == OBSERVED:
+        check_classification_targets(y)
         return np.unique(y)
     if (
         classes is None
@@ -215,13 +262,11 @@ def label_positions(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]
     if y.dtype.kind in "biuf" and classes.dtype.kind in "biuf":
         place = np.searchsorted(classes, y).clip(max=len(classes) - 1)
         return np.where(classes[place] == y, place, -1)
-    known = {as_text(each): number for number, each in enumerate(classes.tolist())}
-    return np.array([known.get(as_text(each), -1) for each in y.tolist()], dtype=np.int64)
+    known = {text_of(each): number for number, each in enumerate(classes.tolist())}
+    return np.array([known.get(text_of(each), -1) for each in y.tolist()], dtype=np.int64)
 
 
 def _one_dimensional(y: Any) -> NDArray[Any]:
-    from sklearn.utils.validation import column_or_1d
-
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     return np.asarray(column_or_1d(y, dtype=None, warn=True))

@@ -1,6 +1,5 @@
 """Private logistic regression."""
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -10,19 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.estimators import perturbation
-from dpfy.estimators.base import PrivateEstimator
+from dpfy.estimators.base import PrivateLinearModel
 from dpfy.estimators.declarations import (
     Floats,
     check_table,
     classes_ground,
     label_positions,
     resolve_classes,
-    vector_width,
     with_intercept,
 )
 from dpfy.estimators.descent import Descent, descend
@@ -34,7 +31,7 @@ from dpfy.tabular.schema import Schema
 SOLVERS = ("gd", *perturbation.SOLVERS)
 
 
-class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
+class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[misc]
     """Private logistic regression, with two or more classes.
 
     The default solver ``gd`` is gradient descent on all rows: each step releases the sum of the
@@ -136,17 +133,15 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         @cache
         def rows() -> tuple[Floats, NDArray[np.int64]]:
             vectors, known = features.rows(table)
-            return with_intercept(vectors, features), np.where(
-                known, label_positions(labels, classes), -1
-            )
+            positions = np.where(known, label_positions(labels, classes), -1)
+            return with_intercept(vectors, positions >= 0, features), positions
 
-        count, width = len(labels), vector_width(features, table)
+        count, width = len(labels), features.width(table) + (features.schema is None)
         grounds = (features.ground, classes_ground(self.classes))
         solve = self._gradient_descent if self.solver == "gd" else self._perturbed
         weights = solve(rows, count, width, len(classes), grounds)
         self.classes_ = classes
-        self._public_map = features
-        self._set_weights(weights)
+        self._keep_linear(features, weights)
         return self
 
     def _gradient_descent(
@@ -212,17 +207,6 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         self.n_iter_ = 1
         return weights[None]
 
-    def _set_weights(self, weights: Floats) -> None:
-        """Keep weights in units of the columns; under a schema, of the encoded numbers."""
-        features = self._public_map
-        if features.schema is not None:
-            self.coef_, self.intercept_ = weights, np.zeros(len(weights))
-            return
-        scale, shift = features.affine(weights.shape[1] - 1)
-        inner = weights[:, :-1] / math.sqrt(2)
-        self.coef_ = inner * scale
-        self.intercept_ = inner @ shift + weights[:, -1] / math.sqrt(2)
-
     def decision_function(self, X: Any) -> Floats:
         """Return the scores of rows: the log odds of the second of two classes, or one each.
 
@@ -232,9 +216,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         Returns:
             One number for each row, or one for each row and class.
         """
-        check_is_fitted(self)
-        table = check_table(self, self._public_map, X, "no_validation", reset=False)
-        scores = self._public_map.clamped(table) @ self.coef_.T + self.intercept_
+        scores = self._linear_scores(X)
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict_proba(self, X: Any) -> Floats:
