@@ -12,6 +12,7 @@ from sklearn.base import ClassifierMixin
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.estimators import perturbation
 from dpfy.estimators.base import PrivateLinearModel
 from dpfy.estimators.declarations import (
     Floats,
@@ -27,7 +28,7 @@ from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
 
-SOLVERS = ("gd",)
+SOLVERS = ("gd", *perturbation.SOLVERS)
 
 
 class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[misc]
@@ -52,10 +53,12 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         bounds: The least and the largest value of plain numbers, or "observed".
         data_norm: The largest ℓ2 norm of a row of plain numbers.
         classes: The labels, or "observed", which declares that those of ``y`` are public.
-        solver: "gd".
+        solver: "gd"; or for two classes "output", "objective" or "functional", which release once.
+        regularisation: The strength of the penalty on the weights, beside the sum of all losses,
+            of the solvers that release once; by default that of a public rule.
         steps: The number of steps of ``gd``; by default that of the public rule.
         learning_rate: The learning rate of ``gd``; by default that of the public rule.
-        clip: The largest norm of a row's gradient in ``gd``; by default that of the public rule.
+        clip: The largest norm of a row's gradient; by default that of the public rule, ½.
         ledger: An open ledger, the path of one, or None for one in memory.
         relation: "zero_out", which makes the number of rows public, or "add_or_remove_one".
         records: The declared number of rows, where the true one is private.
@@ -77,6 +80,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         data_norm: float | None = None,
         classes: Any = None,
         solver: str = "gd",
+        regularisation: float | None = None,
         steps: int | None = None,
         learning_rate: float | None = None,
         clip: float | None = None,
@@ -92,6 +96,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         self.data_norm = data_norm
         self.classes = classes
         self.solver = solver
+        self.regularisation = regularisation
         self.steps = steps
         self.learning_rate = learning_rate
         self.clip = clip
@@ -128,13 +133,13 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         @cache
         def rows() -> tuple[Floats, NDArray[np.int64]]:
             vectors, known = features.rows(table)
-            return with_intercept(vectors, features), np.where(
-                known, label_positions(labels, classes), -1
-            )
+            positions = np.where(known, label_positions(labels, classes), -1)
+            return with_intercept(vectors, positions >= 0, features), positions
 
         count, width = len(labels), features.width(table) + (features.schema is None)
         grounds = (features.ground, classes_ground(self.classes))
-        weights = self._gradient_descent(rows, count, width, len(classes), grounds)
+        solve = self._gradient_descent if self.solver == "gd" else self._perturbed
+        weights = solve(rows, count, width, len(classes), grounds)
         self.classes_ = classes
         self._keep_linear(features, weights)
         return self
@@ -175,6 +180,32 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         self._conclude(fit)
         self.n_iter_ = settings.steps
         return weights
+
+    def _perturbed(
+        self,
+        rows: Callable[[], perturbation.Rows],
+        count: int,
+        width: int,
+        classes: int,
+        grounds: Sequence[Ground],
+    ) -> Floats:
+        """Return the weights of the second of two classes, by a solver that releases once."""
+        if classes != 2:
+            raise InvalidArgument(
+                f"Expected two classes for solver={self.solver!r}, got {classes}: its guarantee "
+                "holds for losses of one score. Use solver='gd'."
+            )
+        solver = perturbation.SOLVERS[self.solver](
+            self._public_records(count),
+            width,
+            self.regularisation,
+            0.5 if self.clip is None else self.clip,
+        )
+        with self._begin(count, solver.plan, grounds) as fit:
+            weights = solver.weights(fit, rows)
+        self._conclude(fit)
+        self.n_iter_ = 1
+        return weights[None]
 
     def decision_function(self, X: Any) -> Floats:
         """Return the scores of rows: the log odds of the second of two classes, or one each.
