@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.encoder import Encoder, require_schema
-from dpfy.tabular.schema import Schema, as_text
-from dpfy.tabular.tables import as_floats, raw_columns
+from dpfy.tabular.schema import Schema
+from dpfy.tabular.tables import as_floats, row_count, text_of
 from dpfy.types import Relation
 
 OBSERVED = "observed"
+_FAR = 1e150  # whose square is finite; the direction of longer rows does not matter
 
 Floats = NDArray[np.float64]
 
@@ -92,10 +93,12 @@ class Features:
         if self.schema is not None:
             vectors = Encoder(self.schema).transform(table)
             return vectors, np.ones(len(vectors), dtype=bool)
-        x = self.clamped(table)
-        known = np.asarray(np.isfinite(x).all(axis=1))
+        known = np.asarray(np.isfinite(as_floats(np.asarray(table))).all(axis=1))
+        x = np.where(known[:, None], self.clamped(table), 0.0)
         scale, shift = self.affine(x.shape[1])
-        x = np.where(known[:, None], x, 0) * scale + np.where(known[:, None], shift, 0)
+        with np.errstate(over="ignore"):
+            x = np.clip(x * scale, -_FAR, _FAR) + shift
+        x *= known[:, None]
         norms = np.sqrt(np.einsum("ij,ij->i", x, x))
         return x / np.maximum(norms, 1.0)[:, None], known
 
@@ -118,9 +121,7 @@ class Features:
 
     def count(self, table: Any) -> int:
         """Return the number of rows."""
-        if self.schema is not None:
-            return len(next(iter(raw_columns(table, self.schema.names[:1]).values())))
-        return len(table)
+        return len(table) if self.schema is None else row_count(table, self.schema.names)
 
     def width(self, table: Any) -> int:
         """Return the number of coordinates of a row's vector."""
@@ -134,14 +135,23 @@ class Features:
         return low, high
 
 
-def with_intercept(vectors: Floats, features: Features) -> Floats:
+def with_intercept(vectors: Floats, known: NDArray[np.bool_], features: Features) -> Floats:
     """Return vectors of norm at most 1 that have a constant coordinate.
 
     Encoded columns have one already, since their numbers add up to a constant.
+
+    Args:
+        vectors: One vector of norm at most 1 for each row.
+        known: Which rows count; the vectors of the others are zero.
+        features: The declared map.
+
+    Returns:
+        The vectors.
     """
+    counted = np.asarray(known, dtype=np.float64)[:, None]
     if features.schema is not None:
-        return vectors
-    return np.concatenate([vectors, np.ones((len(vectors), 1))], axis=1) / np.sqrt(2)
+        return vectors * counted
+    return np.concatenate([vectors * counted, counted], axis=1) / np.sqrt(2)
 
 
 def in_columns(weights: Floats, features: Features) -> tuple[Floats, Floats]:
@@ -177,23 +187,29 @@ def check_table(estimator: Any, features: Features | None, X: Any, y: Any, reset
         The table, and the target if there is one.
     """
     if features is not None and features.schema is not None:
+        count, found = features.count(X), X
         if reset:
             estimator.n_features_in_ = len(features.schema)
             estimator.feature_names_in_ = np.array(features.schema.names, dtype=object)
-        return X if isinstance(y, str) else (X, _one_dimensional(y))
-    private_count = estimator.relation == Relation.ADD_OR_REMOVE_ONE
-    found = validate_data(
-        estimator,
-        X,
-        dtype=None,
-        ensure_all_finite=False,
-        ensure_min_samples=0 if private_count and reset else 1,
-        reset=reset,
-    )
+    else:
+        private_count = estimator.relation == Relation.ADD_OR_REMOVE_ONE
+        found = validate_data(
+            estimator,
+            X,
+            dtype=None,
+            ensure_all_finite=False,
+            ensure_min_samples=0 if private_count and reset else 1,
+            reset=reset,
+        )
+        count = len(found)
     if isinstance(y, str):
         return found
     target = _one_dimensional(y)
-    check_consistent_length(found, target)
+    if len(target) != count:
+        raise InvalidArgument(
+            f"Expected as many labels as rows: X and y have inconsistent lengths {count} and "
+            f"{len(target)}."
+        )
     return found, target
 
 
@@ -246,8 +262,8 @@ def label_positions(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]
     if y.dtype.kind in "biuf" and classes.dtype.kind in "biuf":
         place = np.searchsorted(classes, y).clip(max=len(classes) - 1)
         return np.where(classes[place] == y, place, -1)
-    known = {as_text(each): number for number, each in enumerate(classes.tolist())}
-    return np.array([known.get(as_text(each), -1) for each in y.tolist()], dtype=np.int64)
+    known = {text_of(each): number for number, each in enumerate(classes.tolist())}
+    return np.array([known.get(text_of(each), -1) for each in y.tolist()], dtype=np.int64)
 
 
 def _one_dimensional(y: Any) -> NDArray[Any]:

@@ -283,7 +283,11 @@ class Fit:
         """
         from dpfy.mechanisms.one_shot import release
 
-        return np.asarray(release(planned.mechanism, self.ledger, compute, self._stream))
+        def silent() -> Any:
+            with np.errstate(all="ignore"):  # a warning about a row would be an output
+                return compute()
+
+        return np.asarray(release(planned.mechanism, self.ledger, silent, self._stream))
 
     @property
     def guarantee(self) -> Guarantee:

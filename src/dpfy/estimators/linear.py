@@ -24,7 +24,7 @@ from dpfy.tabular.tables import as_floats
 
 SOLVERS = ("gd", "adassp")
 
-_Rows = Callable[[], tuple[Floats, Floats]]
+_Rows = Callable[[], tuple[Floats, Floats, NDArray[np.bool_]]]
 
 
 class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]
@@ -125,11 +125,11 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
         features.observe(table)
 
         @cache
-        def rows() -> tuple[Floats, Floats]:
+        def rows() -> tuple[Floats, Floats, NDArray[np.bool_]]:
             vectors, known = features.rows(table)
             scaled, finite = _unit(targets, low, high)
             known &= finite
-            return vectors * known[:, None], scaled * known
+            return vectors * known[:, None], scaled * known, known
 
         solve = self._by_moments if self.solver == "adassp" else self._by_descent
         grounds = (features.ground, _target_ground(self.target_bounds))
@@ -148,7 +148,7 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
             return [gaussian("moments", bound, noise)]
 
         with self._begin(count, plan, grounds) as fit:
-            noisy = fit.release(fit.planned[0], lambda: moment_sum(*rows()))
+            noisy = fit.release(fit.planned[0], lambda: moment_sum(*rows()[:2]))
         self._conclude(fit)
         found = Moments.of(noisy, records, width)
         coefficients = found.ridge(self._penalty, bound * fit.noise_multiplier)
@@ -172,8 +172,8 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
 
         @cache
         def extended() -> tuple[Floats, Floats]:
-            vectors, targets = rows()
-            return with_intercept(vectors, features), targets
+            vectors, targets, known = rows()
+            return with_intercept(vectors, known, features), targets
 
         def plan(noise: float) -> list[Planned]:
             return [gaussian("gradient", bound, noise, times=settings.steps)]

@@ -128,9 +128,8 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         @cache
         def rows() -> tuple[Floats, NDArray[np.int64]]:
             vectors, known = features.rows(table)
-            return with_intercept(vectors, features), np.where(
-                known, label_positions(labels, classes), -1
-            )
+            positions = np.where(known, label_positions(labels, classes), -1)
+            return with_intercept(vectors, positions >= 0, features), positions
 
         count, width = len(labels), features.width(table) + (features.schema is None)
         grounds = (features.ground, classes_ground(self.classes))

@@ -310,7 +310,8 @@ class CategoricalNB(_NaiveBayes):
     def __sklearn_tags__(self) -> Any:
         """Return the tags of scikit-learn: cells of a plain table are numbers of categories."""
         tags = super().__sklearn_tags__()
-        tags.input_tags.categorical = tags.input_tags.positive_only = True
+        tags.input_tags.categorical = True
+        tags.classifier_tags.poor_score = True  # on numbers that are no categories, such as blobs
         return tags
 
     def _set_shares(self, noisy: Floats, noise: float) -> None:

@@ -48,23 +48,48 @@ def columns_of(table: Any, schema: Schema) -> dict[str, NDArray[Any]]:
     return {each.name: _clean(raw[each.name], each) for each in schema}
 
 
+def require_columns(table: Any, names: tuple[str, ...]) -> bool:
+    """Check that a table has the named columns, without a look at its cells.
+
+    Args:
+        table: The table, as :func:`columns_of` takes it.
+        names: The names of the columns.
+
+    Returns:
+        Whether the columns of the table have names.
+
+    Raises:
+        InvalidArgument: If a column is missing, or if rows without names have another number.
+    """
+    known = _names(table)
+    if known is None:
+        shape = np.shape(table)
+        if len(shape) != 2 or shape[1] != len(names):
+            raise InvalidArgument(
+                f"Expected a table with the {len(names)} columns of the schema, got an array of "
+                f"shape {shape}. Give a data frame, a dict of columns or an array with named "
+                "fields."
+            )
+        return False
+    lacking = [name for name in names if name not in known]
+    if lacking:
+        raise InvalidArgument(
+            f"The table has no column {lacking[0]!r}, which the schema declares. Its columns are "
+            f"{', '.join(map(str, known))}."
+        )
+    return True
+
+
+def row_count(table: Any, names: tuple[str, ...]) -> int:
+    """Return the number of rows of a table with the named columns."""
+    return len(table[names[0]]) if require_columns(table, names) else len(table)
+
+
 def raw_columns(table: Any, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Return named columns of a table as they are, each as an array."""
-    known = _names(table)
-    if known is not None:
-        lacking = [name for name in names if name not in known]
-        if lacking:
-            raise InvalidArgument(
-                f"The table has no column {lacking[0]!r}, which the schema declares. Its columns "
-                f"are {', '.join(map(str, known))}."
-            )
+    if require_columns(table, names):
         return {name: _array(table[name]) for name in names}
     rows = np.asarray(table, dtype=None if isinstance(table, np.ndarray) else object)
-    if rows.ndim != 2 or rows.shape[1] != len(names):
-        raise InvalidArgument(
-            f"Expected a table with the {len(names)} columns of the schema, got an array of shape "
-            f"{rows.shape}. Give a data frame, a dict of columns or an array with named fields."
-        )
     return {name: rows[:, number] for number, name in enumerate(names)}
 
 
@@ -199,12 +224,13 @@ def _codes(values: NDArray[Any], categories: tuple[str, ...]) -> NDArray[np.int6
         category: number for number, category in enumerate(categories)
     }
     return np.array(
-        [position.get(_safe_text(each), len(categories)) for each in values.tolist()],
+        [position.get(text_of(each), len(categories)) for each in values.tolist()],
         dtype=np.int64,
     )
 
 
-def _safe_text(value: object) -> str | None:
+def text_of(value: object) -> str | None:
+    """Return a cell as the text of a category, or None if it has none."""
     try:
         return None if value is None else as_text(value)
     except Exception:  # a cell may be any object, and no cell may stop the others
