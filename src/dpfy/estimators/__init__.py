@@ -12,6 +12,7 @@ __getattr__, __all__ = exports(
     __name__,
     {
         "base": ("PrivateEstimator",),
+        "boosting": ("ExplainableBoosting",),
         "fitting": ("shared_ledger",),
         "linear": ("LinearRegression", "Ridge"),
         "logistic": ("LogisticRegression",),

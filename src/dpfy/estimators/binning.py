@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from dpfy.estimators.declarations import Features, Floats
 from dpfy.estimators.fitting import summed
 from dpfy.tabular.schema import Column, Schema
-from dpfy.tabular.tables import columns_of
+from dpfy.tabular.tables import as_floats, columns_of
 
 Positions = NDArray[np.int64]
 
@@ -57,7 +57,7 @@ class Binning:
 def declared_schema(features: Features, width: int) -> Schema:
     """Return the declared schema, or one that says the same as bounds of plain numbers.
 
-    Under bounds, a cell that is no finite number counts as the middle of them.
+    Under bounds, a model predicts for a cell that is no finite number as for their middle.
 
     Args:
         features: What is declared.
@@ -71,10 +71,22 @@ def declared_schema(features: Features, width: int) -> Schema:
     """
     if features.schema is not None:
         return features.schema
-    ends = np.broadcast_to(np.stack(np.broadcast_arrays(*features.bounds), axis=-1), (width, 2))
-    return Schema(
-        tuple(Column(f"x{number}", bounds=(low, high)) for number, (low, high) in enumerate(ends))
-    )
+    lows, highs = (np.broadcast_to(each, (width,)) for each in plain_bounds(features))
+    ends = zip(lows, highs, strict=True)
+    return Schema(tuple(Column(f"x{number}", bounds=each) for number, each in enumerate(ends)))
+
+
+def plain_bounds(features: Features) -> tuple[Floats, Floats]:
+    """Return the bounds of plain numbers, for a model that has no use for a data norm."""
+    assert isinstance(features.bounds, tuple)  # as the features are declared and observed
+    return features.bounds
+
+
+def counted_rows(features: Features, table: Any) -> NDArray[np.bool_]:
+    """Return which rows count: under bounds, those of finite numbers; under a schema, all."""
+    if features.schema is not None:
+        return np.ones(features.count(table), dtype=bool)
+    return np.asarray(np.isfinite(as_floats(np.asarray(table))).all(axis=1))
 
 
 def cell_counts(positions: Positions, size: int, weights: Floats) -> Floats:
@@ -84,7 +96,7 @@ def cell_counts(positions: Positions, size: int, weights: Floats) -> Floats:
     """
 
     def block(cells: Positions, values: Floats) -> Floats:
-        return np.bincount(cells, values, minlength=size)
+        return np.bincount(cells, values, minlength=size).astype(np.float64, copy=False)
 
     total: Floats = summed(block, positions, weights)
     return total

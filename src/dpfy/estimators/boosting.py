@@ -16,7 +16,13 @@ from sklearn.utils.validation import check_is_fitted
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.estimators.base import PrivateEstimator
-from dpfy.estimators.binning import Binning, Positions, cell_counts, declared_schema
+from dpfy.estimators.binning import (
+    Binning,
+    Positions,
+    cell_counts,
+    counted_rows,
+    declared_schema,
+)
 from dpfy.estimators.declarations import (
     Floats,
     check_table,
@@ -144,7 +150,10 @@ class ExplainableBoosting(ClassifierMixin, PrivateEstimator):  # type: ignore[mi
 
         @cache
         def rows() -> ScoredRows:
-            return ScoredRows.of(binning.positions(table), label_positions(labels, classes))
+            known = counted_rows(features, table)
+            return ScoredRows.of(
+                binning.positions(table), np.where(known, label_positions(labels, classes), -1)
+            )
 
         columns, records = len(binning.sizes), self._public_records(len(labels))
 
@@ -192,9 +201,9 @@ class ExplainableBoosting(ClassifierMixin, PrivateEstimator):  # type: ignore[mi
 
                 sums = fit.release(planned, compute)
                 counts = np.bincount(leaves, model.counts[column]) + _SHRINKAGE * noise
-                step = self.learning_rate * (sums / counts)[leaves]
-                spread = self.learning_rate * (noise / counts)[leaves]
-                model.add(column, step, spread, weight)
+                gain: Floats = np.divide(self.learning_rate, counts)
+                step = (sums * gain)[leaves]
+                model.add(column, step, noise * gain[leaves], weight)
                 last = 0.0, column, step[groups]
 
     def contributions(self, X: Any) -> Floats:
@@ -249,7 +258,8 @@ class ExplainableBoosting(ClassifierMixin, PrivateEstimator):  # type: ignore[mi
         Returns:
             One label for each row.
         """
-        return self.classes_[(self.decision_function(X) > 0).astype(int)]
+        second = self.decision_function(X) > 0
+        return self.classes_[second.astype(int)]
 
     def plot(self, columns: Sequence[str] | None = None) -> "Figure":
         """Draw the functions of columns, with bands of two standard deviations of their noise.

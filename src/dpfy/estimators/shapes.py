@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,7 @@ class FeatureFunction:
         if self.cuts is None:
             return (*(self.column.categories or ()), "other")
         ends = [self.column.low, *self.cuts, self.column.high]
-        return tuple(f"[{low:g}, {high:g})" for low, high in zip(ends, ends[1:], strict=False))
+        return tuple(f"[{low:g}, {high:g})" for low, high in pairwise(ends))
 
     @property
     def importance(self) -> float:
