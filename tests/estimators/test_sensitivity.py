@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from dpfy.estimators import (
     PCA,
     CategoricalNB,
+    ExplainableBoosting,
     GaussianNB,
     LinearRegression,
     LogisticRegression,
@@ -39,6 +40,10 @@ ESTIMATORS = {
     "gaussian-nb-schema": GaussianNB(schema=NUMBERS, classes=[0, 1]),
     "categorical-nb": CategoricalNB(n_categories=2, classes=[0, 1]),
     "categorical-nb-schema": CategoricalNB(schema=SCHEMA, classes=[0, 1]),
+    "boosting": ExplainableBoosting(bounds=(-1, 2), classes=[0, 1], rounds=2, random_state=0),
+    "boosting-schema": ExplainableBoosting(
+        schema=SCHEMA, classes=[0, 1], rounds=2, leaves=2, random_state=0
+    ),
 }
 CELLS = st.sampled_from([0.0, 1.0, -1.0, 0.3, 2.0, 1e-300, 1e9, -1e308, np.inf, -np.inf, np.nan])
 LABELS = st.sampled_from([0.0, 1.0, 2.0, -1.0, 0.5, 1e308, np.inf, np.nan])

@@ -12,6 +12,7 @@ __getattr__, __all__ = exports(
     __name__,
     {
         "base": ("PrivateEstimator",),
+        "boosting": ("ExplainableBoosting",),
         "description": ("describe",),
         "fitting": ("shared_ledger",),
         "linear": ("LinearRegression", "Ridge"),
