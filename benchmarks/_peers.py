@@ -72,12 +72,12 @@ def boosting(data: Any, epsilon: float, seed: int) -> Any:
 
 
 MODELS = {
-    "logistic": logistic,
-    "forest": forest,
-    "naive_bayes": naive_bayes,
-    "linear": linear,
-    "clusters": clusters,
-    "boosting": boosting,
+    "LogisticRegression": logistic,
+    "RandomForestClassifier": forest,
+    "GaussianNB": naive_bayes,
+    "LinearRegression": linear,
+    "KMeans": clusters,
+    "DPExplainableBoostingClassifier": boosting,
 }
 
 

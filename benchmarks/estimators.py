@@ -13,7 +13,6 @@ of five seeds, and seconds are those of the processor for one fit on one thread.
 
 import argparse
 import csv
-import gzip
 import json
 import math
 import os
@@ -79,20 +78,20 @@ _MODELS: list[tuple[str, str, str, dict[str, Any]]] = [
         ("dpfy", "LogisticRegression", "adult", {"solver": each})
         for each in ("gd", "output", "objective", "functional")
     ),
-    ("diffprivlib", "logistic", "adult", {}),
-    ("diffprivlib", "logistic", "adult", {"C": 0.1}),
+    ("diffprivlib", "LogisticRegression", "adult", {}),
+    ("diffprivlib", "LogisticRegression", "adult", {"C": 0.1}),
     ("dpfy", "ExplainableBoosting", "adult", {}),
-    ("interpret", "boosting", "adult", {}),
+    ("interpret", "DPExplainableBoostingClassifier", "adult", {}),
     ("dpfy", "RandomTrees", "adult", {}),
-    ("diffprivlib", "forest", "adult", {}),
+    ("diffprivlib", "RandomForestClassifier", "adult", {}),
     ("dpfy", "GaussianNB", "adult", {}),
-    ("diffprivlib", "naive_bayes", "adult", {}),
+    ("diffprivlib", "GaussianNB", "adult", {}),
     ("dpfy", "CategoricalNB", "adult", {}),
     ("dpfy", "LinearRegression", "houses", {"solver": "gd"}),
     ("dpfy", "LinearRegression", "houses", {"solver": "adassp"}),
-    ("diffprivlib", "linear", "houses", {}),
+    ("diffprivlib", "LinearRegression", "houses", {}),
     ("dpfy", "KMeans", "digits", {}),
-    ("diffprivlib", "clusters", "digits", {}),
+    ("diffprivlib", "KMeans", "digits", {}),
 ]
 _PLAIN = [("LogisticRegression", "adult"), ("LinearRegression", "houses"), ("KMeans", "digits")]
 CELLS = [
@@ -110,15 +109,12 @@ CELLS = [
 
 def table(name: str, data_dir: str | None) -> dict[str, np.ndarray[Any, Any]]:
     """Return a part of Adult, ``adult.data`` or ``adult.test``, as columns of text."""
-    folder = files.locate("adult", data_dir, [name, f"{name}.gz"])
-    plain = folder / name
-    opened = plain.open(encoding="ascii") if plain.exists() else gzip.open(f"{plain}.gz", "rt")
-    with opened as file:
-        rows = [
-            [cell.strip().rstrip(".") for cell in row]
-            for row in csv.reader(file)
-            if len(row) == len(COLUMNS)
-        ]
+    lines = files.read_bytes(files.locate("adult", data_dir, [name]), name).decode().splitlines()
+    rows = [
+        [cell.strip().rstrip(".") for cell in row]
+        for row in csv.reader(lines)
+        if len(row) == len(COLUMNS)
+    ]
     columns = zip(*rows, strict=True)
     return {
         name: np.array(column, dtype=object) for name, column in zip(COLUMNS, columns, strict=True)
@@ -243,7 +239,7 @@ def plain(cell: Cell, data: dict[str, Any], seed: int) -> tuple[Any, dict[str, A
 
 def in_environment(cell: Cell, data: dict[str, Any], peers: Path) -> list[dict[str, float]]:
     """Measure a model of another library in its own environment."""
-    if cell.model == "boosting":
+    if cell.library == "interpret":
         data = columns_for_boosting(data)
     with tempfile.TemporaryDirectory() as folder:
         arrays, request = Path(folder, "data.npz"), Path(folder, "request.json")
