@@ -85,7 +85,7 @@ def test_an_estimator_on_a_ledger_in_memory_is_not_pickled():
 def test_a_report_says_what_was_declared(durable, tmp_path):
     ledger = tmp_path / "a.dpl" if durable else None
     fitted = model(classes="observed", ledger=ledger).fit(X, Y)
-    _, page, _ = fitted.report(tmp_path / "report")
+    _, page, *_ = fitted.report(tmp_path / "report")
     found = json.loads(page.read_text(encoding="utf-8"))
     assert found["verdict"]["private"] and found["guarantee"]["epsilon"] <= 5.0
     assert found["guarantee"]["relation"] == "zero_out"

@@ -19,6 +19,7 @@ __getattr__, __all__ = exports(
         "logistic": ("LogisticRegression",),
         "naive_bayes": ("CategoricalNB", "GaussianNB"),
         "pca": ("PCA",),
+        "plots": ("plot_coefficients",),
         "summary": ("ColumnSummary", "Estimate", "Summary"),
     },
 )

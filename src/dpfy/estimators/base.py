@@ -82,7 +82,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self._own_ledger = fit.ledger if self.ledger is None else None
         return self
 
-    def report(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+    def report(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write the privacy report of the estimator's ledger into a folder.
 
         Args:
@@ -153,11 +153,32 @@ class PrivateLinearModel(PrivateEstimator):
 
     coef_: Any
     intercept_: Any
+    coef_noise_: Any
 
-    def _keep_linear(self, features: Features, weights: Floats) -> None:
-        """Keep released weights in units of the columns, and the public map of rows."""
+    def _keep_linear(self, features: Features, weights: Floats, noise: float | None) -> None:
+        """Keep released weights in units of the columns, their noise, and the map of rows."""
         self._public_map = features
         self.coef_, self.intercept_ = in_columns(weights, features)
+        self.coef_noise_ = (
+            None if noise is None else in_columns(np.full_like(weights, noise), features)[0]
+        )
+
+    def report(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+        """Write the privacy report of the estimator's ledger and a plot of the coefficients.
+
+        Args:
+            folder: The folder; it is created if it does not exist.
+
+        Returns:
+            The paths of the report in Markdown, JSON and HTML, and of ``coefficients.svg``.
+
+        Raises:
+            InvalidArgument: If the estimator has no ledger: it is not fitted, or was pickled.
+        """
+        from dpfy.estimators.plots import plot_coefficients
+
+        written = super().report(folder)
+        return (*written, plot_coefficients(self, Path(folder) / "coefficients.svg"))
 
     def _linear_scores(self, X: Any) -> Floats:
         """Return the linear functions of rows, one column for each."""

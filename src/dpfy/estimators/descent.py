@@ -10,6 +10,8 @@ from dpfy import _validate
 from dpfy.estimators.declarations import Floats
 from dpfy.estimators.fitting import LARGEST_NORM
 
+_GRID = 64  # eigenvalues for which the response to noise is computed
+
 
 @dataclass(frozen=True)
 class Descent:
@@ -77,6 +79,28 @@ class Descent:
             0.5 if clip is None else clip,
         )
 
+    def noise_gain(self, curvature: float) -> float:
+        """Return how noise in gradients shows in parameters, at most.
+
+        Where the mean loss is quadratic, gradient descent is linear in the noise of its gradients,
+        one eigenvalue of the second derivatives at a time. This is the largest response over
+        eigenvalues from 0 to ``curvature``, on a grid: which of them there are is private.
+
+        Args:
+            curvature: The largest second derivative of a row's loss.
+
+        Returns:
+            The standard deviation of parameters for independent noise of deviation 1 in every step.
+
+        >>> round(Descent(1, 2.0, clip=1.0).noise_gain(0.25), 6)
+        2.0
+        """
+        bends = np.linspace(0, curvature, _GRID)[:, None]
+        pulses = iter(np.eye(self.steps))
+        start = np.zeros((_GRID, self.steps))
+        moved = _average(lambda place: bends * place + next(pulses), start, self, lambda each: each)
+        return float(np.sqrt((moved**2).sum(axis=1)).max())
+
 
 def descend(gradient: Callable[[Floats], Floats], start: Floats, settings: Descent) -> Floats:
     """Return the average of the last parameters of gradient descent.
@@ -91,11 +115,20 @@ def descend(gradient: Callable[[Floats], Floats], start: Floats, settings: Desce
     Returns:
         The parameters.
     """
+    return _average(gradient, start, settings, _projected)
+
+
+def _average(
+    gradient: Callable[[Floats], Floats],
+    start: Floats,
+    settings: Descent,
+    within: Callable[[Floats], Floats],
+) -> Floats:
     place, move, total = start, np.zeros_like(start), np.zeros_like(start)
     first = settings.steps - max(1, round(settings.tail * settings.steps))
     for step in range(settings.steps):
         move = settings.momentum * move + gradient(place)
-        place = _projected(place - settings.learning_rate * move)
+        place = within(place - settings.learning_rate * move)
         total = total + place if step >= first else total
     return total / (settings.steps - first)
 

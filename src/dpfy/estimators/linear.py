@@ -39,6 +39,9 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one (docs/proofs/estimators.md, Theorems 1 and 2).
 
+    After a fit, ``coef_noise_`` is the standard deviation of the noise in ``coef_``, at most and to
+    first order; None for "adassp", whose noise depends on the rows.
+
     *Assumes* that schema, bounds or data norm, and target bounds, are public.
 
     Args:
@@ -133,13 +136,14 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
 
         solve = self._by_moments if self.solver == "adassp" else self._by_descent
         grounds = (features.ground, _target_ground(self.target_bounds))
-        coefficients, constant = solve(rows, len(targets), features, features.width(table), grounds)
-        self._keep(features, coefficients, constant, (low, high))
+        width = features.width(table)
+        coefficients, constant, noise = solve(rows, len(targets), features, width, grounds)
+        self._keep(features, coefficients, constant, noise, (low, high))
         return self
 
     def _by_moments(
         self, rows: _Rows, count: int, features: Features, width: int, grounds: Sequence[Ground]
-    ) -> tuple[Floats, float]:
+    ) -> tuple[Floats, float, None]:
         """Return coefficients of vectors and a constant, from one release of moments."""
         records = self._public_records(count)
         bound = computed_bound(moments_bound(target=True), records, width)
@@ -152,12 +156,12 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
         self._conclude(fit)
         found = Moments.of(noisy, records, width)
         coefficients = found.ridge(self._penalty, bound * fit.noise_multiplier)
-        return coefficients, found.target - float(found.mean @ coefficients)
+        return coefficients, found.target - float(found.mean @ coefficients), None
 
     def _by_descent(
         self, rows: _Rows, count: int, features: Features, width: int, grounds: Sequence[Ground]
-    ) -> tuple[Floats, float]:
-        """Return coefficients of vectors and a constant, from noisy gradients."""
+    ) -> tuple[Floats, float, float]:
+        """Return coefficients of vectors, a constant, and their noise, from noisy gradients."""
         records = self._public_records(count)
         settings = Descent.rule(
             records,
@@ -188,17 +192,25 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
 
             weights = descend(gradient, np.zeros(width + own_constant), settings)
         self._conclude(fit)
-        inner = weights[:width] / math.sqrt(1 + own_constant)
-        return inner, float(weights[-1]) / math.sqrt(2) if own_constant else 0.0
+        stddev = fit.noise_multiplier * bound * math.sqrt(settings.steps) / max(records, 1)
+        scale = 1 / math.sqrt(1 + own_constant)
+        constant = float(weights[-1]) * scale if own_constant else 0.0
+        return weights[:width] * scale, constant, stddev * settings.noise_gain(1.0) * scale
 
     def _keep(
-        self, features: Features, coefficients: Floats, constant: float, ends: tuple[float, float]
+        self,
+        features: Features,
+        coefficients: Floats,
+        constant: float,
+        noise: float | None,
+        ends: tuple[float, float],
     ) -> None:
         """Keep the model in units of the columns and of the target."""
         scale, shift = features.affine(len(coefficients))
         half, middle = (ends[1] - ends[0]) / 2, (ends[1] + ends[0]) / 2
         self._public_map = features
         self.coef_ = coefficients * scale * half
+        self.coef_noise_ = None if noise is None else noise * scale * half
         self.intercept_ = (constant + float(coefficients @ shift)) * half + middle
 
     def predict(self, X: Any) -> Floats:

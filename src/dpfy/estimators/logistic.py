@@ -1,5 +1,6 @@
 """Private logistic regression."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -43,6 +44,9 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one, of ``coef_``, ``intercept_`` and all that was released on the way
     (docs/proofs/estimators.md, Theorem 1). One row moves a sum of gradients by at most ``clip``.
+
+    After a fit, ``coef_noise_`` is the standard deviation of the noise in ``coef_``: for "gd" and
+    "objective" at most, and to first order; None for "functional", whose noise depends on the rows.
 
     *Assumes* that schema, bounds or data norm, and classes, are public.
 
@@ -139,9 +143,9 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         count, width = len(labels), features.width(table) + (features.schema is None)
         grounds = (features.ground, classes_ground(self.classes))
         solve = self._gradient_descent if self.solver == "gd" else self._perturbed
-        weights = solve(rows, count, width, len(classes), grounds)
+        weights, noise = solve(rows, count, width, len(classes), grounds)
         self.classes_ = classes
-        self._keep_linear(features, weights)
+        self._keep_linear(features, weights, noise)
         return self
 
     def _gradient_descent(
@@ -151,13 +155,17 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         width: int,
         classes: int,
         grounds: Sequence[Ground],
-    ) -> Floats:
-        """Return the weights of each class but the first of two, by noisy gradient descent."""
+    ) -> tuple[Floats, float]:
+        """Return the weights of each class but the first of two, by noisy descent, and their noise.
+
+        The noise is that of :meth:`~dpfy.estimators.descent.Descent.noise_gain`.
+        """
         records = self._public_records(count)
+        curvature = 0.25 if classes == 2 else 0.5
         settings = Descent.rule(
             records,
             _validate.epsilon(self.epsilon),
-            curvature=0.25 if classes == 2 else 0.5,
+            curvature,
             steps=self.steps,
             learning_rate=self.learning_rate,
             clip=self.clip,
@@ -179,7 +187,8 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
             weights = descend(gradient, start, settings)
         self._conclude(fit)
         self.n_iter_ = settings.steps
-        return weights
+        stddev = fit.noise_multiplier * bound * math.sqrt(settings.steps) / max(records, 1)
+        return weights, stddev * settings.noise_gain(curvature)
 
     def _perturbed(
         self,
@@ -188,8 +197,8 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         width: int,
         classes: int,
         grounds: Sequence[Ground],
-    ) -> Floats:
-        """Return the weights of the second of two classes, by a solver that releases once."""
+    ) -> tuple[Floats, float | None]:
+        """Return the weights of the second of two classes, and their noise where it is public."""
         if classes != 2:
             raise InvalidArgument(
                 f"Expected two classes for solver={self.solver!r}, got {classes}: its guarantee "
@@ -205,7 +214,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
             weights = solver.weights(fit, rows)
         self._conclude(fit)
         self.n_iter_ = 1
-        return weights[None]
+        return weights[None], solver.weight_noise(fit.noise_multiplier)
 
     def decision_function(self, X: Any) -> Floats:
         """Return the scores of rows: the log odds of the second of two classes, or one each.

@@ -69,6 +69,10 @@ class Perturbation:
         """Release, and return the weights of the second class."""
         raise NotImplementedError
 
+    def weight_noise(self, noise_multiplier: float) -> float | None:
+        """Return the standard deviation of the noise in a weight, at most, if it is public."""
+        return None
+
     def strength(self, noise_multiplier: float) -> float:
         """Return the strength Λ of the penalty: the declared one, or that of the public rule."""
         if self.regularisation is not None:
@@ -112,9 +116,7 @@ class Output(Perturbation):
 
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return one Gaussian vector."""
-        precision = self.precision(noise_multiplier)
-        bound = (self.lipschitz + 2 * precision.tolerance) / precision.regularisation
-        return [gaussian("coefficients", bound, noise_multiplier)]
+        return [gaussian("coefficients", self._bound(noise_multiplier), noise_multiplier)]
 
     def weights(self, fit: Fit, rows: Callable[[], Rows]) -> Floats:
         """Release the minimum with noise."""
@@ -126,6 +128,15 @@ class Output(Perturbation):
             return minimise(objective, precision)
 
         return fit.release(fit.planned[0], minimum)
+
+    def weight_noise(self, noise_multiplier: float) -> float:
+        """Return the noise that is added to a weight."""
+        return noise_multiplier * self._bound(noise_multiplier)
+
+    def _bound(self, noise_multiplier: float) -> float:
+        """Return the most that one row moves the computed minimum."""
+        precision = self.precision(noise_multiplier)
+        return (self.lipschitz + 2 * precision.tolerance) / precision.regularisation
 
     def _rule(self, noise_multiplier: float) -> float:
         """Return a strength between the noise, in proportion to 1/Λ, and the bias, to Λ/n."""
@@ -151,6 +162,10 @@ class PerturbedObjective(Perturbation):
     def weights(self, fit: Fit, rows: Callable[[], Rows]) -> Floats:
         """Release the perturbed minimum."""
         return fit.release(fit.planned[0], lambda: _counting(*rows()))
+
+    def weight_noise(self, noise_multiplier: float) -> float:
+        """Return the noise of the linear term over the least curvature, that of the penalty."""
+        return noise_multiplier * self.lipschitz / self.strength(noise_multiplier)
 
     def _rule(self, noise_multiplier: float) -> float:
         """Return a strength in proportion to the noise on directions that no row points to."""
