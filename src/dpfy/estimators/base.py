@@ -109,6 +109,25 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "the fitted parameters and every noisy vector that they were computed from",
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fitted model as plain JSON values: all that may be released.
+
+        Returns:
+            The name of the estimator, its public parameters, and its fitted attributes.
+        """
+        check_is_fitted(self)
+        fitted = {
+            name: _plain(value)
+            for name, value in vars(self).items()
+            if name.endswith("_") and name != "guarantee_"
+        }
+        return {
+            "estimator": type(self).__name__,
+            "parameters": self._published(),
+            "fitted": fitted,
+            "guarantee": {"epsilon": self.guarantee_.claim(self.delta_), "delta": self.delta_},
+        }
+
     def _published(self) -> dict[str, Any]:
         """Return the public parameters as plain JSON values."""
         return {
