@@ -76,7 +76,7 @@ def test_errors_are_one_sentence(folder, capsys):
     (folder / "other.csv").write_text("age\n1\n")
     code, shown, error = said(capsys, "other.csv", *WANTED, "--out", "runs/other")
     assert code and not shown and "no column 'sex'" in error
-    assert not (folder / "runs/other/ledger.dpl").exists()
+    assert not (folder / "runs/other").exists()
     code, _, error = said(capsys, "none.csv", *WANTED)
     assert code and "none.csv" in error
     code, _, error = said(capsys, "people.csv", "--schema", "people.toml")

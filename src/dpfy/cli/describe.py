@@ -1,11 +1,13 @@
 """``dpfy describe``: a private summary of a table, before anything is fitted to it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dpfy.cli._options import JsonOption
+from dpfy.errors import InvalidArgument
 
 LEDGER = "ledger.dpl"
 
@@ -44,8 +46,8 @@ def describe(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the report, summary.json, summary.svg and the ledger. Default: print "
-            "only.",
+            help="New folder for the report, summary.json, summary.svg and the ledger. Default: "
+            "print only.",
             show_default=False,
         ),
     ] = None,
@@ -74,19 +76,26 @@ def describe(
     from dpfy.estimators import describe as summarise
     from dpfy.tabular import Schema, read_table
 
-    declared = Schema.read(schema)
+    declared, table = Schema.read(schema), read_table(data)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        if out.exists():
+            raise InvalidArgument(f"{out} exists. Choose another folder, or move it away.")
+        out.mkdir(parents=True)
         ledger = ledger or out / LEDGER
-    summary = summarise(
-        read_table(data),
-        declared,
-        epsilon,
-        "auto" if delta is None else delta,
-        quantiles=quantile or (0.25, 0.5, 0.75),
-        bins=bins,
-        ledger=ledger,
-    )
+    try:
+        summary = summarise(
+            table,
+            declared,
+            epsilon,
+            "auto" if delta is None else delta,
+            quantiles=quantile or (0.25, 0.5, 0.75),
+            bins=bins,
+            ledger=ledger,
+        )
+    finally:
+        with suppress(OSError):  # there is a ledger unless it was refused, and nothing spent
+            if out is not None:
+                out.rmdir()
     if json:
         print_json(summary.to_json())
     else:

@@ -13,6 +13,7 @@ __getattr__, __all__ = exports(
     {
         "base": ("PrivateEstimator",),
         "boosting": ("ExplainableBoosting",),
+        "budgets": ("cost_of_fits", "split_budget"),
         "description": ("describe",),
         "fitting": ("shared_ledger",),
         "linear": ("LinearRegression", "Ridge"),
