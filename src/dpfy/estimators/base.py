@@ -13,7 +13,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.estimators.declarations import Features, Floats, check_table, in_columns
 from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_relation
-from dpfy.estimators.reports import ISOLATION, write_report
+from dpfy.estimators.reports import common_grounds, write_report
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
@@ -66,7 +66,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (ISOLATION, *grounds),
+            (*common_grounds(relation, records), *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 

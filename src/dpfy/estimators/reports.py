@@ -10,14 +10,42 @@ from typing import Any
 
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
+from dpfy.types import Relation
 
-ISOLATION = Ground(
+_ISOLATION = Ground(
     Kind.THEOREM,
     "isolation",
     "A row adds at most its bound to each released sum, and changes nothing else",
-    "Rows are encoded, bounded and evaluated one by one at released parameters; what float64 sums "
-    "lose is in the noise scale: docs/proofs/estimators.md.",
+    "Rows are encoded, bounded and evaluated one by one, at released parameters: "
+    "docs/proofs/estimators.md.",
 )
+_ROUNDING = Ground(
+    Kind.THEOREM,
+    "rounding_of_sums",
+    "What rows do to each other's rounding is bounded",
+    "Rows share the arithmetic of float64 sums; what one row can change of the others' rounding is "
+    "in the noise scale: docs/proofs/estimators.md, Lemma 1.",
+)
+
+
+def common_grounds(relation: Relation, records: int) -> tuple[Ground, ...]:
+    """Return what all fits and summaries rest on, as the ledger keeps it.
+
+    Args:
+        relation: The neighbouring relation.
+        records: The public number of rows, or the declared one.
+
+    Returns:
+        The grounds.
+    """
+    text = (
+        "The number of rows is public: neighbours have the same."
+        if relation is Relation.ZERO_OUT
+        else f"The number of rows is private. It was declared to be about {records}, and at most "
+        "twice that, on which the bound of rounding rests."
+    )
+    count = Ground(Kind.DECLARATION, "records", "How many rows there are", text)
+    return _ISOLATION, _ROUNDING, count
 
 
 def write_report(
@@ -54,7 +82,7 @@ def write_report(
         released=released,
         model=name,
         engine="numpy",
-        isolation=ISOLATION.text,
+        isolation=_ISOLATION.text,
         hyperparameters=scalars,
     )
     return report(ledger, delta, facts).write(folder)
