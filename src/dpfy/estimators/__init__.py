@@ -18,5 +18,6 @@ __getattr__, __all__ = exports(
         "logistic": ("LogisticRegression",),
         "naive_bayes": ("CategoricalNB", "GaussianNB"),
         "pca": ("PCA",),
+        "trees": ("RandomTrees",),
     },
 )
