@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from dpfy.accounting import account
 from dpfy.errors import BudgetExhausted, InvalidArgument
-from dpfy.estimators import ExplainableBoosting, shared_ledger
+from dpfy.estimators import ExplainableBoosting, RandomTrees, shared_ledger
 from dpfy.ledger import Ledger
 from dpfy.tabular import Column, Schema
 
@@ -19,6 +19,9 @@ SCHEMA = Schema((Column("a", bounds=(0, 10), knots=(1,)), Column("b", categories
 MODELS = {
     "boosting": lambda epsilon=1.0, **given: ExplainableBoosting(
         epsilon, **{"classes": [0, 1], "rounds": 4, "random_state": 0, **given}
+    ),
+    "trees": lambda epsilon=1.0, **given: RandomTrees(
+        epsilon, **{"classes": [0, 1], "n_estimators": 5, "random_state": 0, **given}
     ),
 }
 SPREAD = 0.25  # of a variance, relative; see test_noise_has_the_scale_that_is_on_record

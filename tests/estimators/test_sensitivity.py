@@ -13,6 +13,7 @@ from dpfy.estimators import (
     GaussianNB,
     LinearRegression,
     LogisticRegression,
+    RandomTrees,
     Ridge,
 )
 from dpfy.tabular import Column, Schema
@@ -41,6 +42,10 @@ ESTIMATORS = {
     "categorical-nb": CategoricalNB(n_categories=2, classes=[0, 1]),
     "categorical-nb-schema": CategoricalNB(schema=SCHEMA, classes=[0, 1]),
     "boosting": ExplainableBoosting(bounds=(-1, 2), classes=[0, 1], rounds=2, random_state=0),
+    "trees": RandomTrees(bounds=(-1, 2), classes=[0, 1], n_estimators=3, depth=2, random_state=0),
+    "trees-schema": RandomTrees(
+        schema=SCHEMA, classes=[0, 1, 2], n_estimators=3, depth=3, random_state=0
+    ),
     "boosting-schema": ExplainableBoosting(
         schema=SCHEMA, classes=[0, 1], rounds=2, leaves=2, random_state=0
     ),

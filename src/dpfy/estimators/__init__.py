@@ -22,5 +22,6 @@ __getattr__, __all__ = exports(
         "pca": ("PCA",),
         "plots": ("plot_coefficients",),
         "summary": ("ColumnSummary", "Estimate", "Summary"),
+        "trees": ("RandomTrees",),
     },
 )

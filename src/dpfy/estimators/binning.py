@@ -17,19 +17,23 @@ class Binning:
     """A public map from rows of a table to one bin for each column.
 
     Categories are bins of their own, and "other" is the last of them. A column of numbers is cut
-    at its knots, and into intervals of equal length besides.
+    at its knots, and into intervals of equal length.
 
     *Formal guarantee*: each row is mapped by itself, by declarations alone, whatever its cells
     hold.
 
     Args:
         schema: The declared columns.
-        bins: The number of intervals of equal length of a column of numbers, at least 1.
+        bins: The number of intervals of equal length of a column of numbers, at least 2.
+        refine: Whether columns that have knots are cut into such intervals too.
     """
 
-    def __init__(self, schema: Schema, bins: int) -> None:
+    def __init__(self, schema: Schema, bins: int, refine: bool = True) -> None:
         self.schema = schema
-        self.cuts = tuple(_cuts(each, bins) if each.is_number else None for each in schema)
+        self.cuts = tuple(
+            _cuts(each, bins if refine or not each.knots else 1) if each.is_number else None
+            for each in schema
+        )
         self.sizes = tuple(
             len(each.categories or ()) + 1 if cuts is None else len(cuts) + 1
             for each, cuts in zip(schema, self.cuts, strict=True)

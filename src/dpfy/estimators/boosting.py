@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.special import expit
-from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.estimators.base import PrivateEstimator
 from dpfy.estimators.binning import (
     Binning,
     Positions,
@@ -31,6 +29,7 @@ from dpfy.estimators.declarations import (
     resolve_classes,
 )
 from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian
+from dpfy.estimators.scores import ScoringClassifier
 from dpfy.estimators.shapes import FeatureFunction, plot_functions
 from dpfy.ledger import Ledger
 from dpfy.tabular.schema import Schema
@@ -47,7 +46,7 @@ _SHRINKAGE = 3.0  # how much of the noise is added to the counts that sums are d
 _TAIL = 0.5  # the part of the rounds, the last ones, whose functions are averaged
 
 
-class ExplainableBoosting(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
+class ExplainableBoosting(ScoringClassifier):
     """Private explainable boosting machine for two classes: one function for each column.
 
     The numbers of rows in all declared bins are released once. Then each round goes through the
@@ -236,30 +235,6 @@ class ExplainableBoosting(ClassifierMixin, PrivateEstimator):  # type: ignore[mi
             One number for each row.
         """
         return self.contributions(X).sum(axis=1) + self.intercept_
-
-    def predict_proba(self, X: Any) -> Floats:
-        """Return the probabilities of the classes.
-
-        Args:
-            X: The table.
-
-        Returns:
-            One row for each row of the table, one column for each class.
-        """
-        second = expit(self.decision_function(X))
-        return np.stack([1 - second, second], axis=1)
-
-    def predict(self, X: Any) -> Any:
-        """Return the more likely class of each row.
-
-        Args:
-            X: The table.
-
-        Returns:
-            One label for each row.
-        """
-        second = self.decision_function(X) > 0
-        return self.classes_[second.astype(int)]
 
     def plot(self, columns: Sequence[str] | None = None) -> "Figure":
         """Draw the functions of columns, with bands of two standard deviations of their noise.
