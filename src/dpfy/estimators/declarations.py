@@ -80,10 +80,10 @@ class Features:
         """Take bounds that are declared public from the rows themselves."""
         if isinstance(self.bounds, str):
             x = as_floats(np.asarray(table))
-            known = np.where(np.isfinite(x), x, np.nan)
+            known = np.where(np.isfinite(x), np.clip(x, -_FAR, _FAR), np.nan)
             low = np.nan_to_num(np.fmin.reduce(known, axis=0, initial=np.nan))
             high = np.fmax.reduce(known, axis=0, initial=np.nan)
-            self.bounds = (low, np.where(high > low, high, low + 1))
+            self.bounds = (low, np.where(high > low, high, low + 1 + np.abs(low)))
 
     def rows(self, table: Any) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the vectors of a table's rows, each of norm at most 1, and which rows count.
