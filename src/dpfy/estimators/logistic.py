@@ -192,8 +192,8 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         """Return the weights of the second of two classes, by a solver that releases once."""
         if classes != 2:
             raise InvalidArgument(
-                f"Expected two classes for solver={self.solver!r}, got {classes}: its guarantee "
-                "holds for losses of one score. Use solver='gd'."
+                f"Only binary classification is supported by solver={self.solver!r}, got {classes} "
+                "classes: its guarantee holds for losses of one score. Use solver='gd'."
             )
         solver = perturbation.SOLVERS[self.solver](
             self._public_records(count),
@@ -256,6 +256,12 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[best]
+
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags of scikit-learn: solvers that release once know two classes only."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = self.solver == "gd"
+        return tags
 
 
 def gradient_sum(
