@@ -261,11 +261,13 @@ def test_more_than_two_classes_are_refused_with_the_reason(solver):
         ({"regularisation": 1e-12}, "rounding errors would decide"),
         ({"clip": 1.5}, "clip=1.5"),
         ({"clip": 0.0}, "clip=0.0"),
+        ({"steps": 5}, "no steps= with solver='output'"),
+        ({"solver": "gd", "regularisation": 1.0}, "no regularisation= with solver='gd'"),
     ],
 )
 def test_declarations_out_of_range_are_refused(wrong, match):
     with pytest.raises(InvalidArgument, match=match):
-        model("output", **wrong).fit(*table(100))
+        model(**{"solver": "output", **wrong}).fit(*table(100))
 
 
 def test_a_declared_regularisation_is_used():

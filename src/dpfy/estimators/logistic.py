@@ -38,11 +38,14 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
     rows' gradients as one Gaussian vector, and everything else, such as momentum and the average
     over the last half of the steps, is computed from what was released. The number of steps, the
     learning rate and the largest norm of a row's gradient follow a public rule of the number of
-    rows and of ε (:meth:`~dpfy.estimators.descent.Descent.rule`).
+    rows and of ε (:meth:`~dpfy.estimators.descent.Descent.rule`). The solvers ``output``,
+    ``objective`` and ``functional`` (:mod:`dpfy.estimators.perturbation`) release once, for two
+    classes; where there is one fit only, ``objective`` is the most accurate.
 
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one, of ``coef_``, ``intercept_`` and all that was released on the way
-    (docs/proofs/estimators.md, Theorem 1). One row moves a sum of gradients by at most ``clip``.
+    (docs/proofs/estimators.md, Theorem 1, and docs/proofs/perturbation.md). One row moves a sum of
+    gradients by at most ``clip``.
 
     *Assumes* that schema, bounds or data norm, and classes, are public.
 
@@ -119,7 +122,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
             InvalidArgument: If a declaration is missing or out of its range.
             BudgetExhausted: If the ledger does not admit the fit; no row was read.
         """
-        _validate.choice("solver", self.solver, SOLVERS)
+        self._check_solver()
         features = self._features()
         table, labels = check_table(self, features, X, y, reset=True)
         classes = resolve_classes(self.classes, labels)
@@ -143,6 +146,16 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         self.classes_ = classes
         self._keep_linear(features, weights)
         return self
+
+    def _check_solver(self) -> None:
+        """Refuse a solver that is not known, and parameters that it does not use."""
+        _validate.choice("solver", self.solver, SOLVERS)
+        for name in ("regularisation",) if self.solver == "gd" else ("steps", "learning_rate"):
+            if getattr(self, name) is not None:
+                raise InvalidArgument(
+                    f"Expected no {name}= with solver={self.solver!r}, which does not use it. "
+                    "Leave it out, or choose another solver."
+                )
 
     def _gradient_descent(
         self,
