@@ -1,9 +1,9 @@
 """Tables of every form are cleaned alike, by the schema alone, and no cell raises or shows."""
 
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
@@ -31,8 +31,6 @@ class Awkward:
 
 FORMS = {
     "dict": TABLE,
-    "pandas": pd.DataFrame(TABLE),
-    "pandas-nullable": pd.DataFrame(TABLE).convert_dtypes(),
     "pyarrow": pa.table(TABLE),
     "objects": np.array(ROWS, dtype=object),
     "rows": ROWS,
@@ -41,6 +39,13 @@ FORMS = {
         dtype=[("age", float), ("sex", "U5")],
     ),
 }
+
+
+if find_spec("pandas") is not None:  # which no part of dpfy needs
+    import pandas as pd
+
+    FORMS["pandas"] = pd.DataFrame(TABLE)
+    FORMS["pandas-nullable"] = pd.DataFrame(TABLE).convert_dtypes()
 
 
 @pytest.mark.parametrize("form", FORMS)

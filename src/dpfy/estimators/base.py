@@ -18,12 +18,19 @@ from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.schema import Schema
 
 _NOT_PUBLISHED = ("ledger", "insecure_test_key")
-_MIXING = Ground(
+_ISOLATION = Ground(
     Kind.THEOREM,
     "isolation",
     "A row adds at most its bound to each released sum, and changes nothing else",
-    "Rows are encoded, bounded and evaluated one by one at released parameters; what float64 sums "
-    "lose is in the noise scale: docs/proofs/estimators.md.",
+    "Rows are encoded, bounded and evaluated one by one, at released parameters: "
+    "docs/proofs/estimators.md.",
+)
+_ROUNDING = Ground(
+    Kind.THEOREM,
+    "rounding_of_sums",
+    "What rows do to each other's rounding is bounded",
+    "Rows share the arithmetic of float64 sums; what one row can change of the others' rounding is "
+    "in the noise scale: docs/proofs/estimators.md, Lemma 1.",
 )
 
 
@@ -72,7 +79,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (_MIXING, *grounds),
+            (_ISOLATION, _ROUNDING, *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 
@@ -119,10 +126,29 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             released="the fitted parameters and every noisy vector that they were computed from",
             model=type(self).__name__,
             engine="numpy",
-            isolation=_MIXING.text,
+            isolation=_ISOLATION.text,
             hyperparameters=scalars,
         )
         return report(ledger, self.delta_, facts).write(folder)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fitted model as plain JSON values: all that may be released.
+
+        Returns:
+            The name of the estimator, its public parameters, and its fitted attributes.
+        """
+        check_is_fitted(self)
+        fitted = {
+            name: _plain(value)
+            for name, value in vars(self).items()
+            if name.endswith("_") and name != "guarantee_"
+        }
+        return {
+            "estimator": type(self).__name__,
+            "parameters": self._published(),
+            "fitted": fitted,
+            "guarantee": {"epsilon": self.guarantee_.claim(self.delta_), "delta": self.delta_},
+        }
 
     def _published(self) -> dict[str, Any]:
         """Return the public parameters as plain JSON values."""

@@ -118,7 +118,7 @@ def computed_bound(bound: float, records: int, dimension: int) -> float:
         The bound with an allowance for rounding.
     """
     rows = 2 * max(records, 1)
-    additions = min(rows, BLOCK) + -(-rows // BLOCK)
+    additions = min(rows, BLOCK) + -(-rows // BLOCK) + 2
     scores = LARGEST_NORM * (dimension + 16)
     return bound + 2 * rows * (additions * bound + scores) * _UNIT
 

@@ -167,12 +167,16 @@ def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
             f"{facts.isolation}.",
             status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED,
         )
-    known = " ".join(
-        ground.text
+    known = [
+        ground
         for ground in grounds_in(record.basis)
         if ground.key in ("isolation", "slots", "no_memory")
+    ]
+    text = " ".join(ground.text for ground in known)
+    proved = bool(known) and all(ground.kind is Kind.THEOREM for ground in known)
+    return Item(
+        "isolation", title, f"Recorded by the run: {text}", status=HOLDS if proved else CHECKED
     )
-    return Item("isolation", title, f"Recorded by the run: {known}", status=CHECKED)
 
 
 def _rounding(record: LedgerRecord) -> Item:
@@ -185,11 +189,13 @@ def _rounding(record: LedgerRecord) -> Item:
         for ground in grounds_in(record.basis)
         if ground.kind is Kind.ALLOWANCE and ground.key.startswith("last_bits")
     ]
-    proved = (
-        "No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."
-    )
+    proved = [
+        ground.text
+        for ground in grounds_in(record.basis)
+        if ground.kind is Kind.THEOREM and ground.key == "rounding_of_sums"
+    ] or ["No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."]
     return Item(
-        "rounding", title, " ".join(allowed) or proved, status=ALLOWED if allowed else HOLDS
+        "rounding", title, " ".join(allowed or proved), status=ALLOWED if allowed else HOLDS
     )
 
 
