@@ -17,6 +17,10 @@ from dpfy.estimators import (
 COMMON = {"epsilon": 1000.0, "insecure_test_key": 1}
 ESTIMATORS = [
     LogisticRegression(data_norm=10.0, classes="observed", **COMMON),
+    *(
+        LogisticRegression(data_norm=10.0, classes="observed", solver=solver, **COMMON)
+        for solver in ("output", "objective", "functional")
+    ),
     LinearRegression(data_norm=10.0, target_bounds="observed", **COMMON),
     Ridge(bounds="observed", target_bounds="observed", solver="adassp", **COMMON),
     GaussianNB(bounds="observed", classes="observed", **COMMON),

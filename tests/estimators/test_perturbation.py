@@ -9,6 +9,7 @@ from scipy.stats import chi2
 
 from dpfy.accounting import account
 from dpfy.accounting.pld import closed_forms
+from dpfy.accounting.rules_for.perturbation import perturbed_minimum
 from dpfy.errors import BudgetExhausted, InvalidArgument, UnsupportedEvent
 from dpfy.estimators import LogisticRegression, shared_ledger
 from dpfy.estimators.declarations import Features
@@ -17,6 +18,7 @@ from dpfy.estimators.perturbation import (
     SOLVERS,
     Functional,
     Output,
+    PerturbedMinimum,
     PerturbedObjective,
     _counting,
     moments,
@@ -192,6 +194,39 @@ def drawn(stream, stddev):
     return LatticeGaussian(stream).add_noise(zeros, stddev, lattice_step(stddev)).numpy()
 
 
+class HalfNoise(PerturbedMinimum):
+    """Draws a linear term of half the declared scale."""
+
+    @property
+    def _stddev(self):
+        return super()._stddev / 2
+
+
+def advantage(mechanism, times=600):
+    """What the best test of one row among opposed ones gains, in as many releases of each."""
+    x, positions = as_rows([((1.0, 0.0), 0)] * 300 + [((1.0, 0.0), 1)])
+    absent, there = (_counting(x[:end], positions[:end]) for end in (300, 301))
+    precision, stream = mechanism.precision, SecureStream(insecure_test_key=23)
+    attacked = Objective(*absent, precision.regularisation, np.zeros(2), mechanism.clip)
+
+    def rate(data):
+        thetas = (mechanism.release(data, stream).numpy() for _ in range(times))
+        return np.mean([attacked.gradient(theta)[0] > mechanism.clip / 2 for theta in thetas])
+
+    return rate(there) - rate(absent)
+
+
+def test_an_attack_succeeds_no_more_than_claimed_and_detects_half_the_noise():
+    """The margin of .14 is five standard deviations of the rates' difference: 1e-6."""
+    solver = PerturbedObjective(300, 2, clip=0.9)
+    mechanism = solver.plan(0.7)[0].mechanism
+    claim = perturbed_minimum(mechanism.event.queries[0]).delta(0.0)
+    assert claim < 0.55
+    assert claim - 0.14 <= advantage(mechanism) <= claim + 0.14
+    broken = HalfNoise(mechanism.precision, mechanism.clip, mechanism.noise_multiplier)
+    assert advantage(broken) > claim + 0.14
+
+
 # -- edges: rows never stop a fit, or announce themselves
 
 
@@ -261,11 +296,13 @@ def test_more_than_two_classes_are_refused_with_the_reason(solver):
         ({"regularisation": 1e-12}, "rounding errors would decide"),
         ({"clip": 1.5}, "clip=1.5"),
         ({"clip": 0.0}, "clip=0.0"),
+        ({"steps": 5}, "no steps= with solver='output'"),
+        ({"solver": "gd", "regularisation": 1.0}, "no regularisation= with solver='gd'"),
     ],
 )
 def test_declarations_out_of_range_are_refused(wrong, match):
     with pytest.raises(InvalidArgument, match=match):
-        model("output", **wrong).fit(*table(100))
+        model(**{"solver": "output", **wrong}).fit(*table(100))
 
 
 def test_a_declared_regularisation_is_used():

@@ -39,11 +39,14 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
     rows' gradients as one Gaussian vector, and everything else, such as momentum and the average
     over the last half of the steps, is computed from what was released. The number of steps, the
     learning rate and the largest norm of a row's gradient follow a public rule of the number of
-    rows and of ε (:meth:`~dpfy.estimators.descent.Descent.rule`).
+    rows and of ε (:meth:`~dpfy.estimators.descent.Descent.rule`). The solvers ``output``,
+    ``objective`` and ``functional`` (:mod:`dpfy.estimators.perturbation`) release once, for two
+    classes; where there is one fit only, ``objective`` is the most accurate.
 
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one, of ``coef_``, ``intercept_`` and all that was released on the way
-    (docs/proofs/estimators.md, Theorem 1). One row moves a sum of gradients by at most ``clip``.
+    (docs/proofs/estimators.md, Theorem 1, and docs/proofs/perturbation.md). One row moves a sum of
+    gradients by at most ``clip``.
 
     After a fit, ``coef_noise_`` is the standard deviation of the noise in ``coef_``: for "gd" and
     "objective" at most, and to first order; None for "functional", whose noise depends on the rows.
@@ -123,7 +126,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
             InvalidArgument: If a declaration is missing or out of its range.
             BudgetExhausted: If the ledger does not admit the fit; no row was read.
         """
-        _validate.choice("solver", self.solver, SOLVERS)
+        self._check_solver()
         features = self._features()
         table, labels = check_table(self, features, X, y, reset=True)
         classes = resolve_classes(self.classes, labels)
@@ -147,6 +150,16 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         self.classes_ = classes
         self._keep_linear(features, weights, noise)
         return self
+
+    def _check_solver(self) -> None:
+        """Refuse a solver that is not known, and parameters that it does not use."""
+        _validate.choice("solver", self.solver, SOLVERS)
+        for name in ("regularisation",) if self.solver == "gd" else ("steps", "learning_rate"):
+            if getattr(self, name) is not None:
+                raise InvalidArgument(
+                    f"Expected no {name}= with solver={self.solver!r}, which does not use it. "
+                    "Leave it out, or choose another solver."
+                )
 
     def _gradient_descent(
         self,
@@ -201,8 +214,8 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         """Return the weights of the second of two classes, and their noise where it is public."""
         if classes != 2:
             raise InvalidArgument(
-                f"Expected two classes for solver={self.solver!r}, got {classes}: its guarantee "
-                "holds for losses of one score. Use solver='gd'."
+                f"Only binary classification is supported by solver={self.solver!r}, got {classes} "
+                "classes: its guarantee holds for losses of one score. Use solver='gd'."
             )
         solver = perturbation.SOLVERS[self.solver](
             self._public_records(count),
@@ -265,6 +278,12 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[best]
+
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags of scikit-learn: solvers that release once know two classes only."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = self.solver == "gd"
+        return tags
 
 
 def gradient_sum(

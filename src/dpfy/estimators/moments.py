@@ -39,8 +39,7 @@ def moment_sum(vectors: Floats, targets: Floats | None = None) -> Floats:
     """
 
     def block(x: Floats, y: Floats) -> Floats:
-        upper = (x.T @ x * _weights(x.shape[1]))[np.triu_indices(x.shape[1])]
-        parts = [upper, FIRST * x.sum(axis=0)]
+        parts = [triangle(x.T @ x), FIRST * x.sum(axis=0)]
         if targets is not None:
             parts += [TARGET * (y @ x), np.atleast_1d(FIRST * TARGET * y.sum())]
         return np.concatenate(parts)
@@ -77,10 +76,8 @@ class Moments:
         Returns:
             The moments; those of targets are zero where there were none.
         """
-        triangle, first, *rest = np.split(noisy, np.cumsum([width * (width + 1) // 2, width]))
-        second = np.zeros((width, width))
-        second[np.triu_indices(width)] = triangle
-        second = (second + np.triu(second, 1).T) / _weights(width)
+        upper, first, *rest = np.split(noisy, np.cumsum([width * (width + 1) // 2, width]))
+        second = symmetric(upper, width)
         tail = rest[0] if len(rest[0]) else np.zeros(width + 1)
         count = max(records, 1)
         mean, target = first / FIRST / count, float(tail[-1]) / FIRST / TARGET / count
@@ -112,6 +109,24 @@ class Moments:
         penalty = alpha + max(0.0, noise * math.sqrt(width) - least)
         solved = np.linalg.solve(self.scatter + penalty * np.eye(width), self.cross)
         return solved.astype(np.float64)
+
+
+def triangle(matrix: Floats) -> Floats:
+    """Return the upper triangle of a symmetric matrix as a vector of the matrix's norm.
+
+    >>> triangle(np.ones((2, 2)))
+    array([1.        , 1.41421356, 1.        ])
+    """
+    width = len(matrix)
+    found: Floats = (matrix * _weights(width))[np.triu_indices(width)]
+    return found
+
+
+def symmetric(upper: Floats, width: int) -> Floats:
+    """Return the symmetric matrix that has this :func:`triangle`."""
+    found = np.zeros((width, width))
+    found[np.triu_indices(width)] = upper
+    return (found + np.triu(found, 1).T) / _weights(width)
 
 
 def _weights(width: int) -> Floats:

@@ -17,6 +17,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.estimators.declarations import Floats
 from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian, summed
 from dpfy.estimators.minimise import ROW_NORM, Objective, Precision, minimise
+from dpfy.estimators.moments import symmetric, triangle
 from dpfy.ledger.events import Sampled
 from dpfy.ledger.perturbation import ObjectivePerturbation
 
@@ -28,7 +29,6 @@ Rows = tuple[Floats, NDArray[np.int64]]
 
 _OUTPUT_SHARE = 30.0  # noise of the output over its distance, in noise multipliers of the objective
 _FAR = 38.0  # standard deviations, beyond which the linear term is with probability 1e-300 only
-_GRAM_WEIGHT = 1.0  # of products of a row's numbers, beside its numbers times ±½
 
 
 @dataclass(frozen=True)
@@ -238,16 +238,16 @@ class PerturbedMinimum:
 class Functional(Perturbation):
     """The functional mechanism: the second-order expansion of the loss at 0, with Gaussian noise.
 
-    *Formal guarantee*: the products x·xᵀ of a row and x·(y − ½), with a public weight for the
-    former, are one Gaussian vector with the bound √(weight² + ¼). Its minimum, the penalty and the
-    trimming of eigenvalues below the noise are computed from what was released.
+    *Formal guarantee*: the products x·xᵀ of a row and x·(y − ½) are one Gaussian vector with the
+    bound √(1 + ¼). The trimming of eigenvalues below 0, the penalty and the minimum are computed
+    from what was released.
 
     Reference: Zhang et al. 2012, with Gaussian noise; ``docs/proofs/perturbation.md``, Theorem 3.
     """
 
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return one Gaussian vector."""
-        bound = math.hypot(_GRAM_WEIGHT * ROW_NORM**2, ROW_NORM / 2)
+        bound = math.hypot(ROW_NORM**2, ROW_NORM / 2)
         return [
             gaussian("moments", computed_bound(bound, self.records, self.width), noise_multiplier)
         ]
@@ -255,14 +255,10 @@ class Functional(Perturbation):
     def weights(self, fit: Fit, rows: Callable[[], Rows]) -> Floats:
         """Release the moments, and return the minimum of their quadratic form."""
         noisy = fit.release(fit.planned[0], lambda: moments(*_counting(*rows())))
-        upper = np.triu_indices(self.width)
-        gram = np.zeros((self.width, self.width))
-        gram[upper] = noisy[: -self.width] / _scales(self.width)
-        gram = gram + np.triu(gram, 1).T
-        values, directions = np.linalg.eigh(gram / 4)
-        penalty = self.strength(fit.noise_multiplier)
-        trimmed = np.maximum(values, 0.0) + penalty
-        found: Floats = directions @ (directions.T @ noisy[-self.width :] / trimmed)
+        upper, slopes = np.split(noisy, [-self.width])
+        values, directions = np.linalg.eigh(symmetric(upper, self.width) / 4)
+        trimmed = np.maximum(values, 0.0) + self.strength(fit.noise_multiplier)
+        found: Floats = directions @ (directions.T @ slopes / trimmed)
         return found
 
     def _rule(self, noise_multiplier: float) -> float:
@@ -279,22 +275,13 @@ SOLVERS: dict[str, type[Perturbation]] = {
 
 
 def moments(vectors: Floats, targets: Floats) -> Floats:
-    """Return the sums of products of two numbers of a row, weighted, and of x·(y − ½).
+    """Return the sums of x·xᵀ, as a triangle, and of x·(y − ½) as one vector."""
 
-    Products of different numbers are counted once and scaled by √2, so that the vector of one row
-    has the norm of the row squared, times the weight.
-    """
-    upper = np.triu_indices(vectors.shape[1])
-    gram = summed(lambda x: x.T @ x, vectors)[upper] * _scales(vectors.shape[1])
-    slopes = summed(lambda x, y: x.T @ (y - 0.5), vectors, targets)
-    return np.concatenate([gram, slopes])
+    def block(x: Floats, y: Floats) -> Floats:
+        return np.concatenate([triangle(x.T @ x), x.T @ (y - 0.5)])
 
-
-def _scales(width: int) -> Floats:
-    """Return the factor of each product of two numbers in the released vector."""
-    rows, columns = np.triu_indices(width)
-    found: Floats = _GRAM_WEIGHT * np.where(rows == columns, 1.0, math.sqrt(2))
-    return found
+    total: Floats = summed(block, vectors, targets)
+    return total
 
 
 def _counting(vectors: Floats, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:

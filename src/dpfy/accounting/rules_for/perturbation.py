@@ -24,7 +24,7 @@ _LAST_ORDER = 1e4  # beyond it, the largest Gaussian is all that counts
 
 @dataclass(frozen=True)
 class PerturbedMinimum(LossDistribution):
-    """The loss of objective perturbation: δ(ε) = Σ δ_μ(ε − gap), δ_μ that of a Gaussian sum.
+    """The loss of objective perturbation: δ(ε) = Σ δ_μ(max(ε − gap, 0)), with Gaussian δ_μ.
 
     Args:
         gap: The constant by which the Hessian of one record raises the loss.
@@ -66,10 +66,13 @@ class PerturbedMinimum(LossDistribution):
         return found
 
     def delta(self, epsilon: float) -> float:
-        """Return an upper bound on δ(ε), for ε ≥ 0."""
-        past = epsilon - self.gap
-        total = math.fsum(closed_forms.delta_interval(mu, max(past, 0.0)).upper for mu in self.mus)
-        return (total if past >= 0 else 1 - math.exp(past) * (1 - min(total, 1.0))) * _UP
+        """Return an upper bound on δ(ε), for ε ≥ 0.
+
+        Before the gap it is a total variation, which setting a row to zero has in both directions,
+        and the Hessian raises the loss in one of them only.
+        """
+        past = max(epsilon - self.gap, 0.0)
+        return math.fsum(closed_forms.delta_interval(mu, past).upper for mu in self.mus) * _UP
 
     @cached_property
     def _table(self) -> Table:
