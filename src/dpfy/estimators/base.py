@@ -16,6 +16,7 @@ from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.schema import Schema
+from dpfy.types import Relation
 
 _NOT_PUBLISHED = ("ledger", "insecure_test_key")
 _ISOLATION = Ground(
@@ -79,7 +80,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (_ISOLATION, _ROUNDING, *grounds),
+            (_ISOLATION, _ROUNDING, _count_ground(relation, records), *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 
@@ -206,6 +207,17 @@ class PrivateLinearModel(PrivateEstimator):
         table = check_table(self, self._public_map, X, "no_validation", reset=False)
         scores: Floats = self._public_map.clamped(table) @ self.coef_.T + self.intercept_
         return scores
+
+
+def _count_ground(relation: Relation, records: int) -> Ground:
+    """Return how the number of rows is known, as the ledger keeps it."""
+    text = (
+        "The number of rows is public: neighbours have the same."
+        if relation is Relation.ZERO_OUT
+        else f"The number of rows is private. It was declared to be about {records}, and at most "
+        "twice that, on which the bound of rounding rests."
+    )
+    return Ground(Kind.DECLARATION, "records", "How many rows there are", text)
 
 
 def _plain(value: Any) -> Any:
