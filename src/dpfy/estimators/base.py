@@ -122,7 +122,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         }
         facts = RunFacts(
             name=type(self).__name__,
-            title=f"Privacy report: {type(self).__name__}",
             record="one row of the table",
             released="the fitted parameters and every noisy vector that they were computed from",
             model=type(self).__name__,
