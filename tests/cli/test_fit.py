@@ -98,6 +98,7 @@ def test_settings_reach_the_model(run, tmp_path):
         (["magic", "people.csv", "--target", "income"], "Expected a model among logistic"),
         (["logistic", "people.csv"], "needs --target"),
         (["pca", "people.csv", "--target", "income"], "takes no --target"),
+        (["pca", "people.csv", "--test", "people.csv"], "has no score"),
         (["logistic", "people.csv", "--target", "rent"], "no categories for the target 'rent'"),
         (["linear", "people.csv", "--target", "income"], "no bounds for the target 'income'"),
         (["logistic", "people.csv", "--target", "height"], "got 'height'"),

@@ -92,6 +92,9 @@ def test_a_report_says_what_was_declared(durable, tmp_path):
     assert found["ledger"]["plan"]["records"] == 300
     assert "classes='observed'" in page.read_text(encoding="utf-8")
     assert found["ledger"]["durable"] is durable
+    status = {each["key"]: each for each in found["assumptions"]}
+    assert status["isolation"]["status"] == status["rounding"]["status"] == "holds"
+    assert "The number of rows is public" in status["public_constants"]["text"]
 
 
 def test_a_report_needs_a_ledger(tmp_path):

@@ -103,6 +103,8 @@ def fit(
         raise InvalidArgument(f"Expected a model among {', '.join(MODELS)}, got {model!r}.")
     declared = Schema.read(schema)
     estimator = _estimator(MODELS[model], declared, target, option or [])
+    if test is not None and target is None:
+        raise InvalidArgument(f"A model of the kind {model!r} has no score. Leave --test out.")
     estimator.set_params(
         epsilon=epsilon,
         delta=_delta(delta),
@@ -120,9 +122,9 @@ def fit(
         with suppress(OSError):  # there is a ledger unless the fit was refused, and nothing spent
             out.rmdir()
     _write(estimator, declared, out)
-    if test is not None and target is not None:
+    if test is not None:
         public = read_table(test)
-        score = estimator.score(public, _as_labels(estimator, _column(public, target)))
+        score = estimator.score(public, _as_labels(estimator, _column(public, str(target))))
         kind = "accuracy" if MODELS[model].target == "classes" else "R²"
         typer.echo(f"{kind} on public data: {score:.4f}")
     claim = estimator.guarantee_.claim(estimator.delta_)

@@ -77,7 +77,6 @@ def write_report(
     }
     facts = RunFacts(
         name=name,
-        title=f"Privacy report: {name}",
         record="one row of the table",
         released=released,
         model=name,

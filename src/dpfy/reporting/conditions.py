@@ -33,6 +33,7 @@ _LAWS = {
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
 }
+_OF_TABLES = ("records", "features", "classes", "target")  # what estimators have declared
 HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
     "holds",
     "does not hold",
@@ -200,13 +201,22 @@ def _rounding(record: LedgerRecord) -> Item:
 
 
 def _constants(record: LedgerRecord) -> Item:
+    of_tables = " ".join(
+        ground.text
+        for ground in grounds_in(record.basis)
+        if ground.kind is Kind.DECLARATION and ground.key in _OF_TABLES
+    )
+    constants = (
+        f"{of_tables} That this and the settings are public"
+        if of_tables
+        else "Number of records, expected batch size, rate, number of steps and the first clip "
+        "bound are constants of the plan, never read off the data by the library. That they, the "
+        "hyper-parameters and the initial model are public"
+    )
     return Item(
         "public_constants",
         "What is called public is public",
-        "Number of records, expected batch size, rate, number of steps and the first clip bound "
-        "are constants of the plan, never read off the data by the library. That they, the "
-        "hyper-parameters and the initial model are public is the responsibility of those who "
-        "declared them.",
+        f"{constants} is the responsibility of those who declared them.",
         status=DECLARED,
     )
 
