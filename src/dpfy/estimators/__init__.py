@@ -14,6 +14,7 @@ __getattr__, __all__ = exports(
         "base": ("PrivateEstimator",),
         "boosting": ("ExplainableBoosting",),
         "fitting": ("shared_ledger",),
+        "kmeans": ("KMeans",),
         "linear": ("LinearRegression", "Ridge"),
         "logistic": ("LogisticRegression",),
         "naive_bayes": ("CategoricalNB", "GaussianNB"),
