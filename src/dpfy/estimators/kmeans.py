@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -42,7 +42,7 @@ _LEAST_SPREAD = 0.05  # of a column, in half-widths of its bounds
 _Rows = Callable[[], tuple[Floats, Floats]]
 
 
-class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
+class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc]
     """Private k-means: centres of clusters of bounded numbers.
 
     Each of Lloyd's iterations releases, for all clusters together, one Gaussian vector: the sums of
@@ -69,7 +69,8 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
         init: The first centres of ``lloyd``: an array of public ones, or "packing", those of a
             normal distribution with the mean and spread of the rows, which a tenth of the budget
             releases.
-        iterations: The number of iterations of ``lloyd`` and ``hybrid``.
+        iterations: The number of iterations of ``lloyd`` and ``hybrid``; by default a tenth of n·ε
+            over the number of clusters, but from 5 to 20.
         method: "lloyd"; "synopsis", which clusters the noisy counts of a grid, for up to three
             columns; or "hybrid", which spends one half on each of them.
         random_state: The seed of public choices, such as directions; never one of the noise.
@@ -97,7 +98,7 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
         schema: Schema | None = None,
         bounds: Any = None,
         init: Any = "packing",
-        iterations: int = 20,
+        iterations: int | None = None,
         method: str = "lloyd",
         random_state: Any = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
@@ -140,6 +141,7 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
         schema = _of_numbers(declared_schema(features, self.n_features_in_))
         self._check_parameters(len(schema))
         count = features.count(table)
+        self.n_iter_ = self._rule(self._public_records(count))
         self._public_map, self._schema = features, schema
 
         @cache
@@ -150,12 +152,21 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
         with self._begin(count, self._plan(count, len(schema)), (features.ground,)) as fit:
             centres = self._place(fit, rows, check_random_state(self.random_state))
         self.cluster_centers_ = centres + self._box()[0]
-        self.n_iter_ = self.iterations
         return self._conclude(fit)
+
+    def _rule(self, records: int) -> int:
+        """Return the number of iterations, by a public rule where none is given."""
+        if self.method == "synopsis":
+            return 0
+        if self.iterations is not None:
+            return self.iterations
+        epsilon = _validate.epsilon(self.epsilon)
+        return int(np.clip(round(records * epsilon / (10 * self.n_clusters)), 5, 20))
 
     def _check_parameters(self, columns: int) -> None:
         clusters = _validate.count("n_clusters", self.n_clusters)
-        _validate.count("iterations", self.iterations)
+        if self.iterations is not None:
+            _validate.count("iterations", self.iterations)
         _validate.choice("method", self.method, METHODS)
         if self.method != "lloyd" and columns > _MOST_GRID_COLUMNS:
             raise InvalidArgument(
@@ -163,12 +174,13 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
                 f"{columns}: a grid of more has more cells than rows. Use method='lloyd'."
             )
         if not isinstance(self.init, str):
-            shape = np.shape(self.init)
-            if self.method != "lloyd" or shape != (clusters, columns):
+            given = np.asarray(self.init, dtype=np.float64)
+            right = given.shape == (clusters, columns) and bool(np.isfinite(given).all())
+            if self.method != "lloyd" or not right:
                 raise InvalidArgument(
-                    f"Expected init to have the shape {(clusters, columns)} of the centres, for "
-                    f"method='lloyd', got {shape} for method={self.method!r}. Use init='packing' "
-                    "if no centres are public."
+                    f"Expected init to be finite numbers of the shape {(clusters, columns)}, for "
+                    f"method='lloyd', got the shape {given.shape} for method={self.method!r}. Use "
+                    "init='packing' if no centres are public."
                 )
         elif self.init != "packing":
             raise InvalidArgument(
@@ -190,7 +202,7 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
                 begin, share = [gaussian("grid", one, noise, share=_SYNOPSIS)], 1 - _SYNOPSIS
             elif isinstance(self.init, str):
                 begin, share = [gaussian("moments", moments, noise, share=_MOMENTS)], 1 - _MOMENTS
-            return [*begin, gaussian("clusters", sums, noise, self.iterations, share)]
+            return [*begin, gaussian("clusters", sums, noise, self.n_iter_, share)]
 
         return plan
 
@@ -221,8 +233,8 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
     ) -> Floats:
         """Return the average of the last centres of Lloyd's iterations."""
         planned, found, total = fit.planned[-1], start, np.zeros_like(start.centres)
-        first = self.iterations - max(1, round(_TAIL * self.iterations))
-        for number in range(self.iterations):
+        first = self.n_iter_ - max(1, round(_TAIL * self.n_iter_))
+        for number in range(self.n_iter_):
             centres, radius = found.centres, found.radius
 
             def compute(centres: Floats = centres, radius: float = radius) -> Floats:
@@ -231,7 +243,7 @@ class KMeans(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
             noisy = fit.release(planned, compute)
             found = found.moved(noisy, _stddev(planned), rearrange and number < first, random)
             total = total + found.centres if number >= first else total
-        return total / (self.iterations - first)
+        return total / (self.n_iter_ - first)
 
     def _box(self) -> tuple[Floats, Floats]:
         """Return the middle of the bounds, and half of their width."""
