@@ -1,8 +1,10 @@
 """One row moves every released vector by at most the bound that is on record, whatever it holds."""
 
+import math
+
 import numpy as np
 import pytest
-from estimator_neighbours import moves
+from estimator_neighbours import caught, moves
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -136,3 +138,29 @@ def test_bounds_are_near_what_the_worst_row_reaches(name):
     found = moves(fitted(name, "add_or_remove_one"), (x, y), (x[:1], y[:1]), scale=1e6)
     wide = name in ("logistic-bounds", "logistic-softmax")  # whose clip no gradient reaches
     assert max(found) > (0.09 if wide else 0.75)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_fit_adds_noise_that_its_epsilon_asks_for(name):
+    """Every coordinate, in units of what is on record; false alarms: 5.2 deviations, below 1e-6."""
+    x, y = np.full((6, 3), 0.25), np.array([0.0, 1, 1, 0, 1, 0])
+    noise: list[float] = []
+    key = 0
+    while len(noise) < 400:
+        estimator = type(ESTIMATORS[name])(
+            **{**ESTIMATORS[name].get_params(), "insecure_test_key": key}
+        )
+        table = x[:, : len(estimator.schema)] if getattr(estimator, "schema", None) else x
+        with caught() as releases:
+            estimator.fit(table, y)
+        noise += [
+            float(each)
+            for mechanism, exact, noisy in releases
+            for each in ((noisy - exact) / mechanism.stddev).ravel()
+        ]
+        key += 1
+    spread = np.std(noise)
+    for wrong, passes in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        assert (abs(spread / wrong - 1) < 5.2 / math.sqrt(2 * len(noise))) == passes
+    total = sum((each.l2_bound / each.stddev) ** 2 for each, _, _ in releases)
+    assert 1 / math.sqrt(total) == pytest.approx(3.7307, rel=2e-4)  # z of ε = 1 at δ = 1e-5

@@ -16,14 +16,22 @@ from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.schema import Schema
+from dpfy.types import Relation
 
 _NOT_PUBLISHED = ("ledger", "insecure_test_key")
-_MIXING = Ground(
+_ISOLATION = Ground(
     Kind.THEOREM,
     "isolation",
     "A row adds at most its bound to each released sum, and changes nothing else",
-    "Rows are encoded, bounded and evaluated one by one at released parameters; what float64 sums "
-    "lose is in the noise scale: docs/proofs/estimators.md.",
+    "Rows are encoded, bounded and evaluated one by one, at released parameters: "
+    "docs/proofs/estimators.md.",
+)
+_ROUNDING = Ground(
+    Kind.THEOREM,
+    "rounding_of_sums",
+    "What rows do to each other's rounding is bounded",
+    "Rows share the arithmetic of float64 sums; what one row can change of the others' rounding is "
+    "in the noise scale: docs/proofs/estimators.md, Lemma 1.",
 )
 
 
@@ -72,7 +80,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (_MIXING, *grounds),
+            (_ISOLATION, _ROUNDING, _count_ground(relation, records), *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 
@@ -114,15 +122,33 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         }
         facts = RunFacts(
             name=type(self).__name__,
-            title=f"Privacy report: {type(self).__name__}",
             record="one row of the table",
             released="the fitted parameters and every noisy vector that they were computed from",
             model=type(self).__name__,
             engine="numpy",
-            isolation=_MIXING.text,
+            isolation=_ISOLATION.text,
             hyperparameters=scalars,
         )
         return report(ledger, self.delta_, facts).write(folder)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fitted model as plain JSON values: all that may be released.
+
+        Returns:
+            The name of the estimator, its public parameters, and its fitted attributes.
+        """
+        check_is_fitted(self)
+        fitted = {
+            name: _plain(value)
+            for name, value in vars(self).items()
+            if name.endswith("_") and name != "guarantee_"
+        }
+        return {
+            "estimator": type(self).__name__,
+            "parameters": self._published(),
+            "fitted": fitted,
+            "guarantee": {"epsilon": self.guarantee_.claim(self.delta_), "delta": self.delta_},
+        }
 
     def _published(self) -> dict[str, Any]:
         """Return the public parameters as plain JSON values."""
@@ -180,6 +206,17 @@ class PrivateLinearModel(PrivateEstimator):
         table = check_table(self, self._public_map, X, "no_validation", reset=False)
         scores: Floats = self._public_map.clamped(table) @ self.coef_.T + self.intercept_
         return scores
+
+
+def _count_ground(relation: Relation, records: int) -> Ground:
+    """Return how the number of rows is known, as the ledger keeps it."""
+    text = (
+        "The number of rows is public: neighbours have the same."
+        if relation is Relation.ZERO_OUT
+        else f"The number of rows is private. It was declared to be about {records}, and at most "
+        "twice that, on which the bound of rounding rests."
+    )
+    return Ground(Kind.DECLARATION, "records", "How many rows there are", text)
 
 
 def _plain(value: Any) -> Any:

@@ -80,10 +80,10 @@ class Features:
         """Take bounds that are declared public from the rows themselves."""
         if isinstance(self.bounds, str):
             x = as_floats(np.asarray(table))
-            known = np.where(np.isfinite(x), x, np.nan)
+            known = np.where(np.isfinite(x), np.clip(x, -_FAR, _FAR), np.nan)
             low = np.nan_to_num(np.fmin.reduce(known, axis=0, initial=np.nan))
             high = np.fmax.reduce(known, axis=0, initial=np.nan)
-            self.bounds = (low, np.where(high > low, high, low + 1))
+            self.bounds = (low, np.where(high > low, high, low + 1 + np.abs(low)))
 
     def rows(self, table: Any) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the vectors of a table's rows, each of norm at most 1, and which rows count.
@@ -107,7 +107,7 @@ class Features:
         if self.schema is not None:
             return Encoder(self.schema).transform(table)
         x = as_floats(np.asarray(table))
-        return x if self.bounds is None else np.clip(x, *self._ends(x.shape[1]))
+        return x if self.bounds is None else np.clip(x, *self.ends(x.shape[1]))
 
     def affine(self, width: int) -> tuple[Floats, Floats]:
         """Return a and b of the map x ↦ a·x + b of what :meth:`clamped` returns, to vectors."""
@@ -115,7 +115,7 @@ class Features:
             return np.ones(width), np.zeros(width)
         if self.data_norm is not None:
             return np.full(width, 1 / self.data_norm), np.zeros(width)
-        low, high = self._ends(width)
+        low, high = self.ends(width)
         scale = 2 / (high - low) / np.sqrt(width)
         return scale, -(low + high) / 2 * scale
 
@@ -129,7 +129,8 @@ class Features:
             return len(Encoder(self.schema).get_feature_names_out())
         return int(table.shape[1])
 
-    def _ends(self, width: int) -> tuple[Floats, Floats]:
+    def ends(self, width: int) -> tuple[Floats, Floats]:
+        """Return the least and the largest value of each column of plain numbers."""
         assert isinstance(self.bounds, tuple)
         low, high = (np.broadcast_to(each, (width,)) for each in self.bounds)
         return low, high

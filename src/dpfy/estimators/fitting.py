@@ -17,12 +17,13 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.ledger.events import Envelope, Repeated
+from dpfy.ledger.guard import Guard
 from dpfy.types import Budget, Relation
 
 if TYPE_CHECKING:
     from dpfy.mechanisms.one_shot import Mechanism
 
-RELATIONS = (Relation.ZERO_OUT, Relation.ADD_OR_REMOVE_ONE)
+RELATIONS = (Relation.ZERO_OUT.value, Relation.ADD_OR_REMOVE_ONE.value)
 LARGEST_NORM = 1000.0
 """The largest ℓ2 norm of parameters at which rows are evaluated; beyond it they are projected."""
 
@@ -117,7 +118,7 @@ def computed_bound(bound: float, records: int, dimension: int) -> float:
         The bound with an allowance for rounding.
     """
     rows = 2 * max(records, 1)
-    additions = min(rows, BLOCK) + -(-rows // BLOCK)
+    additions = min(rows, BLOCK) + -(-rows // BLOCK) + 2
     scores = LARGEST_NORM * (dimension + 16)
     return bound + 2 * rows * (additions * bound + scores) * _UNIT
 
@@ -172,7 +173,7 @@ def shared_ledger(
     ...     round(account(ledger).claim(1e-5), 3)
     1.0
     """
-    _validate.choice("relation", relation, tuple(RELATIONS))
+    _validate.choice("relation", relation, RELATIONS)
     noise = calibrate_noise(epsilon=epsilon, delta=delta, rate=1.0, steps=1, relation=relation)
     rule = GaussianFilter(mu=1 / noise / (1 + 1e-8))  # the filter admits a billionth more
     header = Header(
@@ -336,12 +337,20 @@ class Fit:
             key_source=key_source,
             filter=rule,
         )
-        guard = (
-            EnvelopeGuard(self._events, declared.budget, declared.relation)
-            if rule is None
-            else declared_filter(rule).guard(declared.relation)
-        )
+        if rule is None:
+            guard: Guard = EnvelopeGuard(self._events, declared.budget, declared.relation)
+        else:
+            guard = declared_filter(rule).guard(declared.relation)
+            self._check_whole(declared_filter(rule).guard(declared.relation))
         self.ledger.register(guard, header)
+
+    def _check_whole(self, guard: Guard) -> None:
+        """Refuse a fit that a filter would stop half-way, before anything is spent on it."""
+        for run in self.ledger.uses:
+            guard.record(run.event, run.times)
+        for run in self._events:
+            guard.admit(run.event, run.times)
+            guard.record(run.event, run.times)
 
 
 def resolve_relation(relation: object, records: object, rows: int) -> tuple[Relation, int]:
@@ -358,7 +367,7 @@ def resolve_relation(relation: object, records: object, rows: int) -> tuple[Rela
     Raises:
         InvalidArgument: If the declared number is missing, or given where it has no use.
     """
-    found = Relation(_validate.choice("relation", str(relation), tuple(RELATIONS)))
+    found = Relation(_validate.choice("relation", str(relation), RELATIONS))
     if found is Relation.ZERO_OUT:
         if records is not None:
             raise InvalidArgument(

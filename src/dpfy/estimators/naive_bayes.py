@@ -182,21 +182,24 @@ class GaussianNB(_NaiveBayes):
         return self
 
     def _set_normals(self, noisy: Floats, noise: float) -> None:
-        """Keep priors, means and variances, of numbers from −1 to 1."""
+        """Keep priors, means and variances, in units of the columns."""
         width = (noisy.shape[1] - 1) // 2
         counts = np.maximum(noisy[:, :1], max(1.0, noise))
         mean = np.clip(noisy[:, 1 : 1 + width] * math.sqrt(width) / counts, -1, 1)
         square = (noisy[:, 1 + width :] * math.sqrt(width) / counts + 1) / 2
         # a variance below its own noise is not known to be so small
         least = np.maximum(_LEAST_VARIANCE, noise * math.sqrt(width) / counts)
+        middle, half = _middle_and_half(self._public_map, width)
         self.class_prior_ = counts[:, 0] / counts.sum()
-        self._means, self._variances = mean, np.clip(square - mean**2, least, 1.0)
+        self.theta_ = middle + half * mean
+        self.var_ = half**2 * np.clip(square - mean**2, least, 1.0)
 
     def _joint(self, X: Any) -> Floats:
         check_is_fitted(self)
         table = check_table(self, self._public_map, X, "no_validation", reset=False)
-        numbers = _unit_numbers(self._public_map, table)[0][:, None, :]
-        scores = (numbers - self._means) ** 2 / self._variances + np.log(self._variances)
+        middle, half = _middle_and_half(self._public_map, self.theta_.shape[1])
+        numbers = middle + half * _unit_numbers(self._public_map, table)[0]
+        scores = (numbers[:, None, :] - self.theta_) ** 2 / self.var_ + np.log(self.var_)
         found: Floats = np.log(self.class_prior_) - scores.sum(axis=2) / 2
         return found
 
@@ -322,13 +325,14 @@ class CategoricalNB(_NaiveBayes):
         self.class_prior_ = totals / totals.sum()
         columns = np.split(counts, np.cumsum(self._sizes)[:-1], axis=1)
         shares = [(each + 1) / (each + 1).sum(axis=1, keepdims=True) for each in columns]
-        self._log_shares = [np.log(each).T for each in shares]
+        self.category_log_prob_ = [np.log(each) for each in shares]
 
     def _joint(self, X: Any) -> Floats:
         check_is_fitted(self)
         table = check_table(self, self._declared_features(), X, "no_validation", reset=False)
         codes = self._codes(table)
-        parts = [share[codes[:, number]] for number, share in enumerate(self._log_shares)]
+        shares = enumerate(self.category_log_prob_)
+        parts = [share.T[codes[:, number]] for number, share in shares]
         found: Floats = np.log(self.class_prior_) + np.sum(parts, axis=0)
         return found
 
@@ -362,16 +366,26 @@ def category_statistics(codes: _Positions, sizes: tuple[int, ...]) -> Floats:
 
 
 def _unit_numbers(features: Features, table: Any) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return numbers from −1 to 1, and which rows have no other cells; these are zero."""
+    """Return numbers from −1 to 1, and which rows have no other cells; the others are zero."""
     if features.schema is not None:
         columns = columns_of(table, features.schema)
-        parts = [
-            (2 * columns[each.name] - (each.low + each.high)) / (each.high - each.low)
-            for each in features.schema
-        ]
-        return np.stack(parts, axis=1), np.ones(len(parts[0]), dtype=bool)
-    vectors, known = features.rows(table)
-    return np.clip(vectors * math.sqrt(vectors.shape[1]), -1, 1), known
+        numbers = np.stack([columns[each.name] for each in features.schema], axis=1)
+        known = np.ones(len(numbers), dtype=bool)
+    else:
+        known = np.asarray(np.isfinite(as_floats(np.asarray(table))).all(axis=1))
+        numbers = np.where(known[:, None], features.clamped(table), 0.0)
+    middle, half = _middle_and_half(features, numbers.shape[1])
+    return np.clip((numbers - middle) / half, -1, 1) * known[:, None], known
+
+
+def _middle_and_half(features: Features, width: int) -> tuple[Floats, Floats]:
+    """Return the middle of each column's bounds, and half of their distance."""
+    if features.schema is not None:
+        low = np.array([each.low for each in features.schema])
+        high = np.array([each.high for each in features.schema])
+    else:
+        low, high = features.ends(width)
+    return low / 2 + high / 2, high / 2 - low / 2
 
 
 def _require_numbers(schema: Schema) -> None:

@@ -10,6 +10,7 @@ __getattr__, __all__ = exports(
     {
         "encoder": ("Encoder",),
         "schema": ("Column", "Schema"),
+        "templates": ("schema_from_public", "template"),
         "tables": ("columns_of", "read_table"),
     },
 )

@@ -4,11 +4,14 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
 
+from dpfy._extras import require
 from dpfy.errors import InvalidArgument
 from dpfy.tabular.schema import Column, Schema
 from dpfy.tabular.tables import columns_of
+
+require("sklearn", "estimators")
+from sklearn.base import BaseEstimator, TransformerMixin  # noqa: E402
 
 
 class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]

@@ -215,7 +215,9 @@ class Schema:
 
     def to_toml(self) -> str:
         """Return the schema as TOML, one line for each column."""
-        lines = [f"{_key(each.name)} = {{ {_inline(each.to_json())} }}" for each in self.columns]
+        lines = [
+            f"{key_text(each.name)} = {{ {_inline(each.to_json())} }}" for each in self.columns
+        ]
         return "\n".join(["[columns]", *lines])
 
     @classmethod
@@ -290,7 +292,8 @@ def _finite(name: str, what: str, values: object, count: int | None = None) -> t
     )
 
 
-def _key(name: str) -> str:
+def key_text(name: str) -> str:
+    """Return the name of a column as a key of TOML."""
     return name if _BARE_KEY.fullmatch(name) else _text(name)
 
 

@@ -140,8 +140,9 @@ def header_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
             from pyarrow import parquet
 
             return tuple(parquet.read_schema(path).names)
-    except (OSError, ValueError, csv.Error):
-        raise DataError(f"{path} cannot be read. Check the path and the file.") from None
+    except (OSError, ValueError, csv.Error) as error:  # whose texts may quote what was read
+        cause = getattr(error, "strerror", None) or "content that cannot be read"
+        raise DataError(f"{path}: {cause}. Check the path and the file.") from None
     raise DataError(f"{path}: expected a file of the form .csv or .parquet.")
 
 
