@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from dpfy.accounting import account
 from dpfy.errors import BudgetExhausted, InvalidArgument
-from dpfy.estimators import ExplainableBoosting, RandomTrees, shared_ledger
+from dpfy.estimators import ExplainableBoosting, KMeans, RandomTrees, shared_ledger
 from dpfy.ledger import Ledger
 from dpfy.tabular import Column, Schema
 
@@ -19,6 +19,11 @@ SCHEMA = Schema((Column("a", bounds=(0, 10), knots=(1,)), Column("b", categories
 MODELS = {
     "boosting": lambda epsilon=1.0, **given: ExplainableBoosting(
         epsilon, **{"classes": [0, 1], "rounds": 4, "random_state": 0, **given}
+    ),
+    "kmeans": lambda epsilon=1.0, schema=None, **given: KMeans(
+        3,
+        epsilon,
+        **{"iterations": 8, "random_state": 0, "schema": schema and schema.without("b"), **given},
     ),
     "trees": lambda epsilon=1.0, **given: RandomTrees(
         epsilon, **{"classes": [0, 1], "n_estimators": 5, "random_state": 0, **given}

@@ -13,6 +13,7 @@ from dpfy.estimators import (
     CategoricalNB,
     ExplainableBoosting,
     GaussianNB,
+    KMeans,
     LinearRegression,
     LogisticRegression,
     RandomTrees,
@@ -44,6 +45,9 @@ ESTIMATORS = {
     "categorical-nb": CategoricalNB(n_categories=2, classes=[0, 1]),
     "categorical-nb-schema": CategoricalNB(schema=SCHEMA, classes=[0, 1]),
     "boosting": ExplainableBoosting(bounds=(-1, 2), classes=[0, 1], rounds=2, random_state=0),
+    "kmeans": KMeans(2, bounds=(-1, 2), iterations=3, random_state=0),
+    "kmeans-array": KMeans(2, bounds=(-1, 2), iterations=2, init=[[0, 0, 0], [1, 1, 1]]),
+    "kmeans-schema": KMeans(3, schema=NUMBERS, iterations=2, method="hybrid", random_state=0),
     "trees": RandomTrees(bounds=(-1, 2), classes=[0, 1], n_estimators=3, depth=2, random_state=0),
     "trees-schema": RandomTrees(
         schema=SCHEMA, classes=[0, 1, 2], n_estimators=3, depth=3, random_state=0
@@ -85,7 +89,9 @@ def test_removing_a_row_moves_no_vector_beyond_its_bound(name, data, place):
     assert max(found) <= 1
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if not name.startswith("pca")])
+@pytest.mark.parametrize(
+    "name", [name for name in ESTIMATORS if not name.startswith(("pca", "kmeans"))]
+)
 @settings(max_examples=25)
 @given(data=tables(6), place=st.integers(0, 5))
 def test_a_row_without_a_label_contributes_nothing(name, data, place):

@@ -16,6 +16,7 @@ __getattr__, __all__ = exports(
         "budgets": ("cost_of_fits", "split_budget"),
         "description": ("describe",),
         "fitting": ("shared_ledger",),
+        "kmeans": ("KMeans",),
         "linear": ("LinearRegression", "Ridge"),
         "logistic": ("LogisticRegression",),
         "naive_bayes": ("CategoricalNB", "GaussianNB"),
