@@ -32,6 +32,8 @@ _ROUNDING = Ground(
     "Rows share the arithmetic of float64 sums; what one row can change of the others' rounding is "
     "in the noise scale: docs/proofs/estimators.md, Lemma 1.",
 )
+SUMS = (_ISOLATION, _ROUNDING)
+"""What is proved about releases of sums over rows."""
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
@@ -56,13 +58,20 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the map that schema, bounds or data norm declare."""
         return Features(*(getattr(self, name, None) for name in ("schema", "bounds", "data_norm")))
 
-    def _begin(self, rows: int, plan: Plan, grounds: Sequence[Ground] = ()) -> Fit:
+    def _begin(
+        self,
+        rows: int,
+        plan: Plan,
+        grounds: Sequence[Ground] = (),
+        proved: Sequence[Ground] = SUMS,
+    ) -> Fit:
         """Plan a private fit; enter it to register it on the ledger.
 
         Args:
             rows: The number of rows, which is used only where it is public.
             plan: What will be released at a given noise multiplier.
             grounds: What the guarantee rests on besides, such as declared classes.
+            proved: What is proved about the releases; by default, that they are sums over rows.
 
         Returns:
             The fit, a context manager.
@@ -79,7 +88,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (_ISOLATION, _ROUNDING, *grounds),
+            (*proved, *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 
