@@ -49,6 +49,7 @@ TASKS = {
     "digits": "Digits in 4 principal components, 10 clusters (inertia over that of scikit-learn)",
 }
 CLASSES = ["<=50K", ">50K"]
+_WORST = -10.0  # R² below which fits have no number
 DIGITS_BOUND = 40.0  # pixels are within 0 and 16; a round number that most projections are within
 
 
@@ -332,6 +333,8 @@ def _figures(runs: list[dict[str, float]] | None, best: float) -> str:
     if "accuracy" in column:
         wide = stdev(column["accuracy"])
         return f"{mean(column['accuracy']):.1f} ± {wide:.1f} / {mean(column['auc']):.3f}"
+    if min(column.get("r2", [0.0])) < _WORST:
+        return f"below {_WORST:g}"
     values = column.get("r2") or [each / best for each in column["inertia"]]
     return f"{mean(values):.2f} ± {stdev(values):.2f}"
 

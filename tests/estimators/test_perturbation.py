@@ -279,6 +279,14 @@ def test_nothing_of_the_rows_is_kept(solver):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_report_says_what_is_proved(solver, tmp_path):
+    """Not that rows are evaluated at released parameters, which holds for sums only."""
+    report = model(solver).fit(*table(100)).report(tmp_path)[0].read_text(encoding="utf-8")
+    page = "estimators.md" if solver == "functional" else "perturbation.md, section 3"
+    assert f"docs/proofs/{page}" in report
+
+
 # -- declarations
 
 

@@ -13,7 +13,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.estimators.declarations import Features, Floats, check_table, in_columns
 from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_relation
-from dpfy.estimators.reports import common_grounds, write_report
+from dpfy.estimators.reports import SUMS, count_ground, write_report
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
@@ -43,13 +43,20 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the map that schema, bounds or data norm declare."""
         return Features(*(getattr(self, name, None) for name in ("schema", "bounds", "data_norm")))
 
-    def _begin(self, rows: int, plan: Plan, grounds: Sequence[Ground] = ()) -> Fit:
+    def _begin(
+        self,
+        rows: int,
+        plan: Plan,
+        grounds: Sequence[Ground] = (),
+        proved: Sequence[Ground] = SUMS,
+    ) -> Fit:
         """Plan a private fit; enter it to register it on the ledger.
 
         Args:
             rows: The number of rows, which is used only where it is public.
             plan: What will be released at a given noise multiplier.
             grounds: What the guarantee rests on besides, such as declared classes.
+            proved: What is proved about the releases; by default, that they are sums over rows.
 
         Returns:
             The fit, a context manager.
@@ -66,7 +73,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             _validate.epsilon(self.epsilon),
             delta,
             relation,
-            (*common_grounds(relation, records), *grounds),
+            (*proved, count_ground(relation, records), *grounds),
         )
         return Fit(declared, plan, self.ledger, self.insecure_test_key)
 

@@ -25,7 +25,7 @@ from dpfy.estimators.fitting import (
     resolve_relation,
     summed,
 )
-from dpfy.estimators.reports import common_grounds
+from dpfy.estimators.reports import SUMS, count_ground
 from dpfy.estimators.summary import ColumnSummary, Estimate, Summary
 from dpfy.ledger import Ledger
 from dpfy.tabular.encoder import require_schema
@@ -126,7 +126,7 @@ def describe(
         _validate.epsilon(epsilon),
         default_delta(public) if delta == "auto" else _validate.delta(delta),
         neighbours,
-        (*common_grounds(neighbours, public), Features(schema=schema).ground),
+        (*SUMS, count_ground(neighbours, public), Features(schema=schema).ground),
     )
     exact = math.sqrt(sum(each.squared_bound for each in layouts))
     bound = computed_bound(exact, public, sum(each.width for each in layouts))

@@ -41,7 +41,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
     learning rate and the largest norm of a row's gradient follow a public rule of the number of
     rows and of ε (:meth:`~dpfy.estimators.descent.Descent.rule`). The solvers ``output``,
     ``objective`` and ``functional`` (:mod:`dpfy.estimators.perturbation`) release once, for two
-    classes; where there is one fit only, ``objective`` is the most accurate.
+    classes.
 
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one, of ``coef_``, ``intercept_`` and all that was released on the way
@@ -223,7 +223,7 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
             self.regularisation,
             0.5 if self.clip is None else self.clip,
         )
-        with self._begin(count, solver.plan, grounds) as fit:
+        with self._begin(count, solver.plan, grounds, solver.proved) as fit:
             weights = solver.weights(fit, rows)
         self._conclude(fit)
         self.n_iter_ = 1

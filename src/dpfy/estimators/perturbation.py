@@ -7,7 +7,7 @@ rows of norm 1, at most. The proofs are in ``docs/proofs/perturbation.md``.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from dpfy.estimators.declarations import Floats
 from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian, summed
 from dpfy.estimators.minimise import ROW_NORM, Objective, Precision, minimise
 from dpfy.estimators.moments import symmetric, triangle
+from dpfy.estimators.reports import SUMS
+from dpfy.ledger.basis import Ground, Kind
 from dpfy.ledger.events import Sampled
 from dpfy.ledger.perturbation import ObjectivePerturbation
 
@@ -29,6 +31,22 @@ Rows = tuple[Floats, NDArray[np.int64]]
 
 _OUTPUT_SHARE = 30.0  # noise of the output over its distance, in noise multipliers of the objective
 _FAR = 38.0  # standard deviations, beyond which the linear term is with probability 1e-300 only
+_MINIMUM = (
+    Ground(
+        Kind.THEOREM,
+        "isolation",
+        "A row moves the minimum by at most its bound, and changes nothing else",
+        "Rows are encoded and bounded one by one, the gradient of each is at most the clip, and "
+        "the penalty is strongly convex: docs/proofs/perturbation.md.",
+    ),
+    Ground(
+        Kind.THEOREM,
+        "rounding_of_sums",
+        "How near the minimum is found is bounded",
+        "Rows share the arithmetic of the search for the minimum; the largest distance to it on "
+        "any table is in the noise scale: docs/proofs/perturbation.md, section 3.",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,9 @@ class Perturbation:
     width: int
     regularisation: float | None = None
     clip: float = 0.5
+
+    proved: ClassVar[tuple[Ground, ...]] = _MINIMUM
+    """What is proved about the release, as the ledger keeps it."""
 
     def __post_init__(self) -> None:
         if self.regularisation is not None:
@@ -244,6 +265,8 @@ class Functional(Perturbation):
 
     Reference: Zhang et al. 2012, with Gaussian noise; ``docs/proofs/perturbation.md``, Theorem 3.
     """
+
+    proved = SUMS
 
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return one Gaussian vector."""

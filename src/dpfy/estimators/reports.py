@@ -26,17 +26,19 @@ _ROUNDING = Ground(
     "Rows share the arithmetic of float64 sums; what one row can change of the others' rounding is "
     "in the noise scale: docs/proofs/estimators.md, Lemma 1.",
 )
+SUMS = (_ISOLATION, _ROUNDING)
+"""What is proved about releases of sums over rows."""
 
 
-def common_grounds(relation: Relation, records: int) -> tuple[Ground, ...]:
-    """Return what all fits and summaries rest on, as the ledger keeps it.
+def count_ground(relation: Relation, records: int) -> Ground:
+    """Return how the number of rows is known, as the ledger keeps it.
 
     Args:
         relation: The neighbouring relation.
         records: The public number of rows, or the declared one.
 
     Returns:
-        The grounds.
+        The ground.
     """
     text = (
         "The number of rows is public: neighbours have the same."
@@ -44,8 +46,7 @@ def common_grounds(relation: Relation, records: int) -> tuple[Ground, ...]:
         else f"The number of rows is private. It was declared to be about {records}, and at most "
         "twice that, on which the bound of rounding rests."
     )
-    count = Ground(Kind.DECLARATION, "records", "How many rows there are", text)
-    return _ISOLATION, _ROUNDING, count
+    return Ground(Kind.DECLARATION, "records", "How many rows there are", text)
 
 
 def write_report(
