@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,6 +49,15 @@ class FeatureFunction:
         """The mean absolute value over the rows, which orders columns by their effect."""
         total = self.counts.sum()
         return float(np.abs(self.values) @ self.counts / total) if total > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the function as plain JSON values."""
+        return {
+            "bins": list(self.labels),
+            "values": self.values.tolist(),
+            "stddev": self.stddev.tolist(),
+            "counts": self.counts.tolist(),
+        }
 
     def plot(self, axes: "Axes") -> None:
         """Draw the function with a band of two standard deviations of its noise.
