@@ -1,4 +1,7 @@
-"""The effect of one column in an additive model, and plots of such effects with their noise."""
+"""The effect of one column in an additive model, and plots of such effects with their noise.
+
+Tests: tests/estimators/test_boosting.py.
+"""
 
 import math
 from collections.abc import Sequence
