@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from sklearn.metrics import roc_auc_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dpfy.errors import InvalidArgument
 from dpfy.estimators import ExplainableBoosting
@@ -24,18 +23,6 @@ def boosting(**given):
     return ExplainableBoosting(
         **{"schema": SCHEMA, "classes": [0, 1], "insecure_test_key": 1, "random_state": 0, **given}
     )
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of scikit-learn's own
-@parametrize_with_checks(
-    [
-        ExplainableBoosting(
-            1000.0, bounds="observed", classes="observed", insecure_test_key=7, random_state=0
-        )
-    ]
-)
-def test_it_is_an_estimator_of_scikit_learn(estimator, check):
-    check(estimator)
 
 
 def test_functions_show_what_the_columns_do():

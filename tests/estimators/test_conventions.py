@@ -6,9 +6,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from dpfy.estimators import (
     PCA,
     CategoricalNB,
+    ExplainableBoosting,
     GaussianNB,
+    KMeans,
     LinearRegression,
     LogisticRegression,
+    RandomTrees,
     Ridge,
 )
 
@@ -26,6 +29,9 @@ ESTIMATORS = [
     GaussianNB(bounds="observed", classes="observed", **COMMON),
     CategoricalNB(n_categories=5, classes="observed", **COMMON),
     PCA(bounds="observed", **COMMON),
+    ExplainableBoosting(bounds="observed", classes="observed", random_state=0, **COMMON),
+    RandomTrees(bounds="observed", classes="observed", random_state=0, **COMMON),
+    KMeans(3, bounds="observed", random_state=0, **COMMON),
 ]
 SILENT = "a target that is not finite contributes nothing: an error about it would be an output"
 EXPECTED_FAILURES = {

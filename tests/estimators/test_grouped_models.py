@@ -1,5 +1,6 @@
 """Models of groups of rows: what their releases cost, and tables that hold next to nothing."""
 
+import json
 import math
 import pickle
 
@@ -109,6 +110,8 @@ def test_copies_have_no_ledger_of_their_own(name, tmp_path):
     assert np.array_equal(again.predict(x), model.predict(x))
     spent = account(Ledger.read(tmp_path / "model.dpl")).claim(1e-5)
     assert spent == pytest.approx(model.guarantee_.claim(1e-5))
+    written = json.dumps(model.to_json(), allow_nan=False)
+    assert " object at " not in written and "array(" not in written
     assert "Privacy report" in model.report(tmp_path / "report")[0].read_text()
 
 

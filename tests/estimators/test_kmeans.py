@@ -3,7 +3,6 @@ import pytest
 from sklearn.cluster import KMeans as PublicKMeans
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dpfy.errors import InvalidArgument
 from dpfy.estimators import KMeans
@@ -27,13 +26,6 @@ def ratio(x, clusters, bounds, **given):
         for key in range(5)
     ]
     return np.mean([-each.fit(x).score(x) for each in fits]) / least
-
-
-@parametrize_with_checks(
-    [KMeans(3, 1000.0, bounds="observed", insecure_test_key=7, random_state=0)]
-)
-def test_it_is_an_estimator_of_scikit_learn(estimator, check):
-    check(estimator)
 
 
 def test_inertia_is_near_that_of_scikit_learn_on_digits():

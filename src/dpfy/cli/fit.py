@@ -37,6 +37,9 @@ MODELS = {
     "ridge": Model("Ridge", "target_bounds"),
     "gaussian-nb": Model("GaussianNB", "classes"),
     "categorical-nb": Model("CategoricalNB", "classes"),
+    "boosting": Model("ExplainableBoosting", "classes"),
+    "trees": Model("RandomTrees", "classes"),
+    "kmeans": Model("KMeans", ""),
     "pca": Model("PCA", ""),
 }
 

@@ -1,7 +1,7 @@
 """The base of all private estimators: declarations, budget, ledger, guarantee and report."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,6 @@ from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_
 from dpfy.estimators.reports import SUMS, count_ground, write_report
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
-from dpfy.tabular.schema import Schema
 
 _NOT_PUBLISHED = ("ledger", "insecure_test_key")
 
@@ -216,8 +215,10 @@ class PrivateLinearModel(PrivateEstimator):
 
 def _plain(value: Any) -> Any:
     """Return a parameter as plain JSON values."""
-    if isinstance(value, Schema):
+    if hasattr(value, "to_json"):
         return value.to_json()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
 """Classifiers that give each row a score: probabilities and labels follow from it.
 
-Tests: tests/estimators/test_boosting.py and tests/estimators/test_trees.py.
+Tests: tests/estimators/test_trees.py.
 """
 
 from typing import Any

@@ -1,10 +1,13 @@
-"""The effect of one column in an additive model, and plots of such effects with their noise."""
+"""The effect of one column in an additive model, and plots of such effects with their noise.
+
+Tests: tests/estimators/test_boosting.py.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,6 +52,15 @@ class FeatureFunction:
         """The mean absolute value over the rows, which orders columns by their effect."""
         total = self.counts.sum()
         return float(np.abs(self.values) @ self.counts / total) if total > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the function as plain JSON values."""
+        return {
+            "bins": list(self.labels),
+            "values": self.values.tolist(),
+            "stddev": self.stddev.tolist(),
+            "counts": self.counts.tolist(),
+        }
 
     def plot(self, axes: "Axes") -> None:
         """Draw the function with a band of two standard deviations of its noise.

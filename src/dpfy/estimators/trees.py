@@ -48,6 +48,9 @@ class RandomTrees(ScoringClassifier):
     of the budget weighs these scores by a private logistic regression, since averages of trees are
     too cautious.
 
+    After a fit, ``forest_`` has the public trees, ``leaf_scores_`` the centred logarithms of rates
+    by tree, leaf and class, and ``weights_`` the weights of a row's scores and of a constant.
+
     *Formal guarantee*: (``epsilon``, ``delta``)-differential privacy for setting one row to zero,
     or for adding or removing one, of all counts and weights (docs/proofs/estimators.md). A row is
     in one leaf of each tree, and moves the counts by at most √``n_estimators``.
@@ -146,10 +149,10 @@ class RandomTrees(ScoringClassifier):
                 fit.planned[0], lambda: leaf_counts(*rows(), forest.size, len(classes))
             )
             rates = forest.rates(noisy, float(fit.planned[0].mechanism.stddev))  # type: ignore[attr-defined]
-            self._weights = _weigh(fit, settings, rates, rows, self._public_records(len(labels)))
+            self.weights_ = _weigh(fit, settings, rates, rows, self._public_records(len(labels)))
         self.classes_ = classes
         self.depth_ = forest.depth
-        self._public_map, self._forest, self._rates = features, forest, rates
+        self._public_map, self.forest_, self.leaf_scores_ = features, forest, rates
         return self._conclude(fit)
 
     def _grow(self, schema: Schema, rows: int) -> "Forest":
@@ -190,7 +193,7 @@ class RandomTrees(ScoringClassifier):
         """
         check_is_fitted(self)
         table = check_table(self, self._public_map, X, "no_validation", reset=False)
-        scores = score_vectors(self._rates, self._forest.leaves(table)) @ self._weights.T
+        scores = score_vectors(self.leaf_scores_, self.forest_.leaves(table)) @ self.weights_.T
         return scores.ravel() if scores.shape[1] == 1 else scores
 
 
@@ -236,6 +239,15 @@ class Forest:
             for _ in range(self.depth):
                 node[:] = 2 * node + 1 + right[node, bins[columns[node], rows]]
         return found - (self.size - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trees as plain JSON values; sets of bins are bits in hexadecimal digits."""
+        bits = np.packbits(self.right, axis=2)
+        return {
+            "cuts": [None if each is None else each.tolist() for each in self.binning.cuts],
+            "columns": self.columns.tolist(),
+            "right": [[node.tobytes().hex() for node in tree] for tree in bits],
+        }
 
     def rates(self, counts: Floats, noise: float) -> Floats:
         """Return the logarithms of the leaves' rates of classes, centred over the classes.
