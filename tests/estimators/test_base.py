@@ -147,7 +147,7 @@ def test_an_unknown_column_is_told_before_anything_is_spent(tmp_path):
     fitted = LogisticRegression(schema=SCHEMA, classes=[0, 1], ledger=tmp_path / "a.dpl")
     with pytest.raises(InvalidArgument, match="no column 'b'"):
         fitted.fit({"a": [1.0]}, [0])
-    with pytest.raises(InvalidArgument, match="inconsistent lengths 1 and 2"):
+    with pytest.raises(InvalidArgument, match="inconsistent"):
         fitted.fit({"a": [1.0], "b": [1.0]}, [0, 1])
     assert not (tmp_path / "a.dpl").exists()
 
@@ -156,3 +156,27 @@ def test_an_unknown_column_is_told_before_anything_is_spent(tmp_path):
 def test_any_number_of_rows_is_fitted_where_it_is_private(rows):
     fitted = model(relation="add_or_remove_one", records=300).fit(X[:rows], Y[:rows])
     assert fitted.n_records_ == 300 and fitted.guarantee_.relation == "add_or_remove_one"
+
+
+SECRET = 7.25e77
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (np.full(5, SECRET), [0, 1, 0, 1, 0]),
+        (np.full((5, 2, 2), SECRET), [0, 1, 0, 1, 0]),
+        (np.full((5, 2), SECRET * 1j), [0, 1, 0, 1, 0]),
+        ([[SECRET, SECRET], [SECRET]], [0, 1]),
+        (X[:5], np.full((5, 2), SECRET)),
+        (X[:5], np.full(5, SECRET * 1j)),
+        (X[:5], np.full(3, SECRET)),
+        (X[:5], [[SECRET], [SECRET, SECRET]]),
+        ({"a": [SECRET]}, [0]),
+    ],
+)
+def test_an_error_quotes_no_cell(x, y, tmp_path):
+    estimator = model(ledger=tmp_path / "a.dpl")
+    with pytest.raises((ValueError, TypeError)) as caught:
+        estimator.fit(x, y)
+    assert "7.25" not in str(caught.value) and not (tmp_path / "a.dpl").exists()

@@ -98,8 +98,9 @@ def test_with_little_noise_it_agrees_with_least_loss(classes):
         (np.ones((5, 2)), [7] * 5),
         (np.array([["x", None]] * 5, dtype=object), [0, 1, 0, 1, 0]),
         (np.column_stack([np.full(5, np.inf), np.arange(5)]), [0, 1, 0, 1, 0]),
+        ([[1, 2], [3j, "x"], [None, 10**400]], [0, 1, 0]),
     ],
-    ids=["one row", "all NaN", "one class", "no class", "texts", "an infinite column"],
+    ids=["one row", "all NaN", "one class", "no class", "texts", "infinite", "anything"],
 )
 def test_odd_tables_are_fitted_like_any_other(x, y):
     model = LogisticRegression(1.0, bounds=(0, 1), classes=[0, 1], steps=3).fit(x, y)

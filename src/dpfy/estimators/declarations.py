@@ -196,7 +196,7 @@ def check_table(estimator: Any, features: Features | None, X: Any, y: Any, reset
         private_count = estimator.relation == Relation.ADD_OR_REMOVE_ONE
         found = validate_data(
             estimator,
-            X,
+            _unquoted(X, 2),
             dtype=None,
             ensure_all_finite=False,
             ensure_min_samples=0 if private_count and reset else 1,
@@ -207,10 +207,7 @@ def check_table(estimator: Any, features: Features | None, X: Any, y: Any, reset
         return found
     target = _one_dimensional(y)
     if len(target) != count:
-        raise InvalidArgument(
-            f"Expected as many labels as rows: X and y have inconsistent lengths {count} and "
-            f"{len(target)}."
-        )
+        raise InvalidArgument("Expected as many targets as rows: X and y are inconsistent.")
     return found, target
 
 
@@ -270,7 +267,26 @@ def label_positions(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]
 def _one_dimensional(y: Any) -> NDArray[Any]:
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
-    return np.asarray(column_or_1d(y, dtype=None, warn=True))
+    column = getattr(y, "ndim", 1) == 2 and y.shape[1] == 1  # of which scikit-learn warns
+    return np.asarray(column_or_1d(_unquoted(y, 2 if column else 1), dtype=None, warn=True))
+
+
+def _unquoted(values: Any, dimensions: int) -> Any:
+    """Return an array or list unless scikit-learn would refuse it with a text that quotes cells.
+
+    Cells of a list become objects, so that none of them decides how all others are read.
+    """
+    if isinstance(values, list | tuple) and dimensions == 2:
+        values = np.array(values, dtype=object)
+    values = values if hasattr(values, "shape") else np.asarray(values)
+    if len(values.shape) != dimensions:
+        raise InvalidArgument(
+            f"Expected {dimensions} dimensions, got {len(values.shape)}. Reshape your data: rows "
+            "and columns for X, one target for each row for y."
+        )
+    if getattr(getattr(values, "dtype", None), "kind", "") == "c":
+        raise InvalidArgument("Complex data not supported. Give real and imaginary parts.")
+    return values
 
 
 def _bounds(bounds: object) -> str | tuple[Floats, Floats]:

@@ -64,8 +64,8 @@ def require_columns(table: Any, names: tuple[str, ...]) -> bool:
         if len(shape) != 2 or shape[1] != len(names):
             raise InvalidArgument(
                 f"Expected a table with the {len(names)} columns of the schema, got an array of "
-                f"shape {shape}. Give a data frame, a dict of columns or an array with named "
-                "fields."
+                f"{len(shape)} dimensions and {shape[-1] if shape else 0} columns. Give a data "
+                "frame, a dict of columns or an array with named fields."
             )
         return False
     lacking = [name for name in names if name not in known]
