@@ -57,6 +57,14 @@ def test_the_embedded_digits_need_scikit_learn(without):
         dpfy.Trainer()
 
 
+@pytest.mark.parametrize("module", ["dpfy.estimators", "dpfy.tabular.encoder"])
+def test_estimators_need_scikit_learn(module):
+    """In a process of its own, where no other test has imported them."""
+    code = f"import sys; sys.modules['sklearn'] = None; import dpfy.tabular.schema, {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[estimators]'" in done.stderr
+
+
 def test_curves_need_matplotlib(without, tmp_path):
     without("matplotlib")
     with names("report"):

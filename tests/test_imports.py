@@ -56,6 +56,14 @@ def test_a_plan_is_calibrated_without_torch() -> None:
     assert "torch" not in loaded_modules(code)
 
 
+def test_estimators_load_torch_when_they_are_fitted_and_not_before() -> None:
+    code = (
+        "import dpfy.estimators as e, dpfy.tabular as t; "
+        "[getattr(e, name) for name in e.__all__], [getattr(t, name) for name in t.__all__]"
+    )
+    assert "torch" not in loaded_modules(code)
+
+
 def test_the_command_line_starts_without_torch() -> None:
     assert not {"torch", "matplotlib", "sklearn"} & loaded_modules("import dpfy.cli.commands")
 

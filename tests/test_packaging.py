@@ -23,6 +23,7 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "arrow": {"pyarrow"},
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
+    "estimators": {"scikit-learn"},
     "report": {"matplotlib"},
     "tune": {"optuna"},
     "yaml": {"pyyaml"},

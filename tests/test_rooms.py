@@ -103,6 +103,8 @@ def test_every_storey_refuses_the_one_above_and_its_neighbours(tmp_path: Path) -
         ("trainer/config.py", "import dpfy.data"),
         ("reporting/record.py", "import dpfy.models"),
         ("data/source.py", "import dpfy.plans"),
+        ("tabular/schema.py", "import torch"),
+        ("tabular/tables.py", "import dpfy.ledger"),
         ("models/defaults.py", "import dpfy.types"),
         ("optim/adam_bc.py", "import dpfy.ledger"),
     ],

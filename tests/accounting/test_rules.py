@@ -19,6 +19,7 @@ from dpfy.ledger.events import (
     TruncatedPoisson,
 )
 from dpfy.ledger.one_shot import AboveThreshold, DiscreteGaussianSum, NoisyMax, RandomizedAnswer
+from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.testing.rules import check_rule
 
 EXAMPLES = {
@@ -37,7 +38,13 @@ def answer(bound, noise):
     return RandomizedAnswer(odds / (1 + odds) if noise else 1.0)
 
 
+def minimum(bound, noise):
+    output = 50 * noise / bound if bound else 1.0
+    return ObjectivePerturbation(bound, bound**2 / 4, 8 * bound**2 or 1.0, noise, output)
+
+
 QUERIES = {
+    ObjectivePerturbation: minimum,
     AboveThreshold: lambda bound, noise: AboveThreshold(bound, 2 * noise, 4 * noise),
     RandomizedAnswer: answer,
 }

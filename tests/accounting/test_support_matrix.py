@@ -24,6 +24,7 @@ from dpfy.ledger.events import (
     TruncatedPoisson,
 )
 from dpfy.ledger.one_shot import AboveThreshold, RandomizedAnswer
+from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.types import Relation
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -39,7 +40,11 @@ POLICIES = {
         Importance(0.1, 2.0**-10),
     )
 }
-ANSWERS = {AboveThreshold: AboveThreshold(1.0, 4.0, 4.0), RandomizedAnswer: RandomizedAnswer(0.6)}
+ANSWERS = {
+    AboveThreshold: AboveThreshold(1.0, 4.0, 4.0),
+    RandomizedAnswer: RandomizedAnswer(0.6),
+    ObjectivePerturbation: ObjectivePerturbation(1.0, 0.25, 8.0, 2.0, 100.0),
+}
 QUERIES = {noise: ANSWERS.get(query) or query(1.0, 2.0) for query, noise in NOISES.items()}
 EVERY_CASE = list(itertools.product(METHODS, POLICIES, QUERIES, map(str, Relation)))
 WRITTEN = (DOCS / "reference" / "support-matrix.md").read_text(encoding="utf-8")

@@ -12,11 +12,14 @@ from dpfy.cli.calibrate import calibrate
 from dpfy.cli.check import check
 from dpfy.cli.convert import convert
 from dpfy.cli.data import data_app
+from dpfy.cli.describe import describe
 from dpfy.cli.epsilon import epsilon
+from dpfy.cli.fit import fit
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
 from dpfy.cli.plan import plan_app
 from dpfy.cli.report import report
+from dpfy.cli.schema import schema_app
 from dpfy.cli.train import init, train
 from dpfy.cli.tune import tune
 
@@ -34,13 +37,16 @@ _app.command()(convert)
 _app.command()(check)
 _app.command()(audit)
 _app.command()(inspect_data)
+_app.command()(describe)
 _app.command()(report)
 _app.command()(train)
 _app.command()(tune)
+_app.command()(fit)
 _app.command()(init)
 _app.add_typer(data_app, name="data")
 _app.add_typer(ledger_app, name="ledger")
 _app.add_typer(plan_app, name="plan")
+_app.add_typer(schema_app, name="schema")
 
 
 def _version(wanted: bool) -> None:

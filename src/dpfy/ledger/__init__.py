@@ -4,6 +4,7 @@
 from dpfy.ledger import (
     composite_events as composite_events,
     one_shot as one_shot,
+    perturbation as perturbation,
     selection as selection,
     streams as streams,
 )

@@ -1,6 +1,7 @@
 """Drawings of contours as PNG, SVG or PDF files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from dpfy.planning.contours import BatchCurve, Contour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -105,18 +107,25 @@ def _cycle(count: int) -> list[str]:
     return [_COLOURS[place % len(_COLOURS)] for place in range(count)]
 
 
-def _written(path: str | Path, draw: Any) -> Path:
-    """Draw into a new figure and save it; matplotlib is loaded only here."""
+@contextmanager
+def new_figure(path: str | Path, size: tuple[float, float] = (6.0, 4.2)) -> "Iterator[Figure]":
+    """Give an empty figure to draw into, and save it at the end; matplotlib is loaded only here."""
     target = check_ending(path)
     require("matplotlib", "report")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(_SETTINGS):
-        figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        metadata = {"Date": None} if target.suffix == ".svg" else None
+        figure.savefig(target, dpi=150, metadata=metadata)
+
+
+def _written(path: str | Path, draw: Any) -> Path:
+    """Draw into a new figure with a legend, and save it."""
+    with new_figure(path) as figure:
         axes = figure.add_subplot()
         draw(axes)
         axes.legend()
-        metadata = {"Date": None} if target.suffix == ".svg" else None
-        figure.savefig(target, dpi=150, metadata=metadata)
-    return target
+    return Path(path)

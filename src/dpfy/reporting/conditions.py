@@ -33,6 +33,7 @@ _LAWS = {
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
 }
+_OF_TABLES = ("records", "features", "classes", "target")  # what estimators have declared
 HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
     "holds",
     "does not hold",
@@ -167,12 +168,16 @@ def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
             f"{facts.isolation}.",
             status=UNKNOWN if facts.isolation == NOT_DECLARED else DECLARED,
         )
-    known = " ".join(
-        ground.text
+    known = [
+        ground
         for ground in grounds_in(record.basis)
         if ground.key in ("isolation", "slots", "no_memory")
+    ]
+    text = " ".join(ground.text for ground in known)
+    proved = bool(known) and all(ground.kind is Kind.THEOREM for ground in known)
+    return Item(
+        "isolation", title, f"Recorded by the run: {text}", status=HOLDS if proved else CHECKED
     )
-    return Item("isolation", title, f"Recorded by the run: {known}", status=CHECKED)
 
 
 def _rounding(record: LedgerRecord) -> Item:
@@ -185,22 +190,33 @@ def _rounding(record: LedgerRecord) -> Item:
         for ground in grounds_in(record.basis)
         if ground.kind is Kind.ALLOWANCE and ground.key.startswith("last_bits")
     ]
-    proved = (
-        "No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."
-    )
+    proved = [
+        ground.text
+        for ground in grounds_in(record.basis)
+        if ground.kind is Kind.THEOREM and ground.key == "rounding_of_sums"
+    ] or ["No record shares its arithmetic with another one, bit by bit: docs/proofs/isolation.md."]
     return Item(
-        "rounding", title, " ".join(allowed) or proved, status=ALLOWED if allowed else HOLDS
+        "rounding", title, " ".join(allowed or proved), status=ALLOWED if allowed else HOLDS
     )
 
 
 def _constants(record: LedgerRecord) -> Item:
+    of_tables = " ".join(
+        ground.text
+        for ground in grounds_in(record.basis)
+        if ground.kind is Kind.DECLARATION and ground.key in _OF_TABLES
+    )
+    constants = (
+        f"{of_tables} That this and the settings are public"
+        if of_tables
+        else "Number of records, expected batch size, rate, number of steps and the first clip "
+        "bound are constants of the plan, never read off the data by the library. That they, the "
+        "hyper-parameters and the initial model are public"
+    )
     return Item(
         "public_constants",
         "What is called public is public",
-        "Number of records, expected batch size, rate, number of steps and the first clip bound "
-        "are constants of the plan, never read off the data by the library. That they, the "
-        "hyper-parameters and the initial model are public is the responsibility of those who "
-        "declared them.",
+        f"{constants} is the responsibility of those who declared them.",
         status=DECLARED,
     )
 

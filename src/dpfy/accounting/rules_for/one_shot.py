@@ -26,6 +26,7 @@ from dpfy.accounting.pld import one_step
 from dpfy.accounting.pld.closed_forms import amplified
 from dpfy.accounting.rdp_from_atoms import bounded, mirrored
 from dpfy.accounting.rules_for.discrete_gaussian_vector import DiscreteGaussianVector
+from dpfy.accounting.rules_for.perturbation import perturbed_minimum
 from dpfy.ledger.events import LaplaceSum, Poisson, Policy, RecordedQuery
 from dpfy.ledger.one_shot import (
     AboveThreshold,
@@ -35,6 +36,7 @@ from dpfy.ledger.one_shot import (
     NoisyMax,
     RandomizedAnswer,
 )
+from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.types import Relation
 
 QUERIES: tuple[type[RecordedQuery], ...] = (
@@ -43,6 +45,7 @@ QUERIES: tuple[type[RecordedQuery], ...] = (
     AboveThreshold,
     RandomizedAnswer,
     DiscreteGaussianSum,
+    ObjectivePerturbation,
 )
 _UP = 1 + 1e-12
 _POINTS = 600  # of a profile
@@ -199,6 +202,26 @@ def _discrete_replaced(policy: Policy, query: RecordedQuery) -> Pair:
     return _discrete(Poisson(1.0) if policy.rate > 0 else policy, query, records=2)
 
 
+def _minimum(policy: Policy, query: RecordedQuery, *, replaced: bool = False) -> Pair:
+    """Return the pair of objective perturbation; without noise on b or the output, of no noise."""
+    assert isinstance(query, ObjectivePerturbation)
+    if query.lipschitz == 0 or query.stddev == 0 or query.output_multiplier == 0:
+        return of_distribution(_EVERYTHING if query.lipschitz else _NOTHING, policy.rate)
+    return of_distribution(perturbed_minimum(query, replaced=replaced), policy.rate)
+
+
+def _minimum_replaced(policy: Policy, query: RecordedQuery) -> Pair:
+    """Return the pair on all records; nothing less is claimed for a sample."""
+    return _minimum(Poisson(1.0) if policy.rate > 0 else policy, query, replaced=True)
+
+
+def _sum_of_gradients(policy: Policy, query: RecordedQuery) -> Pair:
+    """Return the Gaussian pair that is approached where other records leave all slopes at 1."""
+    assert isinstance(query, ObjectivePerturbation)
+    noise = query.stddev / query.lipschitz * _UP if query.lipschitz else math.inf
+    return Pair(policy.rate, noise)
+
+
 @dataclass(frozen=True)
 class _Exchanged(Table):
     """The table of a query on a sample of a fixed size.
@@ -283,6 +306,10 @@ _DISCRETE = (
     "of zCDP, Canonne, Kamath & Steinke 2020, Theorem 14, of a Gaussian that is rounded at random, "
     "and of all ways to divide a short length"
 )
+_MINIMUM = (
+    "the Gaussian profile beyond log(1 + smoothness/regularisation), as slopes have one sign: "
+    "docs/proofs/perturbation.md, after Redberg, Koskela & Wang 2023, Theorem 3.2"
+)
 _TWICE = "one record less and another one more: losses add up; then "
 
 _EVERY: tuple[tuple[type[RecordedQuery], Callable[[float], LossDistribution], str], ...] = (
@@ -329,6 +356,15 @@ ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
         _discrete_replaced,
         _DISCRETE + "; a sample is not rewarded",
         attained=_if_all(_discrete_replaced),
+    ),
+    **{
+        (ObjectivePerturbation, relation): OneShot(
+            _minimum, _MINIMUM, attained=_if_all(_sum_of_gradients)
+        )
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    (ObjectivePerturbation, Relation.REPLACE_ONE): OneShot(
+        _minimum_replaced, _MINIMUM + "; a sample is not rewarded", attained=_nothing
     ),
     (LaplaceSum, Relation.REPLACE_ONE): OneShot(
         _laplace_replaced,

@@ -1,0 +1,122 @@
+"""Tables of every form are cleaned alike, by the schema alone, and no cell raises or shows."""
+
+import warnings
+from importlib.util import find_spec
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, strategies as st
+from pyarrow import parquet
+
+from dpfy.errors import DataError, InvalidArgument
+from dpfy.tabular import Column, Schema, columns_of, read_table
+from dpfy.tabular.tables import header_of, row_count
+
+SCHEMA = Schema((Column("age", bounds=(0, 100)), Column("sex", categories=("F", "M"))))
+ROWS = [(30, "M"), (140, "F"), (None, "?"), (float("inf"), None)]
+TABLE = {"age": [row[0] for row in ROWS], "sex": [row[1] for row in ROWS], "secret": [1, 2, 3, 4]}
+CLEAN = {"age": [30, 100, 50, 50], "sex": [1, 0, 2, 2]}
+
+
+class Awkward:
+    """A cell that cannot be read in any way."""
+
+    def __float__(self):
+        raise RuntimeError("secret")
+
+    __str__ = __repr__ = __eq__ = __float__
+    __hash__ = None
+
+
+FORMS = {
+    "dict": TABLE,
+    "pyarrow": pa.table(TABLE),
+    "objects": np.array(ROWS, dtype=object),
+    "rows": ROWS,
+    "structured": np.array(
+        [(row[0] if row[0] is not None else np.nan, row[1] or "") for row in ROWS],
+        dtype=[("age", float), ("sex", "U5")],
+    ),
+}
+
+
+if find_spec("pandas") is not None:  # which no part of dpfy needs
+    import pandas as pd
+
+    FORMS["pandas"] = pd.DataFrame(TABLE)
+    FORMS["pandas-nullable"] = pd.DataFrame(TABLE).convert_dtypes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_table_is_cleaned_alike(form):
+    found = columns_of(FORMS[form], SCHEMA)
+    assert {name: each.tolist() for name, each in found.items()} == CLEAN
+    assert row_count(FORMS[form], SCHEMA.names) == 4
+
+
+CELLS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=3),
+    st.just(Awkward()),
+    st.just([1, 2]),
+    st.just(10**400),
+)
+
+
+@given(cells=st.lists(CELLS, max_size=6), wide=CELLS)
+def test_no_cell_raises_warns_or_changes_another_row(cells, wide):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone = columns_of({"age": cells, "sex": cells}, SCHEMA)
+        joined = columns_of({"age": [*cells, wide], "sex": [*cells, wide]}, SCHEMA)
+    for name in SCHEMA.names:
+        assert joined[name][: len(cells)].tolist() == alone[name].tolist()
+    assert all(0 <= each <= 100 for each in joined["age"])
+    assert all(each in (0, 1, 2) for each in joined["sex"])
+
+
+def test_a_table_without_rows_is_a_table():
+    assert [len(each) for each in columns_of({"age": [], "sex": []}, SCHEMA).values()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"age": [1]}, "no column 'sex'"),
+        ({"age": [1, 2], "sex": ["F"]}, "same length"),
+        (np.zeros((3, 3)), "2 columns of the schema, got an array of 2 dimensions and 3"),
+        (np.zeros(3), "2 columns of the schema"),
+        ({"age": np.zeros((2, 2)), "sex": ["F", "M"]}, "one dimension"),
+    ],
+)
+def test_a_table_of_another_shape_is_refused(table, says):
+    with pytest.raises(InvalidArgument, match=says):
+        columns_of(table, SCHEMA)
+
+
+def test_files_are_read_as_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("age, sex\n30,M\n140, F\n,?\nx\n1,M,9\n\n", encoding="utf-8")
+    parquet.write_table(pa.table(TABLE), tmp_path / "a.parquet")
+    csv = columns_of(read_table(tmp_path / "a.csv"), SCHEMA)
+    assert csv["age"].tolist() == [30, 100, 50, 50, 1] and csv["sex"].tolist() == [1, 0, 2, 2, 1]
+    found = columns_of(read_table(tmp_path / "a.parquet"), SCHEMA)
+    assert {name: each.tolist() for name, each in found.items()} == CLEAN
+    assert header_of(tmp_path / "a.csv") == ("age", "sex")
+    assert header_of(tmp_path / "a.parquet") == ("age", "sex", "secret")
+
+
+def test_a_file_that_cannot_be_read_is_named_and_not_quoted(tmp_path):
+    (tmp_path / "bad.parquet").write_bytes(b"secret")
+    for name, says in (
+        ("none.csv", "No such file"),
+        ("bad.parquet", "content that cannot be read"),
+        ("a.xls", r"\.csv, \.parquet"),
+    ):
+        with pytest.raises(DataError, match=says) as caught:
+            read_table(tmp_path / name)
+        assert "secret" not in str(caught.value)
