@@ -57,7 +57,9 @@ class Features:
                 "numbers with bounds=(low, high), or the largest norm of a row with data_norm=."
             )
         self.schema: Schema | None = None if schema is None else require_schema(schema)
-        self.data_norm = None if data_norm is None else _validate.positive("data_norm", data_norm)
+        self.data_norm = (
+            None if data_norm is None else _validate.real("data_norm", data_norm, 1 / _FAR, _FAR)
+        )
         self.bounds = None if bounds is None else _bounds(bounds)
 
     @property
@@ -83,7 +85,7 @@ class Features:
             known = np.where(np.isfinite(x), np.clip(x, -_FAR, _FAR), np.nan)
             low = np.nan_to_num(np.fmin.reduce(known, axis=0, initial=np.nan))
             high = np.fmax.reduce(known, axis=0, initial=np.nan)
-            self.bounds = (low, np.where(high > low, high, low + 1 + np.abs(low)))
+            self.bounds = (low, np.where(high - low > 1 / _FAR, high, low + 1 + np.abs(low)))
 
     def rows(self, table: Any) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the vectors of a table's rows, each of norm at most 1, and which rows count.
@@ -294,7 +296,8 @@ def _bounds(bounds: object) -> str | tuple[Floats, Floats]:
         return OBSERVED
     try:
         low, high = (np.asarray(each, dtype=np.float64) for each in bounds)  # type: ignore[attr-defined]
-        valid = bool(np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high))
+        within = np.all(np.abs(low) <= _FAR) and np.all(np.abs(high) <= _FAR)
+        valid = bool(within and np.all(high - low > 1 / _FAR))
     except (TypeError, ValueError):
         valid = False
     if not valid:
