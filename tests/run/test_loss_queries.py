@@ -49,7 +49,8 @@ def test_one_record_adds_at_most_the_bound_and_never_takes_away(neighbours, weig
     expected = (ROWS[:4] @ torch.tensor(weight)).double().clamp(0, bound).sum()
     infinite = (ROWS[4] @ torch.tensor(weight)).double()
     expected = expected + (bound if infinite.isnan() else infinite.clamp(0, bound))
-    assert sums[0] == pytest.approx(float(expected), abs=1e-6 * bound)
+    # scores of about 10 may cancel, and processors round them differently
+    assert sums[0] == pytest.approx(float(expected), abs=1e-6 * max(bound, 1.0))
     for with_one_more in sums[1:]:
         assert -1e-12 <= with_one_more - sums[0] <= bound * (1 + 1e-12)
 
