@@ -1,5 +1,6 @@
 """Tables of every form are cleaned alike, by the schema alone, and no cell raises or shows."""
 
+import csv
 import warnings
 from importlib.util import find_spec
 
@@ -120,3 +121,11 @@ def test_a_file_that_cannot_be_read_is_named_and_not_quoted(tmp_path):
         with pytest.raises(DataError, match=says) as caught:
             read_table(tmp_path / name)
         assert "secret" not in str(caught.value)
+
+
+def test_a_very_long_cell_does_not_stop_the_others(tmp_path) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text("age\n30\n" + "9" * 200_000 + "\n", encoding="utf-8")
+    limit = csv.field_size_limit()
+    assert len(read_table(file)["age"]) == 2
+    assert csv.field_size_limit() == limit

@@ -2,6 +2,7 @@
 
 import math
 import os
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any, Self
 
@@ -32,14 +33,14 @@ _Positions = NDArray[np.int64]
 _LEAST_VARIANCE = 1e-4  # of numbers from −1 to 1
 
 
-class _NaiveBayes(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
+class _NaiveBayes(ClassifierMixin, PrivateEstimator, ABC):  # type: ignore[misc]
     """Base of classifiers by the joint probabilities of classes and columns."""
 
     classes: Any
 
+    @abstractmethod
     def _joint(self, X: Any) -> Floats:
         """Return the logarithms of the joint probabilities of rows and classes."""
-        raise NotImplementedError
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most likely class of each row.

@@ -5,6 +5,7 @@ rows of norm 1, at most. The proofs are in ``docs/proofs/perturbation.md``.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,7 +51,7 @@ _MINIMUM = (
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(ABC):
     """A solver that releases once.
 
     Args:
@@ -82,13 +83,13 @@ class Perturbation:
         """The largest norm of the gradient of a row's loss."""
         return self.clip * ROW_NORM
 
+    @abstractmethod
     def plan(self, noise_multiplier: float) -> list[Planned]:
         """Return what is released at a noise multiplier."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self, fit: Fit, rows: Callable[[], Rows]) -> Floats:
         """Release, and return the weights of the second class."""
-        raise NotImplementedError
 
     def weight_noise(self, noise_multiplier: float) -> float | None:
         """Return the standard deviation of the noise in a weight, at most, if it is public."""
@@ -100,8 +101,9 @@ class Perturbation:
             return self.regularisation
         return self._rule(noise_multiplier)
 
+    @abstractmethod
     def _rule(self, noise_multiplier: float) -> float:
-        raise NotImplementedError
+        """Return the strength Λ of the public rule."""
 
     def precision(self, noise_multiplier: float) -> Precision:
         """Return how near the minimum will be found.

@@ -3,6 +3,7 @@
 Tests: tests/estimators/test_trees.py.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from dpfy.estimators.base import PrivateEstimator
 from dpfy.estimators.declarations import Floats
 
 
-class ScoringClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
+class ScoringClassifier(ClassifierMixin, PrivateEstimator, ABC):  # type: ignore[misc]
     """Base of classifiers with a ``decision_function``, which is all that they predict by."""
 
     classes: Any
     classes_: NDArray[Any]
 
+    @abstractmethod
     def decision_function(self, X: Any) -> Floats:
         """Return the log odds of the second of two classes, or one score for each class.
 
@@ -29,7 +31,6 @@ class ScoringClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         Returns:
             One number for each row, or one for each row and class.
         """
-        raise NotImplementedError
 
     def predict_log_proba(self, X: Any) -> Floats:
         """Return the logarithms of the probabilities of the classes.

@@ -16,6 +16,8 @@ from dpfy._extras import require
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.tabular.schema import Column, Schema, as_text
 
+_LONGEST_CELL = 2**31 - 1  # the largest limit that every platform takes
+
 
 def columns_of(table: Any, schema: Schema) -> dict[str, NDArray[Any]]:
     """Return the declared columns of a table, cleaned: clamped numbers, and numbers of categories.
@@ -151,10 +153,13 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.reader(file)
         next(reader, None)
+        limit = csv.field_size_limit(_LONGEST_CELL)  # no cell may stop the others
         try:
             rows = [_cells(row, len(names)) for row in reader if row]
         except csv.Error:  # whose text quotes what was read
             raise DataError(f"{path}: content that cannot be read. Repair the file.") from None
+        finally:
+            csv.field_size_limit(limit)
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
     return {
         name: np.array(column, dtype=object) for name, column in zip(names, columns, strict=True)
