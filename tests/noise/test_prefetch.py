@@ -398,12 +398,17 @@ def test_a_device_is_added_to_on_one_thread(monkeypatch):
 
 def test_buffers_are_used_again():
     source = noise()
-    for _ in range(2):
+
+    def drawn_ahead():
         source.prefetch(1200, STDDEV, GRID)
+        for _, steps in source._prefetcher._prefetched.segments:
+            steps.result()  # what no thread has begun would take other buffers
         take(source)
+
+    for _ in range(2):
+        drawn_ahead()
     buffers = [each.ctypes.data for each in source._prefetcher._buffers.arrays]
-    source.prefetch(1200, STDDEV, GRID)
-    take(source)
+    drawn_ahead()
     assert [each.ctypes.data for each in source._prefetcher._buffers.arrays] == buffers and len(
         buffers
     ) == 3

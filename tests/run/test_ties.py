@@ -120,7 +120,8 @@ def test_the_noise_of_a_step_with_statistics_is_scaled_for_what_they_move(engine
     ) as run:
         for batch in run:
             run.release(loss_of(model), batch)
-    with_it, without = made
+    with_it, expected, without = made
+    assert expected == without  # that noise is drawn for before the engine is asked for
     assert without.rounding == pytest.approx(
         ENGINES[engine].rounding, abs=1e-12
     )  # and float64 additions of blocks

@@ -25,12 +25,13 @@ def describe(
         ),
     ],
     epsilon: Annotated[
-        float, typer.Option(help="ε of the whole summary, above 0, such as 1.", show_default=False)
+        float,
+        typer.Option(help="The ε of the whole summary, above 0, such as 1.", show_default=False),
     ],
     delta: Annotated[
         float | None,
         typer.Option(
-            help="δ of the summary, in (0, 1). Default: the smaller of 1e-5 and n^-1.1.",
+            help="The δ of the summary, in (0, 1). Default: the smaller of 1e-5 and n^-1.1.",
             show_default=False,
         ),
     ] = None,

@@ -60,9 +60,9 @@ def fit(
         Path,
         typer.Option(help="New folder for the model, ledger and report.", show_default=False),
     ],
-    epsilon: Annotated[float, typer.Option(help="ε of the fit, above 0.")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="The ε of the fit, above 0.")] = 1.0,
     delta: Annotated[
-        str, typer.Option(help="δ of the fit, or auto: the smaller of 1e-5 and rows^-1.1.")
+        str, typer.Option(help="The δ of the fit, or auto: the smaller of 1e-5 and rows^-1.1.")
     ] = "auto",
     target: Annotated[
         str | None,
