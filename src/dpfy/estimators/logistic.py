@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
-from sklearn.base import ClassifierMixin
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
@@ -25,6 +24,7 @@ from dpfy.estimators.declarations import (
 )
 from dpfy.estimators.descent import Descent, descend
 from dpfy.estimators.fitting import Planned, computed_bound, gaussian, summed
+from dpfy.estimators.scores import ScoringClassifier
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.tabular.schema import Schema
@@ -32,7 +32,7 @@ from dpfy.tabular.schema import Schema
 SOLVERS = ("gd", *perturbation.SOLVERS)
 
 
-class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[misc]
+class LogisticRegression(ScoringClassifier, PrivateLinearModel):
     """Private logistic regression, with two or more classes.
 
     The default solver ``gd`` is gradient descent on all rows: each step releases the sum of the
@@ -240,44 +240,6 @@ class LogisticRegression(ClassifierMixin, PrivateLinearModel):  # type: ignore[m
         """
         scores = self._linear_scores(X)
         return scores.ravel() if scores.shape[1] == 1 else scores
-
-    def predict_proba(self, X: Any) -> Floats:
-        """Return the probabilities of the classes.
-
-        Args:
-            X: The table.
-
-        Returns:
-            One row for each row of the table, one column for each class.
-        """
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            scores = np.stack([np.zeros_like(scores), scores], axis=1)
-        return softmax(scores, axis=1)
-
-    def predict_log_proba(self, X: Any) -> Floats:
-        """Return the logarithms of the probabilities of the classes.
-
-        Args:
-            X: The table.
-
-        Returns:
-            One row for each row of the table, one column for each class.
-        """
-        return np.log(np.maximum(self.predict_proba(X), 1e-300))
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most likely class of each row.
-
-        Args:
-            X: The table.
-
-        Returns:
-            One label for each row.
-        """
-        scores = self.decision_function(X)
-        best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        return self.classes_[best]
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags of scikit-learn: solvers that release once know two classes only."""
