@@ -1,11 +1,14 @@
 """Declarations are checked before rows are read; maps of rows are public and bounded."""
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpfy.errors import InvalidArgument
+from dpfy.estimators import declarations, linear
 from dpfy.estimators.declarations import (
     Features,
     in_columns,
@@ -102,3 +105,56 @@ def test_a_schema_maps_tables():
     vectors, known = features.rows({"a": [0.25, None]})
     assert vectors.tolist() == [[0.75, 0.25], [0.5, 0.5]] and known.all()
     assert features.width({"a": []}) == 2 and features.count({"a": [1, 2]}) == 2
+
+
+LABELS = {
+    "int": ([0, 1], [0, 1]),
+    "float": ([0.0, 1.0], [0, 1]),
+    "bool": ([False, True], [0, 1]),
+    "bool by name": ([False, True], [False, True]),
+    "int by truth": ([0, 1], [False, True]),
+    "text": (["no", "yes"], ["no", "yes"]),
+    "digits": (["0", "1"], [0, 1]),
+    "number by text": ([0.0, 1.0], ["0", "1"]),
+}
+ODD = [
+    "x",
+    None,
+    b"x",
+    2**70,
+    1j,
+    [2, 3],
+    np.complex128(1),
+    "a" * 1000,
+    float("nan"),
+    np.array([1]),
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+@pytest.mark.parametrize("kind", LABELS)
+def test_no_label_decides_how_the_others_are_read(kind, odd) -> None:
+    labels, classes = LABELS[kind]
+    known = np.unique(np.asarray(classes))
+    plain = declarations.label_positions(np.asarray(labels), known)
+    assert plain.tolist() == [0, 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given = declarations._one_dimensional([*labels, odd])
+        assert declarations.label_positions(given, known)[:2].tolist() == [0, 1]
+        mixed = np.array([*labels, "x"])  # of which numpy makes texts
+        assert declarations.label_positions(mixed, known)[:2].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("bounds", [(1e16, 1e16 + 2), (-1.0, 1.7e308), (0.0, 5e-324), (-3.0, 3.0)])
+def test_targets_are_bounded_whatever_the_bounds(bounds) -> None:
+    with np.errstate(all="ignore"):
+        scaled, _ = linear._unit(np.array([-1e300, 0.0, 1.0, *bounds, 1.7e308]), *bounds)
+    assert np.all(np.abs(scaled) <= 1)
+
+
+@pytest.mark.parametrize("bounds", ["observed", (0, 1)])
+def test_the_ledger_says_where_bounds_come_from(bounds) -> None:
+    features = declarations.Features(bounds=bounds)
+    features.observe(np.array([[0.0], [1.0]]))
+    assert ("read off the rows" in features.ground.text) == (bounds == "observed")

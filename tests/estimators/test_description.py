@@ -252,3 +252,19 @@ def test_a_summary_is_a_table_a_page_and_a_report(tmp_path):
 )
 def test_numbers_are_rounded_by_their_error(value, error, text):
     assert str(Estimate(value, error)) == text
+
+
+def test_no_cell_is_read_before_the_reservation() -> None:
+    order = []
+
+    class Watched(list):
+        def __iter__(self):
+            order.append("cells")
+            return super().__iter__()
+
+    schema = Schema((Column("age", bounds=(0, 100)),))
+    with Ledger.in_memory() as ledger:
+        reserve = ledger.reserve
+        ledger.reserve = lambda *a, **k: order.append("reserve") or reserve(*a, **k)
+        describe({"age": Watched([1, 2, 3])}, schema, epsilon=1.0, ledger=ledger)
+    assert order[0] == "reserve" and "cells" in order

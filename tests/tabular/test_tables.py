@@ -129,3 +129,42 @@ def test_a_very_long_cell_does_not_stop_the_others(tmp_path) -> None:
     limit = csv.field_size_limit()
     assert len(read_table(file)["age"]) == 2
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pa.array([1, 10**15], pa.timestamp("s")),
+        pa.array([1, 10**7], pa.date32()),
+        pa.array([b"a", b"\xff"]).view(pa.string()),
+    ],
+    ids=["timestamp", "date", "text"],
+)
+def test_a_cell_that_python_has_no_value_for_is_missing(cells, tmp_path) -> None:
+    schema = Schema((Column("c", categories=("1",)),))
+    assert len(columns_of(pa.table({"c": cells}), schema)["c"]) == 2
+    parquet.write_table(pa.table({"c": cells}), tmp_path / "odd.parquet")
+    assert len(read_table(tmp_path / "odd.parquet")["c"]) == 2
+
+
+def test_whether_a_column_came_as_numbers_or_texts_changes_no_category() -> None:
+    schema = Schema((Column("c", categories=("0", "1.5", "7")),))
+    expected = [0, 1, 2]
+    for cells in (
+        [0.0, 1.5, 7.0],
+        ["0.0", "1.50", "007"],
+        np.array([0, 1.5, 7], "f4"),
+        ["-0", 1.5, 7],
+    ):
+        assert columns_of({"c": cells}, schema)["c"].tolist() == expected
+
+
+def test_an_empty_line_is_a_row_where_there_is_one_column(tmp_path) -> None:
+    (tmp_path / "one.csv").write_text("age\n30\n\n40\n", encoding="utf-8")
+    assert read_table(tmp_path / "one.csv")["age"].tolist() == ["30", None, "40"]
+
+
+def test_a_cell_causes_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert columns_of({"age": [np.complex128(1)], "sex": ["F"]}, SCHEMA)["age"].tolist()

@@ -131,7 +131,9 @@ def fit(
         kind = "accuracy" if MODELS[model].target == "classes" else "R²"
         typer.echo(f"{kind} on public data: {score:.4f}")
     claim = estimator.guarantee_.claim(estimator.delta_)
-    typer.echo(f"({round_up(claim):.4f}, {estimator.delta_:g})-differential privacy")
+    known = estimator.guarantee_.source.private
+    note = "" if known else ". NOT PRIVATE: drawn with a test key."
+    typer.echo(f"({round_up(claim):.4f}, {estimator.delta_:g})-differential privacy{note}")
     typer.echo(f"report: {out / 'report.html'}")
 
 

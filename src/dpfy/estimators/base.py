@@ -131,7 +131,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "estimator": type(self).__name__,
             "parameters": self._published(),
             "fitted": fitted,
-            "guarantee": {"epsilon": self.guarantee_.claim(self.delta_), "delta": self.delta_},
+            "guarantee": {
+                "epsilon": self.guarantee_.claim(self.delta_),
+                "delta": self.delta_,
+                "private": self.guarantee_.source.private,
+            },
         }
 
     def _published(self) -> dict[str, Any]:

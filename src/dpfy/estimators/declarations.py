@@ -17,7 +17,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.basis import Ground, Kind
 from dpfy.tabular.encoder import Encoder, require_schema
 from dpfy.tabular.schema import Schema
-from dpfy.tabular.tables import as_floats, row_count, text_of
+from dpfy.tabular.tables import as_floats, as_objects, row_count, text_of
 from dpfy.types import Relation
 
 OBSERVED = "observed"
@@ -61,6 +61,7 @@ class Features:
             None if data_norm is None else _validate.real("data_norm", data_norm, 1 / _FAR, _FAR)
         )
         self.bounds = None if bounds is None else _bounds(bounds)
+        self._observed = isinstance(self.bounds, str)  # which observe() replaces by numbers
 
     @property
     def ground(self) -> Ground:
@@ -69,7 +70,7 @@ class Features:
             text = "Bounds and categories are those of a declared schema."
         elif self.data_norm is not None:
             text = f"The largest norm of a row is declared as {self.data_norm:g}."
-        elif self.bounds == OBSERVED:
+        elif self._observed:
             text = (
                 "Bounds were read off the rows and declared public: bounds='observed'. What they "
                 "tell about the rows is outside of the guarantee."
@@ -227,8 +228,9 @@ def resolve_classes(classes: object, y: NDArray[Any]) -> NDArray[Any]:
         InvalidArgument: If no classes are declared, or some twice.
     """
     if isinstance(classes, str) and classes == OBSERVED:
-        check_classification_targets(y)
-        return np.unique(y)
+        labels = np.asarray(y.tolist()) if y.dtype.kind == "O" else y
+        check_classification_targets(labels)
+        return np.unique(labels)
     if (
         classes is None
         or isinstance(classes, str)
@@ -258,10 +260,18 @@ def classes_ground(classes: object) -> Ground:
 
 
 def label_positions(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the position of each label among the classes, and −1 for any other label."""
-    if y.dtype.kind in "biuf" and classes.dtype.kind in "biuf":
-        place = np.searchsorted(classes, y).clip(max=len(classes) - 1)
-        return np.where(classes[place] == y, place, -1)
+    """Return the position of each label among the classes, and −1 for any other label.
+
+    Labels are read one by one: that one of them is a text does not change what the others are.
+    """
+    if classes.dtype.kind in "biuf":
+        numbers = as_floats(y)
+        if y.dtype.kind not in "biuf":
+            named = {"True": 1.0, "False": 0.0}
+            texts = np.array([named.get(text_of(each) or "", np.nan) for each in y.tolist()])
+            numbers = np.where(np.isnan(numbers), texts, numbers)
+        place = np.searchsorted(classes, numbers).clip(max=len(classes) - 1)
+        return np.where(classes[place] == numbers, place, -1)
     known = {text_of(each): number for number, each in enumerate(classes.tolist())}
     return np.array([known.get(text_of(each), -1) for each in y.tolist()], dtype=np.int64)
 
@@ -278,8 +288,8 @@ def _unquoted(values: Any, dimensions: int) -> Any:
 
     Cells of a list become objects, so that none of them decides how all others are read.
     """
-    if isinstance(values, list | tuple) and dimensions == 2:
-        values = np.array(values, dtype=object)
+    if isinstance(values, list | tuple):
+        values = np.array(values, dtype=object) if dimensions == 2 else as_objects(values)
     values = values if hasattr(values, "shape") else np.asarray(values)
     if len(values.shape) != dimensions:
         raise InvalidArgument(

@@ -30,7 +30,7 @@ from dpfy.estimators.summary import ColumnSummary, Estimate, Summary
 from dpfy.ledger import Ledger
 from dpfy.tabular.encoder import require_schema
 from dpfy.tabular.schema import Column, Schema
-from dpfy.tabular.tables import as_floats, columns_of, raw_columns
+from dpfy.tabular.tables import as_floats, columns_of, raw_columns, row_count
 
 CELLS = 256
 """The least number of cells into which the bounds of a column of numbers are cut."""
@@ -117,8 +117,7 @@ def describe(
     bins = int(_validate.real("bins", _validate.count("bins", bins), 1, MOST_BINS))
     wanted = _quantiles(quantiles)
     layouts = [_layout(column, bins) for column in require_schema(schema)]
-    columns = raw_columns(table, schema.names)
-    neighbours, public = resolve_relation(relation, records, len(columns[schema.names[0]]))
+    neighbours, public = resolve_relation(relation, records, row_count(table, schema.names))
     declared = Declared(
         "describe",
         {"schema": schema.to_json(), "quantiles": list(wanted), "bins": bins},
@@ -133,7 +132,9 @@ def describe(
     with Fit(
         declared, lambda noise: [gaussian("summary", bound, noise)], ledger, insecure_test_key
     ) as fit:
-        noisy = fit.release(fit.planned[0], lambda: summary_sum(columns, layouts))
+        noisy = fit.release(
+            fit.planned[0], lambda: summary_sum(raw_columns(table, schema.names), layouts)
+        )
     ends = np.cumsum([each.width for each in layouts])[:-1]
     stddev = fit.noise_multiplier * bound
     return Summary(

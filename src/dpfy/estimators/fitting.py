@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -285,7 +286,9 @@ class Fit:
         from dpfy.mechanisms.one_shot import release
 
         def silent() -> Any:
-            with np.errstate(all="ignore"):  # a warning about a row would be an output
+            # a warning about a row would be an output
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 return compute()
 
         return np.asarray(release(planned.mechanism, self.ledger, silent, self._stream))

@@ -23,6 +23,7 @@ from dpfy.tabular.schema import Schema
 from dpfy.tabular.tables import as_floats
 
 SOLVERS = ("gd", "adassp")
+_FARTHEST = 1e150  # of targets whose range is taken from them
 
 _Rows = Callable[[], tuple[Floats, Floats, NDArray[np.bool_]]]
 
@@ -319,7 +320,8 @@ def resolve_target_bounds(target_bounds: Any, y: NDArray[Any]) -> tuple[float, f
         known = as_floats(y)
         known = known[np.isfinite(known)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-        return low, high if high > low else low + 1
+        low, high = max(low, -_FARTHEST), min(high, _FARTHEST)
+        return low, high if high > low else low + max(1.0, abs(low) / 1000)
     try:
         low, high = (float(each) for each in target_bounds)
     except (TypeError, ValueError):
@@ -347,5 +349,6 @@ def _unit(targets: NDArray[Any], low: float, high: float) -> tuple[Floats, NDArr
     """Return targets from −1 to 1, and which are finite numbers; the others are 0."""
     values = as_floats(targets)
     finite = np.isfinite(values)
-    scaled = (2 * np.clip(values, low, high) - (low + high)) / (high - low)
+    share = (np.clip(values, low, high) - low) / (high - low)
+    scaled = np.clip(2 * share - 1, -1, 1)  # whatever float64 makes of large bounds
     return np.where(finite, scaled, 0.0), finite

@@ -125,6 +125,7 @@ class Summary:
         return {
             "epsilon": self.guarantee.claim(self.delta),
             "delta": self.delta,
+            "private": self.guarantee.source.private,
             "records": self.records,
             "rows": self.to_rows(),
         }

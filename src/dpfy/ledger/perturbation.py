@@ -20,7 +20,8 @@ class ObjectivePerturbation(RecordedQuery, tag="objective_perturbation"):
     everywhere, as the logistic loss has.
 
     Args:
-        lipschitz: the largest norm of the gradient of one record's loss.
+        lipschitz: the largest norm of the gradient of one record's loss; 0 only if no record has a
+            part in the objective, nor in how near its minimum is found.
         smoothness: the largest eigenvalue of the Hessian of one record's loss.
         regularisation: the strength of the ℓ2 penalty, above 0.
         stddev: standard deviation of each coordinate of b.

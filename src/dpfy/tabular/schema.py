@@ -15,9 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 
+_WHOLE = re.compile(r"[+-]?\d+(\.0*)?", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
+_LEAST_WIDTH = 1e-300  # of bounds: what is divided by less may overflow
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -100,7 +105,7 @@ class Column:
 
     def _check_number(self, bounds: Sequence[float]) -> None:
         low, high = _finite(self.name, "bounds", bounds, 2)
-        if not low < high or math.isinf(high - low):
+        if not high - low > _LEAST_WIDTH or math.isinf(high - low):
             raise InvalidArgument(
                 f"Expected bounds={[low, high]} of column {self.name!r} to be increasing, with a "
                 "finite distance."
@@ -249,14 +254,22 @@ class Schema:
 
 
 def as_text(value: object) -> str:
-    """Return a category as text; a whole number in a float is written without its zero.
+    """Return a category as text; numbers are written alike, whether they come as texts or not.
 
-    >>> as_text(3.0), as_text(" yes ")
-    ('3', 'yes')
+    Whoever reads a file makes numbers of a column of digits, and texts if one row has another
+    one: no row may decide which category the others have.
+
+    >>> as_text(3.0), as_text("03"), as_text("1.50"), as_text(" yes ")
+    ('3', '3', '1.5', 'yes')
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return str(value).strip()
+    text = str(value).strip()
+    if _WHOLE.fullmatch(text):
+        return str(int(text.partition(".")[0]))
+    return repr(float(text)) if _DECIMAL.fullmatch(text) else text
 
 
 def _column(name: str, value: object) -> Column:

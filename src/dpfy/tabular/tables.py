@@ -5,7 +5,8 @@ What a cell holds never raises and never shows: only names, shapes and kinds of 
 
 import csv
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def require_columns(table: Any, names: tuple[str, ...]) -> bool:
     """
     known = _names(table)
     if known is None:
-        shape = np.shape(table)
+        shape = _shape(table)
         if len(shape) != 2 or shape[1] != len(names):
             raise InvalidArgument(
                 f"Expected a table with the {len(names)} columns of the schema, got an array of "
@@ -80,18 +81,21 @@ def require_columns(table: Any, names: tuple[str, ...]) -> bool:
 
 
 def row_count(table: Any, names: tuple[str, ...]) -> int:
-    """Return the number of rows of a table with the named columns."""
-    return len(table[names[0]]) if require_columns(table, names) else len(table)
+    """Return the number of rows of a table with the named columns, all of the same length."""
+    if not require_columns(table, names):
+        return len(table)
+    lengths = {len(table[name]) for name in names}
+    if len(lengths) > 1:
+        raise InvalidArgument("Expected all columns of a table to have the same length.")
+    return lengths.pop()
 
 
 def raw_columns(table: Any, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Return named columns of a table as they are, each as an array of the same length."""
     if require_columns(table, names):
-        columns = {name: _array(table[name]) for name in names}
-        if len({len(each) for each in columns.values()}) > 1:
-            raise InvalidArgument("Expected all columns of a table to have the same length.")
-        return columns
-    rows = np.asarray(table, dtype=None if isinstance(table, np.ndarray) else object)
+        row_count(table, names)
+        return {name: _array(table[name]) for name in names}
+    rows = table if isinstance(table, np.ndarray) else np.array(table, dtype=object)
     return {name: rows[:, number] for number, name in enumerate(names)}
 
 
@@ -100,7 +104,8 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
     CSV files have a line of names at the top; their cells are texts, which a schema makes numbers
     or categories of. A row with too few or too many cells is filled up or cut, as any other cell
-    that is missing.
+    that is missing. The file is assumed to be well-formed: a quotation mark that is never closed
+    makes one cell of all that follows.
 
     Args:
         path: The file, ``.csv`` or ``.parquet``. Parquet needs the extra ``arrow``.
@@ -155,7 +160,8 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
         next(reader, None)
         limit = csv.field_size_limit(_LONGEST_CELL)  # no cell may stop the others
         try:
-            rows = [_cells(row, len(names)) for row in reader if row]
+            # an empty line is a missing cell if there is one column, and else no row
+            rows = [_cells(row, len(names)) for row in reader if row or len(names) == 1]
         except csv.Error:  # whose text quotes what was read
             raise DataError(f"{path}: content that cannot be read. Repair the file.") from None
         finally:
@@ -197,7 +203,7 @@ def _names(table: Any) -> list[str] | None:
 def _array(column: Any) -> NDArray[Any]:
     """Return a column as a one-dimensional array; texts stay Python objects."""
     if hasattr(column, "to_pylist"):  # pyarrow, whose own conversion may refuse missing values
-        column = column.to_pylist()
+        column = _cells_of(column)
     found = np.asarray(column) if isinstance(column, np.ndarray) else _objects(column)
     if found.ndim != 1:
         raise InvalidArgument(
@@ -206,13 +212,40 @@ def _array(column: Any) -> NDArray[Any]:
     return found
 
 
+def _cells_of(column: Any) -> list[Any]:
+    """Return the cells of an Arrow column; one that Python has no value for is missing."""
+    try:
+        return list(column.to_pylist())
+    except Exception:  # no cell may stop the others
+        return [_cell(each) for each in column]
+
+
+def _cell(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except Exception:
+        return None
+
+
+def _shape(table: Any) -> tuple[int, ...]:
+    """Return the shape of rows without names; lists are assumed to be rectangular."""
+    if hasattr(table, "shape"):
+        return tuple(table.shape)
+    return np.array(table, dtype=object).shape
+
+
 def _objects(column: Any) -> NDArray[Any]:
     kind = getattr(getattr(column, "dtype", None), "kind", "O")
     if kind in "biuf" and hasattr(column, "to_numpy"):
         return np.asarray(column.to_numpy())
-    values = list(column)
+    return as_objects(list(column))
+
+
+def as_objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    """Return an array of the very objects, whatever they are."""
     found = np.empty(len(values), dtype=object)
-    found[:] = values
+    for place, value in enumerate(values):
+        found[place] = value
     return found
 
 
@@ -253,7 +286,9 @@ def as_floats(values: NDArray[Any]) -> NDArray[np.float64]:
     if values.dtype.kind in "biuf":
         with np.errstate(all="ignore"):
             return values.astype(np.float64)
-    flat = [_float(each) for each in values.reshape(-1).tolist()]
+    with warnings.catch_warnings():  # a warning about a cell would show
+        warnings.simplefilter("ignore")
+        flat = [_float(each) for each in values.reshape(-1).tolist()]
     return np.array(flat, dtype=np.float64).reshape(values.shape)
 
 
