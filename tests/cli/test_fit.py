@@ -150,3 +150,14 @@ def test_public_data_fills_a_schema(run, tmp_path):
     schema = Schema.read(tmp_path / "b.toml")
     assert code == 0 and schema.names == ("age", "job title", "income")
     assert schema["age"].bounds == (10, 60) and schema["income"].categories == ("high", "low")
+
+
+@pytest.mark.parametrize("options", [(), ("--option", "insecure_test_key=5")])
+def test_a_fit_with_a_test_key_is_not_called_private(run, options, tmp_path):
+    code, out, _ = run(
+        *("fit", "logistic", "people.csv", "--schema", "people.toml", "--target", "income"),
+        *("--out", "runs/a", *options),
+    )
+    model = json.loads((tmp_path / "runs/a/model.json").read_text(encoding="utf-8"))
+    assert code == 0 and ("NOT PRIVATE" in out) == bool(options)
+    assert model["guarantee"]["private"] is not bool(options)

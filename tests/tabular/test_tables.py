@@ -90,7 +90,7 @@ def test_a_table_without_rows_is_a_table():
     [
         ({"age": [1]}, "no column 'sex'"),
         ({"age": [1, 2], "sex": ["F"]}, "same length"),
-        (np.zeros((3, 3)), "2 columns of the schema, got an array of 2 dimensions and 3"),
+        (np.zeros((3, 3)), "2 columns of the schema, got an array with 3 columns"),
         (np.zeros(3), "2 columns of the schema"),
         ({"age": np.zeros((2, 2)), "sex": ["F", "M"]}, "one dimension"),
     ],
@@ -168,3 +168,16 @@ def test_a_cell_causes_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert columns_of({"age": [np.complex128(1)], "sex": ["F"]}, SCHEMA)["age"].tolist()
+
+
+@pytest.mark.parametrize("odd", [[1], [1, "F", 3], None, 7, "text", [1, ["F", "M"]], [[1, 2], "F"]])
+def test_a_row_of_another_length_does_not_stop_the_others(odd) -> None:
+    found = columns_of([(30, "M"), odd], SCHEMA)
+    assert (found["age"][0], found["sex"][0], len(found["age"])) == (30, 1, 2)
+    assert row_count([(30, "M"), odd], SCHEMA.names) == 2
+
+
+def test_an_array_without_columns_is_refused_without_its_length() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        columns_of(np.zeros(271), SCHEMA)
+    assert "271" not in str(refused.value)

@@ -63,12 +63,13 @@ def require_columns(table: Any, names: tuple[str, ...]) -> bool:
     """
     known = _names(table)
     if known is None:
-        shape = _shape(table)
+        # of lists no row decides: each is filled up or cut
+        shape = getattr(table, "shape", (0, len(names)))
         if len(shape) != 2 or shape[1] != len(names):
             raise InvalidArgument(
-                f"Expected a table with the {len(names)} columns of the schema, got an array of "
-                f"{len(shape)} dimensions and {shape[-1] if shape else 0} columns. Give a data "
-                "frame, a dict of columns or an array with named fields."
+                f"Expected a table with the {len(names)} columns of the schema, got an array with "
+                f"{shape[1] if len(shape) > 1 else 'no'} columns. Give a data frame, a dict of "
+                "columns or an array with named fields."
             )
         return False
     lacking = [name for name in names if name not in known]
@@ -95,8 +96,11 @@ def raw_columns(table: Any, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     if require_columns(table, names):
         row_count(table, names)
         return {name: _array(table[name]) for name in names}
-    rows = table if isinstance(table, np.ndarray) else np.array(table, dtype=object)
-    return {name: rows[:, number] for number, name in enumerate(names)}
+    if hasattr(table, "shape"):
+        rows = np.asarray(table)
+        return {name: rows[:, number] for number, name in enumerate(names)}
+    filled = [_cells(row, len(names)) for row in table]
+    return {name: as_objects([row[number] for row in filled]) for number, name in enumerate(names)}
 
 
 def read_table(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -172,8 +176,11 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
     }
 
 
-def _cells(row: list[str], count: int) -> list[str | None]:
-    return [*row[:count], *[None] * (count - len(row))]
+def _cells(row: Any, count: int) -> list[Any]:
+    """Return so many cells of a row: cut, or filled up with None; all None if it is no row."""
+    is_row = isinstance(row, list | tuple) or (isinstance(row, np.ndarray) and row.ndim == 1)
+    cells = list(row)[:count] if is_row else []
+    return [*cells, *[None] * (count - len(cells))]
 
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
@@ -225,13 +232,6 @@ def _cell(scalar: Any) -> Any:
         return scalar.as_py()
     except Exception:
         return None
-
-
-def _shape(table: Any) -> tuple[int, ...]:
-    """Return the shape of rows without names; lists are assumed to be rectangular."""
-    if hasattr(table, "shape"):
-        return tuple(table.shape)
-    return np.array(table, dtype=object).shape
 
 
 def _objects(column: Any) -> NDArray[Any]:
