@@ -111,3 +111,4 @@ def main() -> None:
     (place / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     if any(name.startswith("killed") for name in names):
         os._exit(0)  # gloo's threads may abort the end of a process whose group lost a rank
+    dist.destroy_process_group()  # they may outlive the interpreter, and abort, otherwise

@@ -8,6 +8,7 @@ from pathlib import Path
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+import torch.distributed as dist
 from hf_trainers import small_model, small_plan, trainer
 
 
@@ -31,3 +32,4 @@ def main(folder, args):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    dist.destroy_process_group()  # else its thread may outlive the interpreter, and abort
