@@ -3,6 +3,7 @@
 # Importing a module registers its facts by their tags.
 from dpfy.ledger import (
     composite_events as composite_events,
+    individual as individual,
     one_shot as one_shot,
     perturbation as perturbation,
     selection as selection,
