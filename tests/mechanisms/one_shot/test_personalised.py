@@ -14,7 +14,7 @@ from dpfy.accounting import EnvelopeGuard, account
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Repeated
-from dpfy.mechanisms.one_shot import personalised
+from dpfy.mechanisms.one_shot import best_threshold, personalised
 from dpfy.mechanisms.one_shot.questions import METHODS
 from dpfy.mechanisms.one_shot.scores import UNIT_STEPS
 from dpfy.types import GroupBudgets
@@ -308,6 +308,13 @@ def test_answers_are_near_the_truth_where_groups_are_alike(method):
     assert abs(mean - values.mean()) < 0.05 and abs(median - np.median(values)) < 0.06
 
 
+def test_a_public_number_of_records_chooses_threshold_and_bins():
+    few, many = (reserved("count", records=records) for records in (2, 10**6))
+    assert few == reserved("count", threshold=best_threshold(GROUPS, 2)) != many
+    assert many == reserved("count", threshold=BUDGETS["strict"])  # no coin is worth its error
+    assert len(reserved("count", method="partitioning", records=10**6).parts) == 1
+
+
 def test_values_are_clipped_to_the_bounds():
     group_of, book = ["open"] * 300, ledger()
     for method in METHODS:
@@ -387,6 +394,9 @@ def test_what_breaks_while_records_are_read_is_paid_for(method):
         ({"threshold": lambda values: 1.0}, "no event pays for"),
         ({"threshold": 1.0, "method": "partitioning"}, "no meaning with method='partitioning'"),
         ({"threshold": 1.0, "method": "exponential"}, "no meaning with method='exponential'"),
+        ({"records": [1.0, 0.0]}, "no event pays for"),
+        ({"records": 0}, "at least 1"),
+        ({"records": 9, "method": "exponential"}, "no meaning with method='exponential'"),
         ({"bounds": (1.0, 1.0)}, "least value below the largest"),
         ({"bounds": (0.0, math.inf)}, "largest bound"),
         ({"bounds": 1.0}, "least, largest"),

@@ -98,6 +98,16 @@ class Budgets:
         shares = math.fsum(self.shares[place] for place in places)
         return min(self.epsilons[place] for place in places), shares
 
+    def precision(self, names: Sequence[str], records: int) -> float:
+        """Return one over the squared error of a count of all records from a bin alone.
+
+        The count of a bin of share s, over s, errs by the noise, 2/(ε·s)², and because others are
+        in the bin than on average, by up to records/(4·s); both without a constant that all bins
+        share (docs/proofs/personalised.md, Lemma 3).
+        """
+        epsilon, share = self.of_bin(names)
+        return share**2 / (2 / epsilon**2 + records * share / 4)
+
     def rates(self, threshold: float) -> tuple[float, ...]:
         """Return the rate at which each group has its ε, if what runs on the sample has another.
 
@@ -136,7 +146,7 @@ def _looked_up(places: dict[str, int], name: object) -> int:
     return places.get(name, -1) if isinstance(name, str) else -1
 
 
-def best_threshold(groups: Groups | Budgets, records: object) -> float:
+def best_threshold(groups: Groups | Budgets, records: int) -> float:
     """Return the threshold at which a personalised sample answers counts with the least error.
 
     A low threshold keeps many records and needs much noise, a high one the opposite. The expected
@@ -149,7 +159,7 @@ def best_threshold(groups: Groups | Budgets, records: object) -> float:
 
     Args:
         groups: The ε and the share of the records of each group, by name.
-        records: The public number of records, an int of at least 1.
+        records: The public number of records, at least 1.
 
     Returns:
         The threshold, between the smallest and the largest ε of a group.
@@ -163,17 +173,25 @@ def best_threshold(groups: Groups | Budgets, records: object) -> float:
     >>> best_threshold({"strict": (0.1, 0.5), "open": (1.0, 0.5)}, records=20)
     1.0
     """
-    budgets = Budgets.of(groups)
-    if not isinstance(records, Integral):
-        raise InvalidArgument(
-            f"Expected records to be a public number, got {type(records).__name__}. A threshold "
-            "that is chosen from the records tells something about them which no event pays for: "
-            "declare shares and a number of records, or choose a threshold yourself."
-        )
-    number = _validate.count("records", records)
+    budgets, number = Budgets.of(groups), check_records(records, 1)
     low, high = min(budgets.epsilons), budgets.largest
     tried = {*budgets.epsilons, *np.linspace(low, high, _POINTS).tolist()}
     return min(sorted(tried), key=lambda threshold: _squared_error(budgets, threshold, number))
+
+
+def check_records(records: object, minimum: int = 0) -> int:
+    """Return the declared number of records.
+
+    Raises:
+        InvalidArgument: If it is no number, but records themselves, or too small.
+    """
+    if not isinstance(records, Integral):
+        raise InvalidArgument(
+            f"Expected records to be a public whole number, got {type(records).__name__}. What is "
+            "chosen from the records themselves tells something about them which no event pays "
+            "for: declare shares and a number of records."
+        )
+    return _validate.count("records", records, minimum)
 
 
 def _squared_error(budgets: Budgets, threshold: float, records: int) -> float:
@@ -184,15 +202,16 @@ def _squared_error(budgets: Budgets, threshold: float, records: int) -> float:
     return (records * coins + 2 / threshold**2) / kept**2
 
 
-def best_bins(groups: Groups | Budgets) -> tuple[tuple[str, ...], ...]:
-    """Return the bins whose answers combine to the one with the least noise.
+def best_bins(groups: Groups | Budgets, records: int = 0) -> tuple[tuple[str, ...], ...]:
+    """Return the bins whose answers combine to the one with the least error.
 
-    A bin is answered at the smallest ε in it. Where groups are alike, a bin of ε and share s has
-    the weight (ε·s)², so the best bins have the largest sum of (ε·s)². They are neighbours in ε:
-    between two bins the sum is convex in what is moved from one to the other.
+    A bin is answered at the smallest ε in it. Where groups are alike, the best bins have the
+    largest sum of :meth:`Budgets.precision`. They are neighbours in ε: between two bins the sum is
+    convex in what is moved from one to the other.
 
     Args:
         groups: The ε and the share of the records of each group, by name.
+        records: The public number of records, at least 0; with 0 noise alone counts as an error.
 
     Returns:
         The names of the groups in each bin, from the smallest ε to the largest.
@@ -205,17 +224,14 @@ def best_bins(groups: Groups | Budgets) -> tuple[tuple[str, ...], ...]:
     >>> best_bins({"a": (1.0, 0.3), "b": (1.1, 0.3), "c": (5.0, 0.4)})
     (('a', 'b'), ('c',))
     """
-    budgets = Budgets.of(groups)
-    order = sorted(range(len(budgets.names)), key=lambda place: budgets.epsilons[place])
+    budgets, number = Budgets.of(groups), check_records(records)
+    places = range(len(budgets.names))
+    names = [budgets.names[at] for at in sorted(places, key=lambda at: budgets.epsilons[at])]
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]  # of the first k groups: value, cuts
-    for end in range(1, len(order) + 1):
-        options = []
-        for start in range(end):
-            share = math.fsum(budgets.shares[place] for place in order[start:end])
-            value = best[start][0] + (budgets.epsilons[order[start]] * share) ** 2
-            options.append((value, (*best[start][1], end)))
+    for end in range(1, len(names) + 1):
+        options = (
+            (best[start][0] + budgets.precision(names[start:end], number), (*best[start][1], end))
+            for start in range(end)
+        )
         best.append(max(options))
-    return tuple(
-        tuple(budgets.names[place] for place in order[start:end])
-        for start, end in pairwise(best[-1][1])
-    )
+    return tuple(tuple(names[start:end]) for start, end in pairwise(best[-1][1]))

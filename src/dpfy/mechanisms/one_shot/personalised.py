@@ -49,6 +49,7 @@ def count(
     ledger: Ledger,
     *,
     method: str = "sampling",
+    records: int | None = None,
     threshold: float | None = None,
     insecure_test_key: int | None = None,
 ) -> float:
@@ -66,7 +67,10 @@ def count(
         groups: The ε and the share of the records of each group, by name; public.
         ledger: Where the event is recorded before anything is read.
         method: "sampling" (the default), "partitioning" or "exponential".
-        threshold: By sampling, the ε of the answer on the sample; by default the largest of all.
+        records: The public number of records, if it is known, to which a sample or bins and their
+            weights are fitted.
+        threshold: By sampling, the ε of the answer on the sample; by default that of
+            :func:`~dpfy.mechanisms.one_shot.best_threshold`, or without ``records`` the largest.
         insecure_test_key: Makes the answer reproducible, and *not private*.
 
     Returns:
@@ -88,7 +92,9 @@ def count(
     >>> 700 < about < 900
     True
     """
-    question = Question(values, group_of, groups, ledger, method, threshold, insecure_test_key)
+    question = Question(
+        values, group_of, groups, ledger, method, records, threshold, insecure_test_key
+    )
     if method == "exponential":
         question.require_public_list()
         answers = np.arange(len(values) + 1)
@@ -115,6 +121,7 @@ def mean(
     *,
     bounds: tuple[float, float],
     method: str = "sampling",
+    records: int | None = None,
     threshold: float | None = None,
     candidates: Sequence[float] | None = None,
     insecure_test_key: int | None = None,
@@ -134,7 +141,10 @@ def mean(
         ledger: Where the event is recorded before anything is read.
         bounds: The public least and largest value.
         method: "sampling" (the default), "partitioning" or "exponential".
-        threshold: By sampling, the ε of the answer on the sample; by default the largest of all.
+        records: The public number of records, if it is known, to which a sample or bins and their
+            weights are fitted.
+        threshold: By sampling, the ε of the answer on the sample; by default that of
+            :func:`~dpfy.mechanisms.one_shot.best_threshold`, or without ``records`` the largest.
         candidates: By the exponential method, the public numbers to choose from; by default 1001
             from bound to bound.
         insecure_test_key: Makes the answer reproducible, and *not private*.
@@ -158,7 +168,9 @@ def mean(
     >>> 36 < age < 44
     True
     """
-    question = Question(values, group_of, groups, ledger, method, threshold, insecure_test_key)
+    question = Question(
+        values, group_of, groups, ledger, method, records, threshold, insecure_test_key
+    )
     low, high = _bounds(bounds)
 
     def steps(numbers: Reals) -> Whole:
@@ -199,6 +211,7 @@ def median(
     *,
     candidates: Sequence[float],
     method: str = "sampling",
+    records: int | None = None,
     threshold: float | None = None,
     insecure_test_key: int | None = None,
 ) -> float:
@@ -217,7 +230,10 @@ def median(
         ledger: Where the event is recorded before anything is read.
         candidates: The public numbers to choose from.
         method: "sampling" (the default), "partitioning" or "exponential".
-        threshold: By sampling, the ε of the answer on the sample; by default the largest of all.
+        records: The public number of records, if it is known, to which a sample or bins and their
+            weights are fitted.
+        threshold: By sampling, the ε of the answer on the sample; by default that of
+            :func:`~dpfy.mechanisms.one_shot.best_threshold`, or without ``records`` the largest.
         insecure_test_key: Makes the answer reproducible, and *not private*.
 
     Returns:
@@ -240,7 +256,9 @@ def median(
     ...     )
     40.0
     """
-    question = Question(values, group_of, groups, ledger, method, threshold, insecure_test_key)
+    question = Question(
+        values, group_of, groups, ledger, method, records, threshold, insecure_test_key
+    )
     grid = _candidates(candidates)
     if method == "exponential":
         question.require_public_list()

@@ -14,7 +14,13 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.mechanisms.one_shot.base import Mechanism, release, stream_for
-from dpfy.mechanisms.one_shot.budgets import Budgets, Groups, best_bins
+from dpfy.mechanisms.one_shot.budgets import (
+    Budgets,
+    Groups,
+    best_bins,
+    best_threshold,
+    check_records,
+)
 from dpfy.mechanisms.one_shot.grouped import (
     Indices,
     PersonalisedChoice,
@@ -70,7 +76,9 @@ class Question:
         groups: The ε and the share of the records of each group, by name.
         ledger: Where the event is recorded before anything is read.
         method: One of ``METHODS``.
-        threshold: That of a sample; None for the largest ε, and by all other methods.
+        records: The declared number of records, or None; no argument of the exponential method.
+        threshold: That of a sample; None for the best one for the declared number of records, or
+            else the largest ε, and by all other methods.
         key: The test key, if any.
 
     Raises:
@@ -85,13 +93,19 @@ class Question:
         groups: Groups,
         ledger: Ledger,
         method: str,
+        records: int | None,
         threshold: float | None,
         key: int | None,
     ) -> None:
         self._method = _validate.choice("method", method, METHODS)
         self._budgets = Budgets.of(groups)
+        if method == "exponential":
+            refuse_beside("records", records, method)
         if method != "sampling":
             refuse_beside("threshold", threshold, method)
+        self._records = 0 if records is None else check_records(records, 1)
+        if threshold is None and self._records:
+            threshold = best_threshold(self._budgets, self._records)
         self._threshold = check_threshold(self._budgets, threshold)
         if len(values) != len(group_of) or getattr(values, "ndim", 1) != 1:
             shape = getattr(values, "shape", f"({len(values)},)")
@@ -142,12 +156,12 @@ class Question:
             sample = PersonalisedSample(make(self._threshold), budgets, self._threshold)
             told = release_personalised(sample, self._ledger, of_indices, self._group_of, *streams)
             return [Part(told, 1 / sample.kept, 1.0)]
-        bins = best_bins(budgets)
+        bins = best_bins(budgets, self._records)
         epsilons, shares = zip(*(budgets.of_bin(names) for names in bins), strict=True)
         parts = PersonalisedParts(tuple(make(epsilon) for epsilon in epsilons), budgets, bins)
         told = release_personalised(parts, self._ledger, of_indices, self._group_of, *streams)
-        precisions = [(each * share) ** 2 for each, share in zip(epsilons, shares, strict=True)]
-        weights = [each / math.fsum(precisions) for each in precisions]
+        precisions = [budgets.precision(names, self._records) for names in bins]
+        weights = [precision / math.fsum(precisions) for precision in precisions]
         return [
             Part(answer, weight / share, weight)
             for answer, weight, share in zip(told, weights, shares, strict=True)
