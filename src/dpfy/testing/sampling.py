@@ -32,9 +32,7 @@ Array = npt.NDArray[np.float64]
 MakeSampler = Callable[[SecureStream], Sampler]
 
 
-def check_sampler(
-    make_sampler: MakeSampler, numbers: npt.NDArray[np.int64] | None = None
-) -> None:
+def check_sampler(make_sampler: MakeSampler, numbers: npt.NDArray[np.int64] | None = None) -> None:
     """Raise ``AssertionError`` unless a sampler draws what its own policy says.
 
     The streams have fixed test keys, so the outcome is the same on every run; over the choice of
@@ -134,9 +132,7 @@ def _check_poisson(taken: Array, policy: Poisson) -> None:
         _check_uncorrelated(centred[:, :-lag], centred[:, lag:], f"records {lag} apart")
 
 
-def _check_individual(
-    taken: Array, policy: Individual, numbers: npt.NDArray[np.int64]
-) -> None:
+def _check_individual(taken: Array, policy: Individual, numbers: npt.NDArray[np.int64]) -> None:
     """Check that every group has Poisson samples of its own rate, independent of the others'."""
     assert not taken[:, numbers < 0].any(), "records of no group take part"
     for group, (name, rate) in enumerate(zip(policy.names, policy.rates, strict=True)):
