@@ -25,6 +25,7 @@ from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
     ExponentialChoice,
+    ListedChoice,
     NoisyMax,
 )
 
@@ -35,6 +36,7 @@ BOUNDS: dict[type[RecordedQuery], str] = {
     LaplaceSum: "l1_bound",
     DiscreteGaussianSum: "l2_bound",
     ExponentialChoice: "sensitivity",
+    ListedChoice: "sensitivity",
     NoisyMax: "sensitivity",
     AboveThreshold: "sensitivity",
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpfy.accounting import EnvelopeGuard, account
-from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch
+from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Repeated
 from dpfy.mechanisms.one_shot import best_threshold, personalised
@@ -432,6 +432,20 @@ def test_a_private_list_of_people_is_refused(name):
     with pytest.raises(InvalidArgument, match="'zero_out'"):
         ask(name, [1.0], ["open"], ledger("add_or_remove_one"), method="exponential")
     assert ask("mean", [1.0], ["open"], ledger("add_or_remove_one"), method="exponential") >= 0
+
+
+@pytest.mark.parametrize("name", ["count", "median"])
+def test_what_was_asked_of_a_public_list_has_no_guarantee_for_a_private_one(name):
+    """A ledger may be accounted for another relation than its own."""
+    event = reserved(name, method="exponential")
+    for relation, times in (("zero_out", 1), ("replace_one", 2)):
+        claims = account(event, relation=relation).groups
+        for group, epsilon in BUDGETS.items():
+            assert claims[group].claim(1e-15) <= times * epsilon * (1 + 1e-6)
+    for method in ("pld", "rdp"):
+        with pytest.raises(UnsupportedEvent, match="list of people that neighbours share"):
+            account(event, method, "add_or_remove_one")
+    account(reserved("mean", method="exponential"), relation="add_or_remove_one")
 
 
 def test_a_test_key_needs_a_ledger_that_says_so():

@@ -19,7 +19,7 @@ from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.composite_events import Parallel
 from dpfy.ledger.events import LaplaceSum, Poisson, RecordedQuery, Sampled
-from dpfy.ledger.one_shot import Bounded, ExponentialChoice
+from dpfy.ledger.one_shot import Bounded, ExponentialChoice, ListedChoice
 from dpfy.mechanisms.one_shot.base import Mechanism, release, stream_for
 from dpfy.mechanisms.one_shot.budgets import Budgets
 from dpfy.mechanisms.one_shot.choices import ExponentialMechanism
@@ -190,6 +190,8 @@ class PersonalisedChoice:
     Args:
         budgets: The ε of each group.
         name: The name of the query in the ledger.
+        listed: Whether scores meet their bounds only where neighbours have the same public list of
+            people, so that no guarantee holds for a relation under which that list is private.
 
     Reference: Jorgensen, Yu & Cormode 2015 (the PE mechanism); docs/proofs/personalised.md,
     Theorem 4.
@@ -201,6 +203,7 @@ class PersonalisedChoice:
 
     budgets: Budgets
     name: str = "choice"
+    listed: bool = False
 
     @property
     def unit(self) -> float:
@@ -222,7 +225,8 @@ class PersonalisedChoice:
     def event(self) -> Sampled:
         """The cost of one answer, for every group."""
         policy = self.budgets.policy(bounds=self.bounds)
-        return Sampled(policy, (ExponentialChoice(1.0, 2.0, False, self.name),))
+        kind = ListedChoice if self.listed else ExponentialChoice
+        return Sampled(policy, (kind(1.0, 2.0, False, self.name),))
 
     def release(self, values: Sequence[float], stream: SecureStream) -> int:
         """Return the index of a random candidate, by odds of e^{score/2}."""

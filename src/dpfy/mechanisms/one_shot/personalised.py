@@ -96,7 +96,6 @@ def count(
         values, group_of, groups, ledger, method, records, threshold, insecure_test_key
     )
     if method == "exponential":
-        question.require_public_list()
         answers = np.arange(len(values) + 1)
 
         def scores(records: Records, prices: Whole) -> Whole:
@@ -104,7 +103,7 @@ def count(
             own = np.bincount(records.numbers[records.values != 0], minlength=groups)
             return count_scores(own, records.people - own, prices, answers)
 
-        return float(question.choose("count", scores))
+        return float(question.choose("count", scores, listed=True))
 
     def counted(records: Reals) -> float:
         return float(np.count_nonzero(records))
@@ -184,7 +183,7 @@ def mean(
         def scores(records: Records, prices: Whole) -> Whole:
             return mean_scores(steps(records.values), records.numbers, prices, places)
 
-        return float(np.clip(grid[question.choose("mean", scores)], low, high))
+        return float(np.clip(grid[question.choose("mean", scores, listed=False)], low, high))
     refuse_beside("candidates", candidates, method)
 
     def distances(records: Reals) -> list[float]:
@@ -261,12 +260,11 @@ def median(
     )
     grid = _candidates(candidates)
     if method == "exponential":
-        question.require_public_list()
 
         def scores(records: Records, prices: Whole) -> Whole:
             return median_scores(records.values, records.numbers, records.people, prices, grid)
 
-        return float(grid[question.choose("median", scores)])
+        return float(grid[question.choose("median", scores, listed=True)])
 
     def excess(records: Reals) -> list[float]:
         """Return minus the number of records that must be added to make each candidate right."""

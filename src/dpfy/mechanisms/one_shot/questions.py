@@ -119,21 +119,6 @@ class Question:
             for purpose in ("noise", "sampling")
         )
 
-    def require_public_list(self) -> None:
-        """Raise unless the ledger's neighbours have the same people, with other values.
-
-        Raises:
-            InvalidArgument: If the number of records is private.
-        """
-        header = self._ledger.header
-        if header is None or header.relation == Relation.ADD_OR_REMOVE_ONE:
-            raise InvalidArgument(
-                "The exponential method asks a public list of people, of whom each may be without "
-                "a record, but the relation of the ledger is 'add_or_remove_one', under which the "
-                "list itself is private. Declare Header(relation='zero_out'), or choose "
-                "method='sampling'."
-            )
-
     def ask(
         self, make: Callable[[float], Mechanism[Any, Any]], compute: Callable[[Reals], Any]
     ) -> list[Part]:
@@ -167,17 +152,30 @@ class Question:
             for answer, weight, share in zip(told, weights, shares, strict=True)
         ]
 
-    def choose(self, name: str, scores: Callable[[Records, Whole], Whole]) -> int:
+    def choose(self, name: str, scores: Callable[[Records, Whole], Whole], *, listed: bool) -> int:
         """Return the number of a candidate, by scores in the prices of groups.
 
         Args:
             name: The name of the query in the ledger.
             scores: The scores of all candidates, from the records and the price of each group.
+            listed: Whether scores rest on a public list of people.
 
         Returns:
             The number of the chosen candidate.
+
+        Raises:
+            InvalidArgument: If they do, and the list is private by the relation of the ledger.
         """
-        choice = PersonalisedChoice(self._budgets, name)
+        choice = PersonalisedChoice(self._budgets, name, listed)
+        header = self._ledger.header
+        private = header is None or header.relation == Relation.ADD_OR_REMOVE_ONE
+        if listed and private:
+            raise InvalidArgument(
+                "The exponential method asks a public list of people, of whom each may be without "
+                "a record, but the relation of the ledger is 'add_or_remove_one', under which the "
+                "list itself is private. Declare Header(relation='zero_out'), or choose "
+                "method='sampling'."
+            )
 
         def compute() -> list[float]:
             numbers, values = self._budgets.numbers(self._group_of), _numbers(self._values)
