@@ -141,7 +141,11 @@ class GroupBudgets:
 
     def to_json(self) -> dict[str, Any]:
         """Return the budgets as plain JSON values."""
-        return {"epsilons": dict(zip(self.names, self.epsilons, strict=True)), "delta": self.delta}
+        return {
+            "names": list(self.names),  # in lists, because a ledger sorts the names of fields
+            "epsilons": list(self.epsilons),
+            "delta": self.delta,
+        }
 
 
 def budget_from_json(value: Mapping[str, Any]) -> Budget | GroupBudgets:
@@ -154,11 +158,11 @@ def budget_from_json(value: Mapping[str, Any]) -> Budget | GroupBudgets:
     Budget(epsilon=3.0, delta=1e-05)
     """
     try:
-        if set(value) == {"epsilons", "delta"}:
-            epsilons = value["epsilons"]
-            return GroupBudgets(tuple(epsilons), tuple(epsilons.values()), value["delta"])
+        if set(value) == {"names", "epsilons", "delta"}:
+            return GroupBudgets(tuple(value["names"]), tuple(value["epsilons"]), value["delta"])
         return Budget(**value)
-    except (TypeError, AttributeError):
+    except TypeError:
         raise InvalidArgument(
-            "Expected a budget of 'epsilon' and 'delta', or of groups' 'epsilons' and 'delta'."
+            "Expected a budget of 'epsilon' and 'delta', or 'names', 'epsilons' and 'delta' of "
+            "groups."
         ) from None
