@@ -184,6 +184,11 @@ def test_sums_that_would_not_be_exact_are_refused():
         hand_made(divisor=2.0**19)
 
 
+def test_full_batches_leave_no_room_for_rates():
+    with pytest.raises(InvalidArgument, match="is all records.* Use method='scale'"):
+        dpfy.idpsgd(**{**SMALL, "batch_size": 1000}, method="sample")
+
+
 def test_an_unknown_method_is_refused():
     with pytest.raises(InvalidArgument, match="method"):
         dpfy.idpsgd(**SMALL, method="weigh")

@@ -5,7 +5,7 @@ Tests: tests/plans/test_idpsgd.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from dpfy import _validate
 from dpfy.accounting import account, calibrate_group_bounds, calibrate_group_rates
@@ -81,7 +81,7 @@ def idpsgd(
     >>> round(plan.noise_multiplier, 3), [round(rate, 4) for rate in plan.sampling.rates]
     (1.839, [0.0116, 0.0217, 0.0312])
 
-    Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023, Algorithms 2 (Sample) and 3 (Scale);
+    Reference: Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023, Algorithms 2 and 3;
     docs/proofs/individual.md.
     """
     _validate.choice("method", method, _METHODS)
@@ -104,6 +104,11 @@ def idpsgd(
         names, epsilons, auto_delta(records) if delta == "auto" else _validate.delta(delta)
     )
     scaled = method == "scale"
+    if not scaled and base.rate == 1 and len(set(epsilons)) > 1:
+        raise InvalidArgument(
+            f"batch_size={batch_size!r} is all records, so that no group can be drawn more often "
+            "than another. Use method='scale', or smaller batches."
+        )
     # whatever is refused is refused before the calibration, which takes seconds
     replace(base, sampling=replace(policy, bounds=(0.5,) * len(names)) if scaled else policy)
     calibrate = calibrate_group_bounds if scaled else calibrate_group_rates
@@ -115,7 +120,7 @@ def idpsgd(
         steps=base.steps,
         relation=base.relation,
     )
-    policy = replace(policy, **{"bounds" if scaled else "rates": found})
+    policy = replace(policy, bounds=found) if scaled else replace(policy, rates=found)
     return _within(replace(base, sampling=policy, noise_multiplier=noise, budget=budget), scaled)
 
 
@@ -146,16 +151,21 @@ def _within(plan: Plan, scaled: bool) -> Plan:
     """
     policy, budgets = plan.sampling, plan.budget
     assert isinstance(policy, Individual) and isinstance(budgets, GroupBudgets)
-    field = "bounds" if scaled else "rates"
-    for place, name in enumerate(policy.names):
-        budget, cut = budgets.of(name), _CUT
-        while _claim(plan, name, budget.delta) > budget.epsilon:
-            values = list(getattr(plan.sampling, field))
+    values, cut = list(policy.bounds if scaled else policy.rates), _CUT
+    while over := [
+        place
+        for place, name in enumerate(policy.names)
+        if _claim(plan, name, budgets.delta) > budgets.of(name).epsilon
+    ]:
+        for place in over:
             values[place] *= 1 - cut
-            changed: dict[str, Any] = {field: tuple(values)}
-            plan = replace(plan, sampling=replace(policy, **changed))
-            policy, cut = plan.sampling, 2 * cut
-            assert isinstance(policy, Individual)
+        cut *= 2
+        changed = (
+            replace(policy, bounds=tuple(values))
+            if scaled
+            else replace(policy, rates=tuple(values))
+        )
+        plan = replace(plan, sampling=changed)
     return plan
 
 

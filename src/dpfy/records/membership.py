@@ -5,7 +5,7 @@ group's takes part in nothing, silently.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ class Membership:
 
 def _labels(
     group_of: Any, units: int, ids: list[Any] | None, declared: int | None, expected: str
-) -> Sequence[Any]:
+) -> Any:
     """Return the label of each unit, which has its place or its id."""
     ask = group_of.get if isinstance(group_of, Mapping) else group_of
     if callable(ask):
@@ -121,7 +121,7 @@ def _labels(
     return group_of
 
 
-def _positions(labels: Sequence[Any], names: tuple[str, ...], expected: str) -> Numbers:
+def _positions(labels: Any, names: tuple[str, ...], expected: str) -> Numbers:
     """Return the number of the group of each label."""
     if isinstance(labels, torch.Tensor):
         labels = labels.detach().cpu().numpy()

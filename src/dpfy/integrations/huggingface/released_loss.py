@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from dpfy.errors import InvalidArgument
 from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.query import Statistic
 from dpfy.plans import Plan
-from dpfy.types import GroupBudgets
+from dpfy.types import Budget
 
 LOSS = "loss"
 _GUESSED = {
@@ -58,11 +57,7 @@ def with_loss(plan: Plan, task: str | None, model: Any) -> Plan:
     outcomes = getattr(model.config, guessed, 1) if guessed else 1
     bound = max(4.0, math.ceil(math.log(outcomes)))
     statistics = (*plan.query.statistics, Statistic(LOSS, bound=bound))
-    if isinstance(plan.budget, GroupBudgets):
-        raise InvalidArgument(
-            f"The plan is calibrated for the groups {', '.join(plan.budget.names)} as it is. Give "
-            f"dpfy.idpsgd statistics=[Statistic({LOSS!r}, bound={bound:g})] to release the loss "
-            "too, or leave private_metrics out."
-        )
     more = replace(plan, query=replace(plan.query, statistics=statistics))
-    return more if plan.budget is None else more.calibrate(plan.budget.epsilon, plan.budget.delta)
+    if not isinstance(plan.budget, Budget):  # budgets of groups hold: all sums cost what one does
+        return more
+    return more.calibrate(plan.budget.epsilon, plan.budget.delta)

@@ -34,7 +34,7 @@ class IndividualSampler:
     >>> IndividualSampler(policy, np.array([0, 1, -1, 1, 0]), stream).draw(5)
     array([1, 3])
 
-    Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023, Algorithm 2;
+    Reference: Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023, Algorithm 2;
     docs/proofs/individual.md.
     """
 
