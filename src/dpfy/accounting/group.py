@@ -27,7 +27,6 @@ from dpfy.accounting.guarantee import account
 from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
 from dpfy.accounting.special import logsumexp, ndtr, xlog1py, xlogy
-from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, Importance, Sampled
 from dpfy.types import Relation
@@ -105,11 +104,12 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
             "records. Use group_claim for any other guarantee."
         )
     guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
-    table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
+    table = guarantee.canonical  # without pairs where records have budgets of their own, see below
     best = group_claim(guarantee, size, delta)
     if any(_by_norm(run.event) for run in facts.events):
         # the coins of a group's records move those of others: no mixture is proved to dominate them
         return best
+    # Records of several groups are no mixture of one pair; the weakest group's curve covers them.
     rest = delta - table.numerical_delta
     if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
         return best
