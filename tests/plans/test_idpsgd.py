@@ -169,7 +169,7 @@ def test_filters_and_one_epsilon_for_all_are_refused():
         hand_made(budget=GroupBudgets(("strict", "open", "usual"), (1.0, 1.0, 1.0), 1e-5))
     with pytest.raises(InvalidArgument, match="which has no groups"):
         plain = dpfy.dpsgd(rate=0.1, divisor=1, steps=1).to_json()
-        dpfy.Plan.from_json({**plain, "budget": {"epsilons": {"a": 1.0}, "delta": 1e-5}})
+        dpfy.Plan.from_json({**plain, "budget": {"names": ["a"], "epsilons": [1.0], "delta": 1e-5}})
 
 
 @pytest.mark.parametrize("odd", [{"microbatches": 4}, {"least_sample": 10}])
