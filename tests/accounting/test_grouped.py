@@ -5,14 +5,14 @@ import pickle
 
 import pytest
 
-from dpfy.accounting import GroupGuarantee, RenyiFilter, account
+from dpfy.accounting import DominatedBy, GroupGuarantee, RenyiFilter, account
 from dpfy.accounting.conversions import group_claim, tpr_at_fpr
 from dpfy.accounting.extras.interop import to_dp_event, to_opacus
 from dpfy.accounting.extras.tuning import tuning_costs
 from dpfy.accounting.group import group_epsilon
 from dpfy.accounting.individual import Group, account_groups
 from dpfy.accounting.to_pairs import canonical
-from dpfy.errors import UnsupportedEvent
+from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger import Header, Ledger, Unguarded
 from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import LaplaceSum, NonPrivate, Poisson, Repeated, Sampled, SumQuery
@@ -201,6 +201,8 @@ def test_no_reader_takes_groups_for_one_sample_of_the_mean_rate():
     ):
         with pytest.raises(UnsupportedEvent):
             refused()
+    with pytest.raises(InvalidArgument, match="strict, usual, open"):
+        DominatedBy((RUN,))
 
 
 def test_several_records_at_once_may_be_of_several_groups():

@@ -265,13 +265,13 @@ class TrainConfig:
         "Group of each record, as module:name of a sequence of names or of a function that returns "
         "one; with users, of a mapping from ids to names. Records of other groups never take part.",
         example="mydata:levels",
-        needs='budgets = "…"',
+        needs='budgets = "strict=1:0.4,open=3:0.6"',
     )
     individual: str = option(
         "sample",
         "How groups of records get budgets of their own: sample (cautious groups are drawn less "
         "often) or scale (they are clipped to smaller bounds).",
-        needs='budgets = "…"',
+        needs='budgets = "strict=1:0.4,open=3:0.6"',
     )
     delta: float | str | None = option(
         None,
