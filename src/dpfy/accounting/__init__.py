@@ -16,6 +16,7 @@ from dpfy.accounting.individual import (
     calibrate_group_bounds,
     calibrate_group_rates,
 )
+from dpfy.accounting.individual_filter import IndividualFilter
 from dpfy.accounting.rules import RULES, Rule, supported
 from dpfy.accounting.rules_for import nested as nested, streams as streams
 
@@ -28,6 +29,7 @@ __all__ = [
     "GaussianFilter",
     "Group",
     "Guarantee",
+    "IndividualFilter",
     "Reading",
     "RenyiFilter",
     "Rule",
