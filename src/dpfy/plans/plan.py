@@ -208,7 +208,8 @@ class Plan:
         >>> Plan.from_json(plan.to_json()) == plan
         True
         """
-        sampling = filter.sampling_for(self.sampling)
+        known = isinstance(filter, Filter)  # or the plan says what it expects
+        sampling = filter.sampling_for(self.sampling) if known else self.sampling
         return replace(self, sampling=sampling, filter=filter, budget=None)
 
     def calibrate(self, epsilon: float, delta: float | Literal["auto"]) -> Self:

@@ -23,6 +23,7 @@ from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.mechanisms.sampling import sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import LatticeGaussian, SecureStream
@@ -37,8 +38,15 @@ from dpfy.run.controller_states import ControllerStates
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
+from dpfy.run.individual_sampling import (
+    IndividualBounds,
+    IndividualSampling,
+    RecordBudgets,
+    check_individual,
+)
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
+from dpfy.run.record_bounds import RecordBounds, UniformBounds
 from dpfy.run.release_layout import check_leaves
 from dpfy.run.run import Run
 from dpfy.run.sampling_strategy import IndependentSampling, SamplingStrategy
@@ -192,7 +200,9 @@ def privatize(
         )
     try:
         controllers = ControllerStates(plan, parameters, engine)
-        sampling = _sampling(plan, streams.sampling, engine, ranks.size, parameters)
+        sampling, record_bounds = _sampling(
+            plan, streams.sampling, engine, ranks.size, parameters, opened, len(records)
+        )
         engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
         taken = _steps_taken(plan, opened, ranks)
         context = StepContext(
@@ -210,6 +220,7 @@ def privatize(
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
+            record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,
             strict=strict,
         )
@@ -244,11 +255,18 @@ def _sampling(
     engine: str,
     ranks: int,
     parameters: Mapping[str, nn.Parameter],
-) -> SamplingStrategy:
-    """Return the strategy that draws what the plan's policy says."""
+    ledger: Ledger | None,
+    records: int,
+) -> tuple[SamplingStrategy, RecordBounds]:
+    """Return the strategy that draws what the plan's policy says, and how records are bounded."""
     if isinstance(plan.sampling, ImportanceSchedule):
-        return ImportanceSampling(plan, stream, engine, ranks, parameters)
-    return IndependentSampling(sampler_for(plan.sampling, stream))
+        return ImportanceSampling(plan, stream, engine, ranks, parameters), UniformBounds()
+    if isinstance(plan.sampling, FilteredPoisson):
+        check_individual(engine, ranks, parameters)
+        assert ledger is not None  # there is one process
+        budgets = RecordBudgets(plan, ledger, records)
+        return IndividualSampling(plan, stream, budgets), IndividualBounds(budgets)
+    return IndependentSampling(sampler_for(plan.sampling, stream)), UniformBounds()
 
 
 def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
