@@ -68,6 +68,7 @@ class Filter(Fact):
     title: ClassVar[str]
     reference: ClassVar[str]
     rewards_sampling: ClassVar[bool]  # if not, the limit holds for full batches too
+    remark: ClassVar[str] = ""  # what a report has to say of it besides
     numerical_delta: float
 
     @property

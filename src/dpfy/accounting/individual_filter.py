@@ -73,8 +73,13 @@ class IndividualFilter(Filter, tag="individual_filter"):
     [256, 64, 28, 16]
     """
 
-    title: ClassVar[str] = "individual filter"
+    title: ClassVar[str] = "per-record filter"
     reference: ClassVar[str] = "Feldman & Zrnic 2021; Koskela, Tobaben & Honkela 2023"
+    remark: ClassVar[str] = (
+        "Individual filter: every record was dropped when its own budget was used. How many were, "
+        "and what any record has spent, is private and not recorded; the share that is read off is "
+        "that of a record at the clip bound in every step."
+    )
 
     each: Additive
     refresh_epochs: int = 1
