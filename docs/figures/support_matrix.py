@@ -101,7 +101,12 @@ def page() -> str:
     filters = _table(
         ("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
         [
-            (f"`{rule.__name__}`", *admitted, _REWARDS.get(rule.rewards_sampling, "as its own"), words)
+            (
+                f"`{rule.__name__}`",
+                *admitted,
+                _REWARDS.get(rule.rewards_sampling, "as its own"),
+                words,
+            )
             for rule, words in FILTERS.items()
             for admitted in _admitted(rule)
         ],

@@ -283,7 +283,15 @@ def test_a_plan_under_it_draws_by_its_policy_and_is_read_back():
         ({"unit": "user"}, "protects records"),
         ({"controllers": [dpfy.QuantileClipping(0.5)]}, "quantile"),
         ({"clip_schedule": "exponential:0.1"}, "clip_schedule"),
-        ({"clip": [ClippedSum(1.0, name="a", parameters=("a",)), ClippedSum(1.0, name="b", parameters=("b",))]}, "one stored"),
+        (
+            {
+                "clip": [
+                    ClippedSum(1.0, name="a", parameters=("a",)),
+                    ClippedSum(1.0, name="b", parameters=("b",)),
+                ]
+            },
+            "one stored",
+        ),
         ({"microbatches": 4}, "microbatches"),
         ({"least_sample": 5.0}, "least_sample"),
         ({"statistics": [dpfy.Contributing()]}, "statistics"),

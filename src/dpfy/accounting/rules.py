@@ -311,9 +311,7 @@ RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
         for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
     },
     **{
-        (method, FilteredPoisson, SumQuery, relation): Rule(
-            _absent, _LEFT_OUT + words, exact=False
-        )
+        (method, FilteredPoisson, SumQuery, relation): Rule(_absent, _LEFT_OUT + words, exact=False)
         for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
         for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
     },

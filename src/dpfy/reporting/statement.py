@@ -27,8 +27,7 @@ METHOD_NAMES = {
     "pld": "PLD",
     "rdp": "RDP",
     **{
-        rule.tag: rule.title
-        for rule in (RenyiFilter, ZcdpFilter, GaussianFilter, IndividualFilter)
+        rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter, IndividualFilter)
     },
 }
 _COMPOSITION = (

@@ -118,8 +118,8 @@ def own_reading(run: Run, index: int, delta: float) -> OwnReading:
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(budgets.spent):
         raise InvalidArgument(f"Expected the place of a record in the data set, got {index!r}.")
     spent = min(int(budgets.spent[index]), BUDGET)
-    epsilon, limit = (rule.epsilon_of(units, delta) for units in (spent, BUDGET))
-    return OwnReading(epsilon, delta, spent / BUDGET, max(limit, run.spent(delta).upper))
+    epsilon = rule.epsilon_of(spent, delta)
+    return OwnReading(epsilon, delta, spent / BUDGET, run.spent(delta).upper)
 
 
 def _budgets(run: Run) -> RecordBudgets:
