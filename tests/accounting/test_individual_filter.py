@@ -1,4 +1,4 @@
-"""An individual filter charges a record what its own bound costs, and guarantees its limit to all."""
+"""An individual filter charges a record what its own bound costs, and guarantees its limit."""
 
 import math
 from dataclasses import replace

@@ -137,9 +137,9 @@ def scripted(data, engine, steps):
     context = run.context
     config = context.controllers.config(1)
     layout = context.buffer.layout_of(1, config, context.trained())
-    sensitivity = mechanism_for(context, context.engines.current, 1, config, layout).sensitivity
+    mechanism = mechanism_for(context, context.engines.current, 1, config, layout)
     run.close()
-    return found, sensitivity
+    return found, mechanism.sensitivity / mechanism.bound
 
 
 def others(count=9):
@@ -172,7 +172,7 @@ def test_neighbours_agree_with_and_without_a_record(noiseless, kind, engine, pla
     with_x = torch.cat([x[:place], row, x[place:]])
     with_y = torch.cat([y[:place], torch.tensor([1]), y[place:]])
     steps = 12
-    plain, sensitivity = scripted(TensorDataset(x, y), engine, steps)
+    plain, widened = scripted(TensorDataset(x, y), engine, steps)
     added, _ = scripted(TensorDataset(with_x, with_y), engine, steps)
     kept = [index for index in range(10) if index != place]
     left = 0
@@ -184,8 +184,8 @@ def test_neighbours_agree_with_and_without_a_record(noiseless, kind, engine, pla
             assert torch.equal(sum_, other)
         else:
             share = all_levels[place] / 8
-            allowance = 1 - 0.5 / sensitivity
-            charged = (share + allowance * (1 - share)) * sensitivity
+            allowance = 1 - 1 / widened
+            charged = (share + allowance * (1 - share)) * widened * 0.5
             assert float((sum_ - other).norm()) <= charged
     assert left == steps if kind in ("nan", "infinite") else left < steps
     if kind in ("ordinary", "huge"):

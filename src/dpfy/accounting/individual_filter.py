@@ -46,8 +46,8 @@ class IndividualFilter(Filter, tag="individual_filter"):
     the next refresh, and each step costs it what a Gaussian sum of this bound costs, whether it is
     drawn or not.
 
-    *Formal guarantee*: that of ``each``, for every record, under adding, removing or setting to zero
-    one record, whatever the records are and however many steps there are.
+    *Formal guarantee*: that of ``each``, for every record, under adding, removing or setting to
+    zero one record, whatever the records are and however many steps there are.
 
     *Assumes* of a run that bounds and sums of a record follow from this record and from earlier
     outputs, and that a record that has left changes no bit of a step, as those of
@@ -64,8 +64,8 @@ class IndividualFilter(Filter, tag="individual_filter"):
     Raises:
         InvalidArgument: An argument is out of its range.
 
-    Reference: Feldman & Zrnic 2021, Theorem 4.3; full batches: Koskela, Tobaben & Honkela 2023;
-    arithmetic and stored bounds: docs/proofs/individual-filter.md.
+    Reference: the theorem of docs/proofs/individual-filter.md, after Feldman & Zrnic 2021 and, for
+    full batches, Koskela, Tobaben & Honkela 2023.
 
     >>> rule = IndividualFilter(GaussianFilter(mu=1.0), levels=4)
     >>> step = Sampled(FilteredPoisson(1.0), (SumQuery(1.0, 4.0),))
