@@ -278,7 +278,7 @@ class IndividualGuard:
     def admit(self, event: Event, times: int) -> None:
         """Raise unless the run leaves records out of ``event``, or what is aside pays for it."""
         if leaves_records_out(event):
-            if self._cost(event) > BUDGET and math.isinf(_full_cost(self._rule, event)):
+            if math.isinf(_cost_at(self._rule, event, 1.0, self._relation)):
                 raise BudgetExhausted(
                     "A step without noise costs every record more than any filter has. Nothing was "
                     "read; add noise."
@@ -319,10 +319,6 @@ def leaves_records_out(event: Event) -> bool:
 
 def _on_all_records(event: Event) -> bool:
     return isinstance(event, Sampled) and event.policy.rate == 1
-
-
-def _full_cost(rule: IndividualFilter, event: Event) -> float:
-    return _cost_at(rule, event, 1.0, Relation.ADD_OR_REMOVE_ONE)
 
 
 @lru_cache(maxsize=1024)
