@@ -1,5 +1,5 @@
-"""Let every record pay by its own gradient, and leave when its budget is used (individual filter):
-with the noise of DP-SGD there are twice as many steps.
+"""Let every record pay by its own gradient, and leave when its own budget is used (individual
+filter); on full batches, where costs are exact.
 
 A ledger belongs to one run: remove individual.dpl* before you run it again.
 """
@@ -19,9 +19,8 @@ source = digits()
 model = digits_mlp()
 opt = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
 
-usual = dpfy.dpsgd(records=1437, batch_size=256, epochs=4).calibrate(epsilon=3.0, delta=1e-5)
-plan = dpfy.dpsgd(records=1437, batch_size=256, epochs=8, noise_multiplier=usual.noise_multiplier)
-rule = IndividualFilter.tuned(epsilon=3.0, delta=1e-5, to=plan.envelope, refresh_epochs=2)
+plan = dpfy.dpsgd(records=1437, sampling="full", steps=23).calibrate(epsilon=3.0, delta=1e-5)
+rule = IndividualFilter.tuned(epsilon=3.0, delta=1e-5, to=plan.envelope, refresh_epochs=8)
 plan = plan.under(rule)
 run = dpfy.privatize(model, opt, source.train, plan, ledger="individual.dpl")
 

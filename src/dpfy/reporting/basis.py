@@ -124,7 +124,7 @@ def _of_the_accounting(record: LedgerRecord, rule: Filter | None) -> Iterator[Gr
             "groups",
             "A group costs what it would cost if all records were in it",
             "the other records are held fixed, whatever their rates and bounds are: Boenisch, "
-            "Mühl, Rinberg, Ihrig & Dziedzic 2023",
+            "Mühl, Dziedzic, Rinberg & Papernot 2023",
         )
     for method, policy, noise, reference in cited(record, rule):
         yield _referred(
