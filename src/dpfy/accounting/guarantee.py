@@ -15,6 +15,7 @@ from dpfy.accounting.sources import Source, read_source
 from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import NonPrivate, Repeated, Sampled
+from dpfy.ledger.streams import Row
 from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
@@ -68,7 +69,7 @@ class Guarantee:
         It is "epochs" where each event is an epoch, and "events" where some are neither.
         """
         events = [run.event for run in self.source.events]
-        if not all(isinstance(event, Sampled | NonPrivate) for event in events):
+        if not all(isinstance(event, Sampled | Row | NonPrivate) for event in events):
             return "events"
         epochs = [
             isinstance(event, Sampled) and event.policy.steps_per_event > 1 for event in events
