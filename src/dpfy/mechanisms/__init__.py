@@ -54,7 +54,9 @@ __getattr__, __all__ = exports(
             "SumOfRecordNorms",
         ),
         "sampling": (
+            "CyclicPoissonSampler",
             "EpochSampler",
+            "FixedOrderSampler",
             "FixedSizeSampler",
             "PoissonSampler",
             "Sampler",

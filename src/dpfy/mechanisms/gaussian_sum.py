@@ -39,7 +39,8 @@ class GaussianSum:
         dimension: The number of coordinates of the sum.
         co_batched: The number of other records whose arithmetic one record may change.
         rounding: The most that it changes each of them, in units of the bound.
-        roundings: The number of times that the sum is rounded to the lattice.
+        roundings: The number of times that the sum is rounded to the lattice, and what correlated
+            noise adds to that.
 
     >>> GaussianSum(bound=1.0, noise_multiplier=2.0, dimension=1000).sensitivity
     1.0000002...
@@ -50,7 +51,7 @@ class GaussianSum:
     dimension: int
     co_batched: int = 0
     rounding: float = 2.0**-23
-    roundings: int = 1
+    roundings: float = 1
 
     @cached_property
     def grid(self) -> float:

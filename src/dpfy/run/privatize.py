@@ -23,9 +23,9 @@ from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
-from dpfy.mechanisms.sampling import sampler_for
+from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
-from dpfy.noise import LatticeGaussian, SecureStream
+from dpfy.noise import SecureStream
 from dpfy.noise.native import kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
@@ -37,11 +37,16 @@ from dpfy.run.controller_states import ControllerStates
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
+from dpfy.run.correlation import noise_for
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
 from dpfy.run.release_layout import check_leaves
 from dpfy.run.run import Run
-from dpfy.run.sampling_strategy import IndependentSampling, SamplingStrategy
+from dpfy.run.sampling_strategy import (
+    IndependentSampling,
+    SamplingStrategy,
+    ScheduledSampling,
+)
 from dpfy.run.strict import strict_engine
 from dpfy.sandbox.rng_isolation import has_known_generators
 from dpfy.types import Unit
@@ -206,7 +211,7 @@ def privatize(
             streams=streams,
             sampling=sampling,
             draws=draws,
-            noise=LatticeGaussian(streams.noise),
+            noise=noise_for(plan, streams.noise, taken + 1),
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
@@ -248,7 +253,11 @@ def _sampling(
     """Return the strategy that draws what the plan's policy says."""
     if isinstance(plan.sampling, ImportanceSchedule):
         return ImportanceSampling(plan, stream, engine, ranks, parameters)
-    return IndependentSampling(sampler_for(plan.sampling, stream))
+    sampler = sampler_for(plan.sampling, stream)
+    if plan.correlation is not None:
+        assert isinstance(sampler, FixedOrderSampler | CyclicPoissonSampler)
+        return ScheduledSampling(sampler)
+    return IndependentSampling(sampler)
 
 
 def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
@@ -257,7 +266,7 @@ def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
     def counted() -> bytes:
         assert ledger is not None
         events = ledger.plan_count - extra_releases(plan, ledger)
-        return b"%d" % min(events * plan.sampling.steps_per_event, plan.steps)
+        return b"%d" % min(events * plan.steps_per_event, plan.steps)
 
     return int(ranks.from_first(counted))
 
