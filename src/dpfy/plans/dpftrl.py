@@ -1,6 +1,5 @@
 """Plan DP-FTRL: fixed or cyclic order, clipped gradients, correlated Gaussian noise."""
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -71,7 +70,7 @@ def dpftrl(
             default blt in a fixed order, and banded where records are sampled, which needs a band.
         bands: The number of steps over which noise is correlated, 4 bytes per parameter each, for
             banded and square_root. By default :meth:`Plan.calibrate` takes the best of 1, 2, 4, …
-            banded ones, and square_root has as many as an epoch has steps.
+            banded ones up to an epoch, and square_root has as many as an epoch has steps.
         buffers: The number of sums that blt keeps, from 1 to 8, 8 bytes per parameter each.
         restart: The number of steps after which a new tree begins; 0 for one tree.
         sampling: ``"cyclic"``, the order in which records are given, again and again;
@@ -191,5 +190,5 @@ def _strategies(
             width = bands or min(order.epoch, order.steps)
             return [(width, square_root(workload, width))]
     most = min(order.epoch, order.steps)
-    widths = [bands] if bands else [2**power for power in range(int(math.log2(most)) + 1)]
+    widths = [bands] if bands else sorted({most, *(2**power for power in range(most.bit_length()))})
     return [(width, banded(workload, width, *order.pattern, objective)) for width in widths]

@@ -143,7 +143,9 @@ def dpsgd(
         )
     return Plan(
         sampling=policy,
-        query=Query.of(clipped_sums(clip), statistics, slots=microbatches, least_sample=least_sample),
+        query=Query.of(
+            clipped_sums(clip), statistics, slots=microbatches, least_sample=least_sample
+        ),
         steps=count,
         controllers=tuple(controllers),
         noise_schedule=None

@@ -34,10 +34,10 @@ from dpfy.records.rows import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
 from dpfy.run.controller_states import ControllerStates
+from dpfy.run.correlation import noise_for
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
-from dpfy.run.correlation import noise_for
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
 from dpfy.run.release_layout import check_leaves
