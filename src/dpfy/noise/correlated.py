@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from dpfy.errors import InvalidArgument
-from dpfy.noise.gaussian import LatticeGaussian
+from dpfy.noise.gaussian import LatticeGaussian, LatticeNoise
 from dpfy.noise.histories import LARGEST_SCALE, History
 from dpfy.noise.lattice import steps_per_stddev
-from dpfy.noise.lattice_noise import LatticeNoise
 from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.random_stream import SecureStream, this_process
 from dpfy.noise.rejection_table import Floats

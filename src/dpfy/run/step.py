@@ -133,10 +133,7 @@ def _add_noise(
     mechanism: GaussianSum,
     records: int,
 ) -> tuple[list[torch.Tensor], float]:
-    """Add up the sums of all ranks; return them with rank 0's noise on every rank.
-
-    Also return the standard deviation of that noise over the mechanism's.
-    """
+    """Return the sums of all ranks with rank 0's noise, and its spread, on every rank."""
     divisor, ranks = context.plan.divisor, context.ranks
     if ranks.size > 1:
         ranks.sum_to_first(sums.vector)
@@ -149,6 +146,5 @@ def _add_noise(
             mechanism.release_pieces(sums.tensors, factors, outputs, context.noise)
         else:
             sums.zero()
-    spread = torch.tensor(context.noise.spread, dtype=torch.float64)
-    ranks.share([*outputs, spread])
+    ranks.share([*outputs, spread := torch.tensor(context.noise.spread, dtype=torch.double)])
     return outputs, float(spread)
