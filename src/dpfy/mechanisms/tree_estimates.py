@@ -41,7 +41,8 @@ def estimate_prefix_sums(levels: Sequence[Array]) -> Array:
     [1.0, 3.0, 7.0]
     """
     steps = len(levels[0]) if len(levels) else 0
-    if [len(level) for level in levels] != [steps >> n for n in range(steps.bit_length())]:
+    sizes = [steps >> level for level in range(steps.bit_length())]
+    if not sizes or [len(level) for level in levels] != sizes:
         raise InvalidArgument(
             "Expected all complete nodes of a binary tree by level, each level half of the one "
             f"below it, got levels of {[len(level) for level in levels]}."
