@@ -3,10 +3,25 @@
 Tests: tests/run/test_correlation.py.
 """
 
+from collections.abc import Sequence
+
+import torch
+
+from dpfy.errors import InvalidArgument
 from dpfy.ledger.streams import Buffered, Strategy, Toeplitz, Tree
 from dpfy.noise import CorrelatedGaussian, LatticeGaussian, NoiseStrategy, SecureStream
 from dpfy.noise.histories import Bands, DecayingSums, History, TreeNodes
+from dpfy.optim import ADADP
 from dpfy.plans import Plan
+
+
+def check_optimizers(plan: Plan, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse an optimizer that would take correlated noise for something else."""
+    if plan.correlation is not None and any(isinstance(each, ADADP) for each in optimizers):
+        raise InvalidArgument(
+            "ADADP finds its learning rate from how far two gradients differ, and with correlated "
+            "noise the second takes back noise of the first. Use another optimizer, or dpfy.dpsgd."
+        )
 
 
 def noise_for(plan: Plan, stream: SecureStream, first: int) -> NoiseStrategy:
