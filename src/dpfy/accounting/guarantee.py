@@ -109,7 +109,11 @@ class Guarantee:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise multiplier that all steps share, if they do."""
+        """The noise multiplier that all steps share, if they do; that of one row, for a stream."""
+        rows = {run.event for run in self.source.events if isinstance(run.event, Row)}
+        if rows:
+            shared = len(rows) == 1 and all(run.event in rows for run in self.source.events)
+            return rows.pop().stream.noise_multiplier if shared else None
         pairs = self.canonical.pairs
         return (
             pairs[0][0].noise_multiplier
@@ -119,9 +123,10 @@ class Guarantee:
 
     @property
     def rate(self) -> float | None:
-        """The sampling rate that all steps share, if they do."""
+        """The sampling rate that all steps share, if they do; None for rows of a stream."""
         pairs = self.canonical.pairs
-        return pairs[0][0].rate if len(pairs) == 1 else None
+        rows = any(isinstance(run.event, Row) for run in self.source.events)
+        return pairs[0][0].rate if len(pairs) == 1 and not rows else None
 
     @property
     def envelope(self) -> "Guarantee | None":

@@ -64,12 +64,15 @@ def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
 def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str, str, str]]:
     """Yield method, policy, noise and reference of every rule that accounts for a ledger."""
     for row in supported():
-        if (
-            row.relation == record.relation
-            and (row.policy, row.noise) in record.kinds
-            and not (isinstance(rule, Additive) and row.method != rule.rules)
+        if row.relation != record.relation or (
+            isinstance(rule, Additive) and row.method != rule.rules
         ):
+            continue
+        if (row.policy, row.noise) in record.kinds:
             yield row.method, row.policy, row.noise, row.reference
+        for stream, policy in record.streams:
+            if (row.policy, row.noise) == ("", stream):
+                yield row.method, policy, "correlated gaussian", row.reference
 
 
 def _of_the_library(record: LedgerRecord) -> Iterator[Ground]:
@@ -86,6 +89,13 @@ def _of_the_library(record: LedgerRecord) -> Iterator[Ground]:
         "Sums and noise are on one lattice, and what rounding adds is in the noise scale: "
         "docs/proofs/gaussian-sum.md, docs/proofs/lattice-noise.md.",
     )
+    if record.streams:
+        yield Ground(
+            Kind.THEOREM,
+            "rows",
+            "Rows of a stream cost what it does, also if its noise was begun anew",
+            "What rounding adds is in the noise scale: docs/proofs/streams.md, Lemmas 6 and 7.",
+        )
     if record.durable:
         yield Ground(
             Kind.THEOREM,
