@@ -25,7 +25,7 @@ from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Contributing, Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.models.batchnorm import PrivateBatchNorm
-from dpfy.plans import Plan, dpsgd
+from dpfy.plans import Plan, dpftrl, dpsgd
 from dpfy.plans.dpis import dpis
 from dpfy.reporting import RunFacts, report
 from dpfy.run.checkpoint import FILE as CHECKPOINT, resume
@@ -48,7 +48,13 @@ from dpfy.trainer.builders import (
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
-from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
+from dpfy.trainer.correlation import correlation_options
+from dpfy.trainer.options import (
+    named_algorithm,
+    named_clipping,
+    named_optimizer,
+    plan_options,
+)
 from dpfy.trainer.signals import StopSignals
 from dpfy.types import Budget, Interval, Unit
 
@@ -319,16 +325,24 @@ class Trainer:
             clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
         if isinstance(gamma := named_clipping(config.clipping), float):
             clip = clip_automatically(clip, gamma=gamma)
+        shared: dict[str, Any] = {
+            "records": self.data.records,
+            "batch_size": config.batch_size,
+            "epochs": config.epochs,
+            "clip": clip,
+            "statistics": self._statistics(),
+            "sampling": config.sampling,
+            "relation": config.relation,
+            "unit": Unit.RECORD if self.data.owners is None else Unit.USER,
+        }
+        if correlation := correlation_options(config.noise_correlation):
+            descends = named_optimizer(config.optimizer)[0] == "sgd"
+            return dpftrl(
+                **shared, **correlation, momentum=(config.momentum or 0.0) if descends else 0.0
+            )
         plan = dpsgd(
-            records=self.data.records,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            clip=clip,
-            statistics=self._statistics(),
-            sampling=config.sampling,
+            **shared,
             capacity=config.capacity,
-            relation=config.relation,
-            unit=Unit.RECORD if self.data.owners is None else Unit.USER,
             **plan_options(
                 config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm
             ),
