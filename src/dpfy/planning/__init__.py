@@ -9,6 +9,7 @@ from dpfy.planning.contours import (
     noise_over_batch,
     noise_over_rate,
 )
+from dpfy.planning.correlated import Choice, Comparison, compare_correlated
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
 from dpfy.planning.solve import Sketch, solve
@@ -26,6 +27,8 @@ from dpfy.planning.strategies import (
 __all__ = [
     "Advice",
     "BatchCurve",
+    "Choice",
+    "Comparison",
     "Contour",
     "FirstRun",
     "ScalingLaw",
@@ -34,6 +37,7 @@ __all__ = [
     "advise",
     "clip_and_rate_grid",
     "clip_search",
+    "compare_correlated",
     "default_delta",
     "diminishing_batch",
     "first_run",
