@@ -8,7 +8,7 @@ from dpfy.ledger.events import Cyclic, Repeated
 from dpfy.ledger.streams import Row, Stream
 from dpfy.mechanisms.strategies import banded
 from dpfy.mechanisms.workloads import Workload, rmse
-from dpfy.planning.correlated import Choice, Comparison, compare_correlated
+from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_correlated
 
 # 250 steps in 25 epochs: DP-SGD with Poisson samples, DP-SGD in a fixed order, bands of an epoch,
 # two buffers, and the best bands with cyclic Poisson samples.
@@ -69,9 +69,9 @@ def test_a_choice_is_within_the_budget_and_its_error_follows_from_its_noise():
 
 def test_of_choices_that_are_as_good_the_smaller_one_is_taken():
     def choice(size, error):
-        return Choice("banded", "cyclic", size, 1.0, error, 4 * size)
+        return NoiseChoice("banded", "cyclic", size, 1.0, error, 4 * size)
 
-    comparison = Comparison(10, (choice(2, 2.0), choice(4, 1.005), choice(8, 1.0)))
+    comparison = NoiseComparison(10, (choice(2, 2.0), choice(4, 1.005), choice(8, 1.0)))
     assert comparison.best(drawn=False).size == 4
 
 

@@ -11,7 +11,7 @@ from dpfy.cli._options import DeltaOption, JsonOption, RelationOption
 from dpfy.types import Relation
 
 if TYPE_CHECKING:
-    from dpfy.planning.correlated import Choice, Comparison
+    from dpfy.planning.correlated import NoiseChoice, NoiseComparison
 
 
 def correlated(
@@ -74,7 +74,7 @@ def correlated(
         _tell(found, objective)
 
 
-def _tell(found: "Comparison", objective: str) -> None:
+def _tell(found: "NoiseComparison", objective: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -99,7 +99,7 @@ def _tell(found: "Comparison", objective: str) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _taken(choice: "Choice", peer: "Choice") -> str:
+def _taken(choice: "NoiseChoice", peer: "NoiseChoice") -> str:
     if choice == peer:
         return f"{choice}: correlation does not help at this budget"
     return f"{choice}: {peer.rmse / choice.rmse:.2f} times less noise than {peer}"

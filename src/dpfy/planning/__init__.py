@@ -9,7 +9,7 @@ from dpfy.planning.contours import (
     noise_over_batch,
     noise_over_rate,
 )
-from dpfy.planning.correlated import Choice, Comparison, compare_correlated
+from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_correlated
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
 from dpfy.planning.solve import Sketch, solve
@@ -27,10 +27,10 @@ from dpfy.planning.strategies import (
 __all__ = [
     "Advice",
     "BatchCurve",
-    "Choice",
-    "Comparison",
     "Contour",
     "FirstRun",
+    "NoiseChoice",
+    "NoiseComparison",
     "ScalingLaw",
     "Sketch",
     "Trial",

@@ -20,7 +20,7 @@ _NEARLY = 1.01  # of the least error: as good, if it needs less memory
 
 
 @dataclass(frozen=True)
-class Choice:
+class NoiseChoice:
     """One way to train at the budget.
 
     Args:
@@ -64,7 +64,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class NoiseComparison:
     """All choices at one budget.
 
     Args:
@@ -73,9 +73,9 @@ class Comparison:
     """
 
     steps: int
-    choices: tuple[Choice, ...]
+    choices: tuple[NoiseChoice, ...]
 
-    def best(self, drawn: bool) -> Choice:
+    def best(self, drawn: bool) -> NoiseChoice:
         """Return the choice of least error; of those within a per cent, that of least memory.
 
         Args:
@@ -112,7 +112,7 @@ def compare_correlated(
     buffers: int = 4,
     relation: Relation | str = Relation.ZERO_OUT,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Comparison:
+) -> NoiseComparison:
     """Compare correlated noise with DP-SGD at the same budget, before any privacy is spent.
 
     For batches in a fixed order there are DP-SGD, bands of 2, 4, 8, … steps up to an epoch or 256,
@@ -166,9 +166,9 @@ def compare_correlated(
         )
         method, sampling, size = kind
         error = noise * rmse(strategy, workload, objective)
-        choices.append(Choice(method, sampling, size, noise, error, _memory(method, size)))
+        choices.append(NoiseChoice(method, sampling, size, noise, error, _memory(method, size)))
     progress(len(candidates), len(candidates))
-    return Comparison(steps, tuple(choices))
+    return NoiseComparison(steps, tuple(choices))
 
 
 _Candidate = tuple[tuple[str, str, int], Strategy, Callable[[float], Event]]
