@@ -68,5 +68,5 @@ def test_a_run_from_settings(settings, kind, tmp_path):
     (run,) = dpfy.Ledger.read(tmp_path / "run" / "ledger.dpl").uses
     assert isinstance(run.event, Row) and isinstance(run.event.stream.strategy, kind)
     assert run.times == run.event.stream.steps
-    assert result.guarantee.epsilon <= 3.0
+    assert result.claim <= 3.0
     assert "correlated" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8").lower()

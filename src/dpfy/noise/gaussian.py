@@ -20,11 +20,13 @@ from dpfy.noise.vector import Piece, Vector
 class LatticeNoise(ABC):
     """A stream of noise whose values are multiples of a lattice step."""
 
-    roundings = 0.0
-    """How many lattice steps per coordinate the arithmetic of the noise adds to the sensitivity."""
-
     spread = 1.0
     """The standard deviation of the noise added last, over that of independent noise."""
+
+    @property
+    def roundings(self) -> float:
+        """How many lattice steps per coordinate its arithmetic adds to the sensitivity."""
+        return 0.0
 
     def begin(self, step: int) -> None:
         """Say which step, counted from 1, the next noise is for."""

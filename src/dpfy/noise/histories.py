@@ -69,7 +69,8 @@ class Bands:
         self._past = np.array(coefficients[1:], dtype=np.float64)
         self._spreads = _norms(_inverse(self._past, _validate.count("steps", steps)))
         self._unit = _power_of_two(_REACH * LARGEST_SCALE * max(self._spreads) / LARGEST)
-        self.forget()
+        self._ring: Ring | None = None
+        self._age = 0
 
     @property
     def roundings(self) -> float:
@@ -96,8 +97,7 @@ class Bands:
 
     def forget(self) -> None:
         """See :class:`History`."""
-        self._ring: Ring | None = None
-        self._age = 0
+        self._ring, self._age = None, 0
 
 
 class DecayingSums:
@@ -130,7 +130,8 @@ class DecayingSums:
         rows, sums = _responses(self._decays, self._scales, steps)
         self._spreads = _norms(rows)
         self._limits = _REACH * LARGEST_SCALE * np.linalg.norm(sums, axis=0)
-        self.forget()
+        self._sums: Floats | None = None
+        self._age = 0
 
     @property
     def roundings(self) -> float:
@@ -151,8 +152,7 @@ class DecayingSums:
 
     def forget(self) -> None:
         """See :class:`History`."""
-        self._sums: Floats | None = None
-        self._age = 0
+        self._sums, self._age = None, 0
 
 
 class TreeNodes:
@@ -173,7 +173,7 @@ class TreeNodes:
 
     def __init__(self, restart: int = 0) -> None:
         self._restart = _validate.count("restart", restart, minimum=0)
-        self.forget()
+        self._nodes: dict[int, Floats] = {}
 
     def correlate(self, noise: Floats, row: int) -> float:
         """See :class:`History`."""
@@ -190,7 +190,7 @@ class TreeNodes:
 
     def forget(self) -> None:
         """See :class:`History`."""
-        self._nodes: dict[int, Floats] = {}
+        self._nodes = {}
 
 
 def _inverse(past: Floats, steps: int) -> Floats:

@@ -1,5 +1,6 @@
 """Parse the setting of correlated noise, and refuse what does not go with it, without torch."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpfy import _validate
@@ -32,7 +33,7 @@ def _square_root(bands: float | None = None) -> dict[str, Any]:
     return {**_banded(bands), "strategy": "square_root"}
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "none": lambda: {},
     "blt": _blt,
     "banded": _banded,

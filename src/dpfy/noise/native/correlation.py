@@ -166,8 +166,8 @@ def _agrees(found: InC) -> bool:
         for place in range(4):
             rows = np.arange(place - 1, max(place - 3, -1), -1) % 2
             these.bands(some[place], np.array([0.7, -0.3])[: len(rows)], rows, ring, place % 2, 4.0)
-            numbers = np.array([[0.9, 0.3], [0.2, 0.1], [2.0**28, 2.0**40]])
-            these.decaying(others[place], *numbers, sums)
+            decays, scales, limits = np.array([[0.9, 0.3], [0.2, 0.1], [2.0**28, 2.0**40]])
+            these.decaying(others[place], decays, scales, limits, sums)
         return [some, others, ring, sums]
 
     return all(map(np.array_equal, results(found), results(IN_NUMPY)))
