@@ -127,6 +127,11 @@ def test_errors_of_weights_are_those_of_the_table(options, expected):
     assert error == pytest.approx(expected, abs=0.06)
 
 
+def test_long_trees_can_be_planned():
+    """Their error is written out as a matrix, which nobody asked for."""
+    assert small(strategy="tree", epochs=500).steps == 5000
+
+
 def test_learning_rates_momentum_and_decay_change_the_strategy():
     plain = small(strategy="banded", bands=4).correlation
     for options in (

@@ -117,12 +117,13 @@ def dpftrl(
     workload = Workload(count, momentum, weight_decay, tuple(learning_rates))
     kind = strategy or ("banded" if sampled else "blt")
     order = _Order(records, batch_size, count, sampled)
+    found = _strategies(kind, order, workload, bands, buffers, restart, objective)
     choices = [
         Alternative(order.policy(width), made, rmse(made, workload, objective))
-        for width, made in _strategies(kind, order, workload, bands, buffers, restart, objective)
+        for width, made in (found if len(found) > 1 else ())
     ]
     return Plan(
-        sampling=choices[0].sampling,
+        sampling=order.policy(found[0][0]),
         query=Query.of(clipped_sums(clip), statistics),
         steps=count,
         divisor=float(divisor or batch_size),
@@ -130,8 +131,8 @@ def dpftrl(
         records=records,
         unit=Unit(_validate.choice("unit", unit, tuple(Unit))),
         relation=Relation(_validate.choice("relation", relation, tuple(Relation))),
-        correlation=choices[0].strategy,
-        alternatives=tuple(choices) if len(choices) > 1 else (),
+        correlation=found[0][1],
+        alternatives=tuple(choices),
     )
 
 
