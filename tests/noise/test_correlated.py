@@ -205,9 +205,11 @@ def test_neighbours_differ_by_the_sensitivity(data):
     Fails if the unit of a history, or rounding, is left out of ``roundings``.
     """
     steps, size = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([1, 1, 3]))
-    kind = data.draw(st.sampled_from(["bands", "signed", "sums"]))
+    kind = data.draw(st.sampled_from(["bands", "signed", "sums", "tree"]))
     if kind == "sums":
         make, column = (lambda: DecayingSums(*BUFFERS, steps)), BUFFERED
+    elif kind == "tree":
+        make, column = TreeNodes, None
     else:
         low = -0.5 if kind == "signed" else 0.0
         past = st.lists(st.floats(low, 0.6), min_size=1, max_size=4) | st.just([0.6] * 6)
@@ -217,7 +219,11 @@ def test_neighbours_differ_by_the_sensitivity(data):
         except InvalidArgument:
             return
         make = lambda: Bands(column, steps)  # noqa: E731
-    matrix = toeplitz([*column, *[0.0] * steps], steps)
+    matrix = (
+        np.linalg.inv(tree_rows(steps)).round()
+        if column is None
+        else toeplitz([*column, *[0.0] * steps], steps)
+    )
     pattern = data.draw(st.just({0}) | st.sets(st.integers(0, steps - 1)))
     cuts = data.draw(st.just(set()) | st.sets(st.integers(1, steps)))
     unit = getattr(make(), "_unit", 1.0)
