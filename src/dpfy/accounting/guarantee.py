@@ -221,7 +221,7 @@ class Guarantee:
         known = tuple(Repeated(as_if_known(run.event), run.times) for run in self.source.events)
         cut, nested = (
             known != self.source.events,
-            any(not isinstance(run.event, Sampled) for run in known),
+            any(not isinstance(run.event, Sampled | Row) for run in known),
         )
         for events, method, chosen, note in (
             (self.source.events, "rdp", nested, "by Rényi divergences"),
