@@ -23,12 +23,20 @@ from torch.utils.data import Dataset, TensorDataset
 import dpfy
 import dpfy.run.ranks as distributed
 from dpfy.accounting import GaussianFilter
+from dpfy.ledger.individual import Individual
 from dpfy.noise import SecureStream
 from dpfy.run.checkpoint import FILE
 from dpfy.run.ranks import Ranks
 
 EYE = torch.eye(7)
 DIMENSION = 20_000
+GROUPS = dpfy.Plan(
+    Individual(("strict", "open"), (0.2, 0.6), (0.5, 1.25), (0.5, 0.5)),
+    dpfy.mechanisms.Query((dpfy.mechanisms.ClippedSum(1.0),)),
+    steps=2,
+    divisor=1,
+    noise_multiplier=0.0,
+)
 
 
 def pytest_generate_tests(metafunc):
@@ -95,7 +103,7 @@ class Counted(Dataset):
 # The same as one process
 
 
-def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **planned):
+def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, labels=None, **planned):
     """The parameters after three noisy steps on random samples, from a start that differs between
     the ranks.
     """
@@ -134,6 +142,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **pl
         engine=engine,
         insecure_test_key=3,
         unit_of=users,
+        group_of=labels,
     ) as run:
         for batch in run:
             opt.zero_grad()
@@ -162,6 +171,7 @@ RECIPES = {
         "rule": GaussianFilter(mu=20.0),
     },
     "shuffled": {"sampling": "shuffled", "relation": "zero_out"},
+    "groups of records": {"sampling": GROUPS.sampling, "labels": [0, 1, -1, 1] * 10},
 }
 
 
@@ -339,6 +349,9 @@ def mistakes(rank, size, folder):
         "wrapped": refusal(
             lambda: Started(TensorDataset(EYE), model=nn.parallel.DistributedDataParallel(Dot(7)))
         ),
+        "groups": refusal(
+            lambda: start(EYE, plan=GROUPS, group_of=[0] * 3 + [1] * (3 + odd) + [0] * (1 - odd))
+        ),
         "ledger": refusal(lambda: start(EYE, ledger=folder / "nowhere" / "run.dpl")),
         "loss": refusal(lambda: start(EYE).release(lambda x: x.sum())),
     }
@@ -353,6 +366,7 @@ def mistakes(rank, size, folder):
         ("order", "InvalidArgument", "another order of its records"),
         ("model", "InvalidArgument", "trained parameters"),
         ("wrapped", "InvalidArgument", ".module"),
+        ("groups", "InvalidArgument", "another group_of than"),
         ("ledger", "LedgerError", "does not exist"),
         ("loss", "LossError", ""),
     ],

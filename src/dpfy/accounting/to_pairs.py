@@ -23,6 +23,7 @@ from dpfy.ledger.events import (
     Sampled,
     SumQuery,
 )
+from dpfy.ledger.individual import Individual
 from dpfy.ledger.streams import Row
 
 # relative: the largest difference from a noise that is attained which still counts as attained
@@ -177,6 +178,12 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
         raise UnsupportedEvent(
             "An adaptive step was chosen from earlier outputs: only a filter may account it, not "
             f"{method} over the realised list."
+        )
+    if isinstance(event, Sampled) and isinstance(event.policy, Individual):
+        raise UnsupportedEvent(
+            "Groups of records with rates and bounds of their own have one guarantee each, and no "
+            "single one. account(events) gives them; event_of_group(event, name) is what happens "
+            f"to the records of one of the groups {', '.join(event.policy.names)}."
         )
     if isinstance(event, Sampled):
         rule, noise = _rule(event, method, relation)

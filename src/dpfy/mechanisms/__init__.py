@@ -56,6 +56,7 @@ __getattr__, __all__ = exports(
         "sampling": (
             "EpochSampler",
             "FixedSizeSampler",
+            "IndividualSampler",
             "PoissonSampler",
             "Sampler",
             "TruncatedPoissonSampler",

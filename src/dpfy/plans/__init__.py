@@ -5,6 +5,7 @@ Tests: tests/plans/test_plan.py.
 
 from dpfy.plans.dpis import dpis
 from dpfy.plans.dpsgd import dpsgd
+from dpfy.plans.idpsgd import idpsgd
 from dpfy.plans.plan import Plan
 
-__all__ = ["Plan", "dpis", "dpsgd"]
+__all__ = ["Plan", "dpis", "dpsgd", "idpsgd"]

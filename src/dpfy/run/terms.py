@@ -74,7 +74,7 @@ def mechanism_for(
         rounding,
         roundings=1 if query.least_sample is None and not norm_rounding else 2,
     )
-    return context.sampling.widen(mechanism)
+    return context.sampling.widen(context.record_bounds.widen(mechanism))
 
 
 def partition_for(
