@@ -41,6 +41,10 @@ class Interval(NamedTuple):
     lower: float
     upper: float
 
+    def to_json(self) -> Any:
+        """Return the interval as plain JSON values."""
+        return list(self)
+
 
 class GroupInterval(Interval):
     """Certified brackets of a privacy parameter, one for each group of records.
@@ -73,11 +77,26 @@ class GroupInterval(Interval):
         """The name of the group with the largest upper end; the first of equals."""
         return max(self.groups, key=lambda name: self.groups[name].upper)
 
+    def to_json(self) -> Any:
+        """Return the interval of each group as plain JSON values."""
+        return {name: each.to_json() for name, each in self.groups.items()}
+
     def __repr__(self) -> str:
         return f"GroupInterval({dict(self.groups)!r})"
 
     def __getnewargs__(self) -> tuple[Mapping[str, Interval]]:  # type: ignore[override]
         return (self.groups,)
+
+
+def interval_from_json(value: Any) -> Interval:
+    """Return the interval, or the intervals of groups, that ``to_json`` wrote.
+
+    >>> interval_from_json(GroupInterval({"strict": Interval(0.9, 1.0)}).to_json()).groups
+    {'strict': Interval(lower=0.9, upper=1.0)}
+    """
+    if isinstance(value, Mapping):
+        return GroupInterval({name: Interval(*each) for name, each in value.items()})
+    return Interval(*value)
 
 
 @dataclass(frozen=True)
@@ -141,7 +160,11 @@ class GroupBudgets:
 
     def to_json(self) -> dict[str, Any]:
         """Return the budgets as plain JSON values."""
-        return {"epsilons": dict(zip(self.names, self.epsilons, strict=True)), "delta": self.delta}
+        return {
+            "names": list(self.names),  # in lists, because a ledger sorts the names of fields
+            "epsilons": list(self.epsilons),
+            "delta": self.delta,
+        }
 
 
 def budget_from_json(value: Mapping[str, Any]) -> Budget | GroupBudgets:
@@ -154,11 +177,11 @@ def budget_from_json(value: Mapping[str, Any]) -> Budget | GroupBudgets:
     Budget(epsilon=3.0, delta=1e-05)
     """
     try:
-        if set(value) == {"epsilons", "delta"}:
-            epsilons = value["epsilons"]
-            return GroupBudgets(tuple(epsilons), tuple(epsilons.values()), value["delta"])
+        if set(value) == {"names", "epsilons", "delta"}:
+            return GroupBudgets(tuple(value["names"]), tuple(value["epsilons"]), value["delta"])
         return Budget(**value)
-    except (TypeError, AttributeError):
+    except TypeError:
         raise InvalidArgument(
-            "Expected a budget of 'epsilon' and 'delta', or of groups' 'epsilons' and 'delta'."
+            "Expected a budget of 'epsilon' and 'delta', or 'names', 'epsilons' and 'delta' of "
+            "groups."
         ) from None

@@ -3,7 +3,9 @@
 import json
 from dataclasses import replace
 
+import dp_accounting
 import pytest
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
 import dpfy
 from dpfy.accounting import Group, account_groups
@@ -53,6 +55,15 @@ def test_every_group_is_within_its_own_epsilon_by_an_account_of_its_own(plan):
         assert dpfy.account(plan).groups[name].claim(1e-5) <= epsilon
 
 
+def test_another_library_s_accountant_agrees_for_every_group(plan):
+    """Its discretisation is pessimistic, and leaves a claim below 1.01 of the budget."""
+    policy, z = plan.sampling, plan.noise_multiplier
+    for name, rate, bound in zip(policy.names, policy.rates, policy.bounds, strict=True):
+        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z / bound))
+        other = PLDAccountant().compose(step, plan.steps).get_epsilon(1e-5)
+        assert THREE[name][0] * 0.99 < other < THREE[name][0] * 1.01
+
+
 def test_the_published_setting_has_the_noise_that_was_computed_for_it(plan):
     if plan.sampling.bounds == (1.0,) * 3:
         assert plan.noise_multiplier == pytest.approx(1.839, abs=5e-4)
@@ -69,7 +80,7 @@ def test_rate_and_bound_keep_their_mean_over_the_declared_shares(plan):
     assert plan.divisor == 1024 and plan.steps == 1465
 
 
-def test_a_plan_with_groups_reads_back_whatever_the_order_of_its_json(plan):
+def test_a_plan_with_groups_reads_back_from_json_in_any_order(plan):
     text = json.dumps(plan.to_json(), sort_keys=True)
     assert dpfy.Plan.from_json(json.loads(text)) == plan
     assert plan.budget == GroupBudgets(("strict", "usual", "open"), (1.0, 2.0, 3.0), 1e-5)
@@ -169,7 +180,8 @@ def test_filters_and_one_epsilon_for_all_are_refused():
         hand_made(budget=GroupBudgets(("strict", "open", "usual"), (1.0, 1.0, 1.0), 1e-5))
     with pytest.raises(InvalidArgument, match="which has no groups"):
         plain = dpfy.dpsgd(rate=0.1, divisor=1, steps=1).to_json()
-        dpfy.Plan.from_json({**plain, "budget": {"epsilons": {"a": 1.0}, "delta": 1e-5}})
+        budget = GroupBudgets(("a",), (1.0,), 1e-5)
+        dpfy.Plan.from_json({**plain, "budget": budget.to_json()})
 
 
 @pytest.mark.parametrize("odd", [{"microbatches": 4}, {"least_sample": 10}])
@@ -182,6 +194,11 @@ def test_sums_that_a_record_moves_twice_are_refused(odd):
 def test_sums_that_would_not_be_exact_are_refused():
     with pytest.raises(InvalidArgument, match="divisor times the largest bound"):
         hand_made(divisor=2.0**19)
+
+
+def test_full_batches_leave_no_room_for_rates():
+    with pytest.raises(InvalidArgument, match=r"is all records.* Use method='scale'"):
+        dpfy.idpsgd(**{**SMALL, "batch_size": 1000}, method="sample")
 
 
 def test_an_unknown_method_is_refused():

@@ -352,6 +352,7 @@ def mistakes(rank, size, folder):
         "groups": refusal(
             lambda: start(EYE, plan=GROUPS, group_of=[0] * 3 + [1] * (3 + odd) + [0] * (1 - odd))
         ),
+        "labels": refusal(lambda: start(EYE, plan=GROUPS, group_of=([0, 1] * 4)[: 7 - odd])),
         "ledger": refusal(lambda: start(EYE, ledger=folder / "nowhere" / "run.dpl")),
         "loss": refusal(lambda: start(EYE).release(lambda x: x.sum())),
     }
@@ -367,6 +368,7 @@ def mistakes(rank, size, folder):
         ("model", "InvalidArgument", "trained parameters"),
         ("wrapped", "InvalidArgument", ".module"),
         ("groups", "InvalidArgument", "another group_of than"),
+        ("labels", "InvalidArgument", "6 labels do not fit"),
         ("ledger", "LedgerError", "does not exist"),
         ("loss", "LossError", ""),
     ],

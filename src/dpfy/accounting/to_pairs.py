@@ -221,7 +221,7 @@ def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | Rec
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
         known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
-        reason = REASONS.get((type(event.policy), relation))
+        reason = REASONS.get((type(event.policy), relation)) or REASONS.get((kind, relation))
         raise UnsupportedEvent(
             f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
             f"{relation}{f': {reason}' if reason else ''}.{_instead(known)}"

@@ -25,6 +25,7 @@ from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
     ExponentialChoice,
+    ListedChoice,
     NoisyMax,
 )
 
@@ -35,6 +36,7 @@ BOUNDS: dict[type[RecordedQuery], str] = {
     LaplaceSum: "l1_bound",
     DiscreteGaussianSum: "l2_bound",
     ExponentialChoice: "sensitivity",
+    ListedChoice: "sensitivity",
     NoisyMax: "sensitivity",
     AboveThreshold: "sensitivity",
 }
@@ -156,6 +158,13 @@ def scaled(query: RecordedQuery, factor: float) -> RecordedQuery:
     return replace(query, **changed)  # type: ignore[type-var]
 
 
+def group_policies(events: Iterable[Repeated]) -> tuple[Individual, ...]:
+    """Return the different policies with groups that events draw by, nested events included."""
+    different = {id(run.event): run.event for run in events}  # a ledger repeats the same objects
+    found = (policy for event in different.values() for policy in _policies(event))
+    return tuple(dict.fromkeys(found))
+
+
 def group_names(events: Iterable[Repeated]) -> tuple[str, ...]:
     """Return the names of the groups that events declare; none where no event has groups.
 
@@ -165,8 +174,7 @@ def group_names(events: Iterable[Repeated]) -> tuple[str, ...]:
     >>> group_names([Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),)), 1)])
     ()
     """
-    different = {id(run.event): run.event for run in events}  # a ledger repeats the same objects
-    found = [policy.names for event in different.values() for policy in _policies(event)]
+    found = [policy.names for policy in group_policies(events)]
     for names in found:
         if set(names) != set(found[0]):
             raise UnsupportedEvent(

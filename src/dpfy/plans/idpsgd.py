@@ -104,6 +104,11 @@ def idpsgd(
         names, epsilons, auto_delta(records) if delta == "auto" else _validate.delta(delta)
     )
     scaled = method == "scale"
+    if not scaled and base.rate == 1 and len(set(epsilons)) > 1:
+        raise InvalidArgument(
+            f"batch_size={batch_size!r} is all records, so that no group can be drawn more often "
+            "than another. Use method='scale', or smaller batches."
+        )
     # whatever is refused is refused before the calibration, which takes seconds
     replace(base, sampling=replace(policy, bounds=(0.5,) * len(names)) if scaled else policy)
     calibrate = calibrate_group_bounds if scaled else calibrate_group_rates

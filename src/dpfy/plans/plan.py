@@ -77,8 +77,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_plan(self)
-        if isinstance(self.budget, GroupBudgets) and isinstance(self.sampling, Individual):
-            object.__setattr__(self, "budget", _in_order(self.budget, self.sampling.names))
         for controller in self.controllers:
             object.__setattr__(self, "query", controller.extend_query(self.query))
 
@@ -316,12 +314,6 @@ def _query(value: object) -> Query:
     if not isinstance(query, Query):
         raise InvalidArgument("Expected the plan's query to be a 'query'.")
     return query
-
-
-def _in_order(budget: GroupBudgets, names: tuple[str, ...]) -> GroupBudgets:
-    """Return the budgets of groups in the order of the policy: JSON has them in another one."""
-    epsilons = tuple(budget.of(name).epsilon for name in names)
-    return GroupBudgets(names, epsilons, budget.delta)
 
 
 def auto_delta(records: int | None) -> float:

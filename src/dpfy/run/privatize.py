@@ -169,7 +169,8 @@ def privatize(
         example.chunk,
         streams.training,
     )
-    groups = Membership.of(group_of, plan.sampling, records, unit_of, plan.records)
+    with ranks.together():
+        groups = Membership.of(group_of, plan.sampling, records, unit_of, plan.records)
     if (declared := getattr(plan.sampling, "records", None)) is not None:
         require_declared(len(records), declared)
     if strict:
