@@ -16,6 +16,7 @@ from dpfy.mechanisms.controllers.names import named
 from dpfy.models import TemperedSigmoid
 from dpfy.optim import ADADP
 from dpfy.trainer.options import named_clipping, named_optimizer
+from experiments import individual
 
 if TYPE_CHECKING:
     from experiments.cell import Cell
@@ -30,6 +31,8 @@ METHODS = (
     "quantile",
     "adadp",
     "adam",
+    "idp-sample",
+    "idp-scale",
     *_SCHEDULES,
 )
 
@@ -51,7 +54,27 @@ def kind_of(method: str) -> str:
         named_optimizer(method)
     elif kind in _OWN:
         named("method", method, _OWN)
+    elif individualised(method):
+        individual.groups(case_of(method))
     return kind
+
+
+def individualised(method: str) -> bool:
+    """Return whether groups of records have an ε of their own.
+
+    >>> individualised("idp-scale:1"), individualised("dpis:0.6")
+    (True, False)
+    """
+    return method.startswith("idp-")
+
+
+def case_of(method: str) -> str:
+    """Return the case of the groups' ε that an individualised method names.
+
+    >>> case_of("idp-sample:2")
+    '2'
+    """
+    return method.partition(":")[2]
 
 
 def method_name(method: str) -> str:
@@ -74,7 +97,9 @@ def accounting(method: str) -> str:
 
 
 def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
-    """Return the plan of a cell for so many records, without its noise."""
+    """Return the plan of a cell for so many records, without its noise unless groups have an ε of
+    their own.
+    """
     kind = kind_of(cell.method)
     if kind in ("dpis", "dpis-released"):
         return dpfy.dpis(
@@ -83,6 +108,16 @@ def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
             steps=cell.steps,
             clip=cell.clip,
             **named("method", cell.method, _OWN),
+        )
+    if individualised(cell.method):
+        return dpfy.idpsgd(
+            records=records,
+            batch_size=cell.rate * records,
+            steps=cell.steps,
+            clip=cell.clip,
+            groups=individual.groups(case_of(cell.method)),
+            delta=cell.delta,
+            method=kind.removeprefix("idp-"),
         )
     options: dict[str, Any] = {}
     if kind in (*_SCHEDULES, "decay"):

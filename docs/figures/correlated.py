@@ -1,5 +1,6 @@
 """Draw docs/_static/correlated.svg: the noise that correlated noise and DP-SGD leave in weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -52,8 +53,7 @@ def draw_budgets(axes: plt.Axes, records: int, batch_size: int, epochs: int) -> 
         xlabel=f"ε at δ = {DELTA:g}",
         title=f"{found[0].steps} steps, {epochs} epochs",
     )
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.minorticks_off()
+    label_axes(axes, EPSILONS)
 
 
 def draw_bands(axes: plt.Axes) -> None:
@@ -74,7 +74,16 @@ def draw_bands(axes: plt.Axes) -> None:
         xlabel="bands, with cyclic Poisson samples; 1 is DP-SGD",
         title="2000 steps, 20 epochs",
     )
+    label_axes(axes, (1, 2, 4, 8, 16, 32, 64))
     axes.legend(frameon=False, fontsize="small")
+
+
+def label_axes(axes: plt.Axes, places: Sequence[float]) -> None:
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    low, high = axes.get_ylim()
+    errors = [error for error in (5, 10, 20, 50, 100, 200) if low <= error <= high]
+    axes.set_yticks(errors, [f"{error}" for error in errors])
+    axes.minorticks_off()
 
 
 def main() -> None:

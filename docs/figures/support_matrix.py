@@ -6,6 +6,8 @@ from pathlib import Path
 
 from dpfy.accounting import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter, supported
 from dpfy.accounting.filters import Additive
+from dpfy.accounting.rules import NOISES
+from dpfy.ledger.individual import BOUNDS
 from dpfy.types import Relation
 
 TARGET = Path(__file__).parents[1] / "reference" / "support-matrix.md"
@@ -23,6 +25,16 @@ _EVENTS = """
 A query that is answered once, such as a choice, is a step on all records: `Sampled(Poisson(1.0), (query,))`.
 
 ## Events that are no steps
+
+"""
+
+_GROUPS = """
+## Groups of records with rates and bounds of their own
+
+A step with `Individual` sampling has no cell of its own: there is one guarantee for each group, by the cells of
+`poisson` at the rate and the bound of the group, and events without groups count for all of them. The bound of a group
+multiplies that of the query. Queries other than {queries} have none: there all groups need the bound 1. Filters refuse
+such steps.
 
 """
 
@@ -89,9 +101,16 @@ def page() -> str:
         + "\nRules:\n\n"
         + "\n".join(rules)
         + "\n"
+        + _GROUPS.format(queries=_scaled_queries())
         + _FILTERS
         + filters
     )
+
+
+def _scaled_queries() -> str:
+    """The noises whose queries have a bound that groups may have multiples of."""
+    *most, last = sorted(NOISES[query] for query in BOUNDS)
+    return f"{', '.join(most)} and {last}"
 
 
 def _events(methods: list[str], number: dict[str, int]) -> list[tuple[str, ...]]:

@@ -18,7 +18,14 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
-from dpfy.ledger.one_shot import AboveThreshold, DiscreteGaussianSum, NoisyMax, RandomizedAnswer
+from dpfy.ledger.one_shot import (
+    AboveThreshold,
+    DiscreteGaussianSum,
+    ExponentialChoice,
+    ListedChoice,
+    NoisyMax,
+    RandomizedAnswer,
+)
 from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.testing.rules import check_rule
 
@@ -75,9 +82,11 @@ def test_a_record_set_to_zero_costs_what_an_absent_one_does():
     for method, policy, query, relation in RULES:
         if policy is Poisson and relation == "zero_out" and query not in (SumQuery, LaplaceSum):
             asked = QUERIES.get(query, query)(1.0, 2.0)
+            # a listed choice has no rule for absence: it is an exponential one for a given list
+            alike = ExponentialChoice if query is ListedChoice else query
             zeroed, absent = (
-                RULES[method, policy, query, name].pair(Poisson(0.3), asked)
-                for name in (relation, "add_or_remove_one")
+                RULES[method, policy, kind, name].pair(Poisson(0.3), asked)
+                for kind, name in ((query, relation), (alike, "add_or_remove_one"))
             )
             assert zeroed == absent
 

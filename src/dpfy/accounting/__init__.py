@@ -8,6 +8,7 @@ from dpfy.accounting.calibrate import (
 )
 from dpfy.accounting.filtered import FilterGuarantee, Reading, odometer
 from dpfy.accounting.filters import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter
+from dpfy.accounting.grouped import GroupGuarantee
 from dpfy.accounting.guarantee import Guarantee, account
 from dpfy.accounting.guards import EnvelopeGuard
 from dpfy.accounting.individual import (
@@ -27,6 +28,7 @@ __all__ = [
     "FilterGuarantee",
     "GaussianFilter",
     "Group",
+    "GroupGuarantee",
     "Guarantee",
     "Reading",
     "RenyiFilter",

@@ -35,6 +35,7 @@ from dpfy.ledger.events import (
     SumQuery,
     run_lengths,
 )
+from dpfy.ledger.individual import group_names
 from dpfy.types import Interval, Relation
 
 # of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
@@ -350,7 +351,7 @@ class DominatedBy(Filter, tag="dominated_by"):
         envelope: The committed list, in order.
 
     Raises:
-        InvalidArgument: A committed step is not private, or is adaptive.
+        InvalidArgument: A committed step is not private, is adaptive, or has groups of records.
 
     Reference: adaptive composition of dominating pairs, Zhu, Dong & Wang 2022.
 
@@ -372,6 +373,11 @@ class DominatedBy(Filter, tag="dominated_by"):
             raise InvalidArgument(
                 "Expected the committed list to hold steps that are private and not adaptive: it "
                 "is fixed before the first output."
+            )
+        if names := group_names(self.envelope):
+            raise InvalidArgument(
+                "A filter gives one guarantee to every record, and the committed list has groups "
+                f"with one each ({', '.join(names)}). Commit to event_of_group of one of them."
             )
 
     @property

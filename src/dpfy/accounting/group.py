@@ -27,7 +27,6 @@ from dpfy.accounting.guarantee import account
 from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
 from dpfy.accounting.special import logsumexp, ndtr, xlog1py, xlogy
-from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, Importance, Sampled
 from dpfy.ledger.streams import SampledStream
@@ -106,10 +105,11 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
             "records. Use group_claim for any other guarantee."
         )
     guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
-    table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
+    table = guarantee.canonical  # without pairs where records have budgets of their own, see below
     best = group_claim(guarantee, size, delta)
     if any(_by_themselves(run.event) for run in facts.events):
         return best  # no mixture is proved to dominate a group
+    # Records of several groups are no mixture of one pair; the weakest group's curve covers them.
     rest = delta - table.numerical_delta
     if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
         return best

@@ -11,7 +11,7 @@ from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Bound
 from dpfy.accounting.known_samples import as_if_known
 from dpfy.accounting.pld import accountant as pld
-from dpfy.accounting.sources import Source, read_source
+from dpfy.accounting.sources import Source, declared_groups, read_source
 from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import NonPrivate, Repeated, Sampled
@@ -221,7 +221,7 @@ class Guarantee:
         known = tuple(Repeated(as_if_known(run.event), run.times) for run in self.source.events)
         cut, nested = (
             known != self.source.events,
-            any(not isinstance(run.event, Sampled) for run in known),
+            any(not isinstance(run.event, Sampled | Row) for run in known),
         )
         for events, method, chosen, note in (
             (self.source.events, "rdp", nested, "by Rényi divergences"),
@@ -327,7 +327,8 @@ def account(
 
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
     registered. A ledger that declared a filter is accounted by that filter's limit, never by the
-    steps that it reserved.
+    steps that it reserved. Where groups of records have rates and bounds of their own, there is one
+    guarantee for each group: a :class:`~dpfy.accounting.GroupGuarantee`.
 
     Args:
         source: A ledger or its path, a plan, an event, or a list of events or of their JSON.
@@ -363,6 +364,10 @@ def account(
         from dpfy.accounting.filtered import filter_guarantee  # it builds on this module
 
         return filter_guarantee(facts, method, relation, unit, accuracy)
+    if declared_groups(facts):
+        from dpfy.accounting.grouped import group_guarantee  # it builds on this module
+
+        return group_guarantee(facts, method, relation, unit, accuracy)
     return Guarantee(
         facts, canonical(facts.events, method, relation), method, relation, unit, accuracy
     )

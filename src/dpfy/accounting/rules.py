@@ -31,7 +31,7 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
-from dpfy.ledger.one_shot import DiscreteGaussianSum
+from dpfy.ledger.one_shot import DiscreteGaussianSum, ListedChoice
 from dpfy.types import Relation
 
 NOISES: dict[type[RecordedQuery], str] = {
@@ -372,7 +372,9 @@ _OF_SIZE: dict[type[Policy], str] = {
 }
 _BY_NORM: tuple[type[Policy], ...] = (Importance, ImportanceSchedule)
 
-REASONS: dict[tuple[type[Policy], str], str] = {
+REASONS: dict[tuple[type[Policy | RecordedQuery], str], str] = {
+    (ListedChoice, Relation.ADD_OR_REMOVE_ONE): "scores rest on a list of people that neighbours "
+    "share. Declare relation='zero_out' or 'replace_one'",
     **{
         (
             policy,
@@ -390,7 +392,7 @@ REASONS: dict[tuple[type[Policy], str], str] = {
         for policy in _BY_NORM
     },
 }
-"""(sampler, relation) → why no method has a rule for it, and what to do."""
+"""(sampler or kind of query, relation) → why no method has a rule for it, and what to do."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dpfy.ledger.events import (
     Sampled,
     SumQuery,
 )
+from dpfy.ledger.individual import Individual
 from dpfy.ledger.streams import Row
 
 # relative: the largest difference from a noise that is attained which still counts as attained
@@ -178,6 +179,12 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
             "An adaptive step was chosen from earlier outputs: only a filter may account it, not "
             f"{method} over the realised list."
         )
+    if isinstance(event, Sampled) and isinstance(event.policy, Individual):
+        raise UnsupportedEvent(
+            "Groups of records with rates and bounds of their own have one guarantee each, and no "
+            "single one. account(events) gives them; event_of_group(event, name) is what happens "
+            f"to the records of one of the groups {', '.join(event.policy.names)}."
+        )
     if isinstance(event, Sampled):
         rule, noise = _rule(event, method, relation)
         pair, beside = rule.pair(event.policy, noise), rule.beside(event.policy)
@@ -214,7 +221,7 @@ def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | Rec
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
         known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
-        reason = REASONS.get((type(event.policy), relation))
+        reason = REASONS.get((type(event.policy), relation)) or REASONS.get((kind, relation))
         raise UnsupportedEvent(
             f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
             f"{relation}{f': {reason}' if reason else ''}.{_instead(known)}"

@@ -58,6 +58,7 @@ __getattr__, __all__ = exports(
             "EpochSampler",
             "FixedOrderSampler",
             "FixedSizeSampler",
+            "IndividualSampler",
             "PoissonSampler",
             "Sampler",
             "TruncatedPoissonSampler",

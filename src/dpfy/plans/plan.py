@@ -20,12 +20,13 @@ from dpfy.ledger.events import (
     Sampled,
     run_lengths,
 )
+from dpfy.ledger.individual import Individual
 from dpfy.ledger.streams import Strategy
 from dpfy.mechanisms.controllers import Controller, Schedule
 from dpfy.mechanisms.query import Query
 from dpfy.plans.correlation import Alternative, row_of
 from dpfy.plans.plan_checks import check_plan
-from dpfy.types import Budget, Relation, Unit
+from dpfy.types import Budget, GroupBudgets, Relation, Unit, budget_from_json
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Plan:
     """A frozen declaration of what will run, how often, and what it may cost.
 
     A plan has public constants only: nothing in it is read off the data. :func:`dpfy.dpsgd`,
-    :func:`dpfy.dpis` and :func:`dpfy.dpftrl` make plans.
+    :func:`dpfy.dpis`, :func:`dpfy.dpftrl` and :func:`dpfy.idpsgd` make plans.
 
     Args:
         sampling: The policy by which records are drawn.
@@ -43,7 +44,8 @@ class Plan:
             above zero and at most 2¹⁹.
         noise_multiplier: The noise over the sensitivity, at least 0; None until :meth:`calibrate`.
         records: The declared size of the data set; it is never compared with the data.
-        budget: The (ε, δ) that limits the steps of the plan, which are fixed.
+        budget: The (ε, δ) that limits the steps of the plan, which are fixed; where groups of
+            records are sampled or bounded in ways of their own, one for each group.
         unit: The unit of privacy, a record or a user.
         relation: The neighbouring relation.
         filter: The filter that limits everything that the ledger may record, including steps that
@@ -71,7 +73,7 @@ class Plan:
     divisor: float
     noise_multiplier: float | None = None
     records: int | None = None
-    budget: Budget | None = None
+    budget: Budget | GroupBudgets | None = None
     unit: Unit = Unit.RECORD
     relation: Relation = field(default=Relation.ADD_OR_REMOVE_ONE)
     filter: Filter | None = None
@@ -240,11 +242,18 @@ class Plan:
             A plan with a noise multiplier and a budget, or a filter.
 
         Raises:
-            InvalidArgument: If an argument is out of its range, or ``"auto"`` has no records.
+            InvalidArgument: If an argument is out of its range, ``"auto"`` has no records, or
+                groups of records have an ε of their own each.
         """
         _validate.epsilon(epsilon)
+        if isinstance(self.sampling, Individual):
+            raise InvalidArgument(
+                f"The plan has groups of records ({', '.join(self.sampling.names)}), and no one "
+                "epsilon is meant for all of them. dpfy.idpsgd(groups={name: (epsilon, share)}) "
+                "returns a plan that is calibrated for each."
+            )
         budget = Budget(
-            float(epsilon), self._auto_delta() if delta == "auto" else _validate.delta(delta)
+            float(epsilon), auto_delta(self.records) if delta == "auto" else _validate.delta(delta)
         )
         if self.alternatives:
             return self._best_of_alternatives(budget)
@@ -280,19 +289,8 @@ class Plan:
         plans = [each.calibrate(budget.epsilon, budget.delta) for each in calibrated]
         return min(zip(self.alternatives, plans, strict=True), key=error)[1]
 
-    def _auto_delta(self) -> float:
-        """Return 1/records^1.1 and print it."""
-        if self.records is None:
-            raise InvalidArgument(
-                "delta='auto' is 1/records^1.1; declare records=…, or give delta a value."
-            )
-        delta = self.records**-1.1 if self.records > 1 else 0.5
-        sys.stdout.write(f"delta='auto': delta = {self.records}^-1.1 = {delta:.4g}\n")
-        return delta
-
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        budget = self.budget and {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
         # A header without these stays as it was.
         more = {
             "filter": self.filter and self.filter.to_json(),
@@ -308,7 +306,7 @@ class Plan:
             "divisor": self.divisor,
             "noise_multiplier": self.noise_multiplier,
             "records": self.records,
-            "budget": budget,
+            "budget": self.budget and self.budget.to_json(),
             "unit": str(self.unit),
             "relation": str(self.relation),
             **{name: value for name, value in more.items() if value},
@@ -329,7 +327,7 @@ class Plan:
                     **value,
                     "sampling": Policy.from_json(value.get("sampling")),
                     "query": _query(value.get("query")),
-                    "budget": Budget(**budget) if budget else None,
+                    "budget": budget_from_json(budget) if budget else None,
                     "unit": Unit(value["unit"]),
                     "relation": Relation(value["relation"]),
                     "filter": Filter.from_json(rule) if rule else None,
@@ -353,6 +351,21 @@ def _query(value: object) -> Query:
     if not isinstance(query, Query):
         raise InvalidArgument("Expected the plan's query to be a 'query'.")
     return query
+
+
+def auto_delta(records: int | None) -> float:
+    """Return 1/records^1.1 and print it.
+
+    Raises:
+        InvalidArgument: If the number of records is not declared.
+    """
+    if records is None:
+        raise InvalidArgument(
+            "delta='auto' is 1/records^1.1; declare records=…, or give delta a value."
+        )
+    delta = records**-1.1 if records > 1 else 0.5
+    sys.stdout.write(f"delta='auto': delta = {records}^-1.1 = {delta:.4g}\n")
+    return delta
 
 
 def steps_per_epoch_of(sampling: Policy, steps: int) -> int:

@@ -1,6 +1,6 @@
 """Check that the parts of a plan fit together before any record is read.
 
-Tests: tests/plans/test_plan.py.
+Tests: tests/plans/test_plan.py, tests/plans/test_idpsgd.py.
 """
 
 import math
@@ -11,10 +11,12 @@ from dpfy.accounting import DominatedBy, Filter
 from dpfy.accounting.rules import REASONS
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Cyclic, ImportanceSchedule
+from dpfy.ledger.individual import Individual
 from dpfy.mechanisms.controllers import NormSumSampling
 from dpfy.mechanisms.importance_bounds import check_importance
+from dpfy.mechanisms.query import LEAST, MOST
 from dpfy.plans.correlation import check_correlation
-from dpfy.types import Relation, Unit
+from dpfy.types import GroupBudgets, Relation, Unit
 
 if TYPE_CHECKING:
     from dpfy.plans.plan import Plan
@@ -69,6 +71,84 @@ def check_plan(plan: "Plan") -> None:
         check_importance(plan.sampling, plan.query, plan.unit, plan.controllers)
     if any(isinstance(each, NormSumSampling) for each in plan.controllers):
         _check_norm_sums(plan)
+    _check_budget(plan)
+    if isinstance(plan.sampling, Individual):
+        _check_groups(plan)
+        if set(plan.sampling.bounds) != {1.0}:
+            _check_bounds(plan, plan.sampling)
+
+
+def _check_budget(plan: "Plan") -> None:
+    """Refuse budgets of groups that the sampling does not have, and one budget for several."""
+    names = plan.sampling.names if isinstance(plan.sampling, Individual) else ()
+    if isinstance(plan.budget, GroupBudgets):
+        if odd := sorted(set(plan.budget.names) ^ set(names)):
+            raise InvalidArgument(
+                f"Expected a budget for each group of the sampling policy, which has "
+                f"{', '.join(names) or 'no groups'}; got {', '.join(plan.budget.names)}. "
+                f"Group {odd[0]!r} has one without the other."
+            )
+    elif plan.budget is not None and names:
+        raise InvalidArgument(
+            f"Expected GroupBudgets: an epsilon for each of the groups {', '.join(names)}. "
+            "dpfy.idpsgd makes such plans."
+        )
+
+
+def _check_groups(plan: "Plan") -> None:
+    """Refuse what is proved for records that are all treated alike."""
+    if plan.filter is not None:
+        raise InvalidArgument(
+            "A filter gives its limit to every record, so that groups would have no epsilon of "
+            "their own. Leave the filter out: the steps of groups are fixed in advance."
+        )
+    if plan.adaptive:
+        names = [controller.tag for controller in plan.controllers if controller.adaptive]
+        raise InvalidArgument(
+            f"The plan's {names[0]} chooses noise from outputs, which only a filter accounts, and "
+            "a filter knows no groups. Leave it out, or plan without groups by dpfy.dpsgd."
+        )
+    if plan.query.slots is not None or plan.query.least_sample is not None:
+        raise InvalidArgument(
+            "Groups are proved for records that are clipped one by one and summed: leave out "
+            "microbatches and least_sample."
+        )
+
+
+def _check_bounds(plan: "Plan", sampling: Individual) -> None:
+    """Refuse sums of which a group's bound is no multiple, or that would round too coarsely."""
+    query = plan.query
+    for controller in plan.controllers:
+        query = controller.extend_query(query)
+    odd = next(
+        name for name, bound in zip(sampling.names, sampling.bounds, strict=True) if bound != 1
+    )
+    if query.statistics:
+        raise InvalidArgument(
+            f"Group {odd!r} has a clip bound of its own, and what its records add to the statistic "
+            f"{query.statistics[0].name!r} is bounded as for all. Use method='sample', or leave "
+            "statistics and what needs them out."
+        )
+    if len(query.leaves) > 1 or query.leaves[0].scales:
+        raise InvalidArgument(
+            f"Group {odd!r} has a clip bound of its own, which is proved for one norm of all "
+            "parameters. Use method='sample', or one clip bound without groups of parameters or "
+            "scales."
+        )
+    if any(controller.controls == "coordinates" for controller in plan.controllers):
+        raise InvalidArgument(
+            f"Group {odd!r} has a clip bound of its own, and AdaClip bounds gradients in "
+            "coordinates that it chooses. Use method='sample', or leave AdaClip out."
+        )
+    for name, bound in zip(sampling.names, sampling.bounds, strict=True):
+        _validate.real(f"clip bound of group {name!r}", bound * query.bound, LEAST, MOST)
+    _validate.real(
+        "divisor times the largest bound of a group",
+        plan.divisor * max(sampling.bounds),
+        0,
+        _LARGEST_EXPECTED_BATCH,
+        remedy="Larger sums are not exact.",
+    )
 
 
 def _check_controllers(plan: "Plan") -> None:

@@ -11,6 +11,7 @@ from dpfy.ledger.basis import Ground, Kind, grounds_in
 from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.groups import CHANGES, LABELS
 from dpfy.reporting.numbers import delta_text, plain
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.statement import Item
@@ -30,6 +31,8 @@ _LAWS = {
     "is claimed.",
     "importance": "Importance: a record takes part with a probability that follows its gradient's "
     "norm, at most this rate; what this reveals about others is part of the cost.",
+    "individual": "Groups: every record is drawn by itself at the rate of its group; a record of "
+    "no known group never takes part.",
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
 }
@@ -68,6 +71,7 @@ def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[It
         _isolation(facts, record),
         _rounding(record),
         _constants(record),
+        *_groups(costs),
         _small_delta(record, costs),
         _durable(record),
         _intact(record),
@@ -231,6 +235,22 @@ def _constants(record: LedgerRecord) -> Item:
     )
 
 
+def _groups(costs: Costs) -> tuple[Item, ...]:
+    """Return what guarantees of groups rest on, if there are any."""
+    if not costs.groups:
+        return ()
+    return (
+        Item(
+            "public_groups",
+            "The group of each record is public",
+            "Groups were given beside the records, by those who made the run. They, the rates and "
+            "the bounds of groups must not have been chosen by looking at the records. A record "
+            "without a known group never took part in a step with groups.",
+            status=DECLARED,
+        ),
+    )
+
+
 def _small_delta(record: LedgerRecord, costs: Costs) -> Item:
     title = "δ is below one over the number of units"
     count = (record.plan or {}).get("records")
@@ -340,7 +360,7 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
     )
 
 
-def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
+def exclusions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
     """List what no number in the report covers."""
     searched = (
         ""
@@ -385,6 +405,14 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
             "Differential privacy hides who took part. What the model teaches about people in "
             "general may be used for inferences about anybody, whether in the data or not.",
         ),
+        *(
+            (
+                Item("group_labels", "Which group a record is in", LABELS),
+                Item("group_changes", "A change of group", CHANGES),
+            )
+            if costs.groups
+            else ()
+        ),
     )
 
 
@@ -413,11 +441,21 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         "Noise schedule": _part(plan, "noise_schedule").get("name"),
         "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,
-        "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}"
+        "Budget": f"ε ≤ {_budgeted(budget)} at δ = {delta_text(budget['delta'])}"
         if budget
         else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _budgeted(budget: dict[str, Any]) -> str:
+    """Return the ε of a budget, or that of each group."""
+    if "epsilons" not in budget:
+        return plain(budget["epsilon"])
+    return ", ".join(
+        f"{plain(epsilon)} for group {name!r}"
+        for name, epsilon in zip(budget["names"], budget["epsilons"], strict=True)
+    )
 
 
 def _clip_schedule(plan: dict[str, Any]) -> str | None:

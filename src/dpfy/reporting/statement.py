@@ -11,6 +11,7 @@ from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter
 from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.groups import CHANGES, listed
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.search import RULE
@@ -75,10 +76,19 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         if record.search is None
         else f"The search, whose output is {record.search.output}"
     )
+    neighbours = (
+        f"for {name} neighbours: data sets are neighbours if {difference.format(unit=record.unit)}"
+    )
+    if costs.groups:
+        return (
+            f"{output}, is (ε, δ)-differentially private in the central model with δ = "
+            f"{delta_text(costs.delta)} and ε = {listed(costs.groups)}, {neighbours}, and that "
+            f"{record.unit} is of the group. For every {record.unit} the weakest alone holds, ε = "
+            f"{epsilon_text(costs.headline.interval.upper)}."
+        )
     return (
         f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, "
-        f"{delta_text(costs.delta)})-differentially private in the central model, for {name} "
-        f"neighbours: data sets are neighbours if {difference.format(unit=record.unit)}."
+        f"{delta_text(costs.delta)})-differentially private in the central model, {neighbours}."
     )
 
 
@@ -99,8 +109,18 @@ def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str
         f"Suppose a coin decides whether {whose} {changed}, and an expert who sees everything that "
         "was released, and knows all the other data, has to tell which: the expert is right at "
         f"most {percent_text(min(1.0, costs.guess))} of the time, where blind guessing is right 50 "
-        "% of the time."
+        f"% of the time.{_guesses(costs)}"
     )
+
+
+def _guesses(costs: Costs) -> str:
+    """Return how often the expert is right about the records of each group."""
+    if not costs.groups:
+        return ""
+    each = ", ".join(
+        f"{percent_text(min(1.0, group.guess))} for group {group.name!r}" for group in costs.groups
+    )
+    return f" That is for the weakest group; by group, at most {each}."
 
 
 def statement(
@@ -118,7 +138,7 @@ def statement(
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
         Item("output", "Output of the mechanism", _output(facts, record), "2b"),
         Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
-        Item("adjacency", "Adjacency", _adjacency(record), "2d"),
+        Item("adjacency", "Adjacency", _adjacency(record, costs), "2d"),
         Item("accounting", "Type of accounting", _accounting(record, costs), "3a"),
         Item(
             "assumptions",
@@ -186,10 +206,11 @@ def _unit(facts: RunFacts, record: LedgerRecord) -> str:
     )
 
 
-def _adjacency(record: LedgerRecord) -> str:
+def _adjacency(record: LedgerRecord, costs: Costs) -> str:
     name, difference = _RELATIONS[record.relation]
     difference = difference.format(unit=record.unit)
-    return f"{name.capitalize()}: two data sets are neighbours if {difference}."
+    groups = f" {CHANGES}" if costs.groups else ""
+    return f"{name.capitalize()}: two data sets are neighbours if {difference}.{groups}"
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
@@ -252,10 +273,14 @@ def _unamplified(costs: Costs) -> str:
         return f"There is no finite bound for the same noise without sampling: {reason}."
     return (
         "If no amplification by sampling is assumed (every record in every one of the "
-        f"{claim.steps} steps, the same noise), the bound is ε = "
+        f"{claim.steps} steps, the same noise), the bound{_weakest(costs)} is ε = "
         f"{epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}. It holds however "
         "the batches were formed, as long as a record enters a step at most once."
     )
+
+
+def _weakest(costs: Costs) -> str:
+    return " for the weakest group" if costs.groups else ""
 
 
 def _verifiability(record: LedgerRecord) -> str:

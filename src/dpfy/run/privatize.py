@@ -23,6 +23,7 @@ from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
+from dpfy.ledger.individual import Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import SecureStream
@@ -30,6 +31,7 @@ from dpfy.noise.native import correlation, kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
+from dpfy.records.membership import Membership
 from dpfy.records.rows import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
@@ -40,6 +42,7 @@ from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
+from dpfy.run.record_bounds import GroupBounds, RecordBounds, UniformBounds
 from dpfy.run.release_layout import check_leaves
 from dpfy.run.run import Run
 from dpfy.run.sampling_strategy import (
@@ -72,6 +75,7 @@ def privatize(
     unit: Unit | str | None = None,
     unit_of: Any = None,
     rows_per_user: int | None = None,
+    group_of: Any = None,
     strict: bool = False,
 ) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger.
@@ -119,6 +123,12 @@ def privatize(
             ``loss_fn`` still returns one loss per row.
         rows_per_user: the most rows of a user in a step, drawn for each step; a user counts with
             the mean of their losses. Default: 16.
+        group_of: which group each record is in, for a plan of :func:`dpfy.idpsgd`: one label per
+            record, or a function or mapping from a record's index to its label. A label is the name
+            of a group or its position in the plan; a record with any other label never takes part,
+            silently. With users, a function or mapping from the user's id to the label; where
+            ``unit_of`` is :class:`dpfy.Users`, one label per user. Labels are public: see
+            docs/how-to/individual-budgets.md.
         strict: whether to refuse whatever rests on an allowance instead of a proof; see
             docs/how-to/engines.md. Default: False.
 
@@ -168,6 +178,8 @@ def privatize(
         example.chunk,
         streams.training,
     )
+    with ranks.together():
+        groups = Membership.of(group_of, plan.sampling, records, unit_of, plan.records)
     if (declared := getattr(plan.sampling, "records", None)) is not None:
         require_declared(len(records), declared)
     if strict:
@@ -184,6 +196,7 @@ def privatize(
                 "plan": plan.to_json(),
                 "number of records": len(records),
                 "unit_of or rows_per_user": records.owners,
+                "group_of": groups and groups.digest(),
                 "engine or max_physical_batch": (engine, max_physical_batch),
                 "prefetch": prefetch,
                 "example_input": repr(example.chunk.signature),
@@ -201,7 +214,7 @@ def privatize(
         )
     try:
         controllers = ControllerStates(plan, parameters, engine)
-        sampling = _sampling(plan, streams.sampling, engine, ranks.size, parameters)
+        sampling = _sampling(plan, streams.sampling, engine, ranks.size, parameters, groups)
         engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
         taken = _steps_taken(plan, opened, ranks)
         context = StepContext(
@@ -219,6 +232,7 @@ def privatize(
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
+            record_bounds=_record_bounds(plan, groups),
             max_physical_batch=max_physical_batch,
             strict=strict,
         )
@@ -253,15 +267,25 @@ def _sampling(
     engine: str,
     ranks: int,
     parameters: Mapping[str, nn.Parameter],
+    groups: Membership | None,
 ) -> SamplingStrategy:
     """Return the strategy that draws what the plan's policy says."""
     if isinstance(plan.sampling, ImportanceSchedule):
         return ImportanceSampling(plan, stream, engine, ranks, parameters)
-    sampler = sampler_for(plan.sampling, stream)
+    numbers = None if groups is None else groups.numbers
+    sampler = sampler_for(plan.sampling, stream, numbers)
     if plan.correlation is not None:
         assert isinstance(sampler, FixedOrderSampler | CyclicPoissonSampler)
         return ScheduledSampling(sampler)
     return IndependentSampling(sampler)
+
+
+def _record_bounds(plan: Plan, groups: Membership | None) -> RecordBounds:
+    """Return the bounds that the plan's policy gives each record."""
+    policy = plan.sampling
+    if groups is None or not isinstance(policy, Individual) or set(policy.bounds) == {1.0}:
+        return UniformBounds()
+    return GroupBounds(policy, groups.numbers)
 
 
 def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:

@@ -81,7 +81,7 @@ def mechanism_for(
         roundings=context.noise.roundings
         + (1 if query.least_sample is None and not norm_rounding else 2),
     )
-    return context.sampling.widen(mechanism)
+    return context.sampling.widen(context.record_bounds.widen(mechanism))
 
 
 def partition_for(

@@ -21,6 +21,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import Controller, named_schedule
 from dpfy.run.strict import strict_engine
 from dpfy.trainer.correlation import check_correlation
+from dpfy.trainer.group_budgets import check_group_settings
 from dpfy.trainer.options import (
     importance_options,
     named_algorithm,
@@ -254,6 +255,25 @@ class TrainConfig:
         None, "Largest number of rows of one user in a step.", example=16, otherwise="16"
     )
     epsilon: float = option(3.0, "Privacy budget ε of the run.")
+    budgets: str | None = option(
+        None,
+        "Privacy budget ε of each group of records, instead of one for all, with the public share "
+        "of the records that are in it: name=epsilon:share, separated by commas.",
+        example="strict=1:0.34,usual=2:0.43,open=3:0.23",
+    )
+    groups_of: str | None = option(
+        None,
+        "Group of each record, as module:name of a sequence of names or of a function that returns "
+        "one; with users, of a mapping from ids to names. Records of other groups never take part.",
+        example="mydata:levels",
+        needs='budgets = "strict=1:0.4,open=3:0.6"',
+    )
+    individual: str = option(
+        "sample",
+        "How groups of records get budgets of their own: sample (cautious groups are drawn less "
+        "often) or scale (they are clipped to smaller bounds).",
+        needs='budgets = "strict=1:0.4,open=3:0.6"',
+    )
     delta: float | str | None = option(
         None,
         "Failure probability δ of the guarantee, in (0, 1), or auto for 1/records^1.1.",
@@ -468,6 +488,7 @@ class TrainConfig:
             named_schedule(self.clip_schedule)
         self._check_importance()
         check_correlation(self)
+        check_group_settings(self, _changed(self))
         if self.strict:
             self._check_strict()
 
@@ -589,6 +610,8 @@ class TrainConfig:
         values = self.to_mapping()
         table = values.pop("importance")
         values.pop("data_dir", None)
+        if self.budgets is not None:
+            values.pop("epsilon")  # each group has its own
         return values | {f"importance.{name}": value for name, value in table.items()}
 
 
