@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         Statistic as Statistic,
     )
     from dpfy.mechanisms.statistics import soft_accuracy as soft_accuracy
+    from dpfy.plans.dpftrl import dpftrl as dpftrl
     from dpfy.plans.dpis import dpis as dpis
     from dpfy.plans.dpsgd import dpsgd as dpsgd
     from dpfy.plans.idpsgd import idpsgd as idpsgd
@@ -114,7 +115,7 @@ _HOMES = {
     "mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
     "mechanisms.query": ("Contributing", "RecordNormsBelow", "SampleSize", "Statistic"),
     "mechanisms.statistics": ("soft_accuracy",),
-    "plans": ("Plan", "dpis", "dpsgd", "idpsgd"),
+    "plans": ("Plan", "dpftrl", "dpis", "dpsgd", "idpsgd"),
     "records.users": ("Users",),
     "run.checkpoint": ("resume",),
     "run.contributing": ("ContributingShare",),

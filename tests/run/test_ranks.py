@@ -103,7 +103,17 @@ class Counted(Dataset):
 # The same as one process
 
 
-def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, labels=None, **planned):
+def trained(
+    rank,
+    folder,
+    engine="auto",
+    sums=False,
+    users=None,
+    rule=None,
+    labels=None,
+    preset="dpsgd",
+    **planned,
+):
     """The parameters after three noisy steps on random samples, from a start that differs between
     the ranks.
     """
@@ -122,7 +132,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, labe
         if sums
         else {"clip": 0.7}
     )
-    plan = dpfy.dpsgd(
+    plan = getattr(dpfy, preset)(
         records=40 if users is None else 20,
         batch_size=20 if users is None else 10,
         steps=3,
@@ -151,6 +161,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, labe
                 batch,
             )
             released += [value.flatten() for value in found.statistics.values()]
+            released += [torch.as_tensor(each).flatten() for each in found.stddevs.values()]
             opt.step()
         parameters = torch.nn.utils.parameters_to_vector(model.parameters())
         return torch.cat([parameters.detach().double(), *released]).tolist(), run.engine
@@ -171,6 +182,9 @@ RECIPES = {
         "rule": GaussianFilter(mu=20.0),
     },
     "shuffled": {"sampling": "shuffled", "relation": "zero_out"},
+    "correlated": {"preset": "dpftrl", "strategy": "banded", "bands": 2},
+    "correlated users": {"preset": "dpftrl", "users": [k // 2 for k in range(40)]},
+    "cyclic poisson": {"preset": "dpftrl", "sampling": "cyclic_poisson", "bands": 2},
     "groups of records": {"sampling": GROUPS.sampling, "labels": [0, 1, -1, 1] * 10},
 }
 

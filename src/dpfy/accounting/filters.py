@@ -531,6 +531,12 @@ def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
     nothing for cuts, also where a loss distribution includes the rate.
     """
     fixed = as_fixed(event)
+    if fixed.at_most is not None:
+        raise UnsupportedEvent(
+            f"A {rule.tag!r} adds up what each step costs by itself, and events of the kind "
+            f"{fixed.tag!r} are paid for together. Reserve the stream as one event, or use a "
+            "ledger without a filter."
+        )
     found = canonical((Repeated(fixed, 1),), rule.rules, relation)
     if found.failure > 0 and not rule.rewards_sampling:
         found = canonical((Repeated(as_if_known(fixed), 1),), rule.rules, relation)

@@ -18,6 +18,7 @@ from dpfy.accounting.rules_for.balls_in_bins import epoch
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
+    CyclicPoisson,
     Event,
     FixedSize,
     Importance,
@@ -377,6 +378,7 @@ _OF_SIZE: dict[type[Policy], str] = {
     TruncatedPoisson: "which other records stay in a full batch depends on how many there are",
     Shuffled: "which batch the other records are in depends on how many there are",
     Cyclic: "which batch the other records are in depends on how many there are",
+    CyclicPoisson: "which part the other records are in depends on how many there are",
     BallsInBins: "the policy declares how many there are",
 }
 _BY_NORM: tuple[type[Policy], ...] = (Importance, ImportanceSchedule)

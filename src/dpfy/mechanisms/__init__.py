@@ -54,7 +54,9 @@ __getattr__, __all__ = exports(
             "SumOfRecordNorms",
         ),
         "sampling": (
+            "CyclicPoissonSampler",
             "EpochSampler",
+            "FixedOrderSampler",
             "FixedSizeSampler",
             "IndividualSampler",
             "PoissonSampler",
@@ -63,6 +65,9 @@ __getattr__, __all__ = exports(
             "sampler_for",
         ),
         "statistics": ("soft_accuracy",),
+        "strategies": ("banded", "blt", "independent", "square_root", "tree"),
+        "tree_estimates": ("estimate_prefix_sums",),
         "trials": ("draw_trials",),
+        "workloads": ("Workload", "rmse"),
     },
 )

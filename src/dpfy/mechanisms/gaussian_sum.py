@@ -41,7 +41,8 @@ class GaussianSum:
         dimension: The number of coordinates of the sum.
         co_batched: The number of other records whose arithmetic one record may change.
         rounding: The most that it changes each of them, in units of the bound.
-        roundings: The number of times that the sum is rounded to the lattice.
+        roundings: The number of times that the sum is rounded to the lattice, and what correlated
+            noise adds to that.
         least: The smallest bound of a record, in units of the bound, where records have bounds of
             their own: what rounding moves is in proportion to none of them.
 
@@ -54,7 +55,7 @@ class GaussianSum:
     dimension: int
     co_batched: int = 0
     rounding: float = 2.0**-23
-    roundings: int = 1
+    roundings: float = 1
     least: float = 1.0
 
     @cached_property

@@ -21,8 +21,10 @@ from dpfy.ledger.events import (
     run_lengths,
 )
 from dpfy.ledger.individual import Individual
+from dpfy.ledger.streams import Strategy
 from dpfy.mechanisms.controllers import Controller, Schedule
 from dpfy.mechanisms.query import Query
+from dpfy.plans.correlation import Alternative, row_of
 from dpfy.plans.plan_checks import check_plan
 from dpfy.types import Budget, GroupBudgets, Relation, Unit, budget_from_json
 
@@ -32,7 +34,7 @@ class Plan:
     """A frozen declaration of what will run, how often, and what it may cost.
 
     A plan has public constants only: nothing in it is read off the data. :func:`dpfy.dpsgd`,
-    :func:`dpfy.dpis` and :func:`dpfy.idpsgd` make plans.
+    :func:`dpfy.dpis`, :func:`dpfy.dpftrl` and :func:`dpfy.idpsgd` make plans.
 
     Args:
         sampling: The policy by which records are drawn.
@@ -50,6 +52,9 @@ class Plan:
             are chosen from outputs. A plan has a budget or a filter.
         controllers: What chooses bounds, noise or coordinates of steps from releases; one each.
         noise_schedule: The factors of the noise multiplier over time, fixed in advance.
+        correlation: The strategy by which the noise of steps is correlated; None if it is
+            independent.
+        alternatives: Ways to correlate noise, of which :meth:`calibrate` takes the best.
 
     Raises:
         InvalidArgument: If the parts contradict each other, or no rule accounts them.
@@ -74,6 +79,8 @@ class Plan:
     filter: Filter | None = None
     controllers: tuple[Controller, ...] = ()
     noise_schedule: Schedule | None = None
+    correlation: Strategy | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -106,6 +113,11 @@ class Plan:
         return steps_per_epoch_of(self.sampling, self.steps)
 
     @property
+    def steps_per_event(self) -> int:
+        """The number of steps that one event of the plan pays for."""
+        return 1 if self.correlation is not None else self.sampling.steps_per_event
+
+    @property
     def event(self) -> Event:
         """The event of the first step, and of every other that releases the same sums."""
         return self.event_at(1)
@@ -127,7 +139,9 @@ class Plan:
         Where an event pays for an epoch, it has all the sums of the epoch. ``noise`` is the factor
         by which a controller changed the planned noise; ``rate`` is its own, if it chose one.
         """
-        due = step if self.sampling.steps_per_event == 1 else 1
+        if self.correlation is not None:
+            return row_of(self.sampling, self.correlation, self.steps, self.noise_at(step))
+        due = step if self.steps_per_event == 1 else 1
         queries = self.query.sum_queries(self.noise_at(step) * noise, due)
         policy = self.sampling.at(step)
         if rate is not None:
@@ -140,7 +154,7 @@ class Plan:
 
         They are fixed before the first step, unless controllers choose their noise.
         """
-        paid = self.sampling.steps_per_event
+        paid = self.steps_per_event
         whole = math.ceil(self.steps / paid) * paid
         length = whole if self.noise_schedule is None else self.noise_schedule.length
         if isinstance(self.sampling, ImportanceSchedule) and len(self.sampling.ratios) > 1:
@@ -161,7 +175,7 @@ class Plan:
 
     def _events(self, first: int, steps: int) -> Envelope:
         """Return the events of ``steps`` steps from the ``first`` on, all with the same noise."""
-        paid, period = self.sampling.steps_per_event, self.query.period
+        paid, period = self.steps_per_event, self.query.period
         if paid > 1 or period == 1:
             return (Repeated(self.event_at(first), steps // paid),)
         cycle = [
@@ -219,7 +233,8 @@ class Plan:
 
         A noise schedule is scaled as a whole. Where controllers choose the noise, the plan is put
         under the Rényi filter of ``epsilon`` and ``delta`` instead, and begins with the noise at
-        which all steps would pass, were it never lowered.
+        which all steps would pass, were it never lowered. Of several ways to correlate noise, the
+        one with the least error at that noise is taken.
 
         Args:
             epsilon: The largest ε that may be claimed, above zero.
@@ -243,6 +258,8 @@ class Plan:
         budget = Budget(
             float(epsilon), auto_delta(self.records) if delta == "auto" else _validate.delta(delta)
         )
+        if self.alternatives:
+            return self._best_of_alternatives(budget)
 
         def envelope(noise_multiplier: float) -> Envelope:
             planned = replace(self, noise_multiplier=noise_multiplier, filter=None).envelope
@@ -262,6 +279,19 @@ class Plan:
         )
         return replace(self, noise_multiplier=noise_multiplier, filter=rule)
 
+    def _best_of_alternatives(self, budget: Budget) -> Self:
+        """Return the calibrated plan with the least error of what the optimizer adds up."""
+
+        def error(tried: tuple[Alternative, Self]) -> float:
+            return tried[0].error * tried[1].noise_at(1)
+
+        calibrated = (
+            replace(self, sampling=each.sampling, correlation=each.strategy, alternatives=())
+            for each in self.alternatives
+        )
+        plans = [each.calibrate(budget.epsilon, budget.delta) for each in calibrated]
+        return min(zip(self.alternatives, plans, strict=True), key=error)[1]
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         # A header without these stays as it was.
@@ -269,6 +299,8 @@ class Plan:
             "filter": self.filter and self.filter.to_json(),
             "controllers": [controller.to_json() for controller in self.controllers],
             "noise_schedule": self.noise_schedule and self.noise_schedule.to_json(),
+            "correlation": self.correlation and self.correlation.to_json(),
+            "alternatives": [each.to_json() for each in self.alternatives],
         }
         return {
             "sampling": self.sampling.to_json(),
@@ -286,10 +318,11 @@ class Plan:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the plan that :meth:`to_json` wrote."""
-        budget, rule, schedule = (
+        budget, rule, schedule, correlation = (
             value.get("budget"),
             value.get("filter"),
             value.get("noise_schedule"),
+            value.get("correlation"),
         )
         try:
             return cls(
@@ -303,6 +336,10 @@ class Plan:
                     "filter": Filter.from_json(rule) if rule else None,
                     "controllers": tuple(map(Controller.from_json, value.get("controllers", ()))),
                     "noise_schedule": Schedule.from_json(schedule) if schedule else None,
+                    "correlation": Strategy.from_json(correlation) if correlation else None,
+                    "alternatives": tuple(
+                        map(Alternative.from_json, value.get("alternatives", ()))
+                    ),
                 }
             )
         except (TypeError, KeyError) as error:

@@ -15,6 +15,7 @@ from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.controllers import NormSumSampling
 from dpfy.mechanisms.importance_bounds import check_importance
 from dpfy.mechanisms.query import LEAST, MOST, ClippedSum
+from dpfy.plans.correlation import check_correlation
 from dpfy.types import GroupBudgets, Relation, Unit
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def check_plan(plan: "Plan") -> None:
             "Expected a budget or a filter, not both: under a filter its limit is the "
             "guarantee. Calibrate first; plan.under(filter) replaces the budget by the filter."
         )
+    check_correlation(plan)
     _check_controllers(plan)
     if isinstance(plan.sampling, ImportanceSchedule):
         check_importance(plan.sampling, plan.query, plan.unit, plan.controllers)
@@ -164,7 +166,7 @@ def _check_controllers(plan: "Plan") -> None:
             "AdaClip chooses its own bounds, coordinate by coordinate. Leave the controller of "
             "clip bounds out."
         )
-    paid, schedule = plan.sampling.steps_per_event, plan.noise_schedule
+    paid, schedule = plan.steps_per_event, plan.noise_schedule
     if paid > 1 and schedule is not None and schedule.length % paid:
         raise InvalidArgument(
             f"The noise schedule {schedule.name!r} changes every {schedule.length} steps, and "

@@ -70,12 +70,15 @@ def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str,
         rule = rule.each
     kinds = {(_accounted_as(policy), noise) for policy, noise in record.kinds}
     for row in supported():
-        if (
-            row.relation == record.relation
-            and (row.policy, row.noise) in kinds
-            and not (isinstance(rule, Additive) and row.method != rule.rules)
+        if row.relation != record.relation or (
+            isinstance(rule, Additive) and row.method != rule.rules
         ):
+            continue
+        if (row.policy, row.noise) in kinds:
             yield row.method, row.policy, row.noise, row.reference
+        for stream, policy in record.streams:
+            if (row.policy, row.noise) == ("", stream):
+                yield row.method, policy, "correlated gaussian", row.reference
 
 
 def _accounted_as(policy: str) -> str:
@@ -97,6 +100,13 @@ def _of_the_library(record: LedgerRecord) -> Iterator[Ground]:
         "Sums and noise are on one lattice, and what rounding adds is in the noise scale: "
         "docs/proofs/gaussian-sum.md, docs/proofs/lattice-noise.md.",
     )
+    if record.streams:
+        yield Ground(
+            Kind.THEOREM,
+            "rows",
+            "Rows of a stream cost what it does, also if its noise was begun anew",
+            "What rounding adds is in the noise scale: docs/proofs/streams.md, Lemmas 6 and 7.",
+        )
     if record.durable:
         yield Ground(
             Kind.THEOREM,

@@ -38,6 +38,16 @@ _LAWS = {
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
 }
+_OF_ROWS = {
+    "cyclic": "Rows of a stream in a fixed order: every record once in an epoch; all steps are "
+    "paid for together, and no amplification is claimed.",
+    "shuffled": "Rows of a stream in any order: every record once in an epoch; all steps are paid "
+    "for together, and no amplification is claimed.",
+    "cyclic_poisson": "Rows of a stream: the parts of the records take turns, each step draws from "
+    "one part by Poisson, and the number of records is public.",
+    "declared": "Rows of a stream: in how many steps a record takes part, and how far apart, was "
+    "declared.",
+}
 _OF_TABLES = ("records", "features", "classes", "target")  # what estimators have declared
 HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
     "holds",
@@ -85,9 +95,9 @@ def _sampling(record: LedgerRecord) -> Item:
 
 def _laws(record: LedgerRecord) -> str:
     """Return one sentence for each policy of a ledger."""
-    return " ".join(
-        law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies)
-    )
+    sampled = [policy for policy, _ in record.kinds]
+    laws = (law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in sampled))
+    return " ".join((*laws, *(_OF_ROWS[policy] for _, policy in record.streams)))
 
 
 def _key(record: LedgerRecord, costs: Costs) -> Item:
@@ -488,6 +498,8 @@ def _rate(sampling: dict[str, Any]) -> float | None:
     size = sampling.get("size", sampling.get("batch_size"))
     if size is not None and sampling.get("records"):
         return float(size / sampling["records"])
+    if sampling.get("parts"):
+        return float(sampling["chance"] / sampling["parts"])
     return 1 / sampling["bins"] if sampling.get("bins") else sampling.get("rate")
 
 

@@ -25,8 +25,9 @@ from dpfy.accounting import (
 from dpfy.accounting.to_pairs import Canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import Envelope, NonPrivate, Poisson, Policy, Repeated, Sampled
+from dpfy.ledger.events import Envelope, Event, NonPrivate, Poisson, Policy, Repeated, Sampled
 from dpfy.ledger.individual import Individual
+from dpfy.ledger.streams import Row, SampledStream
 from dpfy.reporting.attacks import Attacks
 from dpfy.reporting.groups import GroupCost, group_costs
 from dpfy.reporting.numbers import finite
@@ -356,21 +357,23 @@ def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Cla
 
     It holds without any belief in amplification by sampling.
     """
-    if not all(isinstance(run.event, Sampled | NonPrivate) for run in events):
-        return Claim(
-            Scope.WITHOUT_SAMPLING,
-            "pld",
-            sum(run.times for run in events),
-            None,
-            "the ledger has events that are made of others",
-        )
-    full = [
-        Repeated(replace(run.event, policy=_of_all(run.event.policy)), run.times)
-        if isinstance(run.event, Sampled)
-        else run
-        for run in events
-    ]
-    return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
+    steps, why = sum(run.times for run in events), "the ledger has events that are made of others"
+    if all(isinstance(run.event, Sampled | Row | NonPrivate) for run in events):
+        full = [Repeated(_on_all(run.event), run.times) for run in events]
+        try:
+            return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
+        except UnsupportedEvent as error:
+            why = str(error)
+    return Claim(Scope.WITHOUT_SAMPLING, "pld", steps, None, why)
+
+
+def _on_all(event: Event) -> Event:
+    """Return the event with every record in each step that it could be drawn for."""
+    if isinstance(event, Sampled):
+        return replace(event, policy=_of_all(event.policy))
+    if isinstance(event, Row) and isinstance(event.stream, SampledStream):
+        return Row(event.stream.unsampled)
+    return event
 
 
 def _of_all(policy: Policy) -> Policy:

@@ -33,7 +33,7 @@ class Draws:
 
     def draw(self, context: StepContext, step: int) -> Sample:
         """Return the sample of a step, whose event is durable by then; rank 0 alone calls this."""
-        return context.sampling.draw(context)
+        return context.sampling.draw(context, step)
 
     def begin(
         self,
@@ -114,7 +114,7 @@ class OneAhead(Draws):
         """Pay for a step, draw it and begin to load it; do nothing if the budget ends before it."""
         config = context.controllers.config(step)
         event = event_of(context, step, config)
-        found = context.ranks.from_first(lambda: _paid_and_drawn(context, event, config))
+        found = context.ranks.from_first(lambda: _paid_and_drawn(context, event, step, config))
         if not found:
             return None  # its own reservation will say so
         sample = Sample.from_bytes(found.removeprefix(_DRAWN), context.records.seed_words)
@@ -124,14 +124,14 @@ class OneAhead(Draws):
         return _Drawn(step, sample, records)
 
 
-def _paid_and_drawn(context: StepContext, event: Event, config: StepConfig) -> bytes:
+def _paid_and_drawn(context: StepContext, event: Event, step: int, config: StepConfig) -> bytes:
     """Make the next step durable, then draw its sample; no bytes if the budget has no room."""
     if context.progress.prepaid == 0:
         try:
             context.ledger.prepay(event, note=note_of(config))
         except BudgetExhausted:
             return b""
-    return _DRAWN + context.sampling.draw(context).to_bytes()
+    return _DRAWN + context.sampling.draw(context, step).to_bytes()
 
 
 def shares_of(

@@ -24,10 +24,10 @@ from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.ledger.individual import FilteredPoisson, Individual
-from dpfy.mechanisms.sampling import sampler_for
+from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
-from dpfy.noise import LatticeGaussian, SecureStream
-from dpfy.noise.native import kernels
+from dpfy.noise import SecureStream
+from dpfy.noise.native import correlation, kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
@@ -36,6 +36,7 @@ from dpfy.records.rows import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
 from dpfy.run.controller_states import ControllerStates
+from dpfy.run.correlation import check_optimizers, noise_for
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
@@ -50,7 +51,11 @@ from dpfy.run.ranks import Ranks
 from dpfy.run.record_bounds import GroupBounds, RecordBounds, UniformBounds
 from dpfy.run.release_layout import check_leaves
 from dpfy.run.run import Run
-from dpfy.run.sampling_strategy import IndependentSampling, SamplingStrategy
+from dpfy.run.sampling_strategy import (
+    IndependentSampling,
+    SamplingStrategy,
+    ScheduledSampling,
+)
 from dpfy.run.strict import strict_engine
 from dpfy.sandbox.rng_isolation import has_known_generators
 from dpfy.types import Unit
@@ -143,13 +148,17 @@ def privatize(
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
+    check_optimizers(plan, optimizers)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed
-    kernels.compile_ahead(sum(p.numel() for p in parameters.values()))
+    size = sum(p.numel() for p in parameters.values())
+    kernels.compile_ahead(size)
+    if plan.correlation is not None:
+        correlation.compile_ahead(size)
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):
@@ -227,7 +236,7 @@ def privatize(
             streams=streams,
             sampling=sampling,
             draws=draws,
-            noise=LatticeGaussian(streams.noise),
+            noise=noise_for(plan, streams.noise, taken + 1),
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
@@ -283,7 +292,11 @@ def _sampling(
     bounds: RecordBounds = UniformBounds()
     if isinstance(policy, Individual) and numbers is not None and set(policy.bounds) != {1.0}:
         bounds = GroupBounds(policy, numbers)
-    return IndependentSampling(sampler_for(policy, stream, numbers)), bounds
+    sampler = sampler_for(policy, stream, numbers)
+    if plan.correlation is not None:
+        assert isinstance(sampler, FixedOrderSampler | CyclicPoissonSampler)
+        return ScheduledSampling(sampler), bounds
+    return IndependentSampling(sampler), bounds
 
 
 def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
@@ -292,7 +305,7 @@ def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
     def counted() -> bytes:
         assert ledger is not None
         events = ledger.plan_count - extra_releases(plan, ledger)
-        return b"%d" % min(events * plan.sampling.steps_per_event, plan.steps)
+        return b"%d" % min(events * plan.steps_per_event, plan.steps)
 
     return int(ranks.from_first(counted))
 

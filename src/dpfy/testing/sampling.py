@@ -14,6 +14,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
+    CyclicPoisson,
     FixedSize,
     Poisson,
     Policy,
@@ -130,6 +131,16 @@ def _check_poisson(taken: Array, policy: Poisson) -> None:
         _check_uncorrelated(centred[:-lag], centred[lag:], f"steps {lag} apart")
     for lag in (1, 2, records // 2):
         _check_uncorrelated(centred[:, :-lag], centred[:, lag:], f"records {lag} apart")
+
+
+def _check_cyclic_poisson(taken: Array, policy: CyclicPoisson) -> None:
+    """Check each part by itself in the steps in which it has its turn; else it is in none."""
+    for part in range(policy.parts):
+        turns = taken[part :: policy.parts, part :: policy.parts]
+        assert taken[:, part :: policy.parts].sum() == turns.sum(), (
+            f"records of part {part} of {policy.parts} are in a step of another part"
+        )
+        _check_poisson(turns, Poisson(policy.chance))
 
 
 def _check_individual(taken: Array, policy: Individual, numbers: npt.NDArray[np.int64]) -> None:
@@ -317,5 +328,6 @@ _LAWS: dict[type[Policy], Callable[..., None]] = {
     TruncatedPoisson: _check_truncated,
     Shuffled: _check_shuffled,
     Cyclic: _check_cyclic,
+    CyclicPoisson: _check_cyclic_poisson,
     BallsInBins: _check_balls_in_bins,
 }

@@ -20,6 +20,7 @@ from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import Controller, named_schedule
 from dpfy.run.strict import strict_engine
+from dpfy.trainer.correlation import check_correlation
 from dpfy.trainer.group_budgets import check_group_settings
 from dpfy.trainer.options import (
     importance_options,
@@ -315,7 +316,14 @@ class TrainConfig:
     sampling: str = option(
         "poisson",
         "Sampling of the records of a step: poisson, full, fixed_size, truncated_poisson, "
-        "shuffled, cyclic, balls_in_bins, or importance (by the norms of gradients, DPIS).",
+        "shuffled, cyclic, balls_in_bins, cyclic_poisson (parts of the records in turn, with "
+        "noise_correlation), or importance (by the norms of gradients, DPIS).",
+    )
+    noise_correlation: str = option(
+        "none",
+        "Correlation of the noise of steps (DP-FTRL), with sampling cyclic or cyclic_poisson: "
+        "none, blt (or blt:BUFFERS), banded (or banded:BANDS), square_root (or square_root:BANDS) "
+        "or tree.",
     )
     capacity: int | None = option(
         None,
@@ -479,6 +487,7 @@ class TrainConfig:
         if self.clip_schedule:
             named_schedule(self.clip_schedule)
         self._check_importance()
+        check_correlation(self)
         check_group_settings(self, _changed(self))
         if self.strict:
             self._check_strict()

@@ -27,7 +27,7 @@ from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Contributing, Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.models.batchnorm import PrivateBatchNorm
-from dpfy.plans import Plan, dpsgd
+from dpfy.plans import Plan, dpftrl, dpsgd
 from dpfy.plans.dpis import dpis
 from dpfy.plans.idpsgd import idpsgd
 from dpfy.reporting import RunFacts, report
@@ -51,8 +51,14 @@ from dpfy.trainer.builders import (
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.correlation import correlation_options
 from dpfy.trainer.group_budgets import named_budgets
-from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
+from dpfy.trainer.options import (
+    named_algorithm,
+    named_clipping,
+    named_optimizer,
+    plan_options,
+)
 from dpfy.trainer.signals import StopSignals
 from dpfy.types import (
     Budget,
@@ -337,16 +343,24 @@ class Trainer:
     def _by_chance(self) -> Plan:
         """Return a plan that draws all records with the same probability."""
         config = self.config
+        shared: dict[str, Any] = {
+            "records": self.data.records,
+            "batch_size": config.batch_size,
+            "epochs": config.epochs,
+            "clip": self._clip(),
+            "statistics": self._statistics(),
+            "sampling": config.sampling,
+            "relation": config.relation,
+            "unit": Unit.RECORD if self.data.owners is None else Unit.USER,
+        }
+        if correlation := correlation_options(config.noise_correlation):
+            descends = named_optimizer(config.optimizer)[0] == "sgd"
+            return dpftrl(
+                **shared, **correlation, momentum=(config.momentum or 0.0) if descends else 0.0
+            )
         plan = dpsgd(
-            records=self.data.records,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            clip=self._clip(),
-            statistics=self._statistics(),
-            sampling=config.sampling,
+            **shared,
             capacity=config.capacity,
-            relation=config.relation,
-            unit=Unit.RECORD if self.data.owners is None else Unit.USER,
             **plan_options(
                 config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm
             ),

@@ -10,8 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfy.errors import InvalidArgument, UnsupportedEvent
-from dpfy.ledger.events import FixedSize, Poisson, Policy, TruncatedPoisson
+from dpfy.ledger.events import (
+    Cyclic,
+    CyclicPoisson,
+    FixedSize,
+    Poisson,
+    Policy,
+    TruncatedPoisson,
+)
 from dpfy.ledger.individual import Individual
+from dpfy.mechanisms.sampling.cyclic import CyclicPoissonSampler, FixedOrderSampler
 from dpfy.mechanisms.sampling.epochs import EPOCHS, EpochSampler
 from dpfy.mechanisms.sampling.fixed import FixedSizeSampler, TruncatedPoissonSampler
 from dpfy.mechanisms.sampling.individual import IndividualSampler
@@ -20,7 +28,9 @@ from dpfy.noise.random_stream import SecureStream
 
 __all__ = [
     "SAMPLERS",
+    "CyclicPoissonSampler",
     "EpochSampler",
+    "FixedOrderSampler",
     "FixedSizeSampler",
     "IndividualSampler",
     "PoissonSampler",
@@ -54,6 +64,8 @@ SAMPLERS: dict[type[Policy], Callable[..., Sampler]] = {
     Poisson: _poisson,
     FixedSize: FixedSizeSampler,
     TruncatedPoisson: TruncatedPoissonSampler,
+    Cyclic: FixedOrderSampler,
+    CyclicPoisson: CyclicPoissonSampler,
     **dict.fromkeys(EPOCHS, EpochSampler),
 }
 """The sampler of every policy that can be drawn without knowing more of a record."""
