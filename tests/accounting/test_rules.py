@@ -18,6 +18,7 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
@@ -37,6 +38,7 @@ EXAMPLES = {
     Cyclic: [Cyclic(50, 1000)],
     BallsInBins: [BallsInBins(20, 1000)],
     Importance: [Importance(0.05, 2.0**-10)],
+    FilteredPoisson: [FilteredPoisson(0.05), FilteredPoisson(1.0)],
 }
 
 

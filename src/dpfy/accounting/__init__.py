@@ -17,6 +17,7 @@ from dpfy.accounting.individual import (
     calibrate_group_bounds,
     calibrate_group_rates,
 )
+from dpfy.accounting.individual_filter import IndividualFilter
 from dpfy.accounting.rules import RULES, Rule, supported
 from dpfy.accounting.rules_for import nested as nested, streams as streams
 
@@ -30,6 +31,7 @@ __all__ = [
     "Group",
     "GroupGuarantee",
     "Guarantee",
+    "IndividualFilter",
     "Reading",
     "RenyiFilter",
     "Rule",

@@ -30,12 +30,13 @@ from dpfy.ledger.events import (
     Fact,
     NonPrivate,
     Poisson,
+    Policy,
     Repeated,
     Sampled,
     SumQuery,
     run_lengths,
 )
-from dpfy.ledger.individual import group_names
+from dpfy.ledger.individual import FilteredPoisson, group_names
 from dpfy.types import Interval, Relation
 
 # of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
@@ -67,6 +68,7 @@ class Filter(Fact):
     title: ClassVar[str]
     reference: ClassVar[str]
     rewards_sampling: ClassVar[bool]  # if not, the limit holds for full batches too
+    remark: ClassVar[str] = ""  # what a report has to say of it besides
     numerical_delta: float
 
     @property
@@ -83,6 +85,10 @@ class Filter(Fact):
                 "envelope": tuple(Repeated.from_json(run) for run in value["envelope"]),
             }
         return super().from_json(value)
+
+    def sampling_for(self, policy: Policy) -> Policy:
+        """Return the policy by which a plan draws under this filter, given what it drew by."""
+        return Poisson(policy.rate) if isinstance(policy, FilteredPoisson) else policy
 
     @abstractmethod
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> FilterGuard:
@@ -112,15 +118,23 @@ class Additive(Filter):
     def cost(self, pair: Pair) -> tuple[float, ...]:
         """Return an upper bound on what one step costs in each coordinate."""
 
+    @abstractmethod
+    def profile_of(self, share: float) -> Profile:
+        """Return what would hold if the limit were this share of what it is."""
+
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
+        """Return what the limit implies."""
+        return self.profile_of(1.0)
+
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> AdditiveGuard:
         """Return a guard that has spent nothing yet."""
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         return AdditiveGuard(
-            _description(self, relation),
+            description(self, relation),
             self.limits,
-            lambda event: _step_cost(self, event, relation),
+            lambda event: step_cost(self, event, relation),
             self.set_aside,
-            lambda event: event.numerical_delta + _left_out(self, event, relation),
+            lambda event: event.numerical_delta + left_out(self, event, relation),
         )
 
 
@@ -230,9 +244,9 @@ class RenyiFilter(Additive, tag="renyi_filter"):
         """Return the divergence at each order."""
         return tuple(rdp.renyi_divergence(pair, order) for order in self.orders)
 
-    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the sum of what each order's limit implies, for every ε."""
-        return _RenyiProfile(self.orders, self.limits)
+    def profile_of(self, share: float) -> Profile:
+        """Return the sum of what a share of each order's limit implies, for every ε."""
+        return _RenyiProfile(self.orders, tuple(share * limit for limit in self.limits))
 
 
 @dataclass(frozen=True)
@@ -282,9 +296,9 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         """
         return ((pair.mu**2 / 2 if pair.distribution is None else pair.distribution.zcdp) * _UP,)
 
-    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the best conversion of ρ-zCDP over all orders."""
-        return _ZcdpProfile(*self.limits)
+    def profile_of(self, share: float) -> Profile:
+        """Return the best conversion of a share of ρ over all orders."""
+        return _ZcdpProfile(share * self.limits[0])
 
 
 @dataclass(frozen=True)
@@ -329,9 +343,10 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
         """Return 1/z², or four times that where a record may be replaced by its opposite."""
         return (pair.mu**2 * _UP,)
 
-    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the guarantee of the one Gaussian sum."""
-        one_sum = Sampled(Poisson(1.0), (SumQuery(1.0, 1 / math.sqrt(self.limits[0])),))
+    def profile_of(self, share: float) -> Profile:
+        """Return the guarantee of the one Gaussian sum that a share of μ² pays for."""
+        mu = math.sqrt(share * self.limits[0])
+        one_sum = Sampled(Poisson(1.0), (SumQuery(1.0, 1 / mu),) if mu else ())
         return account(one_sum, "pld", Relation.ADD_OR_REMOVE_ONE)
 
 
@@ -392,7 +407,7 @@ class DominatedBy(Filter, tag="dominated_by"):
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> DominationGuard:
         """Return a guard at the first committed step."""
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
-        return DominationGuard(_description(self, relation), self.envelope)
+        return DominationGuard(description(self, relation), self.envelope)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the guarantee of the committed list."""
@@ -498,7 +513,8 @@ def _best(bound: Callable[[float], float]) -> float:
     )
 
 
-def _description(rule: Filter, relation: Relation) -> dict[str, Any]:
+def description(rule: Filter, relation: Relation) -> dict[str, Any]:
+    """Return what a guard says of the filter that it enforces."""
     return {"name": "filter", "filter": rule.to_json(), "relation": str(relation)}
 
 
@@ -527,7 +543,7 @@ def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
     return found
 
 
-def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
+def left_out(rule: Additive, event: Event, relation: Relation) -> float:
     """Return the mass that is set apart from one step before its cost is taken: a part of δ.
 
     Reference: ``docs/proofs/filters.md``.
@@ -536,7 +552,7 @@ def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
+def step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
     """Return the cost of one step, adaptive or not; ∞ without any protection."""
     if isinstance(event, NonPrivate):
         return tuple(math.inf for _ in rule.limits)

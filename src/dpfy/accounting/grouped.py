@@ -38,7 +38,7 @@ class GroupGuarantee(Guarantee):
         accuracy: How wide the bracket of ε may be, relative to ε.
         groups: The guarantee of each group, by name.
 
-    Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023 (individualised DP-SGD).
+    Reference: Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023 (individualised DP-SGD).
 
     >>> from dpfy.accounting import account
     >>> from dpfy.ledger.events import Sampled, SumQuery

@@ -92,7 +92,7 @@ def account_groups(
             step; a query has no bound to scale; or a group has a rate where samples are not
             Poisson, or a bound where one record may take the place of another.
 
-    Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023 (individualised DP-SGD).
+    Reference: Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023 (individualised DP-SGD).
 
     >>> from dpfy.ledger.events import SumQuery
     >>> step = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 100)

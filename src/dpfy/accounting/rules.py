@@ -31,6 +31,7 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.ledger.one_shot import DiscreteGaussianSum, ListedChoice
 from dpfy.types import Relation
 
@@ -255,6 +256,11 @@ _ACCEPTED = (
     "Gaussian sum for the coins of others: docs/proofs/dpis.md; then "
 )
 
+_LEFT_OUT = (
+    "a record that has left is as one that is absent, and one that has not is drawn with this rate "
+    "and clipped to at most the bound: docs/proofs/individual-filter.md; then "
+)
+
 _LAPLACE: dict[tuple[type[RecordedQuery], str], one_shot.OneShot] = {
     (LaplaceSum, Relation.ZERO_OUT): one_shot.OneShot(_laplace_absent, _REMOVED, exact=True)
 }
@@ -302,6 +308,11 @@ RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
         (method, Importance, SumQuery, relation): Rule(
             _absent, _ACCEPTED + words, exact=False, beside=_jitter, attained=_alone(_absent)
         )
+        for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    **{
+        (method, FilteredPoisson, SumQuery, relation): Rule(_absent, _LEFT_OUT + words, exact=False)
         for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
         for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
     },
@@ -391,6 +402,11 @@ REASONS: dict[tuple[type[Policy | RecordedQuery], str], str] = {
         "Declare relation='add_or_remove_one' or 'zero_out'"
         for policy in _BY_NORM
     },
+    (
+        FilteredPoisson,
+        Relation.REPLACE_ONE,
+    ): "a record that replaces another has other bounds, and leaves at another step. Declare "
+    "relation='add_or_remove_one' or 'zero_out'",
 }
 """(sampler or kind of query, relation) → why no method has a rule for it, and what to do."""
 

@@ -124,6 +124,30 @@ def check_shares(shares: dict[str, float]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class FilteredPoisson(Policy, tag="filtered_poisson"):
+    """Poisson sampling from the records whose own filter has room for the step.
+
+    A record that has left takes no part in the arithmetic of the step either. One that has not is
+    included with probability ``rate``, independently of all others, and moves the query by at most
+    its stored bound, which is at most the bound that the query declares. Whether it has left, and
+    its bound, follow from the record and from earlier outputs.
+
+    Args:
+        rate: inclusion probability of a record that has not left, in [0, 1].
+
+    Raises:
+        InvalidArgument: if the rate is out of its range.
+
+    Reference: docs/proofs/individual-filter.md.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _validate.real("rate", self.rate, 0, 1))
+
+
 def scaled(query: RecordedQuery, factor: float) -> RecordedQuery:
     """Return a query as it is for records that move it by ``factor`` times what it declares.
 

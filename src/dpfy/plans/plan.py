@@ -214,7 +214,8 @@ class Plan:
 
         *Formal guarantee*: that of the filter, whatever is recorded: the steps of this plan, of
         plans that are added to the ledger later, and steps that were chosen from outputs and are
-        marked as adaptive. The filter may stop the run before its last step.
+        marked as adaptive. The filter may stop the run before its last step. Under a
+        :class:`~dpfy.accounting.IndividualFilter` records leave, and the run goes on.
 
         >>> from dpfy.accounting import RenyiFilter
         >>> from dpfy.plans import dpsgd
@@ -223,7 +224,9 @@ class Plan:
         >>> Plan.from_json(plan.to_json()) == plan
         True
         """
-        return replace(self, filter=filter, budget=None)
+        known = isinstance(filter, Filter)  # or the plan says what it expects
+        sampling = filter.sampling_for(self.sampling) if known else self.sampling
+        return replace(self, sampling=sampling, filter=filter, budget=None)
 
     def calibrate(self, epsilon: float, delta: float | Literal["auto"]) -> Self:
         """Return the same plan with the least noise that keeps the claimed ε within ``epsilon``.

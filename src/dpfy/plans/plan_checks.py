@@ -7,14 +7,14 @@ import math
 from typing import TYPE_CHECKING
 
 from dpfy import _validate
-from dpfy.accounting import DominatedBy, Filter
+from dpfy.accounting import DominatedBy, Filter, IndividualFilter
 from dpfy.accounting.rules import REASONS
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Cyclic, ImportanceSchedule
-from dpfy.ledger.individual import Individual
+from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.controllers import NormSumSampling
 from dpfy.mechanisms.importance_bounds import check_importance
-from dpfy.mechanisms.query import LEAST, MOST
+from dpfy.mechanisms.query import LEAST, MOST, ClippedSum
 from dpfy.plans.correlation import check_correlation
 from dpfy.types import GroupBudgets, Relation, Unit
 
@@ -71,6 +71,8 @@ def check_plan(plan: "Plan") -> None:
         check_importance(plan.sampling, plan.query, plan.unit, plan.controllers)
     if any(isinstance(each, NormSumSampling) for each in plan.controllers):
         _check_norm_sums(plan)
+    if isinstance(plan.filter, IndividualFilter) or isinstance(plan.sampling, FilteredPoisson):
+        _check_individual(plan)
     _check_budget(plan)
     if isinstance(plan.sampling, Individual):
         _check_groups(plan)
@@ -189,4 +191,42 @@ def _check_norm_sums(plan: "Plan") -> None:
         raise InvalidArgument(
             "Steps that follow a released sum of norms are not dominated by those of the "
             "largest sum: with a smaller one records take part more often. Use a Rényi filter."
+        )
+
+
+def _check_individual(plan: "Plan") -> None:
+    """Refuse what has no proof where records leave by filters of their own."""
+    if not isinstance(plan.sampling, FilteredPoisson):
+        raise InvalidArgument(
+            "An individual filter leaves records out of Poisson samples or full batches, got "
+            f"{plan.sampling.tag} sampling. Plan with sampling='poisson' or 'full', and call "
+            ".under(filter)."
+        )
+    if not isinstance(plan.filter, IndividualFilter):
+        raise InvalidArgument(
+            "With filtered_poisson sampling records leave by filters of their own, and the plan "
+            "has no individual filter. Calibrate the noise of a plan first, then call "
+            ".under(filter)."
+        )
+    if plan.unit is not Unit.RECORD:
+        raise InvalidArgument(
+            f"An individual filter protects records, got unit={str(plan.unit)!r}: the bound of a "
+            "user would have to hold for rows that are drawn later. Use another filter for users."
+        )
+    if plan.controllers:
+        names = " and ".join(controller.tag for controller in plan.controllers)
+        raise InvalidArgument(
+            f"Stored bounds are parts of one clip bound, which {names} would change. Plan without "
+            "controllers and clip_schedule; noise_schedule= is possible."
+        )
+    query = plan.query
+    if len(query.leaves) > 1 or type(query.leaves[0]) is not ClippedSum or query.leaves[0].scales:
+        raise InvalidArgument(
+            "Under an individual filter there is one clipped sum of all parameters: a record has "
+            "one stored bound, and groups would need several. Give clip a number."
+        )
+    if query.statistics or query.slots is not None or query.least_sample is not None:
+        raise InvalidArgument(
+            "Under an individual filter there are no statistics, microbatches or least_sample: the "
+            "stored bound of a record limits what it adds to the gradient and to nothing else."
         )

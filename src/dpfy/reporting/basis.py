@@ -6,6 +6,7 @@ from typing import Any
 
 from dpfy.accounting import Filter, supported
 from dpfy.accounting.filters import Additive
+from dpfy.accounting.individual_filter import IndividualFilter
 from dpfy.ledger.basis import Ground, Kind, grounds_in, in_order
 from dpfy.ledger.events import Poisson
 from dpfy.ledger.individual import Individual
@@ -65,6 +66,8 @@ def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
 
 def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str, str, str]]:
     """Yield method, policy, noise and reference of every rule that accounts for a ledger."""
+    if isinstance(rule, IndividualFilter):
+        rule = rule.each
     kinds = {(_accounted_as(policy), noise) for policy, noise in record.kinds}
     for row in supported():
         if row.relation != record.relation or (
@@ -131,7 +134,7 @@ def _of_the_accounting(record: LedgerRecord, rule: Filter | None) -> Iterator[Gr
             "groups",
             "A group costs what it would cost if all records were in it",
             "the other records are held fixed, whatever their rates and bounds are: Boenisch, "
-            "Mühl, Rinberg, Ihrig & Dziedzic 2023",
+            "Mühl, Dziedzic, Rinberg & Papernot 2023",
         )
     for method, policy, noise, reference in cited(record, rule):
         yield _referred(

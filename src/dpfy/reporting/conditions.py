@@ -21,6 +21,8 @@ from dpfy.types import Unit
 _FEW = 5  # groups that are listed one by one
 _LAWS = {
     "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
+    "filtered_poisson": "Filtered Poisson: each record that has budget of its own left is drawn by "
+    "itself with this rate, and moves the sum by at most its stored bound.",
     "fixed_size": "Fixed size: every batch is a fresh random set of the same number of records; "
     "the total number of records is public.",
     "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of "
@@ -121,7 +123,7 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
             "What may be spent was fixed before the first step",
             f"The header declares a {costs.filter.title}, whose guard was asked before each of the "
             f"{record.steps_reserved} reserved steps and admits all of them. They may have been "
-            "chosen from outputs, and so may when to stop.",
+            f"chosen from outputs, and so may when to stop. {costs.filter.remark}".strip(),
             status=HOLDS,
         )
     title = "The steps were fixed before the first one"

@@ -7,7 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter
+from dpfy.accounting import (
+    DominatedBy,
+    GaussianFilter,
+    IndividualFilter,
+    RenyiFilter,
+    ZcdpFilter,
+)
 from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -21,7 +27,9 @@ from dpfy.types import Relation, Unit
 METHOD_NAMES = {
     "pld": "PLD",
     "rdp": "RDP",
-    **{rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter)},
+    **{
+        rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter, IndividualFilter)
+    },
 }
 _COMPOSITION = (
     "PLD composes the privacy loss distributions of all steps numerically, with discretisation and "
@@ -227,7 +235,8 @@ def _accounting(record: LedgerRecord, costs: Costs) -> str:
         by = (
             f"The claim is the limit of a {rule.title} ({rule.reference}), declared before the "
             "first step. It covers every run that the filter would have admitted, steps chosen "
-            f"from outputs included, and does not shrink when less of it is used. {listed}"
+            "from outputs included, and does not shrink when less of it is used. "
+            f"{rule.remark or listed}"
         ).rstrip()
     if record.search is not None and record.search.laws:
         rules.append(RULE)

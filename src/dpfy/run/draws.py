@@ -14,6 +14,7 @@ import torch
 from dpfy.errors import BudgetExhausted, InvalidArgument
 from dpfy.gradients import Engine
 from dpfy.ledger.events import Event, ImportanceSchedule
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.mechanisms.controllers import Controller, StepConfig
 from dpfy.plans import Plan
 from dpfy.records.records import Records
@@ -181,6 +182,11 @@ def draws_for(prefetch: int, plan: Plan, num_workers: int) -> Draws:
         raise InvalidArgument(
             "prefetch=1 draws a step before the one in front of it is released, and importance "
             "sampling draws by the gradients of the model that this one leaves. Use prefetch=0."
+        )
+    if isinstance(plan.sampling, FilteredPoisson):
+        raise InvalidArgument(
+            "prefetch=1 begins to load a sample before it is known which of its records have left "
+            "by an individual filter. Use prefetch=0."
         )
     for controller in plan.controllers:
         if _follows_outputs(controller):

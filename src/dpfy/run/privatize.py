@@ -23,7 +23,7 @@ from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
-from dpfy.ledger.individual import Individual
+from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import SecureStream
@@ -40,6 +40,12 @@ from dpfy.run.correlation import check_optimizers, noise_for
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
+from dpfy.run.individual_sampling import (
+    IndividualBounds,
+    IndividualSampling,
+    RecordBudgets,
+    check_individual,
+)
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
 from dpfy.run.record_bounds import GroupBounds, RecordBounds, UniformBounds
@@ -214,7 +220,9 @@ def privatize(
         )
     try:
         controllers = ControllerStates(plan, parameters, engine)
-        sampling = _sampling(plan, streams.sampling, engine, ranks.size, parameters, groups)
+        sampling, record_bounds = _sampling(
+            plan, streams.sampling, engine, ranks.size, parameters, groups, opened, len(records)
+        )
         engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
         taken = _steps_taken(plan, opened, ranks)
         context = StepContext(
@@ -232,7 +240,7 @@ def privatize(
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
-            record_bounds=_record_bounds(plan, groups),
+            record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,
             strict=strict,
         )
@@ -268,24 +276,27 @@ def _sampling(
     ranks: int,
     parameters: Mapping[str, nn.Parameter],
     groups: Membership | None,
-) -> SamplingStrategy:
-    """Return the strategy that draws what the plan's policy says."""
-    if isinstance(plan.sampling, ImportanceSchedule):
-        return ImportanceSampling(plan, stream, engine, ranks, parameters)
+    ledger: Ledger | None,
+    records: int,
+) -> tuple[SamplingStrategy, RecordBounds]:
+    """Return the strategy that draws what the plan's policy says, and how records are bounded."""
+    policy = plan.sampling
+    if isinstance(policy, ImportanceSchedule):
+        return ImportanceSampling(plan, stream, engine, ranks, parameters), UniformBounds()
+    if isinstance(policy, FilteredPoisson):
+        check_individual(engine, ranks, parameters)
+        assert ledger is not None  # there is one process
+        budgets = RecordBudgets(plan, ledger, records)
+        return IndividualSampling(plan, stream, budgets), IndividualBounds(budgets)
     numbers = None if groups is None else groups.numbers
-    sampler = sampler_for(plan.sampling, stream, numbers)
+    bounds: RecordBounds = UniformBounds()
+    if isinstance(policy, Individual) and numbers is not None and set(policy.bounds) != {1.0}:
+        bounds = GroupBounds(policy, numbers)
+    sampler = sampler_for(policy, stream, numbers)
     if plan.correlation is not None:
         assert isinstance(sampler, FixedOrderSampler | CyclicPoissonSampler)
-        return ScheduledSampling(sampler)
-    return IndependentSampling(sampler)
-
-
-def _record_bounds(plan: Plan, groups: Membership | None) -> RecordBounds:
-    """Return the bounds that the plan's policy gives each record."""
-    policy = plan.sampling
-    if groups is None or not isinstance(policy, Individual) or set(policy.bounds) == {1.0}:
-        return UniformBounds()
-    return GroupBounds(policy, groups.numbers)
+        return ScheduledSampling(sampler), bounds
+    return IndependentSampling(sampler), bounds
 
 
 def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:

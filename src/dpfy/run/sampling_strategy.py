@@ -91,6 +91,7 @@ class SamplingStrategy(ABC):
     engines: Mapping[str, type[Engine]] = ENGINES  # those that are exact enough for the strategy
     largest_block: int | None = None  # the most records that may share their arithmetic
     accepts_by_norm = False  # whether a record's own norm decides if it takes part
+    stores_norms = False  # whether its stored norm bounds it: equal records need equal bits
 
     @property
     @abstractmethod
