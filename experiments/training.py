@@ -24,7 +24,8 @@ from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
 from experiments.individual import members
 from experiments.methods import individualised, make_optimizer, make_plan
-from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied
+from experiments.parts import Task, loss_of, make_network, percent_right, varied
+from experiments.schedules import SCHEDULES
 
 LEDGER, SETTINGS = "ledger.dpl", "settings.json"
 _READINGS = {

@@ -3,6 +3,7 @@
 from experiments.cell import Cell
 from experiments.configs import (
     adaptive_review,
+    correlated,
     digits,
     dpis,
     finetune,
@@ -17,6 +18,7 @@ CELLS: tuple[Cell, ...] = (
     *dpis.CELLS,
     *adaptive_review.CELLS,
     *idpsgd.CELLS,
+    *correlated.CELLS,
     *finetune.CELLS,
     *digits.CELLS,
 )
