@@ -217,8 +217,8 @@ def check_individual(engine: str, ranks: int, parameters: Mapping[str, nn.Parame
     if engine not in ("auto", *EXACT_NORMS):
         names = " or ".join(map(repr, EXACT_NORMS))
         raise InvalidArgument(
-            "Individual filters are proved for engines that take the norm of the very gradient that "
-            f"they add, got engine {engine!r}. Use {names}."
+            "Individual filters are proved for engines that take the norm of the very gradient "
+            f"that they add, got engine {engine!r}. Use {names}."
         )
     if ranks > 1:
         raise InvalidArgument(
