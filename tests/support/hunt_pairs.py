@@ -83,9 +83,13 @@ class Recorder:
     """
 
     key_source = "insecure test key"
+    roundings, spread = 0.0, 1.0  # as of independent noise
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, float]] = []
+
+    def begin(self, step: int) -> None:
+        """Remember nothing of earlier steps."""
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
         """Draw nothing."""

@@ -11,12 +11,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular, toeplitz
-from scipy.signal import lfilter
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.streams import Buffered, Columns, Strategy, Toeplitz, Tree
+from dpfy.mechanisms.solvers import lfilter, solve_triangular, toeplitz
 
 Array = NDArray[np.float64]
 Objective = Literal["mean", "last", "max"]
