@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from dpfy.errors import LedgerMismatch
 from dpfy.gradients import Engine
 from dpfy.gradients.base import BoundedSums, LossFn
 from dpfy.ledger.events import Event
@@ -88,12 +87,6 @@ def _begin_noise(context: StepContext, mechanism: GaussianSum, layout: ReleaseLa
 def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> Sample:
     """Make the step durable, then draw its sample."""
     progress = context.progress
-    if context.plan.correlation is not None and context.ledger.plan_count != step - 1:
-        raise LedgerMismatch(
-            f"Row {step} of the stream is next in this run, and the ledger has "
-            f"{context.ledger.plan_count} rows: another run writes to it, whose rows would be "
-            "charged as one stream with these. Nothing was read; give each run its own ledger."
-        )
     if progress.prepaid == 0:
         context.ledger.reserve(event, note=note_of(config))
         progress.prepaid = context.sampling.steps_per_event
