@@ -332,8 +332,8 @@ def couple(run: Any, units: int, missing: int) -> None:
         def __len__(self) -> int:
             return units
 
-    def drawn(context: Any) -> Sample:
-        sample = type(strategy).draw(strategy, replace(context, records=Larger()))
+    def drawn(context: Any, step: int) -> Sample:
+        sample = type(strategy).draw(strategy, replace(context, records=Larger()), step)
         kept = sample.indices != missing
         indices = sample.indices[kept]
         return Sample(
