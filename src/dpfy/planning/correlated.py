@@ -129,7 +129,8 @@ def compare_correlated(
         decay: weight decay times learning rate, in [0, 1); 0 by default.
         objective: the error that counts: "mean" (the default), "last" or "max" of all steps.
         buffers: the number of buffers, from 1 to 8; 4 by default.
-        relation: "zero_out" (the default) or "replace_one"; the number of records is public.
+        relation: "zero_out" (the default) or "replace_one", for which cyclic Poisson samples are
+            left out; the number of records is public.
         progress: is told how many choices are calibrated, and of how many.
 
     Returns:

@@ -87,7 +87,8 @@ def dpftrl(
         divisor: The public constant that the released sum is divided by; by default the batch size.
         statistics: Statistics that every step releases beside the gradient.
         unit: The unit of privacy, ``"record"`` or ``"user"``.
-        relation: The neighbouring relation, ``"zero_out"`` or ``"replace_one"``.
+        relation: The neighbouring relation, ``"zero_out"`` or, in a fixed order,
+            ``"replace_one"``.
 
     Returns:
         A plan of this run.
