@@ -27,7 +27,7 @@ from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import SecureStream
-from dpfy.noise.native import correlation, kernels
+from dpfy.noise.native import kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
@@ -155,10 +155,7 @@ def privatize(
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed
-    size = sum(p.numel() for p in parameters.values())
-    kernels.compile_ahead(size)
-    if plan.correlation is not None:
-        correlation.compile_ahead(size)
+    kernels.compile_ahead(sum(p.numel() for p in parameters.values()))
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):
