@@ -36,7 +36,7 @@ from dpfy.records.rows import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
 from dpfy.run.controller_states import ControllerStates
-from dpfy.run.correlation import check_optimizers, noise_for
+from dpfy.run.correlation import check_optimizers, history_for, noise_for
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
@@ -149,6 +149,7 @@ def privatize(
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
     check_optimizers(plan, optimizers)
+    history = history_for(plan)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
@@ -233,7 +234,7 @@ def privatize(
             streams=streams,
             sampling=sampling,
             draws=draws,
-            noise=noise_for(plan, streams.noise, taken + 1),
+            noise=noise_for(history, streams.noise, taken + 1),
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
