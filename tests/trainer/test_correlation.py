@@ -25,7 +25,8 @@ SHORT = {"data": "digits", "epochs": 3.0, "batch_size": 400, "relation": "zero_o
         ("banded", {"strategy": "banded", "bands": None}),
         ("banded:8", {"strategy": "banded", "bands": 8}),
         ("square_root:3", {"strategy": "square_root", "bands": 3}),
-        ("tree", {"strategy": "tree"}),
+        ("tree", {"strategy": "tree", "restart": 0}),
+        ("tree:8", {"strategy": "tree", "restart": 8}),
     ],
 )
 def test_texts_are_arguments_of_the_plan(text, options):
@@ -37,6 +38,7 @@ def test_texts_are_arguments_of_the_plan(text, options):
     [
         ({"noise_correlation": "dense"}, "one of none, blt"),
         ({"noise_correlation": "blt:1.5"}, "buffers"),
+        ({"noise_correlation": "tree:-1"}, "restart"),
         ({"noise_correlation": "blt:2:3"}, "blt:BUFFERS"),
         ({"noise_correlation": "blt"}, "sampling='cyclic'"),
         ({"sampling": "cyclic_poisson"}, "such as 'banded'"),

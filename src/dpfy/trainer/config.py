@@ -324,7 +324,7 @@ class TrainConfig:
         "none",
         "Correlation of the noise of steps (DP-FTRL), with sampling cyclic, one_epoch or "
         "cyclic_poisson: none, blt (or blt:BUFFERS), banded (or banded:BANDS), square_root (or "
-        "square_root:BANDS) or tree.",
+        "square_root:BANDS) or tree (or tree:RESTART).",
     )
     capacity: int | None = option(
         None,

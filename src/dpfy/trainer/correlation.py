@@ -39,12 +39,16 @@ def _square_root(bands: float | None = None) -> dict[str, Any]:
     return {**_banded(bands), "strategy": "square_root"}
 
 
+def _tree(restart: float = 0) -> dict[str, Any]:
+    return {"strategy": "tree", "restart": _whole("restart", restart, minimum=0)}
+
+
 _KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "none": lambda: {},
     "blt": _blt,
     "banded": _banded,
     "square_root": _square_root,
-    "tree": lambda: {"strategy": "tree"},
+    "tree": _tree,
 }
 
 
@@ -113,6 +117,6 @@ def as_registered(strategy: Strategy | None, registered: Strategy | None) -> Str
     return strategy
 
 
-def _whole(name: str, value: float) -> int:
+def _whole(name: str, value: float, minimum: int = 1) -> int:
     """Return a number that was read as a float."""
-    return _validate.count(name, int(value) if value == int(value) else value)
+    return _validate.count(name, int(value) if value == int(value) else value, minimum=minimum)
