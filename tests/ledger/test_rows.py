@@ -192,3 +192,56 @@ def test_more_rows_than_there_are_have_no_cost_that_anyone_knows():
     with pytest.raises(UnsupportedEvent, match="12 rows, and 13"):
         account(Repeated(ROW, 13), relation="zero_out")
     account([Repeated(Composed.of([Repeated(ROW, 12)]), 2)], relation="zero_out")
+
+
+# Rows of two runs
+
+
+def begun(rows, other=0):
+    """Return a ledger with so many rows, and other events between them."""
+    ledger = Ledger.in_memory(header=Header(relation="zero_out", envelope=HEADER.envelope))
+    for place in range(rows):
+        ledger.reserve(ROW)
+        if place < other:
+            ledger.reserve(OTHER)
+    return ledger
+
+
+def cost(source):
+    return account(source, relation="zero_out").epsilon(1e-5).upper
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_rows_of_two_ledgers_are_two_streams(as_json):
+    """A record takes part in both, which one stream of their rows would not count."""
+    first, second = begun(2), begun(2)
+    runs = [*first.uses, *second.uses]
+    assert first.uses[0].event == second.uses[0].event == ROW
+    apart = cost([Composed.of([Repeated(ROW, 2)])] * 2)
+    one = cost(Repeated(ROW, 4))
+    found = cost([run.to_json() for run in runs] if as_json else runs)
+    assert found == pytest.approx(apart, rel=1e-6) and found > 1.1 * one
+
+
+def test_rows_of_one_ledger_are_one_stream_wherever_they_are():
+    ledger = begun(5, other=2)
+    assert len(ledger.uses) == 5
+    assert cost(ledger) == cost(ledger.uses) == cost([*ledger.uses[::2], *ledger.uses[1::2]])
+    assert cost(ledger) == cost([Repeated(ROW, 5), Repeated(OTHER, 2)])
+
+
+def test_rows_that_name_no_run_are_of_the_one_that_there_is():
+    """As when somebody asks what the next step will cost; of several runs it could be any."""
+    first, second = begun(4), begun(4)
+    assert cost([*first.uses, Repeated(ROW, 1)]) == cost(Repeated(ROW, 5))
+    with pytest.raises(UnsupportedEvent, match="Rows of 2 runs"):
+        cost([*first.uses, *second.uses, Repeated(ROW, 1)])
+
+
+def test_a_name_changes_neither_a_record_nor_its_address():
+    named = begun(1).uses[0].event
+    assert named.source and named == ROW and named.address == ROW.address
+    assert "source" not in ROW.to_json()
+    assert Event.from_json(named.to_json()).source == named.source
+    with pytest.raises(InvalidArgument, match="name of a run"):
+        Row(STREAM, source=3)

@@ -64,7 +64,7 @@ def test_a_choice_is_within_the_budget_and_its_error_follows_from_its_noise():
     row = Row(Stream(strategy, 15, choice.noise_multiplier, 3, 5), Cyclic(25, 120))
     assert 2.0 * (1 - 2e-4) <= account(Repeated(row, 15), relation="zero_out").claim(1e-4) <= 2.0
     assert choice.rmse == pytest.approx(choice.noise_multiplier * rmse(strategy, workload))
-    assert choice.memory == 8 + 4 * 4
+    assert choice.memory == 4 * 4
 
 
 def test_of_choices_that_are_as_good_the_smaller_one_is_taken():

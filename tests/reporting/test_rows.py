@@ -74,4 +74,5 @@ def test_commands_follow_a_run_step_by_step(tmp_path, capsys):
     assert found["rate"] is None and found["envelope"]["steps"] == 12
     assert output("account", ["--delta", "1e-5"]).startswith("7 steps: (")
     shown = json.loads(output("ledger", "show", ["--json"]))
+    assert shown["uses"][0]["event"].pop("source") == shown["header"]["identity"]
     assert shown["uses"] == [Repeated(row, 7).to_json()]

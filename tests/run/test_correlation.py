@@ -209,7 +209,7 @@ def test_noise_that_fails_forgets(started, monkeypatch):
     s = started(nothing(), dimension=WIDE, plan=planned(1.0))
     rows = [s.release() for _ in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr(LatticeGaussian, "add_noise", lambda *_: 1 / 0)
+        patch.setattr(LatticeGaussian, "_add_to", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             s.release()
     row = s.release()
@@ -275,7 +275,7 @@ def test_nothing_of_the_noise_is_in_a_checkpoint(tmp_path):
     for _ in range(4):
         s.release()
     kept = s.run.context.noise._history._ring
-    assert kept.any()
+    assert all(row.any() for row in kept)
     content = s.run.save(tmp_path / "saved").read_bytes()
     assert not any(row[:4].tobytes() in content for row in kept)
     assert b"history" not in content and b"noise_state" not in content
@@ -353,3 +353,66 @@ def test_adadp_is_refused_before_anything_is_read():
     model = Dot()
     with pytest.raises(InvalidArgument, match="ADADP"):
         dpfy.privatize(model, ADADP(model.parameters()), object(), planned())
+
+
+class Unread(torch.utils.data.Dataset):
+    """Records that nobody may look at."""
+
+    def __init__(self, records=RECORDS):
+        self.records = records
+
+    def __len__(self):
+        return self.records
+
+    def __getitem__(self, index):
+        raise AssertionError("a record was read")
+
+
+def declared(**options):
+    return lambda: planned(1.0, **options)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (declared(strategy="banded", bands=STEPS + 1), "at most 12"),
+        (declared(strategy="banded", bands=4, sampling="cyclic_poisson"), "twice within a band"),
+        (
+            declared(strategy=Toeplitz((1.0, 0.5)), bands=1, sampling="cyclic_poisson"),
+            "at least the band",
+        ),
+        (declared(strategy=Toeplitz((0.0, 1.0))), "positive diagonal"),
+        (declared(strategy=Toeplitz((-1.0, 0.5))), "positive diagonal"),
+        (declared(strategy=Toeplitz((1.0, 2.0)), steps=30), "no bound"),
+        (declared(records=None), "records"),
+        (declared(records=RECORDS + 1), "8"),
+        (declared(sampling="one_epoch"), "no record comes twice"),
+    ],
+)
+def test_bad_input_is_refused_before_a_record_is_read_and_a_ledger_begun(make, message, tmp_path):
+    model = Dot(RECORDS)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(dpfy.DpfyError, match=message):
+        dpfy.privatize(model, opt, Unread(), make(), tmp_path / "run.dpl", example_input=(EYE[:1],))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_step_beyond_the_plan_reads_nothing(tmp_path):
+    """Neither in the run that made the last step, nor in another one on its ledger."""
+    first = on_disk(tmp_path)
+    batches = iter(first.run)
+    for _ in range(STEPS):
+        last = next(batches)
+        first.run.release(first.loss, last)
+    assert next(batches, None) is None
+    content = (tmp_path / "run.dpl").read_bytes()
+    with pytest.raises(dpfy.DpfyError):
+        first.run.release(lambda *_: pytest.fail("a record was read"), last)
+    first.run.close()
+    model = Dot(RECORDS)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    with dpfy.privatize(
+        model, opt, Unread(), planned(), tmp_path / "run.dpl", example_input=(EYE[:1],)
+    ) as run:
+        assert run.steps_left == 0 and [*run] == []
+    assert (tmp_path / "run.dpl").read_bytes() == content

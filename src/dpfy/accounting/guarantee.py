@@ -326,11 +326,12 @@ def account(
     """Return the privacy guarantee of a ledger, a plan or events.
 
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
-    registered. Rows of a stream count as one stream wherever they are in the source, so that two
-    runs of one plan with correlated noise are accounted as a ``Composed`` event each, and never as
-    one list. A ledger that declared a filter is accounted by that filter's limit, never by the
-    steps that it reserved. Where groups of records have rates and bounds of their own, there is one
-    guarantee for each group: a :class:`~dpfy.accounting.GroupGuarantee`.
+    registered. Rows of a stream count as one stream wherever they are in the source, run by run:
+    the uses of several ledgers may be one list. Rows that were made by hand name no run and count
+    as those of one; two such runs are accounted as a ``Composed`` event each. A ledger that
+    declared a filter is accounted by that filter's limit, never by the steps that it reserved.
+    Where groups of records have rates and bounds of their own, there is one guarantee for each
+    group: a :class:`~dpfy.accounting.GroupGuarantee`.
 
     Args:
         source: A ledger or its path, a plan, an event, or a list of events or of their JSON.

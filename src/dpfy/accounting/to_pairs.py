@@ -128,14 +128,33 @@ def _counted(envelope: Iterable[Repeated]) -> list[tuple[Event, int]]:
     """Return how often each event happens.
 
     A ledger repeats the same objects, so each is looked at once. Events that are paid for together
-    are counted together wherever they are, also if they were read twice.
+    are counted together wherever they are, also if they were read twice, run by run.
     """
-    counts: dict[Event | int, tuple[Event, int]] = {}
+    counts: dict[object, tuple[Event, int]] = {}
+    named: dict[Event, set[str]] = {}
     for run in envelope:
-        key = id(run.event) if run.event.at_most is None else run.event
+        key: object = id(run.event)
+        if run.event.at_most is not None:
+            key = run.event, run.event.source
+            named.setdefault(run.event, set()).add(run.event.source)
         event, times = counts.get(key, (run.event, 0))
         counts[key] = event, times + run.times
+    for event, runs in named.items():
+        if "" in runs and len(runs) > 1:
+            _join(counts, event, sorted(runs - {""}))
     return list(counts.values())
+
+
+def _join(counts: dict[object, tuple[Event, int]], event: Event, runs: list[str]) -> None:
+    """Count rows that name no run as those of the one run that there is."""
+    if len(runs) > 1:
+        raise UnsupportedEvent(
+            f"Rows of {len(runs)} runs of one plan come with rows that name no run, and could be "
+            "of any of them. Take all rows from Ledger.uses, or account each run as a Composed "
+            "event."
+        )
+    key = event, runs[0]
+    counts[key] = event, counts[key][1] + counts.pop((event, ""))[1]
 
 
 def _charged(counts: list[tuple[Event, int]], relation: str) -> Iterator[tuple[Event, int]]:

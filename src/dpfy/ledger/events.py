@@ -109,6 +109,11 @@ class Event(Fact):
         """How often the event can happen in one ledger; None, the default, for any number."""
         return None
 
+    @property
+    def source(self) -> str:
+        """The run that the event is of, if it is paid for together with others of that run only."""
+        return ""
+
     def charged(self, times: int) -> "Envelope":
         """Return what the event costs if it happens ``times`` times: itself so often, by default.
 
@@ -494,7 +499,8 @@ def run_lengths(events: Iterable[Repeated]) -> Envelope:
     """Merge neighbouring runs of equal events."""
     merged: list[Repeated] = []
     for run in events:
-        if merged and merged[-1].event == run.event:
+        last = merged[-1].event if merged else None
+        if last is not None and last == run.event and last.source == run.event.source:
             merged[-1] = Repeated(run.event, merged[-1].times + run.times)
         elif run.times:
             merged.append(run)

@@ -373,9 +373,17 @@ class Ledger:
 
         A torn tail and all steps that were paid for in advance are included. A selection that has
         begun and not ended counts as an event without any guarantee, because it is not known what
-        was seen of it.
+        was seen of it. Rows of a stream name this ledger, so that those of several ledgers can be
+        accounted as one list.
         """
-        return run_lengths([*self._journal.runs(), *self._unfinished])
+        name = self.header.identity if self.header else ""
+        runs = (
+            Repeated(replace(run.event, source=name), run.times)
+            if isinstance(run.event, Row)
+            else run
+            for run in self._journal.runs()
+        )
+        return run_lengths([*runs, *self._unfinished])
 
     @property
     def interruptions(self) -> Envelope:

@@ -309,13 +309,17 @@ class Row(Event, tag="row"):
     was begun anew in between (docs/proofs/streams.md, Lemma 6).
 
     *Assumes* that the t-th row on record is step t of the stream, whether it was released or not,
-    with the records that step t has; and that all equal rows of a source belong to one stream. What
-    several runs cost is the composition of :class:`~dpfy.ledger.composite_events.Composed` runs.
+    with the records that step t has; and that all equal rows of one run belong to one stream. The
+    rows that a ledger hands out name it as their run. Rows that name none are of one run, and what
+    several such runs cost is the composition of
+    :class:`~dpfy.ledger.composite_events.Composed` runs.
 
     Args:
         stream: the whole stream.
         policy: the rule that draws the records of the steps, which the stream then has to follow
             from; None, the default, if they are limited and kept apart by other means.
+        source: the name of the run whose stream it is; empty, the default, on record, where all
+            rows are those of one ledger. Rows of two runs are equal, and not counted together.
 
     Raises:
         InvalidArgument: if the stream declares more privacy than the policy gives.
@@ -327,12 +331,26 @@ class Row(Event, tag="row"):
 
     stream: Stream | SampledStream
     policy: Policy | None = None
+    source: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.stream, Stream | SampledStream):
             raise InvalidArgument(f"Expected a stream, got {type(self.stream).__name__}.")
+        if not isinstance(self.source, str):
+            raise InvalidArgument(f"Expected source={self.source!r} to be the name of a run.")
         if self.policy is not None:
             _check_follows(self.stream, self.policy)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as plain JSON values; a run is written only if it has a name."""
+        return {
+            name: value for name, value in super().to_json().items() if name != "source" or value
+        }
+
+    @property
+    def address(self) -> str:
+        """The content address, which rows of all runs share."""
+        return replace(self, source="").address if self.source else super().address
 
     @property
     def numerical_delta(self) -> float:

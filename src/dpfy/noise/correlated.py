@@ -3,17 +3,12 @@
 from collections.abc import Sequence
 from typing import Never
 
-import numpy as np
-import torch
-
 from dpfy.errors import InvalidArgument
 from dpfy.noise.gaussian import LatticeGaussian, LatticeNoise
 from dpfy.noise.histories import LARGEST_SCALE, History
 from dpfy.noise.lattice import steps_per_stddev
-from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.random_stream import SecureStream, this_process
-from dpfy.noise.rejection_table import Floats
-from dpfy.noise.vector import Piece, Vector
+from dpfy.noise.vector import Piece
 
 
 class CorrelatedGaussian(LatticeNoise):
@@ -40,6 +35,7 @@ class CorrelatedGaussian(LatticeNoise):
         InvalidArgument: If the stream was made for another purpose, or if the noise is copied,
             pickled or saved.
 
+    >>> import torch
     >>> from dpfy.noise.histories import Bands
     >>> noise = CorrelatedGaussian(SecureStream(insecure_test_key=1), Bands([1.0, 0.5], steps=9))
     >>> for row in range(3):
@@ -57,7 +53,6 @@ class CorrelatedGaussian(LatticeNoise):
         self._history = history
         self._row = first
         self._last: tuple[object, ...] | None = None  # what the last complete row was like
-        self._noise: Floats = np.empty(0)
 
     @property
     def key_source(self) -> str:
@@ -82,7 +77,6 @@ class CorrelatedGaussian(LatticeNoise):
     def forget(self) -> None:
         """Drop all earlier rows; the next one is fresh noise."""
         self._history.forget()
-        self._noise.fill(0)
         self._last = None
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
@@ -93,7 +87,8 @@ class CorrelatedGaussian(LatticeNoise):
             stddev: The standard deviation of fresh noise; zero draws nothing.
             grid: The lattice step, a power of two.
         """
-        self._fresh.prefetch(count, _scale(stddev, grid), 1.0)
+        _check_scale(stddev, grid)
+        self._fresh.prefetch(count, stddev, grid)
 
     def close(self) -> None:
         """Forget all rows, end the thread of :meth:`prefetch` and free its memory."""
@@ -101,25 +96,18 @@ class CorrelatedGaussian(LatticeNoise):
         self._fresh.close()
 
     def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
-        """Add the next row to one vector."""
-        vector, scale = Vector(pieces, grid, grid), _scale(stddev, grid)
-        this = len(vector), stddev, grid, this_process()
+        """Add the next row to one vector, in the walk that draws its fresh noise."""
+        _check_scale(stddev, grid)
+        count = pieces[-1].end if pieces else 0
+        this = count, stddev, grid, this_process()
         if this != self._last:
             self.forget()
         row, self._row = self._row, self._row + 1
         self._last = None  # until it is complete
-        noise = self._drawn(len(vector), scale)
-        self.spread = self._history.correlate(noise, row)
-        kernels_for(len(vector), shared=True).add(vector, 0, noise)
+        past = self._history.past_of(row, count)
+        self._fresh._add_to(pieces, stddev, grid, past)
+        self.spread = 1.0 if past is None else past.spread
         self._last = this
-
-    def _drawn(self, count: int, scale: float) -> Floats:
-        """Return fresh noise, in steps of the lattice."""
-        if len(self._noise) != count:
-            self._noise = np.empty(count)
-        self._noise.fill(0)
-        self._fresh.add_noise(torch.from_numpy(self._noise), scale, 1.0)
-        return self._noise
 
     def __repr__(self) -> str:
         return "CorrelatedGaussian(sensitive)"
@@ -131,12 +119,10 @@ class CorrelatedGaussian(LatticeNoise):
         )
 
 
-def _scale(stddev: float, grid: float) -> float:
-    """Return the standard deviation in steps, and refuse more than histories have room for."""
-    scale = steps_per_stddev(stddev, grid) if stddev else 0.0
-    if scale > LARGEST_SCALE:
+def _check_scale(stddev: float, grid: float) -> None:
+    """Refuse noise of more steps than histories have room for."""
+    if stddev and steps_per_stddev(stddev, grid) > LARGEST_SCALE:
         raise InvalidArgument(
             f"Expected a lattice of at most 2^30 steps in stddev={stddev!r}, got grid={grid!r}. "
             "Use lattice_step(stddev)."
         )
-    return scale

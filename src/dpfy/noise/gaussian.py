@@ -11,6 +11,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.noise.lattice import round_to_lattice, steps_per_stddev
 from dpfy.noise.native.kernels import kernels_for
+from dpfy.noise.past import Past
 from dpfy.noise.prefetch import NoisePrefetcher
 from dpfy.noise.random_stream import SecureStream, require_purpose, this_process
 from dpfy.noise.rejection_table import CELL_BITS, Floats
@@ -168,8 +169,12 @@ class LatticeGaussian(LatticeNoise):
             with self._prefetcher.lock:
                 self._prefetcher.prefetch(count, spread, grid / unit, self._stream)
 
-    def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
+    def _add_to(
+        self, pieces: Sequence[Piece], stddev: float, grid: float, past: Past | None = None
+    ) -> None:
         """Add fresh noise to one vector: what was drawn ahead first, then segment by segment.
+
+        It is correlated with a past, if there is one, on its way to the sums.
 
         The segments that nobody has begun are drawn on this thread, with the help of torch's
         threads if OpenMP lends them. If not, helpers draw too. There are fewer of them than threads
@@ -178,7 +183,7 @@ class LatticeGaussian(LatticeNoise):
         ordered by thread.
         """
         spread, unit = _columns(stddev, grid)
-        vector = Vector(pieces, unit, grid)
+        vector = Vector(pieces, unit, grid, past)
         kernels, prefetcher = kernels_for(len(vector), shared=True), self._prefetcher
 
         def work(buffer: Floats) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
-from dpfy.noise.native.correlation import LARGEST, Ring, correlation_for
+from dpfy.noise.past import LARGEST, Band, Nodes, Past, Sums
 from dpfy.noise.rejection_table import Floats
+from dpfy.noise.vector import Integers
 
 LARGEST_SCALE = 2.0**30
 """The largest standard deviation of fresh noise, in steps, that a history has room for."""
@@ -33,11 +34,11 @@ class History(Protocol):
     def roundings(self) -> float:
         """How many steps per coordinate rounding adds to the sensitivity of a sum."""
 
-    def correlate(self, noise: Floats, row: int) -> float:
-        """Turn fresh noise into a row, counted from 1, in place, and remember what it implies.
+    def past_of(self, row: int, count: int) -> Past | None:
+        """Return what the next row, counted from 1 and of ``count`` numbers, rests on.
 
-        Returns:
-            The standard deviation of the row over that of fresh noise.
+        Whoever adds the row correlates each of its numbers with it once, or forgets all rows. None
+        means that the row is fresh noise, and that nothing is remembered.
         """
 
     def forget(self) -> None:
@@ -69,7 +70,7 @@ class Bands:
         self._past = np.array(coefficients[1:], dtype=np.float64)
         self._spreads = _norms(_inverse(self._past, _validate.count("steps", steps)))
         self._unit = _power_of_two(_REACH * LARGEST_SCALE * max(self._spreads) / LARGEST)
-        self._ring: Ring | None = None
+        self._ring: list[Integers] | None = None  # the rows before, in turn
         self._age = 0
 
     @property
@@ -81,19 +82,17 @@ class Bands:
         kept = self._unit * (1 if min(self._past) >= 0 else 2)
         return kept + math.sqrt(band - 1) * (1 + band * 2.0**-21 * total * self._unit)
 
-    def correlate(self, noise: Floats, row: int) -> float:
+    def past_of(self, row: int, count: int) -> Band | None:
         """See :class:`History`."""
-        spread = self._spreads[min(self._age, len(self._spreads) - 1)]
-        if len(self._past):
-            if self._ring is None:
-                self._ring = np.empty((len(self._past), len(noise)), dtype=np.int32)
-            size, kept = len(self._past), min(self._age, len(self._past))
-            rows = (self._age - 1 - np.arange(kept)) % size
-            correlation_for(len(noise)).bands(
-                noise, self._past[:kept], rows, self._ring, self._age % size, self._unit
-            )
-        self._age += 1
-        return float(spread)
+        size = len(self._past)
+        if not size:
+            return None
+        if self._ring is None:
+            self._ring = [*np.empty((size, count), dtype=np.int32)]
+        age, self._age = self._age, self._age + 1
+        kept = [self._ring[(age - lag) % size] for lag in range(1, min(age, size) + 1)]
+        spread = float(self._spreads[min(age, len(self._spreads) - 1)])
+        return Band(spread, self._past[: len(kept)], kept, self._ring[age % size], self._unit)
 
     def forget(self) -> None:
         """See :class:`History`."""
@@ -130,7 +129,7 @@ class DecayingSums:
         rows, sums = _responses(self._decays, self._scales, steps)
         self._spreads = _norms(rows)
         self._limits = _REACH * LARGEST_SCALE * np.linalg.norm(sums, axis=0)
-        self._sums: Floats | None = None
+        self._sums: list[Floats] | None = None
         self._age = 0
 
     @property
@@ -139,16 +138,13 @@ class DecayingSums:
         each = 2.0**-51 / (1 - self._decays) + (len(self._decays) + 1) * 2.0**-52
         return math.sqrt(self._steps) * (1 + float(np.abs(self._scales) @ (self._limits * each)))
 
-    def correlate(self, noise: Floats, row: int) -> float:
+    def past_of(self, row: int, count: int) -> Sums:
         """See :class:`History`."""
-        spread = self._spreads[min(self._age, len(self._spreads) - 1)]
         if self._sums is None:
-            self._sums = np.zeros((len(self._decays), len(noise)))
-        correlation_for(len(noise)).decaying(
-            noise, self._decays, self._scales, self._limits, self._sums
-        )
+            self._sums = [*np.zeros((len(self._decays), count))]
+        spread = float(self._spreads[min(self._age, len(self._spreads) - 1)])
         self._age += 1
-        return float(spread)
+        return Sums(spread, self._scales, self._sums, self._decays, self._limits)
 
     def forget(self) -> None:
         """See :class:`History`."""
@@ -165,7 +161,7 @@ class TreeNodes:
         restart: The number of rows after which a new tree begins; 0 means never.
 
     >>> nodes = TreeNodes()
-    >>> [round(nodes.correlate(np.zeros(1), row) ** 2) for row in range(1, 9)]
+    >>> [round(nodes.past_of(row, count=1).spread ** 2) for row in range(1, 9)]
     [1, 2, 1, 3, 1, 2, 1, 4]
     """
 
@@ -174,23 +170,22 @@ class TreeNodes:
     def __init__(self, restart: int = 0) -> None:
         self._restart = _validate.count("restart", restart, minimum=0)
         self._nodes: dict[int, Floats] = {}
+        self._free: list[Floats] = []
 
-    def correlate(self, noise: Floats, row: int) -> float:
+    def past_of(self, row: int, count: int) -> Nodes:
         """See :class:`History`."""
         place = (row - 1) % self._restart + 1 if self._restart else row
         if place == 1:
             self.forget()
         level = (place & -place).bit_length() - 1
-        fresh = noise.copy()
         replaced = [self._nodes.pop(below) for below in range(level) if below in self._nodes]
-        for node in replaced:
-            noise -= node
-        self._nodes[level] = fresh
-        return math.sqrt(1 + len(replaced))
+        self._free += replaced  # memory that is new to a process costs more than noise
+        self._nodes[level] = self._free.pop() if self._free else np.empty(count)
+        return Nodes(math.sqrt(1 + len(replaced)), replaced, self._nodes[level])
 
     def forget(self) -> None:
         """See :class:`History`."""
-        self._nodes = {}
+        self._nodes, self._free = {}, []
 
 
 def _inverse(past: Floats, steps: int) -> Floats:

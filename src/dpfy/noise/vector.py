@@ -4,7 +4,7 @@ Tests: tests/noise/test_gaussian.py.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from dpfy.noise.lattice import add_on_lattice, add_steps
+from dpfy.noise.past import Correlate, Past
 from dpfy.noise.rejection_table import Floats
 
 Integers = npt.NDArray[np.int32]
@@ -46,6 +47,12 @@ class Steps(NamedTuple):
             order = np.argsort(places)
             rests = np.concatenate([found.rests, own.rests])
             found = Steps(self.low, self.cells, places[order], rests[order])
+        return found
+
+    def values(self) -> Floats:
+        """Return the numbers."""
+        found = self.low.astype(np.float64)
+        found[self.places] += self.rests
         return found
 
     def between(self, first: int, last: int) -> "Steps":
@@ -122,11 +129,13 @@ class Vector:
         pieces: The pieces; each begins where the last one ends.
         unit: The unit of the noise.
         grid: The step of the lattice on which results are.
+        past: What the noise is correlated with, on its way to the sums; None for nothing.
     """
 
     pieces: Sequence[Piece]
     unit: float
     grid: float
+    past: Past | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         """Return the number of coordinates."""
@@ -137,8 +146,12 @@ class Vector:
         """Whether all pieces are in the memory of the CPU."""
         return all(piece.sums.is_cpu for piece in self.pieces)
 
-    def add(self, start: int, noise: Floats) -> None:
+    def add(self, start: int, noise: Floats, correlate: Correlate = Past.correlate) -> None:
         """Add noise, which may be overwritten, to the coordinates from ``start`` on."""
+        if self.past is not None:
+            noise *= self.unit / self.grid
+            self._add_row(start, np.rint(noise, out=noise), correlate)
+            return
         if not self.is_cpu:
             low = np.empty(len(noise), dtype=np.int32)
             self.add_steps(start, whole_steps(noise, self.grid / self.unit, low))
@@ -147,8 +160,11 @@ class Vector:
             where = slice(first - piece.begin, last - piece.begin)
             piece.add(where, noise[first - start : last - start], self.unit, self.grid)
 
-    def add_steps(self, start: int, steps: Steps) -> None:
+    def add_steps(self, start: int, steps: Steps, correlate: Correlate = Past.correlate) -> None:
         """Add noise in steps to the coordinates from ``start`` on."""
+        if self.past is not None:
+            self._add_row(start, steps.values(), correlate)
+            return
         found = self._pieces(start, len(steps.low))
         for device, some in groupby(found, lambda each: each[0].sums.device):
             here = [*some]
@@ -157,6 +173,12 @@ class Vector:
             for piece, first, last in here:
                 where = slice(first - piece.begin, last - piece.begin)
                 piece.add_steps(where, whole[first - begin : last - begin], self.grid)
+
+    def _add_row(self, start: int, fresh: Floats, correlate: Correlate) -> None:
+        """Correlate fresh noise, in whole steps, with the past, and add the result."""
+        assert self.past is not None
+        correlate(self.past, start, fresh)
+        replace(self, unit=self.grid, past=None).add(start, fresh)
 
     def _pieces(self, start: int, count: int) -> list[tuple[Piece, int, int]]:
         """Return the pieces that have some of ``count`` coordinates, the first, and the end."""

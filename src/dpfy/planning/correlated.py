@@ -219,6 +219,5 @@ def _bands(most: int) -> list[int]:
 
 
 def _memory(method: str, size: int) -> int:
-    """Return the bytes for each parameter: a row in float64, and what is kept of earlier ones."""
-    kept = {"banded": 4 * (size - 1), "blt": 8 * size}.get(method)
-    return 0 if kept is None else 8 + kept
+    """Return the bytes for each parameter that are kept of earlier rows."""
+    return {"banded": 4 * (size - 1), "blt": 8 * size}.get(method, 0)

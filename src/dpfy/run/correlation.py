@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.streams import Buffered, Strategy, Toeplitz, Tree
+from dpfy.ledger.streams import Buffered, Toeplitz, Tree
 from dpfy.noise import CorrelatedGaussian, LatticeGaussian, NoiseStrategy, SecureStream
 from dpfy.noise.histories import Bands, DecayingSums, History, TreeNodes
 from dpfy.optim import ADADP
@@ -24,22 +24,28 @@ def check_optimizers(plan: Plan, optimizers: Sequence[torch.optim.Optimizer]) ->
         )
 
 
-def noise_for(plan: Plan, stream: SecureStream, first: int) -> NoiseStrategy:
-    """Return the noise of a plan, whose first row is that of step ``first``, counted from 1.
+def history_for(plan: Plan) -> History | None:
+    """Return what the noise of a plan has to remember, or None if its steps are independent.
+
+    Raises:
+        InvalidArgument: If the noise of the plan's strategy would grow from row to row.
+    """
+    match plan.correlation:
+        case None:
+            return None
+        case Buffered(decays, scales):
+            return DecayingSums(decays, scales, plan.steps)
+        case Tree(restart):
+            return TreeNodes(restart)
+    assert isinstance(plan.correlation, Toeplitz)
+    return Bands(plan.correlation.column(plan.steps), plan.steps)
+
+
+def noise_for(history: History | None, stream: SecureStream, first: int) -> NoiseStrategy:
+    """Return noise with a history, whose first row is that of step ``first``, counted from 1.
 
     No row before it is remembered: nothing of the noise is ever saved.
     """
-    if plan.correlation is None:
+    if history is None:
         return LatticeGaussian(stream)
-    return CorrelatedGaussian(stream, _history(plan.correlation, plan.steps), first)
-
-
-def _history(strategy: Strategy, steps: int) -> History:
-    """Return what noise of a strategy has to remember."""
-    match strategy:
-        case Buffered(decays, scales):
-            return DecayingSums(decays, scales, steps)
-        case Tree(restart):
-            return TreeNodes(restart)
-    assert isinstance(strategy, Toeplitz)
-    return Bands(strategy.column(steps), steps)
+    return CorrelatedGaussian(stream, history, first)

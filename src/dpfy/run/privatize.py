@@ -27,7 +27,7 @@ from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise import SecureStream
-from dpfy.noise.native import correlation, kernels
+from dpfy.noise.native import kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
@@ -36,7 +36,7 @@ from dpfy.records.rows import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
 from dpfy.run.controller_states import ControllerStates
-from dpfy.run.correlation import check_optimizers, noise_for
+from dpfy.run.correlation import check_optimizers, history_for, noise_for
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
@@ -149,16 +149,14 @@ def privatize(
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
     check_optimizers(plan, optimizers)
+    history = history_for(plan)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed
-    size = sum(p.numel() for p in parameters.values())
-    kernels.compile_ahead(size)
-    if plan.correlation is not None:
-        correlation.compile_ahead(size)
+    kernels.compile_ahead(sum(p.numel() for p in parameters.values()))
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):
@@ -236,7 +234,7 @@ def privatize(
             streams=streams,
             sampling=sampling,
             draws=draws,
-            noise=noise_for(plan, streams.noise, taken + 1),
+            noise=noise_for(history, streams.noise, taken + 1),
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),

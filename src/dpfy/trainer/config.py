@@ -316,14 +316,15 @@ class TrainConfig:
     sampling: str = option(
         "poisson",
         "Sampling of the records of a step: poisson, full, fixed_size, truncated_poisson, "
-        "shuffled, cyclic, balls_in_bins, cyclic_poisson (parts of the records in turn, with "
-        "noise_correlation), or importance (by the norms of gradients, DPIS).",
+        "shuffled, cyclic, balls_in_bins, one_epoch (no record comes twice) or cyclic_poisson "
+        "(parts of the records in turn), both with noise_correlation, or importance (by the norms "
+        "of gradients, DPIS).",
     )
     noise_correlation: str = option(
         "none",
-        "Correlation of the noise of steps (DP-FTRL), with sampling cyclic or cyclic_poisson: "
-        "none, blt (or blt:BUFFERS), banded (or banded:BANDS), square_root (or square_root:BANDS) "
-        "or tree.",
+        "Correlation of the noise of steps (DP-FTRL), with sampling cyclic, one_epoch or "
+        "cyclic_poisson: none, blt (or blt:BUFFERS), banded (or banded:BANDS), square_root (or "
+        "square_root:BANDS) or tree (or tree:RESTART).",
     )
     capacity: int | None = option(
         None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.ledger.streams import Buffered, Strategy, Toeplitz
 from dpfy.mechanisms.controllers import Controller
 from dpfy.mechanisms.controllers.names import named
 from dpfy.trainer.options import named_clipping, named_optimizer
@@ -12,7 +13,12 @@ from dpfy.trainer.options import named_clipping, named_optimizer
 if TYPE_CHECKING:
     from dpfy.trainer.config import TrainConfig
 
-_ORDERS = ("cyclic", "cyclic_poisson")
+_ORDERS = ("cyclic", "one_epoch", "cyclic_poisson")
+_ONLY_CORRELATED = {
+    "one_epoch": "'blt'. Or use sampling='cyclic'",
+    "cyclic_poisson": "'banded': parts that take turns are for noise that is correlated over them. "
+    "Or use sampling='poisson'",
+}
 _CONSTANT = "later noise takes back earlier noise, and all of it has one scale"
 _NOT_CORRELATED = {
     "clip_schedule": _CONSTANT,
@@ -33,12 +39,16 @@ def _square_root(bands: float | None = None) -> dict[str, Any]:
     return {**_banded(bands), "strategy": "square_root"}
 
 
+def _tree(restart: float = 0) -> dict[str, Any]:
+    return {"strategy": "tree", "restart": _whole("restart", restart, minimum=0)}
+
+
 _KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "none": lambda: {},
     "blt": _blt,
     "banded": _banded,
     "square_root": _square_root,
-    "tree": lambda: {"strategy": "tree"},
+    "tree": _tree,
 }
 
 
@@ -55,16 +65,16 @@ def check_correlation(config: "TrainConfig") -> None:
     """Refuse settings that do not go with correlated noise, or need it."""
     text = config.noise_correlation
     if not correlation_options(text):
-        if config.sampling == "cyclic_poisson":
+        if instead := _ONLY_CORRELATED.get(config.sampling):
             raise InvalidArgument(
-                "Expected noise_correlation='banded' with sampling='cyclic_poisson': parts that "
-                "take turns are for noise that is correlated over them. Or use sampling='poisson'."
+                f"Expected noise_correlation with sampling={config.sampling!r}, such as {instead}."
             )
         return
     if config.sampling not in _ORDERS:
         raise InvalidArgument(
-            f"Expected sampling='cyclic' or 'cyclic_poisson' with noise_correlation={text!r}, got "
-            f"{config.sampling!r}: it has to be known how far apart two steps of a record are."
+            f"Expected sampling='cyclic', 'one_epoch' or 'cyclic_poisson' with "
+            f"noise_correlation={text!r}, got {config.sampling!r}: it has to be known how far "
+            "apart two steps of a record are."
         )
     for name, reason in _NOT_CORRELATED.items():
         if (value := getattr(config, name)) not in (None, "dpsgd"):
@@ -83,6 +93,30 @@ def check_correlation(config: "TrainConfig") -> None:
         )
 
 
-def _whole(name: str, value: float) -> int:
+def as_registered(strategy: Strategy | None, registered: Strategy | None) -> Strategy | None:
+    """Return a registered strategy of the same kind and size, or else the given one.
+
+    Optimised strategies differ in their last digits between processors, and a run that is resumed
+    on another one goes on with the strategy that it began with.
+
+    Args:
+        strategy: What the settings make here.
+        registered: What the plan in the ledger has.
+
+    Returns:
+        One of them.
+
+    >>> as_registered(Toeplitz((1.0, 0.5)), Toeplitz((1.0, 0.5000000000000001)))
+    Toeplitz(coefficients=(1.0, 0.5000000000000001))
+    """
+    match strategy, registered:
+        case Toeplitz(own), Toeplitz(others) if len(own) == len(others):
+            return registered
+        case Buffered(own), Buffered(others) if len(own) == len(others):
+            return registered
+    return strategy
+
+
+def _whole(name: str, value: float, minimum: int = 1) -> int:
     """Return a number that was read as a float."""
-    return _validate.count(name, int(value) if value == int(value) else value)
+    return _validate.count(name, int(value) if value == int(value) else value, minimum=minimum)

@@ -53,7 +53,7 @@ from dpfy.trainer.builders import (
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
-from dpfy.trainer.correlation import correlation_options
+from dpfy.trainer.correlation import as_registered, correlation_options
 from dpfy.trainer.group_budgets import named_budgets
 from dpfy.trainer.options import (
     named_algorithm,
@@ -310,6 +310,7 @@ class Trainer:
                 noise_multiplier=registered.noise_multiplier,
                 filter=registered.filter,
                 sampling=_as_registered(self.plan.sampling, registered.sampling),
+                correlation=as_registered(self.plan.correlation, registered.correlation),
             )
             != registered
         ):

@@ -14,6 +14,7 @@ import torch
 
 from dpfy.noise import rejection
 from dpfy.noise.lattice import far_from_zero
+from dpfy.noise.past import Band, Nodes, Past, Sums
 from dpfy.noise.rejection_table import CELL_BITS, RECTANGLES, RejectionTable
 from dpfy.noise.vector import Piece, Vector
 
@@ -46,6 +47,21 @@ class CPiece(ctypes.Structure):
     ]
 
 
+class CPast(ctypes.Structure):
+    """``struct past`` of correlation.h."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("rows", ctypes.c_ssize_t),
+        ("row", ctypes.POINTER(ctypes.c_void_p)),
+        ("target", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("decay", ctypes.c_void_p),
+        ("limit", ctypes.c_void_p),
+        ("unit", ctypes.c_double),
+    ]
+
+
 class CVector(ctypes.Structure):
     """``struct vector`` of kernels.c."""
 
@@ -53,7 +69,9 @@ class CVector(ctypes.Structure):
         ("piece", ctypes.POINTER(CPiece)),
         ("pieces", ctypes.c_ssize_t),
         ("unit", ctypes.c_double),
+        ("grid", ctypes.c_double),
         ("far", ctypes.c_double),
+        ("past", ctypes.POINTER(CPast)),
     ]
 
 
@@ -115,8 +133,34 @@ def _seen_by_c(vector: Vector) -> CVector | None:
         for single in [piece.sums.dtype == torch.float32]
     ]
     return CVector(
-        (CPiece * len(pieces))(*pieces), len(pieces), vector.unit, far_from_zero(vector.grid)
+        (CPiece * len(pieces))(*pieces),
+        len(pieces),
+        vector.unit,
+        vector.grid,
+        far_from_zero(vector.grid),
+        None if vector.past is None else ctypes.pointer(past_for_c(vector.past)),
     )
+
+
+def past_for_c(past: Past) -> CPast:
+    """Return what a row rests on as C sees it; it is valid while the arrays are."""
+    dtype: npt.DTypeLike = np.float64
+    match past:
+        case Band(rows=rows):
+            kind, unit, dtype = 0, past.unit, np.int32
+            given = {"target": _checked(past.target, dtype), "weight": _checked(past.weights)}
+        case Sums(rows=rows):
+            kind, unit = 1, 1.0
+            given = {"weight": _checked(past.weights), "decay": _checked(past.decays)}
+            given["limit"] = _checked(past.limits)
+        case Nodes(rows=rows):
+            kind, unit = 2, 1.0
+            given = {"target": _checked(past.target)}
+        case _:
+            raise TypeError(f"Expected a band, sums or nodes, got {type(past).__name__}.")
+    addresses = [_checked(row, dtype) for row in rows]
+    row = (ctypes.c_void_p * len(addresses))(*addresses)
+    return CPast(kind=kind, rows=len(row), row=row, unit=unit, **given)
 
 
 def array_of(dtype: npt.DTypeLike, dimensions: int = 1) -> Any:
@@ -125,12 +169,7 @@ def array_of(dtype: npt.DTypeLike, dimensions: int = 1) -> Any:
     class Pointer:
         @staticmethod
         def from_param(array: npt.NDArray[Any]) -> ctypes.c_void_p:
-            if array.dtype != dtype or array.ndim != dimensions or not array.flags.carray:
-                raise TypeError(
-                    f"Expected {dimensions} dimensions of {np.dtype(dtype)} without gaps, got "
-                    f"{array.ndim} of {array.dtype}."
-                )
-            return ctypes.c_void_p(_address(array))
+            return ctypes.c_void_p(_checked(array, dtype, dimensions))
 
     return Pointer
 
@@ -164,6 +203,18 @@ def _is_plain(piece: Piece) -> bool:
 def _is_in_memory(numbers: torch.Tensor) -> bool:
     """Return whether a tensor is contiguous in main memory."""
     return numbers.is_cpu and numbers.is_contiguous()
+
+
+def _checked(
+    array: npt.NDArray[Any], dtype: npt.DTypeLike = np.float64, dimensions: int = 1
+) -> int:
+    """Return the address of an array, and refuse what C would read as something else."""
+    if array.dtype != dtype or array.ndim != dimensions or not array.flags.carray:
+        raise TypeError(
+            f"Expected {dimensions} dimensions of {np.dtype(dtype)} without gaps, got "
+            f"{array.ndim} of {array.dtype}."
+        )
+    return _address(array)
 
 
 def _address(array: npt.NDArray[Any]) -> int:

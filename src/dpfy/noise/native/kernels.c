@@ -11,9 +11,8 @@
 #error "double arithmetic is not that of IEEE 754 here, and the lattice depends on it"
 #endif
 
+#include "correlation.h"
 #include "walk.h"
-
-#define PART ((ptrdiff_t)2048)  /* numbers that a thread takes at once */
 
 static void walk_over(parallel call, unsigned threads, ptrdiff_t count, part part, void *task)
 {
@@ -151,10 +150,12 @@ struct piece {
     float *out;
 };
 
+/* The noise of a vector with a past is correlated with it. */
 struct vector {
     const struct piece *piece;
     ptrdiff_t pieces;
-    double unit, far;
+    double unit, grid, far;
+    const struct past *past;
 };
 
 /* Noise in units, or in whole numbers of 32 bits; the one that there is not is NULL. A unit is a power of two. */
@@ -195,8 +196,8 @@ static void release_singles(ptrdiff_t count, const float *singles, const double 
         out[i] = (float)(((((double)singles[i] + far) + noise_at(real, whole, unit, i)) - far) * factor);
 }
 
-/* Add the noise of some coordinates of a vector. */
-static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count, struct noise noise)
+/* Add noise, as it is, to some coordinates of a vector. */
+static void add_as_it_is(const struct vector *vector, ptrdiff_t start, ptrdiff_t count, struct noise noise)
 {
     double unit = noise.unit, far = vector->far;
     for (ptrdiff_t i = 0; i < vector->pieces; i++) {
@@ -215,6 +216,44 @@ static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count
         else
             add_on_lattice(length, p->values + at, real, whole, unit, far);
     }
+}
+
+/* Add the noise of some coordinates of a vector; the next piece is correlated while the last one is in the cache. */
+static void add_to(const struct vector *vector, ptrdiff_t start, ptrdiff_t count, struct noise noise)
+{
+    if (!vector->past) {
+        add_as_it_is(vector, start, count, noise);
+        return;
+    }
+    double row[PART], steps = noise.unit / vector->grid;  /* of powers of two */
+    for (ptrdiff_t first = 0; first < count; first += PART) {
+        ptrdiff_t length = count - first < PART ? count - first : PART;
+        const double *real = noise.real ? noise.real + first : NULL;
+        const int32_t *whole = noise.whole ? noise.whole + first : NULL;
+        for (ptrdiff_t i = 0; i < length; i++)
+            row[i] = rounded(noise_at(real, whole, steps, i));
+        correlate_part(vector->past, start + first, length, row);
+        add_as_it_is(vector, start + first, length, (struct noise){row, NULL, vector->grid});
+    }
+}
+
+struct correlation {
+    const struct past *past;
+    ptrdiff_t start;
+    double *noise;
+};
+
+static void correlate_parts(void *task, ptrdiff_t first, ptrdiff_t last)
+{
+    const struct correlation *c = task;
+    correlate_part(c->past, c->start + first, last - first, c->noise + first);
+}
+
+/* Turn fresh noise of the coordinates from start on, in whole steps, into a row in place. */
+void correlate(parallel call, unsigned threads, ptrdiff_t count, const struct past *past, ptrdiff_t start, double *noise)
+{
+    struct correlation task = {past, start, noise};
+    walk_over(call, threads, count, correlate_parts, &task);
 }
 
 struct addition {

@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Sequence
 from copy import copy
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,22 +20,26 @@ import numpy.typing as npt
 import torch
 
 from dpfy.noise import rejection
+from dpfy.noise.native.agreement import agree
 from dpfy.noise.native.c_types import (
     CNumbers,
+    CPast,
     CTable,
     CVector,
     array_of,
     declare,
     numbers_for_c,
+    past_for_c,
     table_for_c,
     vector_for_c,
 )
 from dpfy.noise.native.compiler import IEEE, Compilation, compilations, loaded
 from dpfy.noise.native.openmp import openmp_threads
 from dpfy.noise.native.openssl import Cipher, cipher
+from dpfy.noise.past import Past
 from dpfy.noise.random_stream import Parts
 from dpfy.noise.rejection_table import CELL_BITS, Floats, RejectionTable, rejection_table
-from dpfy.noise.vector import Integers, Piece, Steps, Vector, whole_steps
+from dpfy.noise.vector import Integers, Steps, Vector, whole_steps
 
 Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
@@ -44,10 +48,6 @@ Singles = npt.NDArray[np.float32]
 LARGE = 1 << 16  # values for which calling a compiler pays within some hundred vectors
 _SOURCE = Path(__file__).with_name("kernels.c")
 _OPTIONS = (*IEEE, "-ffp-contract=off")  # no operation is fused or reordered
-_TESTED = rejection.PART + 4096  # values on which compiled code has to agree with numpy
-# How much the two evaluations of the curve may differ, relative to it: far less than
-# rejection.MARGIN.
-_CLOSE = 2.0**-38
 
 
 class Kernels(Protocol):
@@ -64,7 +64,10 @@ class Kernels(Protocol):
         """Return what ``draw`` draws in steps of the lattice, of so many cells, in ``buffer``."""
 
     def add(self, vector: Vector, start: int, noise: Floats) -> None:
-        """Add noise, which may be overwritten, to the coordinates from ``start`` on."""
+        """Add noise, which may be overwritten, to the coordinates from ``start`` on.
+
+        The noise of a vector with a past is correlated with it first, here and below.
+        """
 
     def add_steps(self, vector: Vector, start: int, steps: Steps) -> None:
         """Add noise in steps to the coordinates from ``start`` on."""
@@ -160,6 +163,7 @@ class InC:
             size,
             array_of(np.bool_),
         )
+        self._correlate = declare(library.correlate, None, ctypes.POINTER(CPast), size, floats)
         integers = array_of(np.int32)
         self._add_steps = declare(
             library.add_steps,
@@ -230,14 +234,14 @@ class InC:
     def add(self, vector: Vector, start: int, noise: Floats) -> None:
         """See :class:`Kernels`."""
         if (target := vector_for_c(vector)) is None:
-            vector.add(start, noise)
+            vector.add(start, noise, self.correlate)
         else:
             self._add(*self._openmp, len(noise), target, start, noise)
 
     def add_steps(self, vector: Vector, start: int, steps: Steps) -> None:
         """See :class:`Kernels`."""
         if (target := vector_for_c(vector)) is None:
-            vector.add_steps(start, steps)
+            vector.add_steps(start, steps, self.correlate)
             return
         far = len(steps.places), steps.places, steps.rests
         count = len(steps.low)
@@ -248,7 +252,7 @@ class InC:
     ) -> None:
         """See :class:`Kernels`."""
         if (target := vector_for_c(vector)) is None:
-            vector.add(start, self.draw(buffer, spread, parts))
+            vector.add(start, self.draw(buffer, spread, parts), self.correlate)
             return
         left, source = _all_parts(len(buffer)), self._source(spread, parts)
         if source is not None:
@@ -256,6 +260,10 @@ class InC:
         for number in np.flatnonzero(left).tolist():
             rejection.draw_parts(buffer, spread, parts, [number])
             vector.add(start + number * rejection.PART, rejection.part_of(buffer, number))
+
+    def correlate(self, past: Past, start: int, noise: Floats) -> None:
+        """Do what :meth:`dpfy.noise.past.Past.correlate` does."""
+        self._correlate(*self._openmp, len(noise), past_for_c(past), start, noise)
 
     def _draw_most(self, buffer: Floats, spread: float, parts: Parts) -> list[int]:
         """Draw into a buffer, and return the numbers of the parts that are left: one in 1000.
@@ -361,60 +369,7 @@ def compiled() -> InC | None:
 
     See :mod:`dpfy.noise.native.compiler`.
     """
-    return loaded(_begun, _SOURCE, _OPTIONS, InC, lambda kernels: _agree(kernels, IN_NUMPY))
-
-
-def _agree(kernels: InC, others: InNumpy) -> bool:
-    """Return whether both give the same results; a reordering compiler would break the lattice."""
-    table, parts = rejection_table(48.7), Parts(b"a key for anybody: nothing of it")
-    words = parts.stream(0).words(_TESTED).view(np.int32)[:_TESTED]
-    middle = np.linspace(-table.reach, table.reach, 100) * 2.0**CELL_BITS
-
-    def results(these: Kernels) -> list[npt.NDArray[Any]]:
-        sums = torch.from_numpy(words / 3)
-        released = (sums * 2.0**-20).float().repeat(3, 1)
-        values, ends = torch.stack([sums] * 3), (1000, _TESTED)
-        noise = these.draw(np.empty(_TESTED), table.spread, parts)
-        places: list[npt.NDArray[Any]] = []
-        for each in (
-            Piece(0, values[0]),
-            Piece(0, values[1], 0.3, released[0]),
-            Piece(0, released[1], 0.3, released[1]),
-            Piece(0, released[1], 0.3, released[2]),
-        ):
-            these.add(Vector([each], 2.0**-33, 0.5), 0, noise.copy())
-        two = [
-            Piece(begin, values[2, begin:end]) for begin, end in zip((0, *ends), ends, strict=False)
-        ]
-        these.draw_and_add(Vector(two, 2.0**-33, 0.5), 0, np.empty(_TESTED), table.spread, parts)
-        small, single = sums * 2.0**-20, (sums * 2.0**-20).float()
-        # some noise takes more than 32 bits in the shorter steps, and none in the others
-        for cells in (2.0**5, 2.0**12):
-            steps = these.draw_steps(np.empty(_TESTED, dtype=np.int32), table.spread, cells, parts)
-            some = [Piece(0, small[:1000]), Piece(1000, single[1000:], 0.3, single[1000:])]
-            these.add_steps(Vector(some, 2.0**-33, cells * 2.0**-33), 0, steps)
-            places += [steps.low, steps.places, steps.rests]
-        totals = these.totals([torch.from_numpy(words), torch.from_numpy(words[:1000])])
-        finite = []
-        for value in (math.inf, -math.inf, math.nan, 3e38):
-            single[7] = value
-            finite.append(these.are_finite([single[10:], single]))
-        found = [small.numpy(), single.numpy(), *places, np.array(totals), np.array(finite)]
-        return [noise, values.numpy(), released.numpy(), *found]
-
-    def in_any_order(these: Kernels) -> list[Floats]:
-        rows = (words[:4096] * 2.0**-20).astype(np.float32).reshape(2, -1, 64)
-        return [these.measure(rows), these.weigh(rows, np.arange(9), np.linspace(1.0, 2.0, 9))]
-
-    return (
-        all(map(np.array_equal, results(kernels), results(others)))
-        and all(
-            map(partial(np.allclose, rtol=2.0**-40), in_any_order(kernels), in_any_order(others))
-        )
-        and np.allclose(
-            kernels.curve(middle, table), rejection.curve_at(middle, table), rtol=_CLOSE, atol=0
-        )
-    )
+    return loaded(_begun, _SOURCE, _OPTIONS, InC, lambda kernels: agree(kernels, IN_NUMPY))
 
 
 def _all_parts(count: int) -> Flags:
