@@ -66,6 +66,15 @@ def test_a_second_loop_continues_and_epochs_cover_the_plan(started):
     assert run.steps_left == 0 and list(run) == []
 
 
+@pytest.mark.parametrize(("taken", "left"), [(0, 20), (3, 19), (4, 19), (56, 1), (57, 0)])
+def test_epochs_are_those_of_the_plan_whose_steps_they_divide(started, taken, left):
+    plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=20, noise_multiplier=1.0)
+    run = started(ROWS, plan=plan).run
+    assert len([*zip(range(taken), run, strict=False)]) == taken
+    epochs = [[batch.step for batch in epoch] for epoch in run.epochs()]
+    assert len(epochs) == left and sum(epochs, []) == [*range(taken + 1, 58)]
+
+
 def test_backward_adds_to_what_was_released_before(started):
     s = started(ROWS)
     for batch, _ in zip(s.run, range(2), strict=False):

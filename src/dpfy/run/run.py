@@ -3,7 +3,6 @@
 :mod:`dpfy.run.step` is what happens in a step.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -89,13 +88,16 @@ class Run(Closing):
         return self.steps_left
 
     def epochs(self) -> Iterator[Iterator[Batch]]:
-        """Yield one iterator of batches per epoch, which sees each record once on average."""
-        length = self.plan.steps_per_epoch
-        begun = self.context.progress.handed_out // length
-        for epoch in range(begun, math.ceil(self.plan.steps / length)):
+        """Yield one iterator of batches per epoch of the plan, from where the run is.
+
+        An epoch sees each record once on average. A run that goes on within one begins with what is
+        left of it.
+        """
+        begun = self.plan.epoch_of(self.context.progress.handed_out + 1)
+        for epoch in range(begun, self.plan.epochs + 1):
             if self.exhausted:
                 return
-            yield _batches(self, min((epoch + 1) * length, self.plan.steps))
+            yield _batches(self, self.plan.last_step_of(epoch))
 
     def measured(self, value: float) -> None:
         """Tell the controllers of the plan what was measured on public data, such as an accuracy.

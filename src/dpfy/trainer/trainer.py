@@ -519,7 +519,7 @@ class Trainer:
         A signal stops them between two steps, on all ranks at once.
         """
         ranks = Ranks.present()
-        per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
+        between = max(1, self.plan.steps // _READINGS)
         spent = (
             run.spent(self._delta)
             if ranks.first and self.plan.steps > run.steps_left
@@ -530,7 +530,7 @@ class Trainer:
             if self.average is not None:
                 self.average.update_parameters(self.model)
             last = run.steps_left == 0 or run.exhausted
-            evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or last
+            evaluates = self._ends_epochs(step, self.config.evaluate_every) or last
             if ranks.first and (evaluates or step % between == 0):
                 spent = run.spent(self._delta)
             self._notice(released, callbacks)
@@ -547,11 +547,16 @@ class Trainer:
             if evaluates and self._evaluate(run, step, spent, callbacks) and not last:
                 return True
             received = ranks.largest(stop.received)
-            if received or step % (self.config.checkpoint_every * per_epoch) == 0:
+            if received or self._ends_epochs(step, self.config.checkpoint_every):
                 self._save(run)
             if received:
                 raise self._interrupted(received)
         return False
+
+    def _ends_epochs(self, step: int, every: int) -> bool:
+        """Whether a step is the last of an epoch whose number is a multiple of ``every``."""
+        epoch = self.plan.epoch_of(step)
+        return epoch % every == 0 and step == self.plan.last_step_of(epoch)
 
     def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
         """Say once if hardly any records contribute; their number was released and paid for."""
