@@ -73,13 +73,7 @@ class Run(Closing):
 
         Only plans whose noise is chosen from outputs can be exhausted before their last step.
         """
-        if not self.plan.adaptive:
-            return False
-        context, step = self.context, self.steps_taken + 1
-        event = context.sampling.event_before(context, step)
-        event = event or event_of(context, step, context.controllers.config(step))
-        admitted = context.ranks.from_first(lambda: b"" if self.ledger.admits(event) else b"no")
-        return bool(admitted)
+        return is_exhausted(self.context)
 
     def __iter__(self) -> Iterator[Batch]:
         return _batches(self, self.plan.steps)
@@ -234,6 +228,16 @@ class Run(Closing):
             self._closed = True
             self._gate.close()
             self.context.close()
+
+
+def is_exhausted(context: StepContext) -> bool:
+    """Tell whether the filter of a plan whose noise is chosen has no room for the next step."""
+    if not context.plan.adaptive:
+        return False
+    step = context.progress.taken + 1
+    event = context.sampling.event_before(context, step)
+    event = event or event_of(context, step, context.controllers.config(step))
+    return bool(context.ranks.from_first(lambda: b"" if context.ledger.admits(event) else b"no"))
 
 
 def _batches(run: Run, last: int) -> Iterator[Batch]:

@@ -295,6 +295,12 @@ class Trainer:
                 self._adopt(Plan.from_json(header.plan))
         run = self._begin()
         run.lost_steps = run.steps_taken
+        if not run.steps_left or run.exhausted:
+            run.close()
+            raise CheckpointError(
+                f"There is no checkpoint in {self.folder}, and all steps of its plan are paid for: "
+                "nothing is left to train with. Begin a run of another name."
+            )
         if run.lost_steps and ranks.first:
             sys.stdout.write(
                 f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid "
