@@ -326,8 +326,15 @@ def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
 def as_optimizers(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Return one or several optimizers as a tuple."""
-    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    """Return one or several optimizers as a tuple, without the wrappers of Accelerate.
+
+    A wrapper has the step of the optimizer inside as its own, so that the gate is in both.
+    """
+    given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    return tuple(
+        each.optimizer if type(each).__module__.startswith("accelerate.") else each  # type: ignore[attr-defined]
+        for each in given
+    )
 
 
 def _check_model(model: nn.Module) -> None:
