@@ -86,7 +86,7 @@ def test_a_finished_ledger_is_refused_and_an_unfinished_one_goes_on(started, tmp
     for batch in left.run:
         left.run.backward(left.loss, batch)
     left.run.close()
-    with pytest.raises(dpfy.errors.LedgerFinished, match="All 3 steps .*if_exists='new'"):
+    with pytest.raises(dpfy.errors.LedgerFinished, match=r"All 3 steps .*if_exists='new'"):
         started(ROWS, steps=3, ledger=path)
     begun.opt.step()  # no gate was left behind
     assert started(ROWS, steps=3, ledger=path, announce=False).run.steps_left == 0  # was asked for

@@ -126,8 +126,8 @@ def privatize(
         if_exists: ``continue`` to take the steps that an existing ledger has left, or ``new`` to
             leave it as it is and begin ``run-2.dpl``, say, beside it. What was trained on the same
             records costs the ε of all their ledgers together. Default: ``continue``.
-        announce: whether to print that steps were spent on the ledger before, and to refuse a
-            ledger that has none left. Default: True.
+        announce: whether to print that steps were spent on the ledger before, to refuse a ledger
+            that has none left, and to print why ``auto`` took a slower engine. Default: True.
         unit: ``record`` or ``user``: what is protected. Default: as the plan says.
         unit_of: whose the rows are, for users: one id per row, a function from a row's index to its
             id, or :class:`dpfy.Users` where rows are sorted by user. A step draws users;
@@ -249,7 +249,7 @@ def privatize(
             draws=draws,
             noise=noise_for(plan, streams.noise, taken + 1),
             controllers=controllers,
-            engines=EngineChoice(engine, engines),
+            engines=EngineChoice(engine, engines, announce),
             progress=Progress(taken, taken),
             record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,

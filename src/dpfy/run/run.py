@@ -155,7 +155,10 @@ class Run(Closing):
             if not isinstance(batch, Batch) or batch.owner is not self:
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
-            return take_step(self.context, loss_fn, batch)
+            released = take_step(self.context, loss_fn, batch)
+        if self.context.ranks.first:
+            self.context.engines.announce()
+        return released
 
     # What was spent, and the gate
 
@@ -178,6 +181,11 @@ class Run(Closing):
     def engine(self) -> str:
         """The name of the engine in use; the wanted one until a release has probed the model."""
         return self.context.engines.name
+
+    @property
+    def engine_notice(self) -> str:
+        """Why ``auto`` took a slower engine than the fastest, with the line of code; or nothing."""
+        return self.context.engines.notice
 
     @property
     def largest_chunk(self) -> int | None:

@@ -167,6 +167,7 @@ class Trainer:
         self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
+        self._said: set[str] = set()
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
 
@@ -539,7 +540,7 @@ class Trainer:
             evaluates = self._ends_epochs(step, self.config.evaluate_every) or last
             if ranks.first and (evaluates or step % between == 0):
                 spent = run.spent(self._delta)
-            self._notice(released, callbacks)
+            self._notice(run, released, callbacks)
             metrics = {
                 name: float(value)
                 for name, value in released.statistics.items()
@@ -564,12 +565,18 @@ class Trainer:
         epoch = self.plan.epoch_of(step)
         return epoch % every == 0 and step == self.plan.last_step_of(epoch)
 
-    def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
-        """Say once if hardly any records contribute; their number was released and paid for."""
-        text = None if self.contributing is None else self.contributing.observe(released)
-        if text is not None and Ranks.present().first:
-            sys.stdout.write(f"{text}\n")
-            _tell(callbacks, "on_notice", text)
+    def _notice(self, run: Run, released: Released, callbacks: tuple[Callback, ...]) -> None:
+        """Say once why steps are slow, and if hardly any records contribute.
+
+        The one is about the model and the loss; the number of records was released and paid for.
+        """
+        share = None if self.contributing is None else self.contributing.observe(released)
+        slow = "" if run.engine_notice in self._said else run.engine_notice
+        for text in filter(None, (slow, share)):
+            self._said.add(text)
+            if Ranks.present().first:
+                sys.stdout.write(f"{text}\n")
+                _tell(callbacks, "on_notice", text)
 
     def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
         """Train, and yield what each step released and its learning rate."""
