@@ -88,6 +88,21 @@ class Plan:
         for controller in self.controllers:
             object.__setattr__(self, "query", controller.extend_query(self.query))
 
+    def __repr__(self) -> str:
+        noise = (
+            "not calibrated"
+            if self.noise_multiplier is None
+            else f"noise multiplier {self.noise_multiplier:.4g}"
+        )
+        limit = self.budget or self.filter
+        spent = (
+            f", ε ≤ {limit.epsilon:g} at δ = {limit.delta:g}" if isinstance(limit, Budget) else ""
+        )
+        return (
+            f"<Plan: {self.steps:,} steps in {self.epochs:,} epochs, {self.sampling.tag} sampling "
+            f"at rate {self.rate:.4g}, clip {self.clip:g}, {noise}{spent}>"
+        )
+
     @property
     def adaptive(self) -> bool:
         """Whether the noise of steps is chosen from outputs: a filter alone can account them."""
