@@ -29,6 +29,7 @@ from dpfy.noise import SecureStream
 from dpfy.noise.native import correlation, kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
+from dpfy.records.kinds import check_records_usable
 from dpfy.records.loaders import taken_from
 from dpfy.records.membership import Membership
 from dpfy.records.rows import check_map_style
@@ -175,6 +176,7 @@ def privatize(
     check_map_style(data)
     draws = draws_for(prefetch, plan, num_workers)
     example = declared_example(data, collate_fn, example_input)
+    check_records_usable(data, collate_fn, example.chunk)
     if collate_fn is not None and example.record is not None:
         check_collation(collate_fn, example.record)
     ranks = Ranks.present()
