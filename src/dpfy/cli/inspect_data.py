@@ -144,13 +144,13 @@ def _loss(model: str | None, loss: str | None, task: str) -> "Callable[..., Any]
             raise InvalidArgument("--loss is a function of the model: give --model too.")
         return None
 
+    from dpfy.trainer.builders import named_model
     from dpfy.trainer.config import TrainConfig
     from dpfy.trainer.objectives import objective_for
 
-    made = load_object(model)
-    made = make_object(model) if not hasattr(made, "parameters") else made
     objective = objective_for(TrainConfig(task=task, loss=loss))
-    return lambda *fields: objective.loss(made.eval(), *fields)
+    made = named_model(model).eval()
+    return lambda *fields: objective.loss(made, *fields)
 
 
 def _describe(how: str, shared: "Shared", units: int, limit: int) -> None:

@@ -50,6 +50,9 @@ def train(
     the report. Ctrl-C and SIGTERM end the run after the step under way, save it, and exit with 130
     and 143.
 
+    A record of your own data that cannot be used contributes nothing, without a word: look at them
+    first with `dpfy inspect-data`.
+
     Examples:
     dpfy train
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from dpfy import data as reference_data
-from dpfy._objects import make_object
+from dpfy._objects import load_object, make_object
 from dpfy.checks.fix import fix
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
@@ -185,15 +185,21 @@ def _own_data(reference: str) -> tuple[Any, Any]:
 def make_model(config: TrainConfig, data: TrainingData | None) -> nn.Module:
     """Return the user's own model, or the network for the data set."""
     if config.model is not None:
-        model = make_object(config.model)
-        if not isinstance(model, nn.Module):
-            raise InvalidArgument(
-                f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}."
-            )
-        return model
+        return named_model(config.model)
     if data is None or data.source is None:
         raise InvalidArgument("Your own data needs model=, your own network as module:factory.")
     return default_model(data.source, config.data_dir)
+
+
+def named_model(reference: str) -> nn.Module:
+    """Return the model that ``package.module:name`` names, or that the named function makes."""
+    model = load_object(reference)
+    model = model if isinstance(model, nn.Module) else make_object(reference)
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(
+            f"Expected {reference} to return a torch.nn.Module, got {type(model).__name__}."
+        )
+    return model
 
 
 def without_batchnorm(config: TrainConfig, model: nn.Module, data: TrainingData) -> nn.Module:
