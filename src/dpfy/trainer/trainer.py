@@ -640,9 +640,9 @@ class Trainer:
             ).encode()
         )
         metric, score = self.objective.metric, self.objective.score
-        self._evaluations.append(
-            Evaluation(step, step * self.plan.rate, *json.loads(found), metric=metric)
-        )
+        epsilon, value, groups = json.loads(found)
+        epoch = step * self.plan.rate
+        self._evaluations.append(Evaluation(step, epoch, epsilon, value, groups, metric))
         run.measured(score(self._evaluations[-1].value), metric)
         tell(callbacks, "on_evaluation", self._evaluations[-1])
         recent = [score(evaluation.value) for evaluation in self._evaluations]
